@@ -1,0 +1,3 @@
+"""Plan, route and simulate large language model serving on mixed fleets of GPUs."""
+
+__version__ = "0.1.0"

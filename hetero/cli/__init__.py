@@ -1,0 +1,53 @@
+"""The ``hetero`` command: one group per noun, every error one sentence on stderr."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+import typer
+
+from hetero.errors import HeteroError
+
+app = typer.Typer(
+    name="hetero",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Plan, route and simulate LLM serving on mixed fleets of GPUs.",
+)
+
+# Each module adds its commands to ``app`` in ``register(app)``.
+_GROUPS = ("data", "trace", "fit", "estimate", "pipeline")
+
+
+def _register() -> None:
+    for group in _GROUPS:
+        importlib.import_module(f"hetero.cli.{group}").register(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exit 1 on an error of the content, 2 on one of the call."""
+    _register()
+    try:
+        code = typer.main.get_command(app).main(
+            args=arguments, prog_name="hetero", standalone_mode=False
+        )
+    except HeteroError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+        sys.exit(0)
+    except click.ClickException as error:
+        print(f"Error: {error.format_message()}", file=sys.stderr)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        print("Stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

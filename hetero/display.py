@@ -1,0 +1,131 @@
+"""One table per object, shown as text in a shell and as HTML in JupyterLab."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Heading of one column: its label, its unit, and how many significant digits it shows."""
+
+    label: str
+    unit: str = ""
+    digits: int = 4
+
+    @property
+    def heading(self) -> str:
+        """Label with the unit in brackets, as it stands above the column."""
+        return f"{self.label} [{self.unit}]" if self.unit else self.label
+
+    def show(self, value: object) -> str:
+        """Text of one cell; numbers are rounded to ``digits`` significant digits."""
+        if value is None:
+            return "-"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, int):
+            return f"{value:,}"
+        if isinstance(value, float):
+            if value != value:
+                return "-"
+            if value == 0 or 10 ** -(self.digits + 1) <= abs(value) < 10**9:
+                whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+                return f"{float(f'{value:.{self.digits}g}'):,.{max(0, self.digits - whole)}f}"
+            return f"{value:.{self.digits}g}"
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under headings with units, a title above and notes below.
+
+    Examples
+    --------
+    >>> print(Table("GPUs", (Column("name"), Column("memory", "GiB")), (("A100", 80),)))
+    GPUs
+    name  memory [GiB]
+    ----  ------------
+    A100            80
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[object, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def _cells(self) -> list[list[str]]:
+        return [
+            [column.show(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def _numeric(self) -> list[bool]:
+        return [
+            any(isinstance(row[k], int | float) for row in self.rows)
+            for k in range(len(self.columns))
+        ]
+
+    def __str__(self) -> str:
+        cells, numeric = self._cells(), self._numeric()
+        head = [column.heading for column in self.columns]
+        widths = [max(len(line[k]) for line in [head, *cells]) for k in range(len(head))]
+
+        def line(values: Sequence[str]) -> str:
+            padded = [
+                value.rjust(width) if right else value.ljust(width)
+                for value, width, right in zip(values, widths, numeric, strict=True)
+            ]
+            return "  ".join(padded).rstrip()
+
+        body = [line(head), "  ".join("-" * width for width in widths), *map(line, cells)]
+        return "\n".join(([self.title] if self.title else []) + body + list(self.notes))
+
+    def _repr_html_(self) -> str:
+        # Only inherited colours, so that light and dark themes both work.
+        def cell(tag: str, text: str, right: bool) -> str:
+            side = "right" if right else "left"
+            return f'<{tag} style="text-align:{side};padding:2px 10px">{html.escape(text)}</{tag}>'
+
+        numeric = self._numeric()
+        head = "".join(
+            cell("th", c.heading, right) for c, right in zip(self.columns, numeric, strict=True)
+        )
+        body = "".join(
+            "<tr>"
+            + "".join(cell("td", v, right) for v, right in zip(row, numeric, strict=True))
+            + "</tr>"
+            for row in self._cells()
+        )
+        notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
+        title = f"<div><b>{html.escape(self.title)}</b></div>" if self.title else ""
+        return (
+            f"<div>{title}<table><thead><tr>{head}</tr></thead>"
+            f"<tbody>{body}</tbody></table>{notes}</div>"
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same rows as a pandas frame, headings with units."""
+        return pd.DataFrame(
+            [list(row) for row in self.rows], columns=[c.heading for c in self.columns]
+        )
+
+
+class Shown:
+    """Mixin: an object with a ``table()`` shows it in the shell and in JupyterLab."""
+
+    __slots__ = ()
+
+    def table(self) -> Table:
+        """The table that shows this object."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()

@@ -1,0 +1,87 @@
+"""Every error a user can cause, each ending in one sentence that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class HeteroError(Exception):
+    """An error that names what was received, where, and how to mend it.
+
+    The text reads ``<what> Resolve: <how>``; the command line prints it and exits non-zero.
+
+    Examples
+    --------
+    >>> raise HeteroError("No GPU is called 'H1000'.", resolve="use one of hetero.gpus().")
+    Traceback (most recent call last):
+    hetero.errors.HeteroError: No GPU is called 'H1000'. Resolve: use one of hetero.gpus().
+    """
+
+    def __init__(self, what: str, *, resolve: str) -> None:
+        self.what = what
+        self.resolve = resolve
+        super().__init__(f"{what} Resolve: {resolve}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments would otherwise be lost on the way back from a worker process.
+        return _rebuild, (type(self), self.what, self.resolve, self.__dict__.copy())
+
+
+def _rebuild(
+    kind: type[HeteroError], what: str, resolve: str, state: dict[str, object]
+) -> HeteroError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, f"{what} Resolve: {resolve}")
+    error.__dict__.update(state)
+    return error
+
+
+class CatalogError(HeteroError):
+    """A GPU, model, link or cluster that is unknown or described inconsistently."""
+
+
+class ParameterError(HeteroError):
+    """A parameter that is unknown, missing, of the wrong type or out of range."""
+
+
+class FitError(HeteroError):
+    """Measurements that cannot determine what was asked of them."""
+
+
+class InfeasibleError(HeteroError):
+    """A plan that does not exist; the text names the constraint that binds."""
+
+
+class DownloadError(HeteroError):
+    """A file that could not be fetched or whose checksum is not the published one."""
+
+
+class DataError(HeteroError):
+    """A file whose content is not what its reader expects.
+
+    Parameters
+    ----------
+    what
+        One sentence about the content.
+    path
+        The file; ``line`` (1-based) and ``column`` are added to the text where known.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        path: Path | str,
+        line: int | None = None,
+        column: str | None = None,
+        resolve: str,
+    ) -> None:
+        self.path = Path(path)
+        self.line = line
+        self.column = column
+        where = str(path)
+        if line is not None:
+            where += f", line {line}"
+        if column is not None:
+            where += f", column '{column}'"
+        super().__init__(f"{where}: {what}", resolve=resolve)

@@ -1,0 +1,175 @@
+"""The step model: one latency contract for a replica that every source reduces to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetero.errors import ParameterError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """One affine piece of a step model.
+
+    Attributes
+    ----------
+    knots_tokens
+        Shape (K,), strictly increasing, first knot >= 0; new tokens ``n`` of a step.
+    knots_s
+        Shape (K,); time at each knot [s]. Linear between knots; below the first knot its value
+        (the floor); beyond the last knot the slope of the last segment goes on (0 if K = 1).
+    per_cached_token_s
+        Shape (B,); time per cached token read [s] while 1, 2, ..., B requests decode. Beyond B
+        the last value holds.
+    per_pair_s
+        Time per prefill query-key pair [s].
+    """
+
+    knots_tokens: Floats
+    knots_s: Floats
+    per_cached_token_s: Floats
+    per_pair_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("knots_tokens", "knots_s", "per_cached_token_s"):
+            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        good = (
+            self.knots_tokens.ndim == self.knots_s.ndim == self.per_cached_token_s.ndim == 1
+            and len(self.knots_tokens) == len(self.knots_s) >= 1
+            and len(self.per_cached_token_s) >= 1
+            and bool(np.all(np.diff(self.knots_tokens) > 0))
+            and self.knots_tokens[0] >= 0
+            and all(
+                bool(np.all(np.isfinite(a) & (a >= 0)))
+                for a in (self.knots_s, self.per_cached_token_s)
+            )
+            and np.isfinite(self.per_pair_s)
+            and self.per_pair_s >= 0
+        )
+        if not good:
+            raise ParameterError(
+                "A step model needs increasing token knots and finite times >= 0; received "
+                f"{len(self.knots_tokens)} knots, times {self.knots_s.min():.3g} to "
+                f"{self.knots_s.max():.3g} s.",
+                resolve="fit with the non-negative variant, or drop the rows that force a "
+                "negative time.",
+            )
+
+    def seconds(
+        self, tokens: ArrayLike, decoding: ArrayLike, cached: ArrayLike, pairs: ArrayLike
+    ) -> Floats:
+        """Time of this piece [s]; arguments broadcast, see :meth:`StepModel.seconds`."""
+        n = np.asarray(tokens, dtype=np.float64)
+        base = np.interp(n, self.knots_tokens, self.knots_s)
+        if len(self.knots_tokens) > 1:
+            slope = (self.knots_s[-1] - self.knots_s[-2]) / (
+                self.knots_tokens[-1] - self.knots_tokens[-2]
+            )
+            base = base + slope * np.maximum(n - self.knots_tokens[-1], 0.0)
+        last = len(self.per_cached_token_s) - 1
+        rate = self.per_cached_token_s[np.clip(np.asarray(decoding, np.int64) - 1, 0, last)]
+        return np.asarray(
+            base + rate * np.asarray(cached, np.float64) + self.per_pair_s * np.asarray(pairs)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepModel:
+    r"""Time of one engine step of a replica.
+
+    .. math::
+        step\_s = \max_{i \le 2} [\, token\_s_i(n) + per\_cached\_token\_s_i(b)\, c
+                  + per\_pair\_s_i \cdot pairs \,]
+
+    with ``n`` new tokens in the step (prefill chunks and one token per decoding request),
+    ``b`` decoding requests that read ``c`` cached tokens together, and ``pairs`` prefill
+    query-key pairs, the sum over chunks of ``q (start + q/2)`` for ``q`` tokens after ``start``
+    cached ones. A decode step is ``n = b, pairs = 0``; a whole prefill is ``n`` = sum of inputs
+    and ``c = 0``. Xiong et al. eq. 3-4 is the special case of one piece.
+
+    Attributes
+    ----------
+    pieces
+        One or two pieces; the second carries kinks such as communication hidden by compute.
+    source
+        Where the numbers come from, in words.
+    provenance
+        ``measured``, ``derived``, ``estimated`` or ``assumed``.
+    max_tokens, max_decoding
+        Range of the measurements or of the validity of the model; beyond it the pieces
+        extrapolate as :class:`Piece` says, and :meth:`inside` answers False.
+
+    Examples
+    --------
+    >>> model = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    >>> round(float(model.prefill_seconds([512])), 6)
+    0.0712
+    >>> round(float(model.decode_seconds([100, 300])), 6)
+    0.02024
+    """
+
+    pieces: tuple[Piece, ...]
+    source: str
+    provenance: str
+    max_tokens: float = np.inf
+    max_decoding: float = np.inf
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.pieces) <= 2:
+            raise ParameterError(
+                f"A step model has one or two pieces; received {len(self.pieces)}.",
+                resolve="merge pieces, or reduce the source with fewer kinks.",
+            )
+
+    @classmethod
+    def affine(
+        cls,
+        *,
+        floor_s: float,
+        per_token_s: float,
+        per_cached_token_s: float,
+        per_pair_s: float = 0.0,
+        source: str = "given coefficients",
+        provenance: str = "assumed",
+    ) -> StepModel:
+        """One piece, ``floor_s + per_token_s n + per_cached_token_s c + per_pair_s pairs`` [s]."""
+        piece = Piece(
+            knots_tokens=np.array([0.0, 1.0]),
+            knots_s=np.array([floor_s, floor_s + per_token_s]),
+            per_cached_token_s=np.array([per_cached_token_s]),
+            per_pair_s=per_pair_s,
+        )
+        return cls((piece,), source=source, provenance=provenance)
+
+    def seconds(
+        self,
+        tokens: ArrayLike,
+        decoding: ArrayLike = 0,
+        cached: ArrayLike = 0.0,
+        pairs: ArrayLike = 0.0,
+    ) -> Floats:
+        """Time of a step [s] for ``tokens`` new tokens, ``decoding`` requests, ``cached``, ``pairs``."""
+        times = [piece.seconds(tokens, decoding, cached, pairs) for piece in self.pieces]
+        return times[0] if len(times) == 1 else np.maximum(times[0], times[1])
+
+    def prefill_seconds(self, inputs: ArrayLike, start: ArrayLike = 0.0) -> Floats:
+        """Time [s] to prefill a batch of ``inputs`` tokens each, after ``start`` cached ones."""
+        q = np.asarray(inputs, dtype=np.float64)
+        pairs = q * (np.asarray(start, np.float64) + q / 2.0)
+        return self.seconds(q.sum(), 0, 0.0, pairs.sum())
+
+    def decode_seconds(self, cached: ArrayLike) -> Floats:
+        """Time [s] of one decode step of requests with ``cached`` tokens each; shape () ."""
+        c = np.asarray(cached, dtype=np.float64)
+        return self.seconds(float(c.size), c.size, c.sum())
+
+    def inside(self, tokens: float, decoding: float = 0) -> bool:
+        """Whether a step lies within the range that the source covers."""
+        return tokens <= self.max_tokens and decoding <= self.max_decoding
