@@ -1,0 +1,31 @@
+"""GPUs, language models and links: typed, with units, and each value with its source.
+
+Examples
+--------
+>>> from hetero.catalog import gpu, llm
+>>> gpu("L4").mem_bytes // llm("Llama-3-8B").weight_bytes("fp16")
+1
+>>> gpu("A100", preset="helix").name
+'A100-SXM-40GB'
+"""
+
+from hetero.catalog.gpus import Gpu, gpu, gpus, presets
+from hetero.catalog.links import Link, link, links
+from hetero.catalog.models import Llm, llm, llms
+from hetero.catalog.precision import PRECISION_BITS
+from hetero.catalog.tables import Records
+
+__all__ = [
+    "PRECISION_BITS",
+    "Gpu",
+    "Link",
+    "Llm",
+    "Records",
+    "gpu",
+    "gpus",
+    "link",
+    "links",
+    "llm",
+    "llms",
+    "presets",
+]

@@ -1,0 +1,256 @@
+"""GPUs, with the figures of their data sheets or as a paper prints them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+
+from hetero import paths
+from hetero.catalog.precision import PRECISION_BITS
+from hetero.catalog.tables import Records, read_rows, read_table
+from hetero.display import Column, Shown, Table
+from hetero.errors import CatalogError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu(Shown):
+    """One type of GPU.
+
+    Attributes
+    ----------
+    mem_gib
+        Memory [GiB]; vendors write GB for it. Drivers and error correction hold some of it back.
+    mem_bw_gbs
+        Memory bandwidth [GB/s].
+    fp16_tflops, fp8_tflops, fp4_tflops
+        Peak rate of matrix products [TFLOPS], of the kind that ``peak`` says: dense, on tensor
+        cores, accumulated in fp32 unless a preset prints something else. None where the GPU has
+        no such unit or no source gives it.
+    link_type, link_gbs
+        Link to the GPUs of the same machine, a name of ``links.csv`` where it is one, and its
+        bandwidth per direction [GB/s].
+    pcie_gbs
+        Bandwidth to the host, or to the network where a preset says so, per direction [GB/s].
+    tdp_w
+        Power limit [W].
+    usd_per_h
+        Price of one GPU [$/h] from the place and time in ``price_source``. Prices of different
+        rows come from different clouds and dates: compare costs with care.
+    precisions
+        Data types the matrix units compute in.
+    preset
+        Empty for data sheet figures, else the paper whose printed figures replace them.
+    checked
+        ``yes``, ``partly`` or ``no``: how far independent sources confirm the row.
+
+    Examples
+    --------
+    >>> gpu("A40").fp16_tflops, gpu("A40").mem_bytes == 48 * 2**30
+    (149.7, True)
+    """
+
+    name: str
+    mem_gib: float
+    mem_bw_gbs: float
+    fp16_tflops: float
+    link_type: str
+    link_gbs: float
+    pcie_gbs: float
+    vendor: str = ""
+    fp8_tflops: float | None = None
+    fp4_tflops: float | None = None
+    peak: str = "dense tensor, fp32 accumulation"
+    tdp_w: float | None = None
+    precisions: tuple[str, ...] = ("fp32", "fp16")
+    usd_per_h: float | None = None
+    price_source: str = ""
+    preset: str = ""
+    aliases: tuple[str, ...] = ()
+    in_papers: tuple[str, ...] = ()
+    source: str = ""
+    checked: str = ""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("mem_gib", "mem_bw_gbs", "fp16_tflops", "link_gbs", "pcie_gbs"):
+            value = getattr(self, field)
+            if not 0 < value < float("inf"):
+                raise CatalogError(
+                    f"GPU '{self.name}' has {field} = {value}.",
+                    resolve="give a number above 0 in the unit of the field's name.",
+                )
+        for field in ("fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
+            value = getattr(self, field)
+            if value is not None and not 0 <= value < float("inf"):
+                raise CatalogError(
+                    f"GPU '{self.name}' has {field} = {value}.",
+                    resolve="give a number of 0 or more, or leave it out.",
+                )
+        unknown = set(self.precisions) - PRECISION_BITS.keys()
+        if unknown:
+            raise CatalogError(
+                f"GPU '{self.name}' lists the unknown precision '{min(unknown)}'.",
+                resolve=f"use {', '.join(PRECISION_BITS)}.",
+            )
+
+    @property
+    def mem_bytes(self) -> int:
+        """Memory [bytes]."""
+        return round(self.mem_gib * 2**30)
+
+    def peak_tflops(self, precision: str = "fp16") -> float:
+        """Peak rate of matrix products in a precision [TFLOPS], of the kind ``peak`` says.
+
+        Raises
+        ------
+        CatalogError
+            If the GPU does not compute in it, or the catalog has no figure for it.
+        """
+        rates = {
+            "fp16": self.fp16_tflops,
+            "bf16": self.fp16_tflops,
+            "fp8": self.fp8_tflops,
+            "fp4": self.fp4_tflops,
+        }
+        rate = rates.get(precision)
+        if precision not in self.precisions or rate is None:
+            known = [p for p in self.precisions if rates.get(p) is not None]
+            reason = (
+                "has no peak rate in the catalog for"
+                if precision in self.precisions
+                else "does not compute in"
+            )
+            raise CatalogError(
+                f"GPU '{self.name}' {reason} {precision}.", resolve=f"use {' or '.join(known)}."
+            )
+        return rate
+
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        """Headings of the list of GPUs."""
+        return (
+            Column("GPU"),
+            Column("memory", "GiB"),
+            Column("bandwidth", "GB/s"),
+            Column("fp16", "TFLOPS"),
+            Column("fp8", "TFLOPS"),
+            Column("link"),
+            Column("link", "GB/s"),
+            Column("power", "W"),
+            Column("price", "$/h"),
+            Column("checked"),
+        )
+
+    def row(self) -> tuple[object, ...]:
+        """Cells under these headings."""
+        return (
+            self.name,
+            self.mem_gib,
+            self.mem_bw_gbs,
+            self.fp16_tflops,
+            self.fp8_tflops,
+            self.link_type,
+            self.link_gbs,
+            self.tdp_w,
+            self.usd_per_h,
+            self.checked,
+        )
+
+    def table(self) -> Table:
+        """The GPU as one line, with what its figures are and where they come from."""
+        price = f"Price: {self.price_source}." if self.usd_per_h is not None else ""
+        figures = f"As printed by {self.preset}: " if self.preset else ""
+        notes = (f"{figures}{self.peak}. Source: {self.source}.", price, self.notes)
+        return Table("", self.columns(), (self.row(),), tuple(filter(None, notes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Printed:
+    """One row of gpu_presets.csv: what a paper prints about a GPU; None where it is silent."""
+
+    preset: str
+    gpu: str
+    printed_name: str
+    source: str
+    peak: str | None = None
+    fp16_tflops: float | None = None
+    fp8_tflops: float | None = None
+    fp4_tflops: float | None = None
+    mem_gib: float | None = None
+    mem_bw_gbs: float | None = None
+    link_type: str | None = None
+    link_gbs: float | None = None
+    pcie_gbs: float | None = None
+    tdp_w: float | None = None
+    usd_per_h: float | None = None
+    price_source: str | None = None
+    notes: str | None = None
+
+
+@lru_cache(maxsize=1)
+def _data_sheets() -> Records[Gpu]:
+    return read_table(paths.data("specs", "gpus.csv"), "GPU", Gpu)
+
+
+@lru_cache(maxsize=1)
+def _presets() -> dict[str, Records[Gpu]]:
+    grouped: dict[str, list[Gpu]] = {}
+    for row in read_rows(paths.data("specs", "gpu_presets.csv"), _Printed):
+        base = _data_sheets().find(str(row.pop("gpu")))
+        names = {*base.aliases, str(row.pop("printed_name"))} - {base.name}
+        grouped.setdefault(str(row["preset"]), []).append(
+            dataclasses.replace(base, aliases=tuple(sorted(names)), **row)  # type: ignore[arg-type]
+        )
+    return {
+        preset: Records(f"GPU of the preset '{preset}'", found) for preset, found in grouped.items()
+    }
+
+
+def presets() -> tuple[str, ...]:
+    """Names of the papers whose printed figures can replace the data sheets'."""
+    return tuple(_presets())
+
+
+def gpus(preset: str | None = None) -> Records[Gpu]:
+    """All GPUs of ``data/specs/gpus.csv``, or those that a paper prints figures of.
+
+    Raises
+    ------
+    CatalogError
+        If the preset is unknown.
+    """
+    if not preset:
+        return _data_sheets()
+    if preset not in _presets():
+        raise CatalogError(
+            f"No GPU preset is called '{preset}'.", resolve=f"use one of {', '.join(presets())}."
+        )
+    return _presets()[preset]
+
+
+def gpu(name: str, preset: str | None = None) -> Gpu:
+    """GPU of that name or alias, with data sheet figures or as a paper prints them.
+
+    Parameters
+    ----------
+    preset
+        Name of a paper (see :func:`presets`). What it prints replaces the data sheet's figures,
+        mistakes included, so that its results can be reproduced with its own numbers; what it
+        does not print stays. Inside a preset the paper's own name of the GPU is enough.
+
+    Raises
+    ------
+    CatalogError
+        If the name or the preset is unknown, with the nearest names.
+
+    Examples
+    --------
+    >>> gpu("H100-SXM").fp16_tflops, gpu("H100-SXM", preset="helix").fp16_tflops
+    (989.0, 1979.0)
+    >>> gpu("A100")
+    Traceback (most recent call last):
+    hetero.errors.CatalogError: No GPU is called 'A100'. Resolve: use A100-SXM-80GB or \
+A100-SXM-40GB or A100-PCIE-80GB.
+    """
+    return gpus(preset).find(name)

@@ -1,0 +1,190 @@
+"""Reading the tables of data/specs, and looking names up in them."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar, get_type_hints, overload
+
+from pydantic import TypeAdapter, ValidationError
+
+from hetero.display import Column, Shown, Table
+from hetero.errors import CatalogError, DataError
+
+
+class Record(Protocol):
+    """What a row of a catalog offers: a name, other names it goes by, and cells to show."""
+
+    @property
+    def name(self) -> str:
+        """Name of the row, unique in its table."""
+        ...
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names that find it."""
+        ...
+
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        """Headings under which rows are listed."""
+        ...
+
+    def row(self) -> tuple[object, ...]:
+        """Cells under those headings."""
+        ...
+
+
+T = TypeVar("T", bound=Record)
+
+
+class Records(Shown, Sequence[T], Generic[T]):
+    """All rows of one catalog table, in the order of the file; shows itself as a table."""
+
+    __slots__ = ("_by_key", "_records", "kind")
+
+    def __init__(self, kind: str, records: Iterable[T]) -> None:
+        self.kind = kind
+        self._records = tuple(records)
+        self._by_key: dict[str, T] = {}
+        for record in self._records:
+            for name in (record.name, *record.aliases):
+                if self._by_key.setdefault(_key(name), record) is not record:
+                    raise CatalogError(
+                        f"The name '{name}' stands for two rows of the {kind} table.",
+                        resolve="give each row its own name and aliases.",
+                    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the rows, without aliases."""
+        return tuple(record.name for record in self._records)
+
+    def find(self, name: str) -> T:
+        """Row of that name or alias; upper and lower case, spaces and hyphens do not matter.
+
+        Raises
+        ------
+        CatalogError
+            If there is none, with the nearest names.
+        """
+        record = self._by_key.get(_key(name)) if isinstance(name, str) else None
+        if record is not None:
+            return record
+        near = self.near(str(name))
+        raise CatalogError(
+            f"No {self.kind} is called '{name}'.",
+            resolve=f"use {' or '.join(near)}." if near else f"use one of {', '.join(self.names)}.",
+        )
+
+    def near(self, name: str) -> list[str]:
+        """Up to five names that hold the given one, or whose beginning is spelt like it."""
+        key = _key(name)
+        found = [r.name for k, r in self._by_key.items() if key and key in k]
+        if not found:
+            starts = {k: k[: len(key)] for k in self._by_key}
+            close = difflib.get_close_matches(key, starts.values(), n=5, cutoff=0.7)
+            found = [self._by_key[k].name for start in close for k in starts if starts[k] == start]
+        return list(dict.fromkeys(found))[:5]
+
+    def table(self) -> Table:
+        """One line per row."""
+        columns = type(self._records[0]).columns() if self._records else ()
+        return Table("", columns, tuple(record.row() for record in self._records))
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return self._records[index]
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._records)
+
+
+def _key(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum() or c == ".")
+
+
+def read_rows(path: Path, record: type, *, drop: Sequence[str] = ()) -> list[dict[str, object]]:
+    """Cells of a CSV file per line, typed as the fields of a dataclass; blank cells left out.
+
+    Raises
+    ------
+    DataError
+        If a column is unknown or a cell has the wrong type, naming line and column.
+    """
+    hints = {k: v for k, v in get_type_hints(record).items() if k not in drop}
+    adapters = {name: TypeAdapter(hint) for name, hint in hints.items()}
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        rows = []
+        for cells in reader:
+            row: dict[str, object] = {}
+            for column, text in cells.items():
+                adapter = adapters.get(column)
+                if adapter is None or text is None:
+                    raise DataError(
+                        f"the column is unknown or has no value; known are {', '.join(hints)}.",
+                        path=path,
+                        line=reader.line_num,
+                        column=str(column),
+                        resolve="correct the heading or the number of cells in the line.",
+                    )
+                if text.strip() == "":
+                    continue
+                value = text.split(";") if hints[column] == tuple[str, ...] else text.strip()
+                try:
+                    row[column] = adapter.validate_python(value)
+                except ValidationError as error:
+                    raise DataError(
+                        f"'{text}' does not fit: {error.errors()[0]['msg'].lower()}.",
+                        path=path,
+                        line=reader.line_num,
+                        column=column,
+                        resolve="correct the value.",
+                    ) from None
+            rows.append(row)
+    return rows
+
+
+def read_table(path: Path, kind: str, record: type[T]) -> Records[T]:
+    """Rows of a CSV file as records of a dataclass, its headings being the field names.
+
+    Raises
+    ------
+    DataError
+        If a column, a value or a required cell is wrong.
+    """
+    rows = read_rows(path, record)
+    return Records(kind, [build(record, row, path, k + 2) for k, row in enumerate(rows)])
+
+
+def build(record: type[T], row: Mapping[str, object], path: Path, line: int) -> T:
+    """One record from typed cells; missing cells take the dataclass's defaults."""
+    fields = dataclasses.fields(record)  # type: ignore[arg-type]
+    required = [
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    for name in required:
+        if name not in row:
+            raise DataError(
+                "the cell is empty, but a value is needed.",
+                path=path,
+                line=line,
+                column=name,
+                resolve="fill the cell.",
+            )
+    try:
+        return record(**row)
+    except CatalogError as error:
+        raise DataError(error.what, path=path, line=line, resolve=error.resolve) from None
