@@ -11,16 +11,18 @@ Examples
 
 from hetero.catalog.gpus import Gpu, gpu, gpus, presets
 from hetero.catalog.links import Link, link, links
-from hetero.catalog.models import Llm, llm, llms
+from hetero.catalog.models import KvFormula, Llm, find_llm, llm, llms
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.catalog.tables import Records
 
 __all__ = [
     "PRECISION_BITS",
     "Gpu",
+    "KvFormula",
     "Link",
     "Llm",
     "Records",
+    "find_llm",
     "gpu",
     "gpus",
     "link",

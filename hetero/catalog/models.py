@@ -362,3 +362,16 @@ def llm(name: str) -> Llm:
     'LLaMA-1-30B'
     """
     return llms().find(name)
+
+
+def find_llm(name: str | Path) -> Llm:
+    """Model from a Hugging Face config if ``name`` is a file or folder, else of the catalog.
+
+    Raises
+    ------
+    CatalogError, DataError
+        If there is neither, or the config cannot be read.
+    """
+    if isinstance(name, Path) or name.endswith(".json") or Path(name).is_dir():
+        return Llm.from_config(name)
+    return llm(name)

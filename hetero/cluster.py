@@ -1,0 +1,394 @@
+"""Clusters: machines with GPUs of one type each, regions, links and prices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations, groupby
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero import paths
+from hetero.catalog import Gpu, Link, Records, links
+from hetero.display import Column, Shown, Table
+from hetero.errors import CatalogError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Shown):
+    """One machine: ``count`` GPUs of one type.
+
+    Attributes
+    ----------
+    usd_per_h
+        Price of the whole machine [$/h]; by default ``count`` times the price of its GPU, None
+        where the catalog knows none.
+    link
+        Link between its GPUs where that is not the GPU's own, such as PCIe between GPUs that
+        could have NVLink.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu
+    >>> round(Machine("node", gpu("A40"), 8).usd_per_h, 3)
+    3.224
+    """
+
+    name: str
+    gpu: Gpu
+    count: int = 1
+    region: str = "local"
+    usd_per_h: float | None = None
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise CatalogError(
+                f"Machine '{self.name}' has {self.count} GPUs.",
+                resolve="give a whole number above 0.",
+            )
+        if self.usd_per_h is None and self.gpu.usd_per_h is not None:
+            object.__setattr__(self, "usd_per_h", self.count * self.gpu.usd_per_h)
+
+    @property
+    def gpu_link(self) -> Link:
+        """Link between the GPUs of this machine."""
+        if self.link is not None:
+            return self.link
+        kind = self.gpu.link_type
+        known = {link.name: link.latency_s for link in links()}
+        return Link(
+            name=kind,
+            bandwidth_gbs=self.gpu.link_gbs,
+            latency_s=known.get(kind, known["PCIe4-x16"]),
+            source=self.gpu.source,
+        )
+
+    @property
+    def mem_bytes(self) -> int:
+        """Memory of all its GPUs [bytes]."""
+        return self.count * self.gpu.mem_bytes
+
+    def table(self) -> Table:
+        """The machine as one line."""
+        return Table("", _COLUMNS, (_line([self]),))
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Links between machines; the most specific one holds.
+
+    Attributes
+    ----------
+    within_region, between_regions
+        Link between machines of the same region, and of different ones.
+    regions, machines
+        Links of certain pairs of regions or machines, keyed by the set of the two names.
+    coordinator
+        Link between the coordinator and every machine, where it differs from ``within_region``.
+    """
+
+    within_region: Link | None = None
+    between_regions: Link | None = None
+    regions: Mapping[frozenset[str], Link] = field(default_factory=dict)
+    machines: Mapping[frozenset[str], Link] = field(default_factory=dict)
+    coordinator: Link | None = None
+
+    def between(self, a: Machine, b: Machine) -> Link | None:
+        """Link between two different machines, None where none is stated."""
+        pair = self.machines.get(frozenset((a.name, b.name)))
+        if pair is not None:
+            return pair
+        if a.region == b.region:
+            return self.within_region
+        return self.regions.get(frozenset((a.region, b.region)), self.between_regions)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Shown):
+    """Machines and the links between them.
+
+    Attributes
+    ----------
+    network
+        Links between machines; None where the source states none, and asking for a link is
+        then an error.
+    preset
+        Paper whose printed GPU figures hold here, empty for those of the data sheets.
+
+    Examples
+    --------
+    >>> fleet = cluster("thunderserve-cloud-32")
+    >>> fleet.gpus, round(fleet.usd_per_h, 3)
+    (32, 11.328)
+    >>> fleet.gpu_counts["A40"]
+    8
+    """
+
+    name: str
+    machines: tuple[Machine, ...]
+    network: Network | None = None
+    title: str = ""
+    source: str = ""
+    preset: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.machines:
+            self._refuse("has no machine", "list at least one")
+        for name, times in Counter(m.name for m in self.machines).items():
+            if times > 1:
+                self._refuse(f"has {times} machines called '{name}'", "give each its own name")
+        if self.network is None:
+            return
+        for what, known, pairs in (
+            ("machine", {m.name for m in self.machines}, self.network.machines),
+            ("region", {m.region for m in self.machines}, self.network.regions),
+        ):
+            for name in frozenset().union(*pairs) - known:
+                self._refuse(
+                    f"links the {what} '{name}', which it does not have",
+                    f"use {', '.join(sorted(known))}",
+                )
+        for a, b in combinations(self.machines, 2):
+            if self.network.between(a, b) is None:
+                self._refuse(
+                    f"states no link between '{a.name}' ({a.region}) and '{b.name}' ({b.region})",
+                    "add network.within_region, network.between_regions or the pair",
+                )
+
+    def _refuse(self, what: str, how: str) -> None:
+        raise CatalogError(f"Cluster '{self.name}' {what}.", resolve=f"{how}.")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Cluster:
+        """Cluster from a YAML file, see :mod:`hetero.cluster_file` for its form.
+
+        Raises
+        ------
+        CatalogError
+            If the file is missing or wrong, in one sentence that names file, place and remedy.
+        """
+        from hetero import cluster_file
+
+        return cluster_file.load(Path(path))
+
+    # What is in it --------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        return sum(machine.count for machine in self.machines)
+
+    @property
+    def gpu_counts(self) -> dict[str, int]:
+        """Number of GPUs of each type, in the order of the machines."""
+        counts: Counter[str] = Counter()
+        for machine in self.machines:
+            counts[machine.gpu.name] += machine.count
+        return dict(counts)
+
+    @property
+    def gpu_types(self) -> dict[str, Gpu]:
+        """The GPU types by name, in the order of the machines."""
+        return {machine.gpu.name: machine.gpu for machine in self.machines}
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Names of the regions, in the order of the machines."""
+        return tuple(dict.fromkeys(machine.region for machine in self.machines))
+
+    @property
+    def mem_bytes(self) -> int:
+        """Memory of all GPUs [bytes]."""
+        return sum(machine.mem_bytes for machine in self.machines)
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Price of the cluster [$/h]; None if the price of any machine is unknown."""
+        prices = [machine.usd_per_h for machine in self.machines]
+        known = [price for price in prices if price is not None]
+        return sum(known) if len(known) == len(prices) else None
+
+    def machine(self, name: str) -> Machine:
+        """Machine of that name.
+
+        Raises
+        ------
+        CatalogError
+            If there is none.
+        """
+        for machine in self.machines:
+            if machine.name == name:
+                return machine
+        names = ", ".join(m.name for m in self.machines)
+        raise CatalogError(
+            f"Cluster '{self.name}' has no machine '{name}'.", resolve=f"use one of {names}."
+        )
+
+    # Links ----------------------------------------------------------------------------------
+
+    def link(self, a: str, b: str) -> Link:
+        """Link between two machines, or between the GPUs of one if both names are the same.
+
+        Raises
+        ------
+        CatalogError
+            If a name is unknown, or the cluster states no network.
+        """
+        first, second = self.machine(a), self.machine(b)
+        if first is second:
+            return first.gpu_link
+        found = self.network.between(first, second) if self.network else None
+        if found is None:
+            raise CatalogError(
+                f"Cluster '{self.name}' states no network between its machines.",
+                resolve="add a 'network' section to its file, or give Cluster a Network.",
+            )
+        return found
+
+    def _matrix(self, value: Callable[[Link], float]) -> Floats:
+        names = [machine.name for machine in self.machines]
+        return np.array([[value(self.link(a, b)) for b in names] for a in names])
+
+    def bandwidth_gbs(self) -> Floats:
+        """Bandwidth between machines per direction [GB/s].
+
+        Shape (M, M) in the order of ``machines``; the diagonal is the link between the GPUs
+        inside each machine.
+        """
+        return self._matrix(lambda link: link.bandwidth_gbs)
+
+    def latency_s(self) -> Floats:
+        """Latency between machines [s], as :meth:`bandwidth_gbs`."""
+        return self._matrix(lambda link: link.latency_s)
+
+    # Display --------------------------------------------------------------------------------
+
+    aliases = ()  # shipped clusters have no other names
+
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        """Headings of the list of clusters."""
+        return (
+            Column("cluster"),
+            Column("GPUs"),
+            Column("what"),
+            Column("regions"),
+            Column("price", "$/h"),
+            Column("source"),
+        )
+
+    def row(self) -> tuple[object, ...]:
+        """Cells under these headings."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.gpu_counts.items())
+        return (self.name, self.gpus, counts, len(self.regions), self.usd_per_h, self.source)
+
+    def table(self) -> Table:
+        """One line per run of equal machines, and the network below."""
+        rows = tuple(
+            _line(list(run))
+            for _, run in groupby(self.machines, lambda m: (m.gpu, m.count, m.region, m.usd_per_h))
+        )
+        price = "price unknown" if self.usd_per_h is None else f"{self.usd_per_h:,.3f} $/h"
+        total = f"{self.gpus} GPUs, {self.mem_bytes / 2**30:,.0f} GiB, {price}."
+        figures = f"GPU figures as printed by {self.preset}." if self.preset else ""
+        source = f"Source: {self.source}." if self.source else ""
+        notes = (total, *self._network_lines(), figures, self._price_line(), source, *self.notes)
+        heading = f"{self.name}: {self.title}" if self.title else self.name
+        return Table(heading, _COLUMNS, rows, tuple(filter(None, notes)))
+
+    def _price_line(self) -> str:
+        """Where prices come from, when they come from several places and dates."""
+        places = {
+            m.gpu.price_source: m.gpu.name
+            for m in self.machines
+            if m.gpu.usd_per_h is not None and m.usd_per_h == m.count * m.gpu.usd_per_h
+        }
+        if len(places) < 2:
+            return ""
+        listed = "; ".join(f"{name}: {place}" for place, name in places.items())
+        return f"Prices come from different places and dates ({listed})."
+
+    def _network_lines(self) -> list[str]:
+        if self.network is None:
+            return ["Network between machines: not stated."] if len(self.machines) > 1 else []
+        named = [
+            ("within a region", self.network.within_region),
+            ("between regions", self.network.between_regions),
+            ("to the coordinator", self.network.coordinator),
+        ]
+        for pairs in (self.network.regions, self.network.machines):
+            named += [(" and ".join(sorted(pair)), link) for pair, link in pairs.items()]
+        return [
+            f"Network {where}: {link.bandwidth_gbs:g} GB/s ({link.bandwidth_gbs * 8:g} Gbit/s), "
+            f"{link.latency_s * 1e3:g} ms."
+            for where, link in named
+            if link is not None
+        ]
+
+
+_COLUMNS = (
+    Column("machines"),
+    Column("number"),
+    Column("GPU"),
+    Column("GPUs each"),
+    Column("memory each", "GiB", 5),
+    Column("link inside"),
+    Column("region"),
+    Column("price each", "$/h"),
+)
+
+
+def _line(run: list[Machine]) -> tuple[object, ...]:
+    first, last = run[0], run[-1]
+    names = first.name if len(run) == 1 else f"{first.name} ... {last.name}"
+    inside = first.gpu_link.name if first.count > 1 else None
+    memory = first.mem_bytes / 2**30
+    return (
+        names,
+        len(run),
+        first.gpu.name,
+        first.count,
+        memory,
+        inside,
+        first.region,
+        first.usd_per_h,
+    )
+
+
+@lru_cache(maxsize=1)
+def clusters() -> Records[Cluster]:
+    """All clusters that hetero ships: those of the five papers."""
+    files = sorted(paths.data("clusters").glob("*.yaml"))
+    return Records("cluster", [Cluster.load(path) for path in files])
+
+
+def cluster(name: str) -> Cluster:
+    """Shipped cluster of that name.
+
+    Raises
+    ------
+    CatalogError
+        If there is none, with the nearest names.
+    """
+    return clusters().find(name)
+
+
+def find(name: str | Path) -> Cluster:
+    """Cluster from a file if ``name`` is one (``*.yaml``), else the shipped one of that name.
+
+    Raises
+    ------
+    CatalogError
+        If there is neither.
+    """
+    if isinstance(name, Path) or name.endswith((".yaml", ".yml")):
+        return Cluster.load(name)
+    return cluster(name)

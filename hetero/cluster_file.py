@@ -1,0 +1,332 @@
+"""Cluster files: small YAML files that say which machines there are and how they are linked.
+
+A file looks like this; everything but ``machines`` may be left out::
+
+    name: my-fleet
+    source: inventory of March
+    machines:
+      - {name: big, gpu: H100-SXM, count: 8, region: eu, usd_per_h: 20.5}
+      - {name: small, gpu: L4, copies: 3, region: us}      # small-1, small-2, small-3
+      - {name: old, gpu: V100-SXM2-32GB, count: 4, link: PCIe3-x16, region: us}
+    network:
+      within_region: {bandwidth_gbit_s: 40, latency_ms: 0.1}
+      between_regions: {link: WAN-100M}
+      pairs:
+        - {between: [eu, us], bandwidth_gbit_s: 1, latency_ms: 90}       # regions or machines
+      coordinator: {bandwidth_gbyte_s: 1.25, latency_ms: 1}
+
+``gpu`` is a name of the catalog or of the file's own ``gpus`` section, whose entries take the
+fields of :class:`hetero.catalog.Gpu`. ``preset`` names a paper whose printed figures replace those
+of the data sheets. ``bandwidth_gbit_s`` counts bits, ``bandwidth_gbyte_s`` bytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from hetero import catalog
+from hetero.catalog import Gpu, Link
+from hetero.cluster import Cluster, Machine, Network
+from hetero.errors import CatalogError
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Name = Annotated[str, Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _LinkText(_Strict):
+    link: str | None = None
+    bandwidth_gbit_s: _Positive | None = None
+    bandwidth_gbyte_s: _Positive | None = None
+    latency_ms: _NotNegative | None = None
+
+
+class _PairText(_LinkText):
+    between: Annotated[list[_Name], Field(min_length=2, max_length=2)]
+
+
+class _NetworkText(_Strict):
+    within_region: _LinkText | None = None
+    between_regions: _LinkText | None = None
+    coordinator: _LinkText | None = None
+    pairs: list[_PairText] = []
+
+
+class _MachineText(_Strict):
+    name: _Name
+    gpu: _Name
+    count: Annotated[int, Field(gt=0)] = 1
+    copies: Annotated[int, Field(gt=0)] | None = None
+    region: _Name = "local"
+    usd_per_h: _NotNegative | None = None
+    link: str | None = None
+
+
+class _GpuText(_Strict):
+    mem_gib: _Positive
+    mem_bw_gbs: _Positive
+    fp16_tflops: _Positive
+    link_type: _Name = "PCIe4-x16"
+    link_gbs: _Positive = 32.0
+    pcie_gbs: _Positive = 32.0
+    vendor: str = ""
+    fp8_tflops: _Positive | None = None
+    fp4_tflops: _Positive | None = None
+    peak: str = "dense tensor, fp32 accumulation"
+    tdp_w: _Positive | None = None
+    precisions: list[str] = ["fp32", "fp16"]
+    usd_per_h: _NotNegative | None = None
+    price_source: str = ""
+    source: str = "cluster file"
+    checked: str = ""
+    notes: str = ""
+
+
+class _ClusterText(_Strict):
+    name: _Name | None = None
+    title: str = ""
+    source: str = ""
+    notes: list[str] = []
+    preset: str = ""
+    gpus: dict[str, _GpuText] = {}
+    machines: Annotated[list[_MachineText], Field(min_length=1)]
+    network: _NetworkText | None = None
+
+
+def load(path: Path) -> Cluster:
+    """Cluster of a file; without a ``name`` it is called as the file.
+
+    Raises
+    ------
+    CatalogError
+        If the file is missing, is no YAML, or states something unknown or impossible.
+    """
+    raw = _read(path)
+    try:
+        text = _ClusterText.model_validate(raw)
+    except ValidationError as error:
+        raise _sentence(path, raw, error) from None
+    try:
+        return Cluster(
+            name=text.name or path.stem,
+            machines=tuple(m for entry in text.machines for m in _machines(entry, text, path)),
+            network=_network(text, path) if text.network else None,
+            title=text.title,
+            source=text.source,
+            preset=text.preset,
+            notes=tuple(text.notes),
+        )
+    except CatalogError as error:
+        if error.what.startswith(str(path)):
+            raise
+        raise CatalogError(f"{path}: {error.what}", resolve=error.resolve) from None
+
+
+def _read(path: Path) -> object:
+    try:
+        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CatalogError(
+            f"{path}: there is no such file.",
+            resolve="give the path of a cluster file, or the name of a shipped cluster.",
+        ) from None
+    except UnicodeDecodeError:
+        raise CatalogError(f"{path}: this is no text file.", resolve="save it as UTF-8.") from None
+    except YAMLError as error:
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+        where = f", line {mark.line + 1}" if mark else ""
+        problem = error.problem if isinstance(error, MarkedYAMLError) else str(error)
+        raise CatalogError(
+            f"{path}{where}: this is no YAML ({problem}).",
+            resolve="check indentation, brackets and quotes there.",
+        ) from None
+
+
+def _machines(entry: _MachineText, text: _ClusterText, path: Path) -> list[Machine]:
+    try:
+        gpu = _gpu(entry.gpu, text)
+        link = catalog.link(entry.link) if entry.link else None
+    except CatalogError as error:
+        raise CatalogError(
+            f"{path}: machine '{entry.name}': {error.what}", resolve=error.resolve
+        ) from None
+    names = (
+        [entry.name]
+        if entry.copies is None
+        else [f"{entry.name}-{k + 1}" for k in range(entry.copies)]
+    )
+    return [
+        Machine(
+            name=name,
+            gpu=gpu,
+            count=entry.count,
+            region=entry.region,
+            usd_per_h=entry.usd_per_h,
+            link=link,
+        )
+        for name in names
+    ]
+
+
+def _gpu(name: str, text: _ClusterText) -> Gpu:
+    own = text.gpus.get(name)
+    if own is None:
+        return catalog.gpu(name, preset=text.preset or None)
+    fields: dict[str, Any] = own.model_dump()
+    return Gpu(name=name, **{**fields, "precisions": tuple(own.precisions)})
+
+
+def _network(text: _ClusterText, path: Path) -> Network:
+    assert text.network is not None
+    machines = {
+        f"{m.name}-{k + 1}" if m.copies is not None else m.name
+        for m in text.machines
+        for k in range(m.copies or 1)
+    }
+    regions = {m.region for m in text.machines}
+    by_region: dict[frozenset[str], Link] = {}
+    by_machine: dict[frozenset[str], Link] = {}
+    for pair in text.network.pairs:
+        ends = frozenset(pair.between)
+        where = f"network.pairs {' and '.join(pair.between)}"
+        kinds = [
+            (names, out)
+            for names, out in ((regions, by_region), (machines, by_machine))
+            if len(ends) == 2 and ends <= names
+        ]
+        if not kinds:
+            near = difflib.get_close_matches(
+                min(ends - regions - machines, default=""), sorted(regions | machines), n=3
+            )
+            raise CatalogError(
+                f"{path}: {where}: these are not two regions or two machines of the cluster.",
+                resolve=f"use {' or '.join(near) or 'names under machines'}.",
+            )
+        out = kinds[0][1]
+        if ends in out:
+            raise CatalogError(f"{path}: {where}: the pair is there twice.", resolve="keep one.")
+        out[ends] = _link(pair, path, where)
+
+    def stated(name: str) -> Link | None:
+        given = getattr(text.network, name)
+        return _link(given, path, f"network.{name}") if given is not None else None
+
+    return Network(
+        within_region=stated("within_region"),
+        between_regions=stated("between_regions"),
+        regions=by_region,
+        machines=by_machine,
+        coordinator=stated("coordinator"),
+    )
+
+
+def _link(text: _LinkText, path: Path, where: str) -> Link:
+    given = [
+        name
+        for name in ("link", "bandwidth_gbit_s", "bandwidth_gbyte_s")
+        if getattr(text, name) is not None
+    ]
+    if len(given) != 1:
+        raise CatalogError(
+            f"{path}: {where} gives {' and '.join(given) or 'no bandwidth'}.",
+            resolve="give one of link, bandwidth_gbit_s (bits) or bandwidth_gbyte_s (bytes).",
+        )
+    if text.link is not None:
+        try:
+            named = catalog.link(text.link)
+        except CatalogError as error:
+            raise CatalogError(f"{path}: {where}: {error.what}", resolve=error.resolve) from None
+        if text.latency_ms is None:
+            return named
+        bandwidth, name = named.bandwidth_gbs, named.name
+    else:
+        bandwidth = (
+            text.bandwidth_gbit_s / 8
+            if text.bandwidth_gbit_s is not None
+            else float(text.bandwidth_gbyte_s or 0.0)
+        )
+        name = where
+        if text.latency_ms is None:
+            raise CatalogError(f"{path}: {where} gives no latency.", resolve="add latency_ms.")
+    return Link(
+        name=name,
+        bandwidth_gbs=bandwidth,
+        latency_s=text.latency_ms / 1e3,
+        kind="network",
+        source=f"{path.name}",
+    )
+
+
+def _sentence(path: Path, raw: object, error: ValidationError) -> CatalogError:
+    """The first thing that is wrong in a file, as one sentence with its place."""
+    first = error.errors()[0]
+    place, value = "", raw
+    for key in first["loc"][:-1]:
+        place, value = _step(place, value, key)
+    last = first["loc"][-1] if first["loc"] else ""
+    inside = f" of {place}" if place else ""
+    if first["type"] == "extra_forbidden":
+        model = _model_at(first["loc"])
+        near = difflib.get_close_matches(str(last), model.model_fields, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        return CatalogError(
+            f"{path}: the field '{last}'{inside} is unknown.",
+            resolve=f"{hint}known are {', '.join(model.model_fields)}.",
+        )
+    if first["type"] == "missing":
+        return CatalogError(
+            f"{path}: the field '{last}'{inside} is missing.", resolve=f"add {last}."
+        )
+    reason = first["msg"].removeprefix("Input should be ")
+    whole, _ = _step(place, value, last) if isinstance(last, int) else ("", None)
+    name = whole or (f"'{last}'{inside}" if last != "" else "the file")
+    received = first["input"]
+    shown = "nothing" if received is None else repr(received)
+    return CatalogError(f"{path}: {name} is {shown}.", resolve=f"give {_in_words(reason)}.")
+
+
+def _step(place: str, value: object, key: int | str) -> tuple[str, object]:
+    """One level deeper: the place in words and the value there."""
+    if isinstance(key, int):
+        item = value[key] if isinstance(value, list) and key < len(value) else None
+        own = item.get("name") if isinstance(item, dict) else None
+        called = f"'{own}'" if isinstance(own, str) else f"number {key + 1}"
+        singular = {"machines": "machine", "network.pairs": "pair"}.get(place, f"{place} entry")
+        return f"{singular} {called}", item
+    inner = value.get(key) if isinstance(value, dict) else None
+    return (f"{place}.{key}" if place else str(key)), inner
+
+
+def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """Which part of the form a place belongs to."""
+    keys = [key for key in loc[:-1] if isinstance(key, str)]
+    if not keys:
+        return _ClusterText
+    parts: dict[str, type[BaseModel]] = {
+        "machines": _MachineText,
+        "gpus": _GpuText,
+        "pairs": _PairText,
+        "network": _NetworkText if len(keys) == 1 else _LinkText,
+    }
+    return parts[keys[-1]] if keys[-1] in parts else parts[keys[0]]
+
+
+def _in_words(reason: str) -> str:
+    return {
+        "a valid integer": "a whole number",
+        "a valid number": "a number",
+        "a valid string": "text",
+        "a valid list": "a list",
+        "a finite number": "a finite number",
+        "a valid dictionary": "a section of fields",
+    }.get(reason, f"something that is {reason[0].lower()}{reason[1:]}")
