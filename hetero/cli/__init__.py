@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 
-import click
 import typer
 
 from hetero.errors import HeteroError
@@ -38,13 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
     except HeteroError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(1)
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message())
-        sys.exit(0)
-    except click.ClickException as error:
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help stands there already
+            sys.exit(0)
         print(f"Error: {error.format_message()}", file=sys.stderr)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("Stopped.", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:

@@ -1,0 +1,144 @@
+"""``hetero trace``: describe traces, make twins of them, draw traces from twins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero.workload import Trace
+
+trace = typer.Typer(no_args_is_help=True, help="Request traces: describe, twin, draw.")
+
+FileOrName = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE_OR_NAME",
+        help="Trace file (Azure CSV, Mooncake JSONL, any CSV or Parquet), or a name such as "
+        "azure2023_conv.",
+    ),
+]
+Sort = Annotated[bool, typer.Option("--sort", help="Sort requests by arrival.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+Arrival = Annotated[
+    str, typer.Option("--arrival-column", help="Column of the arrivals, if the file has its own.")
+]
+Input = Annotated[str, typer.Option("--input-column", help="Column of the input lengths.")]
+Output = Annotated[str, typer.Option("--output-column", help="Column of the output lengths.")]
+Unit = Annotated[str, typer.Option(help="Unit of the arrivals: s, ms, us, ns or datetime.")]
+Rebase = Annotated[bool, typer.Option("--rebase", help="Count arrivals from the first request.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the application."""
+    app.add_typer(trace, name="trace")
+
+
+@trace.command()
+def describe(
+    file_or_name: FileOrName,
+    source: Annotated[
+        str, typer.Option(help="For a name: 'twin' draws it, 'real' reads the fetched file.")
+    ] = "twin",
+    seed: Annotated[int, typer.Option(help="Seed of the twin.")] = 0,
+    sort: Sort = False,
+    arrival: Arrival = "",
+    input_tokens: Input = "",
+    output_tokens: Output = "",
+    time_unit: Unit = "s",
+    rebase: Rebase = False,
+) -> None:
+    """Print lengths, their correlation, rate and burstiness of a trace."""
+    columns = (arrival, input_tokens, output_tokens)
+    print(_open(file_or_name, source, seed, sort, columns, time_unit, rebase).describe())
+
+
+@trace.command()
+def twin(
+    file_or_name: FileOrName,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Twin to write (JSON).")],
+    draws: Annotated[int, typer.Option(min=1, help="Draws that the check averages over.")] = 20,
+    sort: Sort = False,
+    arrival: Arrival = "",
+    input_tokens: Input = "",
+    output_tokens: Output = "",
+    time_unit: Unit = "s",
+    rebase: Rebase = False,
+    force: Force = False,
+) -> None:
+    """Fit a twin of a few KB to a real trace, and print how close its draws come."""
+    from hetero import workload
+
+    columns = (arrival, input_tokens, output_tokens)
+    real = _open(file_or_name, "real", 0, sort, columns, time_unit, rebase)
+    named = file_or_name in workload.names()
+    fitted = workload.Twin.fit(real, source=workload.source_of(file_or_name) if named else "")
+    fitted.save(out, force=force)
+    print(fitted.check(real, draws))
+
+
+@trace.command()
+def draw(
+    twin_or_name: Annotated[
+        str, typer.Argument(metavar="TWIN_OR_NAME", help="Twin (JSON), or a name.")
+    ],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Trace to write (.csv, .csv.gz, .parquet).")
+    ],
+    seed: Annotated[int, typer.Option(help="Seed; the same gives the same trace.")] = 0,
+    rate: Annotated[float, typer.Option(help="Multiple of the rate of the real trace.")] = 1.0,
+    force: Force = False,
+) -> None:
+    """Draw a trace from a twin."""
+    from hetero import workload
+    from hetero.errors import ParameterError
+
+    named = twin_or_name in workload.names()
+    chosen = workload.load_twin(twin_or_name) if named else workload.Twin.load(twin_or_name)
+    drawn = chosen.draw(seed, rate)
+    if out.suffix == ".parquet":
+        drawn.to_parquet(out, force=force)
+    elif out.suffix == ".csv" or out.suffixes[-2:] == [".csv", ".gz"]:
+        drawn.to_csv(out, force=force)
+    else:
+        raise ParameterError(
+            f"The ending of {out.name} is of no known kind.",
+            resolve="end its name with .csv, .csv.gz or .parquet.",
+        )
+    print(f"{len(drawn):,} requests written to {out}.")
+
+
+def _open(
+    file_or_name: str,
+    source: str,
+    seed: int,
+    sort: bool,
+    columns: tuple[str, str, str],
+    time_unit: str,
+    rebase: bool,
+) -> Trace:
+    from hetero import workload
+    from hetero.cli.options import choice
+    from hetero.errors import ParameterError
+    from hetero.workload.columns import TimeUnit
+    from hetero.workload.readers import read_table
+
+    if not any(columns) and time_unit == "s" and not rebase:
+        chosen = choice("--source", source, workload.TraceSource)
+        return workload.open_trace(file_or_name, chosen, seed, sort=sort)
+    if file_or_name in workload.names():
+        raise ParameterError(
+            f"The columns and units of {file_or_name} are known.",
+            resolve="leave out the options on columns and units.",
+        )
+    return read_table(
+        file_or_name,
+        arrival=columns[0] or "arrival_s",
+        input_tokens=columns[1] or "input_tokens",
+        output_tokens=columns[2] or "output_tokens",
+        time_unit=choice("--time-unit", time_unit, TimeUnit),
+        sort=sort,
+        rebase=rebase or None,
+    )
