@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 
 Floats = NDArray[np.float64]
@@ -56,8 +57,9 @@ class Piece:
         if not good:
             raise ParameterError(
                 "A step model needs increasing token knots and finite times >= 0; received "
-                f"{len(self.knots_tokens)} knots, times {self.knots_s.min():.3g} to "
-                f"{self.knots_s.max():.3g} s.",
+                f"token knots {_brief(self.knots_tokens)}, their times {_brief(self.knots_s)} s, "
+                f"times per cached token {_brief(self.per_cached_token_s)} s and per pair "
+                f"{self.per_pair_s:.3g} s.",
                 resolve="fit with the non-negative variant, or drop the rows that force a "
                 "negative time.",
             )
@@ -80,8 +82,14 @@ class Piece:
         )
 
 
+def _brief(values: Floats) -> str:
+    if values.ndim != 1 or len(values) == 0:
+        return f"of shape {values.shape}"
+    return f"{values.min():.3g} to {values.max():.3g} ({len(values)})"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class StepModel:
+class StepModel(Shown):
     r"""Time of one engine step of a replica.
 
     .. math::
@@ -155,7 +163,7 @@ class StepModel:
         cached: ArrayLike = 0.0,
         pairs: ArrayLike = 0.0,
     ) -> Floats:
-        """Time of a step [s] for ``tokens`` new tokens, ``decoding`` requests, ``cached``, ``pairs``."""
+        """Time [s] of a step of new ``tokens``, ``decoding`` requests, ``cached``, ``pairs``."""
         times = [piece.seconds(tokens, decoding, cached, pairs) for piece in self.pieces]
         return times[0] if len(times) == 1 else np.maximum(times[0], times[1])
 
@@ -166,10 +174,30 @@ class StepModel:
         return self.seconds(q.sum(), 0, 0.0, pairs.sum())
 
     def decode_seconds(self, cached: ArrayLike) -> Floats:
-        """Time [s] of one decode step of requests with ``cached`` tokens each; shape () ."""
+        """Time [s] of one decode step of requests with ``cached`` tokens each."""
         c = np.asarray(cached, dtype=np.float64)
         return self.seconds(float(c.size), c.size, c.sum())
 
     def inside(self, tokens: float, decoding: float = 0) -> bool:
         """Whether a step lies within the range that the source covers."""
         return tokens <= self.max_tokens and decoding <= self.max_decoding
+
+    def table(self) -> Table:
+        """One row per knot and piece, the other rates in the notes."""
+        rows = tuple(
+            (i + 1, float(n), 1e3 * float(t))
+            for i, piece in enumerate(self.pieces)
+            for n, t in zip(piece.knots_tokens, piece.knots_s, strict=True)
+        )
+        notes = [
+            f"piece {i + 1}: {1e9 * piece.per_cached_token_s[0]:.4g} ns per cached token with one "
+            f"request decoding, {1e9 * piece.per_cached_token_s[-1]:.4g} ns with "
+            f"{len(piece.per_cached_token_s)} or more; {1e9 * piece.per_pair_s:.4g} ns per pair"
+            for i, piece in enumerate(self.pieces)
+        ]
+        notes.append(
+            f"{self.provenance}; covers {self.max_tokens:,.0f} new tokens and "
+            f"{self.max_decoding:,.0f} decoding requests"
+        )
+        columns = (Column("piece"), Column("new tokens", digits=6), Column("time", "ms"))
+        return Table(f"Step model: {self.source}", columns, rows, tuple(notes))

@@ -1,0 +1,416 @@
+r"""Roofline efficiencies fitted to measurements, per GPU and engine generation, with their error.
+
+The nine values ``x`` of :class:`hetero.latency.roofline.Efficiency` minimise
+
+.. math::
+    \sum_i \rho\Big(\frac{\ln T_i(x) - \ln y_i}{s_i}\Big)
+      + \sum_k \Big(\frac{\ln x_k - \ln x^0_k}{\sigma_k}\Big)^2
+
+over the measured steps ``y`` of one GPU and engine; ``s_i`` is 10 % plus the rounding of the
+printed value, ``rho`` scipy's ``soft_l1``. The second sum is a weak prior. A value whose standard
+deviation stays above half the prior's is listed as ``estimated``: the measurements leave it open,
+often because another value can take its place. Where no predicted time moves by 1 % as the value
+moves by one deviation of its prior (the link of a GPU measured alone, the time per step in a table
+per layer), it is ``unmeasured``, and other GPUs lend theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from hetero.catalog import Gpu, gpu, link, llm
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.latency import measured
+from hetero.latency.accuracy import Accuracy
+from hetero.latency.frames import SOURCES, derived_frame
+from hetero.latency.roofline import VALUES, Efficiency, Roofline
+from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
+
+Floats = NDArray[np.float64]
+
+# Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
+# Centres are round numbers near the middle of what the operator tables give on six GPUs.
+PRIOR: dict[str, tuple[float, float, float, float]] = {
+    "compute_efficiency": (0.65, 0.5, 0.02, 1.0),
+    "bandwidth_efficiency": (0.80, 0.3, 0.02, 1.0),
+    "kv_efficiency": (0.75, 0.5, 0.02, 1.0),
+    "attention_efficiency": (0.45, 0.5, 0.01, 1.0),
+    "link_efficiency": (0.45, 0.7, 0.005, 1.0),
+    "padding_tokens": (64.0, 1.0, 0.1, 1024.0),
+    "layer_overhead_s": (30e-6, 1.0, 1e-7, 1e-2),
+    "step_overhead_s": (300e-6, 1.0, 1e-6, 1e-1),
+    "hop_latency_s": (2e-6, 1.0, 1e-8, 1e-3),
+}
+MODEL_ERROR = 0.10
+_DIGITS = 4
+
+
+def takes_part(table: Measurements) -> bool:
+    """Whether a table takes part in calibration; those that do not still get their error.
+
+    Left out: L40S on four and more GPUs in aiconfigurator. Its all-reduce there is that of one
+    host's PCIe topology (3.4 GB/s with four GPUs, 0.9 GB/s with eight), no property of the L40S.
+    """
+    return not (
+        table.source == "aiconfigurator" and table.gpu == "L40S" and table.tensor_parallel > 2
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration(Shown):
+    """Fitted efficiencies of one GPU under one engine, and how well they explain its tables.
+
+    Attributes
+    ----------
+    efficiency
+        The fitted values.
+    deviation
+        Shape (9,); standard deviation of the logarithm of each value.
+    unmeasured
+        Names of the values that the measurements say nothing about.
+    accuracy
+        Per phase, over the tables that were fitted.
+    held_out
+        Per phase and kind of fold, on tables left out in turn: ``llm`` (one model at a time) and
+        ``degree`` (one tensor-parallel degree at a time), where there are two to choose from.
+    """
+
+    gpu: str
+    source: str
+    engine: str
+    efficiency: Efficiency
+    deviation: Floats
+    unmeasured: tuple[str, ...]
+    accuracy: dict[Phase, Accuracy]
+    held_out: dict[tuple[str, Phase], Accuracy]
+    tables: int
+
+    def table(self) -> Table:
+        """Value, spread and state of each efficiency, errors below."""
+        rows = []
+        inner = self.efficiency.table()
+        for row, deviation in zip(inner.rows, self.deviation, strict=True):
+            spread = f"x/÷ {np.exp(float(deviation)):.2f}"
+            rows.append((*row[:3], spread, row[3]))
+        columns = (*inner.columns[:3], Column("one deviation"), Column("is"))
+        notes = [
+            f"{phase}: mean error {a.mape_percent:.1f} %, bias {a.bias_percent:+.1f} %, "
+            f"95th percentile {a.p95_percent:.1f} %, largest {a.max_percent:.1f} % of {a.rows} rows"
+            for phase, a in self.accuracy.items()
+        ]
+        notes += [
+            f"{phase} with each {kind} held out: mean error {a.mape_percent:.1f} %"
+            for (kind, phase), a in self.held_out.items()
+        ]
+        return Table(f"{self.gpu}, {self.engine}", columns, tuple(rows), tuple(notes))
+
+
+def roofline_of(table: Measurements, efficiency: Efficiency) -> Roofline:
+    """Roofline of the replica that a table was measured on."""
+    return Roofline(
+        gpu=gpu(table.gpu),
+        llm=llm(table.llm),
+        efficiency=efficiency,
+        tensor_parallel=table.tensor_parallel,
+        layers=table.layers,
+    )
+
+
+def predict(table: Measurements, efficiency: Efficiency) -> Floats:
+    """Roofline times [s] of every row of a table."""
+    return roofline_of(table, efficiency).seconds(*table.step_arguments)
+
+
+def accuracy(tables: Iterable[Measurements], efficiency: Efficiency) -> dict[Phase, Accuracy]:
+    """Accuracy of an efficiency over all rows of some tables, per phase."""
+    tables = list(tables)
+    predicted = np.concatenate([predict(t, efficiency) for t in tables])
+    seconds = np.concatenate([t.seconds for t in tables])
+    decode = np.concatenate([t.decode for t in tables])
+    return {
+        phase: Accuracy.of(predicted[rows], seconds[rows])
+        for phase in PHASES
+        if (rows := decode == (phase == "decode")).any()
+    }
+
+
+def _solve(tables: list[Measurements]) -> tuple[Floats, Floats]:
+    """Fitted values and the standard deviation of their logarithms."""
+    centre, spread, low, high = np.array([PRIOR[name] for name in VALUES]).T
+    logs = np.log(np.concatenate([t.seconds for t in tables]))
+    rounding = np.concatenate(
+        [np.broadcast_to(t.resolution_s, t.seconds.shape) / t.seconds for t in tables]
+    )
+    noise = np.sqrt(MODEL_ERROR**2 + rounding**2 / 12.0)
+    empty = Efficiency(**dict(zip(VALUES, centre.tolist(), strict=True)))
+
+    def residuals(x: Floats) -> Floats:
+        values = dict(zip(VALUES, np.exp(x).tolist(), strict=True))
+        trial = replace(empty, **values)
+        predicted = np.concatenate([predict(t, trial) for t in tables])
+        return np.concatenate([(np.log(predicted) - logs) / noise, (x - np.log(centre)) / spread])
+
+    solved = least_squares(
+        residuals,
+        np.log(centre),
+        bounds=(np.log(low), np.log(high)),
+        loss="soft_l1",
+        f_scale=2.0,
+        x_scale=spread,
+        xtol=1e-10,
+        ftol=1e-10,
+        gtol=1e-10,
+    )
+    jacobian = np.asarray(solved.jac, dtype=np.float64)
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    return np.exp(solved.x), np.sqrt(np.diag(covariance))
+
+
+def _unmeasured(tables: list[Measurements], efficiency: Efficiency) -> tuple[str, ...]:
+    names = []
+    base = np.concatenate([predict(t, efficiency) for t in tables])
+    for name, (_, spread, low, high) in PRIOR.items():
+        moved = [
+            float(np.clip(getattr(efficiency, name) * np.exp(way * spread), low, high))
+            for way in (-1.0, 1.0)
+        ]
+        trials = [replace(efficiency, **{name: value}) for value in moved]  # type: ignore[arg-type]
+        change = [np.concatenate([predict(t, e) for t in tables]) / base - 1.0 for e in trials]
+        if np.abs(change).max() < 0.01:
+            names.append(name)
+    return tuple(names)
+
+
+def _efficiency(values: Floats, deviation: Floats, source: str) -> Efficiency:
+    rounded = {n: float(f"{v:.{_DIGITS}g}") for n, v in zip(VALUES, values, strict=True)}
+    loose = tuple(
+        name for name, d in zip(VALUES, deviation, strict=True) if d > 0.5 * PRIOR[name][1]
+    )
+    return Efficiency(**rounded, estimated=loose, source=source, provenance="derived")
+
+
+def calibrate(tables: Iterable[Measurements], *, hold_out: bool = True) -> Calibration:
+    """Fit the efficiencies of one GPU under one engine to its measured tables.
+
+    Raises
+    ------
+    FitError
+        If the tables come from more than one engine generation.
+    ParameterError
+        If they come from more than one GPU, or there is none to fit.
+    """
+    every = list(tables)
+    engine = one_generation(every)
+    names = {t.gpu for t in every}
+    used = [t for t in every if takes_part(t)]
+    if len(names) != 1 or not used:
+        raise ParameterError(
+            f"Efficiencies belong to one GPU; the tables to fit are of {sorted(names)}.",
+            resolve="calibrate each GPU on its own.",
+        )
+    values, deviation = _solve(used)
+    label = f"calibrated on {used[0].source} ({engine}, {used[0].gpu})"
+    efficiency = _efficiency(values, deviation, label)
+    held: dict[tuple[str, Phase], Accuracy] = {}
+    for kind in ("llm", "degree") if hold_out else ():
+        folds = sorted({_fold(t, kind) for t in used})
+        if len(folds) < 2:
+            continue
+        predicted, seconds, decode = [], [], []
+        for fold in folds:
+            rest = [t for t in used if _fold(t, kind) != fold]
+            trial = _efficiency(*_solve(rest), label)
+            for t in used:
+                if _fold(t, kind) == fold:
+                    predicted.append(predict(t, trial))
+                    seconds.append(t.seconds)
+                    decode.append(t.decode)
+        for phase in PHASES:
+            rows = np.concatenate(decode) == (phase == "decode")
+            held[kind, phase] = Accuracy.of(
+                np.concatenate(predicted)[rows], np.concatenate(seconds)[rows]
+            )
+    return Calibration(
+        gpu=used[0].gpu,
+        source=used[0].source,
+        engine=engine,
+        efficiency=efficiency,
+        deviation=deviation,
+        unmeasured=_unmeasured(used, efficiency),
+        accuracy=accuracy(used, efficiency),
+        held_out=held,
+        tables=len(used),
+    )
+
+
+def _fold(table: Measurements, kind: str) -> str:
+    return table.llm if kind == "llm" else f"x{table.tensor_parallel}"
+
+
+def by_gpu(tables: Iterable[Measurements]) -> dict[tuple[str, str], list[Measurements]]:
+    """Tables grouped by GPU and engine, in order."""
+    groups: dict[tuple[str, str], list[Measurements]] = {}
+    for table in tables:
+        groups.setdefault((table.gpu, table.engine), []).append(table)
+    return dict(sorted(groups.items()))
+
+
+def calibrate_all(*, raw: bool = False, hold_out: bool = True) -> pd.DataFrame:
+    """One row per source, GPU and engine: values, deviations, errors. See ``data/measured``."""
+    rows = []
+    for source in SOURCES:
+        for group in by_gpu(measured.tables(source, raw=raw)).values():
+            found = calibrate(group, hold_out=hold_out)
+            row: dict[str, object] = {
+                "source": source,
+                "gpu": found.gpu,
+                "engine": found.engine,
+                "tables": found.tables,
+                **dict(zip(VALUES, found.efficiency.values.tolist(), strict=True)),
+                "estimated": " ".join(found.efficiency.estimated),
+                "unmeasured": " ".join(found.unmeasured),
+            }
+            for phase in PHASES:
+                a = found.accuracy[phase]
+                row |= {
+                    f"{phase}_mape_percent": round(a.mape_percent, 2),
+                    f"{phase}_bias_percent": round(a.bias_percent, 2),
+                    f"{phase}_p95_percent": round(a.p95_percent, 2),
+                    f"{phase}_max_percent": round(a.max_percent, 2),
+                }
+                for kind in ("llm", "degree"):
+                    held = found.held_out.get((kind, phase))
+                    row[f"{phase}_held_out_{kind}_mape_percent"] = (
+                        round(held.mape_percent, 2) if held else None
+                    )
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+# Use --------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def calibrated() -> pd.DataFrame:
+    """The committed calibrations, ``data/measured/efficiencies.csv``."""
+    frame = derived_frame("efficiencies")
+    return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
+
+
+def chip(name: str) -> str:
+    """Chip of a GPU, the part of its name that its variants share.
+
+    Examples
+    --------
+    >>> chip("A100-SXM-80GB"), chip("V100-SXM2-32GB"), chip("RTX-PRO-6000-Server")
+    ('A100', 'V100', 'RTX-PRO-6000')
+    """
+    # Cut-down links do not change the chip: an A800 computes as an A100, an H800 as an H100.
+    if name.startswith("RTX-PRO-6000"):
+        return "RTX-PRO-6000"
+    first = name.split("-")[0]
+    return {"A800": "A100", "H800": "H100", "GH200": "H100"}.get(first, first)
+
+
+def sources(name: str) -> tuple[str, ...]:
+    """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them."""
+    frame = calibrated()
+    rows = frame[frame["gpu"].map(chip) == chip(name)]
+    labels = [
+        f"{source}/{engine.split()[0]}" if source == "aiconfigurator" else str(source)
+        for source, engine in zip(rows["source"], rows["engine"], strict=True)
+    ]
+    # Among engines of the same age vLLM comes first: it is what most of the papers ran.
+    order = ("aiconfigurator/vllm", "aiconfigurator", "splitwise", "helix")
+    return tuple(sorted(labels, key=lambda label: [not label.startswith(start) for start in order]))
+
+
+def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
+    """Efficiencies of a GPU.
+
+    Parameters
+    ----------
+    source
+        ``splitwise``, ``helix`` or ``aiconfigurator/ENGINE``; by default the first of
+        :func:`sources`. ``median`` takes the median of every value over the calibrations of all
+        GPUs, as is done for GPUs that nothing was measured on.
+
+    Values that the source says nothing about are carried over as medians over the chips that
+    determined them, of the same source if there are any, the link's over the same kind of link;
+    they stay listed as estimated. With no such chip the centre of the prior is taken.
+    Another variant of a measured chip (another memory, another link) takes the chip's values and
+    is ``estimated`` as a whole.
+
+    Raises
+    ------
+    ParameterError
+        If the source does not cover the chip.
+    """
+    frame = calibrated()
+    known = sources(gpu.name)
+    if source is not None and source != "median" and source not in known:
+        raise ParameterError(
+            f"There is no calibration '{source}' for {gpu.name}.",
+            resolve=f"use {', '.join((*known, 'median'))}, or leave the source out.",
+        )
+    if source == "median" or not known:
+        return Efficiency(
+            **_medians(gpu.link_type),
+            estimated=VALUES,
+            source="medians over all calibrated GPUs",
+            provenance="estimated",
+        )
+    wanted, _, engine = (source or known[0]).partition("/")
+    rows = frame[
+        (frame["gpu"].map(chip) == chip(gpu.name))
+        & (frame["source"] == wanted)
+        & frame["engine"].str.startswith(engine)
+    ]
+    exact = rows["gpu"] == gpu.name
+    row = (rows[exact] if exact.any() else rows).iloc[0]
+    medians = _medians(gpu.link_type, wanted)
+    carried = set(row["unmeasured"])
+    if _kind(gpu.link_type) != _kind(_link_of(row["gpu"])):
+        carried |= {"link_efficiency", "hop_latency_s"}
+    loose = tuple(name for name in VALUES if name in carried or name in row["estimated"])
+    values = {name: medians[name] if name in carried else float(row[name]) for name in VALUES}
+    return Efficiency(
+        **values,
+        estimated=loose,
+        source=f"calibrated on {row['source']} ({row['engine']}, {row['gpu']})",
+        provenance="derived" if row["gpu"] == gpu.name else "estimated",
+    )
+
+
+def _link_of(name: str) -> str:
+    return gpu(name).link_type
+
+
+def _kind(link_type: str) -> str:
+    return link(link_type).kind
+
+
+@lru_cache(maxsize=64)
+def _medians(link_type: str, source: str = "") -> dict[str, float]:
+    frame = calibrated()
+    chips, kinds = frame["gpu"].map(chip), frame["gpu"].map(_link_of).map(_kind)
+    found = {}
+    for name in VALUES:
+        known = np.array([name not in names for names in frame["estimated"]])
+        preferred = [np.asarray(frame["source"] == source)]
+        if name in ("link_efficiency", "hop_latency_s"):
+            preferred.insert(0, np.asarray(kinds == _kind(link_type)))
+        for wish in preferred:
+            known = known & wish if (known & wish).any() else known
+        # One voice per chip, however many engines it was measured under.
+        each = frame[name][known].groupby(chips[known]).median()
+        found[name] = float(f"{each.median():.{_DIGITS}g}") if len(each) else PRIOR[name][0]
+    return found

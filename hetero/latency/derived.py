@@ -1,0 +1,151 @@
+"""Makes the derived reductions of ``data/measured`` from the published files.
+
+``python -m hetero.latency.derived`` writes them anew; it needs the published files (``hetero data
+fetch``, or ``HETERO_DATA_MIRROR``). Tests compare what is committed with what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero import paths
+from hetero.latency import measured
+from hetero.latency.frames import raw_frame
+from hetero.latency.layers import layer_latencies
+from hetero.latency.reduction import reduce_table
+
+Floats = NDArray[np.float64]
+
+#: Largest relative error of the Helix knots against the published tables.
+KNOT_ERROR = 0.03
+
+
+def splitwise_medians() -> pd.DataFrame:
+    """Median and coefficient of variation over the repeats of each Splitwise setting."""
+    frame = raw_frame("splitwise")
+    groups = frame.groupby(
+        ["gpu", "llm", "tensor_parallel", "batch", "input_tokens", "output_tokens"]
+    )
+    out = groups.size().rename("repeats").reset_index()
+    for name in ("prefill", "decode"):
+        times = groups[f"{name}_ms"]
+        out[f"{name}_ms"] = times.median().round(3).to_numpy()
+        out[f"{name}_spread_percent"] = (100 * times.std() / times.mean()).round(2).to_numpy()
+    return out
+
+
+def helix_layer_knots() -> pd.DataFrame:
+    """Knots that carry each Helix table with at most ``KNOT_ERROR`` relative error."""
+    rows = []
+    for node in layer_latencies(raw=True):
+        for phase, x, y in (
+            ("prefill", node.prompt_tokens, node.prompt_ms),
+            ("decode", node.decode_requests, node.decode_ms),
+        ):
+            kept = simplify(x, y, KNOT_ERROR)
+            error = 100 * np.abs(np.interp(x, x[kept], y[kept]) / y - 1.0)
+            rows += [
+                (
+                    node.gpu,
+                    node.llm,
+                    node.tensor_parallel,
+                    phase,
+                    int(x[k]),
+                    y[k],
+                    round(float(error.mean()), 2),
+                    round(float(error.max()), 2),
+                )
+                for k in kept
+            ]
+    columns = ["gpu", "llm", "tensor_parallel", "phase", "batch_tokens", "ms_per_layer"]
+    return pd.DataFrame(rows, columns=[*columns, "mean_error_percent", "max_error_percent"])
+
+
+def simplify(x: Floats, y: Floats, error: float) -> list[int]:
+    """Indices of the knots that Douglas and Peucker's split keeps: ends first, then the worst.
+
+    Examples
+    --------
+    >>> simplify(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 8.0]), 0.01)
+    [0, 2, 3]
+    """
+    kept, open_spans = {0, len(x) - 1}, [(0, len(x) - 1)]
+    while open_spans:
+        a, b = open_spans.pop()
+        if b - a < 2:
+            continue
+        inner = slice(a + 1, b)
+        off = np.abs(np.interp(x[inner], x[[a, b]], y[[a, b]]) / y[inner] - 1.0)
+        worst = int(off.argmax())
+        if off[worst] > error:
+            kept.add(a + 1 + worst)
+            open_spans += [(a, a + 1 + worst), (a + 1 + worst, b)]
+    return sorted(kept)
+
+
+def aiconfigurator_steps() -> pd.DataFrame:
+    """Step model of every GPU, engine, model and degree of the grid, with its error."""
+    rows = []
+    for table in measured.tables("aiconfigurator", raw=True):
+        reduction = reduce_table(table)
+        piece = reduction.model.pieces[0]
+        decode = table.phase("decode")
+        batches = np.unique(decode.batch)
+        longest = [
+            int(decode.length_tokens[decode.batch == b].max(initial=0.0))
+            for b in measured.GRID_BATCHES
+        ]
+        prefill, step = reduction.accuracy["prefill"], reduction.accuracy["decode"]
+        rows.append(
+            {
+                "gpu": table.gpu,
+                "engine": table.engine,
+                "llm": table.llm,
+                "tensor_parallel": table.tensor_parallel,
+                "knots_tokens": " ".join(f"{n:.0f}" for n in piece.knots_tokens),
+                "knots_us": _words(1e6 * piece.knots_s),
+                "longest_tokens": " ".join(map(str, longest)),
+                "per_cached_ns": _words(1e9 * piece.per_cached_token_s[batches.astype(int) - 1]),
+                "per_pair_ns": float(f"{1e9 * piece.per_pair_s:.4g}"),
+                "prefill_mean_error_percent": round(prefill.mape_percent, 2),
+                "prefill_max_error_percent": round(prefill.max_percent, 2),
+                "decode_mean_error_percent": round(step.mape_percent, 2),
+                "decode_max_error_percent": round(step.max_percent, 2),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _words(values: Floats) -> str:
+    """Numbers with 4 significant digits and no exponent: whole where they are large."""
+    return " ".join(np.format_float_positional(v, 4, False, False, "-") for v in values)
+
+
+def efficiencies() -> pd.DataFrame:
+    """Calibrated efficiencies with their errors, see :mod:`hetero.latency.calibration`."""
+    from hetero.latency import calibration
+
+    return calibration.calibrate_all(raw=True)
+
+
+FILES: dict[str, Callable[[], pd.DataFrame]] = {
+    "splitwise_medians": splitwise_medians,
+    "helix_layer_knots": helix_layer_knots,
+    "aiconfigurator_steps": aiconfigurator_steps,
+    "efficiencies": efficiencies,
+}
+
+
+def write(folder: Path) -> None:
+    """Write every reduction into ``folder``."""
+    for name, make in FILES.items():
+        make().to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+
+
+if __name__ == "__main__":
+    write(paths.data("measured"))

@@ -1,0 +1,354 @@
+r"""Step times from the spec sheet, with every efficiency explicit.
+
+One step of a replica on ``t`` GPUs with ``n`` new tokens, ``c`` cached tokens read by decoding
+requests and ``pairs`` prefill query-key pairs takes
+
+.. math::
+    step\_s = \max\!\Big(\frac{2 P (n + n_{pad})}{t\,\eta_c F}, \frac{W}{t\,\eta_w B}\Big)
+      + \frac{W_{head}}{t\,\eta_w B}
+      + \frac{K c}{\min(t, h_{kv})\,\eta_k B} + \frac{A\, pairs}{t\,\eta_a F}
+      + 2 l \Big(\frac{2(t-1)}{t}\frac{2 h\, n}{\eta_l N} + 2 (t-1) \lambda\Big) + l\, o_l + o_s
+
+with peak compute ``F`` [FLOP/s], memory bandwidth ``B`` and link bandwidth ``N`` per direction
+[bytes/s]; ``P`` the parameters that a token meets in the layers' matrix products, ``W`` and
+``W_head`` the bytes of their weights and of the logits', ``K`` the KV bytes per token, ``A`` the
+attention operations per pair, ``l`` layers, ``h`` the hidden size, ``h_kv`` KV heads. Tensor
+parallelism sums activations twice per layer over a ring: each GPU sends ``2 (t-1) / t`` of the 2
+``h n`` bytes in ``2 (t-1)`` hops of latency ``lambda``. ``n_pad`` tokens of padding stand for the
+tiles that matrix kernels round up to: without them, batches of 50 to 500 tokens come out too fast
+on every GPU measured. The logits' product is counted as bytes only; one row per request of it is
+computed, not one per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetero.catalog import Gpu, Llm
+from hetero.catalog.precision import bytes_of
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.latency.accuracy import Accuracy
+from hetero.latency.reduction import Reduction
+from hetero.latency.step import Piece, StepModel
+from hetero.latency.tables import Phase
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency(Shown):
+    """What a GPU and its engine reach of the spec sheet.
+
+    Attributes
+    ----------
+    compute_efficiency
+        Share of peak compute in the matrix products of the layers.
+    bandwidth_efficiency, kv_efficiency
+        Share of memory bandwidth when reading weights, and when reading cached keys and values.
+    attention_efficiency
+        Share of peak compute in prefill attention.
+    link_efficiency
+        Share of link bandwidth in the all-reduce of tensor parallelism.
+    padding_tokens
+        Tokens that matrix kernels compute beyond those of the step.
+    layer_overhead_s, step_overhead_s
+        Time per layer and per step that no other term explains (launches, norms, scheduling) [s].
+    hop_latency_s
+        Latency of one hop of the all-reduce [s].
+    estimated
+        Names of the values above that no measurement of this GPU determined.
+    source, provenance
+        Where the values come from; ``derived`` when fitted to measurements of this type of GPU,
+        ``estimated`` when carried over from others, ``assumed`` when set by hand.
+    """
+
+    compute_efficiency: float
+    bandwidth_efficiency: float
+    kv_efficiency: float
+    attention_efficiency: float
+    link_efficiency: float
+    padding_tokens: float
+    layer_overhead_s: float
+    step_overhead_s: float
+    hop_latency_s: float
+    estimated: tuple[str, ...] = ()
+    source: str = "set by hand"
+    provenance: str = "assumed"
+
+    def __post_init__(self) -> None:
+        for name in VALUES:
+            value = getattr(self, name)
+            if not (0 <= value < float("inf")) or (name.endswith("efficiency") and value == 0):
+                raise ParameterError(
+                    f"{name} = {value} is no efficiency of a GPU.",
+                    resolve="give a share above 0, and times and tokens of 0 or more.",
+                )
+
+    @property
+    def values(self) -> Floats:
+        """The nine values in the order of :data:`VALUES`."""
+        return np.array([getattr(self, name) for name in VALUES])
+
+    def table(self) -> Table:
+        """One row per value, and whether a measurement determined it."""
+        rows = []
+        for name in VALUES:
+            value, unit = getattr(self, name), "share of peak"
+            if name.endswith("_s"):
+                value, unit = 1e6 * value, "µs"
+            elif name == "padding_tokens":
+                unit = "tokens"
+            state = "estimated" if name in self.estimated else self.provenance
+            rows.append((name.removesuffix("_s").replace("_", " "), float(value), unit, state))
+        columns = (Column("value of"), Column("value", digits=3), Column("unit"), Column("is"))
+        return Table("Efficiency", columns, tuple(rows), (self.source,))
+
+
+VALUES = tuple(field.name for field in fields(Efficiency) if field.type == "float")
+"""Names of the nine numbers of an :class:`Efficiency`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline(Shown):
+    """Step times of one replica from the spec sheet of its GPU.
+
+    Attributes
+    ----------
+    tensor_parallel
+        GPUs that share every layer.
+    precision, kv_precision
+        Of the weights and of the cache. Products run at the peak rate of the weights' precision
+        where the GPU computes in it, else at the fp16 rate (weights converted on the fly).
+    layers
+        Layers held, ``None`` for all of them; a part of the model has no logits and no overhead
+        per step.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu, llm
+    >>> replica = for_gpu(gpu("A100-SXM-80GB"), llm("Llama-3.1-8B"))
+    >>> bool(0.008 < replica.step_model().decode_seconds([1024]) < 0.016)
+    True
+    """
+
+    gpu: Gpu
+    llm: Llm
+    efficiency: Efficiency
+    tensor_parallel: int = 1
+    precision: str = "fp16"
+    kv_precision: str = "fp16"
+    layers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel < 1:
+            raise ParameterError(
+                f"A replica on {self.tensor_parallel} GPUs does not exist.",
+                resolve="give a tensor-parallel degree of 1 or more.",
+            )
+        if self.layers is not None and not 1 <= self.layers <= self.llm.layers:
+            raise ParameterError(
+                f"{self.llm.name} has {self.llm.layers} layers; received layers = {self.layers}.",
+                resolve=f"give 1 to {self.llm.layers}, or None for the whole model.",
+            )
+
+    # Work of a step, per GPU ----------------------------------------------------------------
+
+    @property
+    def _held(self) -> int:
+        return self.llm.layers if self.layers is None else self.layers
+
+    @property
+    def _share(self) -> float:
+        return self._held / self.llm.layers
+
+    @property
+    def _flops(self) -> float:
+        rates = self.gpu.precisions
+        native = self.precision in rates and self.precision in ("fp16", "bf16", "fp8", "fp4")
+        return 1e12 * self.gpu.peak_tflops(self.precision if native else "fp16")
+
+    @property
+    def _bandwidth(self) -> float:
+        return 1e9 * self.gpu.mem_bw_gbs
+
+    def _weight_bytes(self, tokens: Floats) -> Floats:
+        """Bytes of the layers' weights that ``tokens`` read, on one GPU.
+
+        In a mixture of experts a token visits ``k`` of ``E`` experts; with independent choices
+        ``n`` tokens touch ``E (1 - (1 - k/E)^n)`` of them.
+        """
+        model = self.llm
+        layers = model.params - model.embedding_params - model.output_params
+        routed = model.moe_layers * model.experts * model.expert_params
+        touched: Floats | float = 1.0
+        if model.experts:
+            touched = 1.0 - (1.0 - model.experts_active / model.experts) ** np.maximum(tokens, 1.0)
+        per_value = bytes_of(1024, self.precision) / 1024
+        held = self._share * per_value * (layers - routed * (1.0 - touched))
+        return np.broadcast_to(held / self.tensor_parallel, tokens.shape)
+
+    def terms(
+        self,
+        tokens: ArrayLike,
+        decoding: ArrayLike = 0,
+        cached: ArrayLike = 0.0,
+        pairs: ArrayLike = 0.0,
+    ) -> dict[str, Floats]:
+        """Every term of the step [s]; products and weights overlap, the rest adds to the larger.
+
+        Arguments as in :meth:`StepModel.seconds`; ``decoding`` has no effect of its own here.
+        """
+        n, _, c, q = np.broadcast_arrays(
+            *(np.asarray(a, dtype=np.float64) for a in (tokens, decoding, cached, pairs))
+        )
+        e, model, t, held = self.efficiency, self.llm, self.tensor_parallel, self._held
+        compute = 2.0 * (model.matmul_params - model.head_params) * self._share / t
+        head = bytes_of(model.head_params, self.precision) / t if self.layers is None else 0.0
+        copies = t / min(t, 1 if model.latent else model.kv_heads)
+        kv = model.kv_bytes_per_token(self.kv_precision) * self._share * copies / t
+        attention = model.attention_flops_per_pair() * self._share / t
+        sent = 2 * held * (2.0 * (t - 1) / t) * model.activation_bytes_per_token("fp16")
+        hops = 2 * held * 2 * (t - 1)
+        one = np.ones_like(n)
+        step = e.step_overhead_s if self.layers is None else 0.0
+        return {
+            "products": compute * (n + e.padding_tokens) / (self._flops * e.compute_efficiency),
+            "weights": self._weight_bytes(n) / (self._bandwidth * e.bandwidth_efficiency),
+            "logits": head / (self._bandwidth * e.bandwidth_efficiency) * one,
+            "kv cache": kv * c / (self._bandwidth * e.kv_efficiency),
+            "attention": attention * q / (self._flops * e.attention_efficiency),
+            "all-reduce": sent * n / (1e9 * self.gpu.link_gbs * e.link_efficiency)
+            + hops * e.hop_latency_s,
+            "overhead": (held * e.layer_overhead_s + step) * one,
+        }
+
+    def seconds(
+        self,
+        tokens: ArrayLike,
+        decoding: ArrayLike = 0,
+        cached: ArrayLike = 0.0,
+        pairs: ArrayLike = 0.0,
+    ) -> Floats:
+        """Time [s] of a step; arguments as in :meth:`StepModel.seconds`."""
+        terms = self.terms(tokens, decoding, cached, pairs)
+        total = np.maximum(terms.pop("products"), terms.pop("weights"))
+        for term in terms.values():
+            total = total + term
+        return total
+
+    # Reduction ------------------------------------------------------------------------------
+
+    @property
+    def bend_tokens(self) -> float:
+        """Tokens of a step at which computing takes as long as reading the weights."""
+        terms = self.terms(np.array([0.0, 1.0]))
+        slope = float(np.diff(terms["products"])[0])
+        return float(max(0.0, terms["weights"][1] / slope - self.efficiency.padding_tokens))
+
+    def step_model(self) -> StepModel:
+        """The step model this reduces to; exact for dense models, see :meth:`reduce`."""
+        bend = self.bend_tokens
+        if self.llm.experts:
+            # Weights read grow with the tokens until all experts are touched: no finite number
+            # of knots is exact, and 4 per doubling are close.
+            top = max(2.0 * bend, 4096.0 * self.llm.experts / self.llm.experts_active)
+            knots = np.unique(np.append(np.geomspace(1.0, top, 4 * int(np.log2(top))), bend))
+            knots = np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
+        else:
+            knots = np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
+        rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+        return StepModel(
+            (
+                Piece(
+                    knots,
+                    self.seconds(knots),
+                    np.array([rates[1] - rates[0]]),
+                    float(rates[2] - rates[0]),
+                ),
+            ),
+            source=f"roofline of {self.llm.name} on {self.gpu.name}"
+            + (f" x{self.tensor_parallel}" if self.tensor_parallel > 1 else "")
+            + f", {self.efficiency.source}",
+            provenance=self.efficiency.provenance,
+        )
+
+    def reduce(self) -> Reduction:
+        """Step model and its error at steps of 1 to 65,536 tokens; rounding only for dense models.
+
+        The whole product of a mixture of experts bends with the share of experts touched, which
+        the step model follows between its knots.
+        """
+        model = self.step_model()
+        n = np.unique(np.geomspace(1, 65536, 200).round())
+        accuracy: dict[Phase, Accuracy] = {
+            "prefill": Accuracy.of(model.seconds(n, 0, 0, n * 512), self.seconds(n, 0, 0, n * 512)),
+            "decode": Accuracy.of(model.seconds(n, n, n * 1024), self.seconds(n, n, n * 1024)),
+        }
+        note = "knots follow the share of experts touched" if self.llm.experts else ""
+        return Reduction(model, accuracy, note)
+
+    def table(self) -> Table:
+        """Where the time goes: the terms of a few typical steps [ms]."""
+        cases = (
+            ("decode, batch 1", 1.0, 1.0, 1024.0, 0.0),
+            ("decode, batch 64", 64.0, 64.0, 65536.0, 0.0),
+            ("prefill of 512", 512.0, 0.0, 0.0, 512.0**2 / 2),
+            ("prefill of 4,096", 4096.0, 0.0, 0.0, 4096.0**2 / 2),
+        )
+        rows = []
+        for label, *arguments in cases:
+            terms = {k: 1e3 * float(v) for k, v in self.terms(*arguments).items()}
+            rows.append((label, *terms.values(), 1e3 * float(self.seconds(*arguments))))
+        columns = (
+            Column("step"),
+            *(Column(name, "ms", 3) for name in self.terms(1.0)),
+            Column("total", "ms", 3),
+        )
+        degree = f" x{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        held = "" if self.layers is None else f", {self.layers} layers"
+        notes = (
+            "total = larger of products and weights, plus the rest; contexts of 1,024 tokens",
+            f"{self.efficiency.provenance}: {self.efficiency.source}",
+        )
+        title = f"Roofline of {self.llm.name}{held} on {self.gpu.name}{degree}"
+        return Table(title, columns, tuple(rows), notes)
+
+
+def for_gpu(
+    gpu: Gpu,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    *,
+    source: str | None = None,
+    precision: str = "fp16",
+    kv_precision: str = "fp16",
+    layers: int | None = None,
+) -> Roofline:
+    """Roofline of a replica with calibrated efficiencies.
+
+    Parameters
+    ----------
+    source
+        Measurements to take them from, see :func:`hetero.latency.calibration.efficiency`; by
+        default the newest of the same chip, else medians over the other GPUs (``estimated``).
+
+    Raises
+    ------
+    ParameterError
+        If the source is unknown or does not cover this GPU, or the degree does not exist.
+    """
+    from hetero.latency import calibration
+
+    return Roofline(
+        gpu=gpu,
+        llm=llm,
+        efficiency=calibration.efficiency(gpu, source),
+        tensor_parallel=tensor_parallel,
+        precision=precision,
+        kv_precision=kv_precision,
+        layers=layers,
+    )
