@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
@@ -199,20 +200,16 @@ def _network(text: _ClusterText, path: Path) -> Network:
     for pair in text.network.pairs:
         ends = frozenset(pair.between)
         where = f"network.pairs {' and '.join(pair.between)}"
-        kinds = [
-            (names, out)
-            for names, out in ((regions, by_region), (machines, by_machine))
-            if len(ends) == 2 and ends <= names
-        ]
-        if not kinds:
-            near = difflib.get_close_matches(
-                min(ends - regions - machines, default=""), sorted(regions | machines), n=3
-            )
+        are_regions, are_machines = ends <= regions, ends <= machines
+        if len(ends) < 2 or are_regions == are_machines:
+            kind = "both regions and machines" if are_regions else "no two regions or machines"
+            unknown = min(ends - regions - machines, default="")
+            near = difflib.get_close_matches(unknown, sorted(regions | machines), n=3)
             raise CatalogError(
-                f"{path}: {where}: these are not two regions or two machines of the cluster.",
-                resolve=f"use {' or '.join(near) or 'names under machines'}.",
+                f"{path}: {where}: these are {kind} of the cluster.",
+                resolve=f"use {' or '.join(near) or 'two different names under machines'}.",
             )
-        out = kinds[0][1]
+        out = by_region if are_regions else by_machine
         if ends in out:
             raise CatalogError(f"{path}: {where}: the pair is there twice.", resolve="keep one.")
         out[ends] = _link(pair, path, where)
@@ -287,12 +284,10 @@ def _sentence(path: Path, raw: object, error: ValidationError) -> CatalogError:
         return CatalogError(
             f"{path}: the field '{last}'{inside} is missing.", resolve=f"add {last}."
         )
-    reason = first["msg"].removeprefix("Input should be ")
     whole, _ = _step(place, value, last) if isinstance(last, int) else ("", None)
     name = whole or (f"'{last}'{inside}" if last != "" else "the file")
-    received = first["input"]
-    shown = "nothing" if received is None else repr(received)
-    return CatalogError(f"{path}: {name} is {shown}.", resolve=f"give {_in_words(reason)}.")
+    received = "empty" if first["input"] is None else repr(first["input"])
+    return CatalogError(f"{path}: {name} is {received}.", resolve=f"give {_wanted(first)}.")
 
 
 def _step(place: str, value: object, key: int | str) -> tuple[str, object]:
@@ -321,12 +316,20 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
     return parts[keys[-1]] if keys[-1] in parts else parts[keys[0]]
 
 
-def _in_words(reason: str) -> str:
-    return {
-        "a valid integer": "a whole number",
-        "a valid number": "a number",
-        "a valid string": "text",
-        "a valid list": "a list",
-        "a finite number": "a finite number",
-        "a valid dictionary": "a section of fields",
-    }.get(reason, f"something that is {reason[0].lower()}{reason[1:]}")
+def _wanted(error: ErrorDetails) -> str:
+    """What a field takes, in words."""
+    limits = error.get("ctx", {})
+    words = {
+        "int_type": "a whole number",
+        "int_from_float": "a whole number",
+        "float_type": "a number",
+        "string_type": "text",
+        "list_type": "a list",
+        "finite_number": "a finite number",
+        "greater_than": f"a number above {limits.get('gt', 0):g}",
+        "greater_than_equal": f"a number of {limits.get('ge', 0):g} or more",
+        "string_too_short": "text that is not empty",
+        "too_short": f"a list of {limits.get('min_length')} or more",
+        "too_long": f"a list of {limits.get('max_length')} or fewer",
+    }
+    return words.get(error["type"], "a section of named fields")

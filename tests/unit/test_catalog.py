@@ -1,0 +1,515 @@
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hetero import datasets, paths
+from hetero.catalog import (
+    Gpu,
+    Link,
+    Llm,
+    find_llm,
+    gpu,
+    gpus,
+    link,
+    links,
+    llm,
+    llms,
+    presets,
+)
+from hetero.catalog.precision import bytes_of
+from hetero.catalog.tables import read_table
+from hetero.errors import CatalogError, DataError, ParameterError
+
+# Counted independently from the public configs: parameters and active parameters [1e9], and the
+# bytes of 16-bit KV cache per token.
+COUNTED = {
+    "LLaMA-1-7B": (6.738, 6.738, 524288),
+    "LLaMA-1-13B": (13.016, 13.016, 819200),
+    "LLaMA-1-30B": (32.529, 32.529, 1597440),
+    "Llama-2-7B": (6.738, 6.738, 524288),
+    "Llama-2-13B": (13.016, 13.016, 819200),
+    "Llama-2-70B": (68.977, 68.977, 327680),
+    "CodeLlama-34B": (33.744, 33.744, 196608),
+    "Llama-3-8B": (8.030, 8.030, 131072),
+    "Llama-3.1-8B": (8.030, 8.030, 131072),
+    "Llama-3-70B": (70.554, 70.554, 327680),
+    "Llama-3.1-70B": (70.554, 70.554, 327680),
+    "Llama-3.1-405B": (405.853, 405.853, 516096),
+    "Mistral-7B": (7.242, 7.242, 131072),
+    "DeepSeek-R1-Distill-Qwen-14B": (14.770, 14.770, 196608),
+    "Qwen2.5-7B": (7.616, 7.616, 57344),
+    "Qwen2.5-14B": (14.770, 14.770, 196608),
+    "Qwen2.5-32B": (32.764, 32.764, 262144),
+    "Qwen2.5-72B": (72.706, 72.706, 327680),
+    "Qwen3-8B": (8.191, 8.191, 147456),
+    "Qwen3-32B": (32.762, 32.762, 262144),
+    "GPT-3-175B": (174.604, 174.604, 4718592),
+    "OPT-30B": (29.975, 29.975, 1376256),
+    "BLOOM-176B": (176.247, 176.247, 4014080),
+    "Grok-1": (315.684, 83.756, 262144),
+    "Mixtral-8x7B": (46.703, 12.880, 131072),
+    "Mixtral-8x22B": (140.621, 39.152, 229376),
+    "Qwen3-30B-A3B": (30.532, 3.353, 98304),
+    "Qwen3-235B-A22B": (235.094, 22.191, 192512),
+    "DeepSeek-V3-R1-671B": (671.026, 37.552, 70272),
+    "Kimi-K2": (1026.408, 32.861, 70272),
+}
+
+# What the five papers print: preset, the paper's name, and the fields it prints.
+PRINTED = [
+    ("heteroserve", "H100 SXM5", {"fp16_tflops": 989, "mem_gib": 80, "mem_bw_gbs": 3350}),
+    ("heteroserve", "A100 SXM4", {"fp16_tflops": 312, "mem_gib": 80, "mem_bw_gbs": 2000}),
+    ("heteroserve", "L40S", {"fp16_tflops": 362, "mem_gib": 48, "mem_bw_gbs": 864}),
+    ("helix", "H100", {"fp16_tflops": 1979, "mem_gib": 80, "mem_bw_gbs": 3350, "tdp_w": 700}),
+    ("helix", "A100", {"fp16_tflops": 312, "mem_gib": 40, "mem_bw_gbs": 1555, "tdp_w": 400}),
+    ("helix", "L4", {"fp16_tflops": 242, "mem_gib": 24, "mem_bw_gbs": 300, "tdp_w": 72}),
+    ("helix", "T4", {"fp16_tflops": 65, "mem_gib": 16, "mem_bw_gbs": 300, "tdp_w": 70}),
+    ("thunderserve", "A100", {"fp16_tflops": 312, "mem_bw_gbs": 2000, "usd_per_h": 1.753}),
+    ("thunderserve", "A6000", {"fp16_tflops": 38.7, "mem_bw_gbs": 768, "usd_per_h": 0.483}),
+    ("thunderserve", "A5000", {"fp16_tflops": 27.8, "mem_bw_gbs": 626.8, "usd_per_h": 0.223}),
+    ("thunderserve", "A40", {"fp16_tflops": 149.7, "mem_bw_gbs": 696, "usd_per_h": 0.403}),
+    ("thunderserve", "3090Ti", {"fp16_tflops": 40, "mem_bw_gbs": 1008, "usd_per_h": 0.307}),
+    ("rignall", "H200", {"usd_per_h": 4, "mem_gib": 141, "pcie_gbs": 50}),
+    ("rignall", "H800", {"usd_per_h": 2, "mem_bw_gbs": 4000, "pcie_gbs": 50}),
+    ("rignall", "H20", {"usd_per_h": 1, "fp16_tflops": 148, "fp8_tflops": 296}),
+    ("rignall", "DGX-B300", {"fp16_tflops": 3375, "fp8_tflops": 7500, "mem_gib": 288}),
+    ("rignall", "Rubin-NVL144", {"fp16_tflops": 6400, "mem_gib": 144, "mem_bw_gbs": 6500}),
+    ("xiong", "V100-SXM2-32GB", {"mem_gib": 32, "link_type": "PCIe3-x16", "link_gbs": 16}),
+    ("xiong", "A800 80GB PCIe", {"mem_gib": 80}),
+]
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+}
+LATENT = {
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "moe_layer_freq": 1,
+}
+# The sizes that each family's public config.json states, under the family's own keys.
+CONFIGS: dict[str, dict[str, object]] = {
+    "Llama-3-8B": LLAMA,
+    "LLaMA-1-7B": {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "intermediate_size": 11008,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+    },
+    "Mistral-7B": LLAMA
+    | {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768},
+    "Qwen2.5-7B": {
+        "model_type": "qwen2",
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3-32B": {
+        "model_type": "qwen3",
+        "num_hidden_layers": 64,
+        "hidden_size": 5120,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 25600,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "attention_bias": False,
+    },
+    "Mixtral-8x7B": LLAMA
+    | {
+        "model_type": "mixtral",
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "Qwen3-30B-A3B": {
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "DeepSeek-V3-R1-671B": LATENT
+    | {
+        "model_type": "deepseek_v3",
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "n_routed_experts": 256,
+        "first_k_dense_replace": 3,
+        "vocab_size": 129280,
+        "max_position_embeddings": 163840,
+    },
+    "Kimi-K2": LATENT
+    | {
+        "model_type": "kimi_k2",
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "first_k_dense_replace": 1,
+        "vocab_size": 163840,
+        "max_position_embeddings": 131072,
+    },
+    "OPT-30B": {
+        "model_type": "opt",
+        "num_hidden_layers": 48,
+        "hidden_size": 7168,
+        "num_attention_heads": 56,
+        "ffn_dim": 28672,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": 7168,
+    },
+    "BLOOM-176B": {
+        "model_type": "bloom",
+        "n_layer": 70,
+        "n_embed": 14336,
+        "num_attention_heads": 112,
+        "vocab_size": 250880,
+    },
+    "Grok-1": {
+        "model_type": "grok-1",
+        "num_hidden_layers": 64,
+        "hidden_size": 6144,
+        "num_attention_heads": 48,
+        "num_key_value_heads": 8,
+        "intermediate_size": 32768,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "vocab_size": 131072,
+        "max_position_embeddings": 8192,
+    },
+}
+
+
+def test_every_model_is_counted() -> None:
+    assert set(llms().names) == set(COUNTED)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters_and_cache_follow_from_the_shape(name: str) -> None:
+    params_b, active_b, kv_bytes = COUNTED[name]
+    model = llm(name)
+    assert round(model.params / 1e9, 3) == params_b
+    assert round(model.active_params / 1e9, 3) == active_b
+    assert model.kv_bytes_per_token("fp16") == kv_bytes
+    assert model.params_nominal_b == pytest.approx(model.params / 1e9, rel=0.01)
+
+
+def test_products_leave_out_lookups_and_norms() -> None:
+    # Llama-2-7B: all but the embedding (32000 x 4096) and 65 norms of 4096.
+    assert llm("Llama-2-7B").matmul_params == 6738415616 - 131072000 - 65 * 4096
+    assert llm("Llama-2-7B").linear_flops_per_token == 2 * 6607077376
+    # Tied models do the logits' product all the same.
+    bloom = llm("BLOOM-176B")
+    assert bloom.matmul_params == pytest.approx(bloom.params, rel=2e-4)
+    # A mixture of experts: 12.88 B active of Mixtral less its embedding.
+    mixtral = llm("Mixtral-8x7B")
+    assert mixtral.matmul_params == pytest.approx(12.88e9 - 131e6, rel=1e-3)
+
+
+def test_layers_embedding_and_head_make_up_the_model() -> None:
+    for model in llms():
+        layers = sum(model.layer_params(k) for k in range(model.layers))
+        assert model.embedding_params + layers + model.output_params == model.params
+
+
+def test_attention_operations() -> None:
+    assert llm("Llama-3-8B").attention_flops_per_pair() == 4 * 32 * 128 * 32
+    deepseek = llm("DeepSeek-V3")
+    # Expanded: 192-wide scores, 128-wide sums; absorbed: 576 and 512.
+    assert deepseek.attention_flops_per_pair() == 2 * 128 * (192 + 128) * 61
+    assert deepseek.attention_flops_per_pair(absorbed=True) == 2 * 128 * (576 + 512) * 61
+
+
+def test_full_formula_is_2_l_h() -> None:
+    assert llm("Llama-3-8B").kv_bytes_per_token("fp16", "full") == 2 * 32 * 4096 * 2
+    assert llm("DeepSeek-V3").kv_bytes_per_token("fp8", "full") == 2 * 61 * 7168
+    with pytest.raises(ParameterError, match=r"'modl'.*2 l h"):
+        llm("Llama-3-8B").kv_bytes_per_token("fp16", "modl")  # type: ignore[arg-type]
+
+
+def test_precisions() -> None:
+    model = llm("Llama-3-8B")
+    sizes = {p: model.weight_bytes(p) for p in ("fp32", "fp16", "bf16", "fp8", "int8", "int4")}
+    assert sizes == {
+        "fp32": 4 * model.params,
+        "fp16": 2 * model.params,
+        "bf16": 2 * model.params,
+        "fp8": model.params,
+        "int8": model.params,
+        "int4": model.params // 2,
+    }
+    assert bytes_of(3, "int4") == 2
+    with pytest.raises(ParameterError, match="'fp17'"):
+        model.weight_bytes("fp17")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hugging_face_configs_give_the_catalog_shape(name: str) -> None:
+    read, known = Llm.from_config(CONFIGS[name], name=name), llm(name)
+    assert (read.params, read.active_params) == (known.params, known.active_params)
+    assert read.matmul_params == known.matmul_params
+    assert read.kv_bytes_per_token() == known.kv_bytes_per_token()
+    assert read.attention_flops_per_pair() == known.attention_flops_per_pair()
+    assert read.max_position == known.max_position
+
+
+def test_config_files(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    file = folder / "config.json"
+    file.write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert find_llm(folder) == find_llm(str(file)) == Llm.from_config(file)
+    assert find_llm(folder).name == "my-model"
+    assert find_llm("llama 3 8b").name == "Llama-3-8B"
+    nested = {"model_type": "llava", "text_config": LLAMA, "_name_or_path": "org/seeing"}
+    assert Llm.from_config(nested).params == llm("Llama-3-8B").params
+    assert Llm.from_config(nested).name == "seeing"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"hidden_size": None}, "the key 'hidden_size' is missing"),
+        ({"vocab_size": "128256"}, "'vocab_size' is '128256'"),
+        ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
+        ({"model_type": "mamba"}, "the model type 'mamba' is not known"),
+        ({"model_type": None}, "the model type None is not known"),
+        ({"model_type": "mixtral"}, "the key 'num_local_experts' is missing"),
+        ({"model_type": "qwen3"}, "the key 'head_dim' is missing"),
+        ({"mlp_only_layers": [3]}, "only some layers"),
+    ],
+)
+def test_wrong_configs_name_the_key(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        Llm.from_config(LLAMA | change)
+
+
+def test_config_that_is_no_json(tmp_path: Path) -> None:
+    broken = tmp_path / "config.json"
+    broken.write_text('{"a": 1,\n "b": }', encoding="utf-8")
+    with pytest.raises(DataError, match=r"config.json, line 2: this is no JSON"):
+        Llm.from_config(broken)
+    with pytest.raises(DataError, match="no such file"):
+        Llm.from_config(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layers": 0}, "layers = 0"),
+        ({"kv_heads": 5}, "32 heads for 5 KV heads"),
+        ({"experts": 8, "experts_active": 9, "moe_intermediate": 1}, "9 active of 8 experts"),
+        ({"biases": "some"}, "biases = 'some'"),
+        ({"kv_lora_rank": 512}, "latent attention"),
+    ],
+)
+def test_impossible_shapes_are_refused(change: dict[str, object], sentence: str) -> None:
+    shape = {
+        "name": "x",
+        "layers": 2,
+        "hidden": 4096,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "intermediate": 100,
+        "vocab": 1000,
+        "max_position": 100,
+    }
+    with pytest.raises(CatalogError, match=sentence):
+        Llm(**(shape | change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("preset", "printed", "figures"), PRINTED)
+def test_presets_are_as_printed(preset: str, printed: str, figures: dict[str, object]) -> None:
+    found = gpu(printed, preset=preset)
+    assert {field: getattr(found, field) for field in figures} == figures
+    assert found.preset == preset
+
+
+def test_preset_rignall_is_the_table_of_its_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Path(__file__).parents[3] / "shared" / "data"
+    if datasets.MIRROR not in os.environ and beside.is_dir():
+        monkeypatch.setenv(datasets.MIRROR, str(beside))
+    if not datasets.available("moe_reference"):
+        pytest.skip(f"moe_reference is not here: set {datasets.MIRROR}")
+    with datasets.path("moe_reference", "gpu_info.csv").open(encoding="utf-8") as file:
+        rows = {row["gpu_type"]: row for row in csv.DictReader(file)}
+    del rows["RubinU-NVL576"]  # a forecast that no experiment uses
+    assert len(rows) == len(gpus("rignall"))
+    for name, row in rows.items():
+        ours = gpu(name, preset="rignall")
+        assert ours.fp4_tflops == (float(row["fp4"]) or None), name
+        assert (
+            ours.fp16_tflops,
+            ours.fp8_tflops,
+            ours.mem_gib,
+            ours.mem_bw_gbs,
+            ours.link_gbs,
+            ours.pcie_gbs,
+        ) == tuple(
+            float(row[key]) for key in ("fp16", "fp8", "mem", "mem_bw", "nvlink_bw", "pcie_bw")
+        ), name
+
+
+def test_presets_keep_what_the_paper_does_not_print() -> None:
+    printed, sheet = gpu("T4", preset="helix"), gpu("T4")
+    assert (printed.fp16_tflops, printed.link_gbs) == (sheet.fp16_tflops, sheet.link_gbs)
+    assert sheet.mem_bw_gbs == 320
+    assert set(presets()) == {"xiong", "heteroserve", "rignall", "helix", "thunderserve"}
+
+
+def test_gpus_of_papers_and_artifact_are_there() -> None:
+    names = "V100-32 V100-16 A800 H100-SXM A100-80 A100-40 L40S H200 H800 H20 B300 Rubin L4 T4"
+    for name in [*names.split(), "A6000", "A5000", "A40", "3090Ti"]:
+        assert gpu(name).source
+
+
+def test_dense_peaks_where_papers_print_others() -> None:
+    assert gpu("H100-SXM").fp16_tflops == 989
+    assert gpu("L4").fp16_tflops == 121
+    assert gpu("A6000").fp16_tflops == 154.8
+    assert gpu("H100-SXM").peak == "dense tensor, fp32 accumulation"
+    assert gpu("H100", preset="helix").peak == "tensor with sparsity"
+    assert gpu("A6000", preset="thunderserve").peak == "vector"
+
+
+def test_memory_is_gib() -> None:
+    assert gpu("A100-80").mem_bytes == 80 * 2**30
+
+
+def test_gpu_links_agree_with_the_link_table() -> None:
+    for found in gpus():
+        assert link(found.link_type).bandwidth_gbs == found.link_gbs, found.name
+
+
+def test_rows_say_where_they_come_from() -> None:
+    for record in [*gpus(), *llms(), *links()]:
+        assert record.source, record.name
+        assert record.checked in ("yes", "partly", "no"), record.name
+    for record in [*gpus(), *(g for name in presets() for g in gpus(name))]:
+        assert (record.usd_per_h is None) == (record.price_source == ""), record.name
+
+
+def test_peak_rates_by_precision() -> None:
+    assert gpu("L4").peak_tflops("fp8") == 242
+    assert gpu("A100-40").peak_tflops("bf16") == 312
+    with pytest.raises(CatalogError, match=r"does not compute in bf16.*use fp16"):
+        gpu("T4").peak_tflops("bf16")
+    with pytest.raises(CatalogError, match="no peak rate in the catalog for int8"):
+        gpu("A100-40").peak_tflops("int8")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("l40s", "L40S"), ("RTX 3090 Ti", "RTX-3090Ti"), ("a100_sxm_40gb", "A100-SXM-40GB")],
+)
+def test_names_are_found_however_they_are_written(name: str, found: str) -> None:
+    assert gpu(name).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("H1000", "H100-SXM"), ("A100", "A100-SXM-40GB"), ("4O90", "RTX-4090"), ("V100", "V100-16GB")],
+)
+def test_unknown_names_list_near_ones(name: str, near: str) -> None:
+    with pytest.raises(CatalogError, match=f"No GPU is called '{name}'.*{near}"):
+        gpu(name)
+
+
+def test_unknown_names_without_near_ones_list_all() -> None:
+    with pytest.raises(CatalogError, match=r"use one of .*L40S.*T4"):
+        gpu("quantum")
+    with pytest.raises(CatalogError, match="No model is called 'Llama-4-8B'"):
+        llm("Llama-4-8B")
+    with pytest.raises(CatalogError, match="use one of xiong"):
+        gpu("T4", preset="nobody")
+    with pytest.raises(CatalogError, match="No GPU of the preset 'xiong' is called 'T4'"):
+        gpu("T4", preset="xiong")
+
+
+def test_links_take_latency_and_size() -> None:
+    # ThunderServe Table 8: 1.64 GB at 40 Gb/s; the line rate alone gives 0.328 s.
+    assert link("Ethernet-40G").seconds(1.64e9) == pytest.approx(0.3281)
+    with pytest.raises(CatalogError, match="bandwidth above 0"):
+        Link(name="x", bandwidth_gbs=0, latency_s=0)
+    with pytest.raises(CatalogError, match="mem_gib = -1"):
+        Gpu(
+            name="x",
+            mem_gib=-1,
+            mem_bw_gbs=1,
+            fp16_tflops=1,
+            link_type="PCIe4-x16",
+            link_gbs=1,
+            pcie_gbs=1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("name,kind", "name,kindd", "column 'kindd': the column is unknown"),
+        ("NVLink2,nvlink,150", "NVLink2,nvlink,fast", "line 2, column 'bandwidth_gbs': 'fast'"),
+        ("NVLink2,nvlink,150", "NVLink2,nvlink,", "line 2, column 'bandwidth_gbs': the cell is em"),
+        ("NVLink2,nvlink,150", "NVLink2,nvlink,-1", "line 2: Link 'NVLink2' has bandwidth -1"),
+    ],
+)
+def test_wrong_cells_name_line_and_column(
+    tmp_path: Path, old: str, new: str, sentence: str
+) -> None:
+    text = paths.data("specs", "links.csv").read_text(encoding="utf-8")
+    assert old in text
+    copy = tmp_path / "links.csv"
+    copy.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(DataError, match=sentence):
+        read_table(copy, "link", Link)
+
+
+def test_tables_show_units_and_sources() -> None:
+    assert "bandwidth [GB/s]" in str(gpus())
+    assert "RTX-A6000" in gpus()._repr_html_()
+    assert len(gpus().table().rows) == len(gpus()) > 40
+    shown = str(gpu("A6000", preset="thunderserve"))
+    assert "As printed by thunderserve" in shown
+    assert "Vast.ai" in shown
+    assert "8 of 256" in str(llm("DeepSeek-R1"))
+    assert gpus()[0] is gpu("A100-SXM-80GB")

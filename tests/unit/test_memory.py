@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from hetero import datasets, memory
+from hetero.catalog import gpu, llm
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.memory import Budget
+
+GIB = 2**30
+V100 = gpu("V100-SXM2-32GB", preset="xiong")
+LLAMA_8B = llm("Llama-3-8B")
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+def test_capacity_is_equation_1(degree: int) -> None:
+    # t d phi - delta - Phi b with the paper's figures; Llama-3-8B has 8030261248 parameters.
+    weights = 2 * 8030261248
+    per_gpu = degree * 32 * GIB * 0.9 - degree * 2 * GIB - weights
+    per_instance = degree * 32 * GIB * 0.9 - 2 * GIB - weights
+    assert memory.kv_capacity_bytes(LLAMA_8B, V100, tensor_parallel=degree) == per_gpu
+    assert (
+        memory.kv_capacity_bytes(LLAMA_8B, V100, tensor_parallel=degree, overhead_per="instance")
+        == per_instance
+    )
+
+
+def test_both_readings_of_the_overhead_are_14_gib_apart_at_eight_gpus() -> None:
+    each = Budget(LLAMA_8B, V100, tensor_parallel=8).kv_capacity_bytes
+    once = Budget(LLAMA_8B, V100, tensor_parallel=8, overhead_per="instance").kv_capacity_bytes
+    assert once - each == 14 * GIB
+
+
+def test_batch_of_identical_requests_is_equation_5() -> None:
+    # Free: 0.9 x 32 GiB - 2 GiB - 16.06 GB = 12.716 GB; a request of 1000 tokens takes 131.072 MB
+    # with grouped queries and 524.288 MB with 2 l h values per token.
+    assert Budget(LLAMA_8B, V100).max_batch(600, 400) == 97
+    assert Budget(LLAMA_8B, V100, kv_formula="full").max_batch(600, 400) == 24
+    assert Budget(LLAMA_8B, V100, kv_precision="fp8").max_batch(600, 400) == 194
+    assert Budget(llm("Llama-2-70B"), V100).max_batch(600, 400) == 0
+    with pytest.raises(ParameterError, match="0 input and 0 output"):
+        Budget(LLAMA_8B, V100).max_batch(0, 0)
+
+
+def test_usage_is_equation_8() -> None:
+    budget = Budget(LLAMA_8B, V100, kv_formula="full")
+    capacity = 0.9 * 32 * GIB - 2 * GIB - 2 * 8030261248
+    assert budget.kv_usage(10_000) == pytest.approx(10_000 * 524288 / capacity)
+    assert budget.kv_usage(100_000) > 1
+    with pytest.raises(InfeasibleError, match="The weights of Llama-2-70B"):
+        Budget(llm("Llama-2-70B"), V100).kv_usage(1)
+
+
+def test_kv_bytes_of_published_transfers() -> None:
+    # ThunderServe Table 8: 1024 tokens of LLaMA-30B are 1.64 GB.
+    assert memory.kv_bytes(llm("LLaMA-1-30B"), 1024) == pytest.approx(1.64e9, rel=0.003)
+    # BLOOM-176B caches 4.0 MB per token, DeepSeek-V3 576 values per layer.
+    assert memory.kv_bytes(llm("BLOOM"), 1) == pytest.approx(4.0e6, rel=0.01)
+    assert memory.kv_bytes(llm("DeepSeek-V3"), 1000, precision="fp8") == 1000 * 61 * 576
+
+
+def test_kv_heads_fewer_than_gpus_are_copied() -> None:
+    model = llm("Qwen3-30B-A3B")  # 4 KV heads
+    per_token = [memory.kv_bytes_per_token(model, tensor_parallel=t) for t in (1, 2, 4, 8, 16)]
+    assert per_token == [98304, 98304, 98304, 2 * 98304, 4 * 98304]
+    # Their projections too: 4 more heads of keys and values in each of 48 layers.
+    extra = 48 * 4 * 2 * 2048 * 128 * 2
+    assert Budget(model, gpu("L40S"), tensor_parallel=8).weight_bytes == (
+        model.weight_bytes() + extra
+    )
+    assert Budget(model, gpu("L40S"), tensor_parallel=4).weight_bytes == model.weight_bytes()
+    # 2 l h values are divided evenly whatever the degree.
+    full = memory.kv_bytes_per_token(model, tensor_parallel=8, formula="full")
+    assert full == 2 * 48 * 2048 * 2
+
+
+def test_latent_cache_is_copied_to_every_gpu() -> None:
+    model = llm("DeepSeek-V3")
+    assert memory.kv_bytes_per_token(model, tensor_parallel=8) == 8 * 70272
+    one, eight = (
+        Budget(model, gpu("H200"), tensor_parallel=t, weight_precision="fp8").weight_bytes
+        for t in (1, 8)
+    )
+    assert one == model.params
+    assert eight - one == 7 * 61 * 7168 * (1536 + 512 + 64)
+
+
+def test_stages_divide_layers_embedding_and_head() -> None:
+    model = llm("Llama-2-70B")
+    budget = Budget(model, gpu("A100-40"), tensor_parallel=2, pipeline_parallel=3)
+    first, middle, last = budget.stages
+    assert [s.layers for s in budget.stages] == [27, 27, 26]
+    layer = 2 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672 + 2 * 8192)
+    table = 2 * 32000 * 8192
+    assert first.weight_bytes == 27 * layer + table
+    assert middle.weight_bytes == 27 * layer
+    assert last.weight_bytes == 26 * layer + table + 2 * 8192
+    assert budget.weight_bytes == model.weight_bytes()
+    # The first stage has least room per layer.
+    free = 2 * 40 * GIB * 0.9 - 2 * 2 * GIB - first.weight_bytes
+    assert budget.kv_capacity_bytes == pytest.approx(80 * free / 27)
+
+
+def test_tied_embeddings_are_held_at_both_ends() -> None:
+    model = llm("OPT-30B")
+    one, two = (Budget(model, gpu("A100-80"), pipeline_parallel=p).weight_bytes for p in (1, 2))
+    assert two - one == 2 * 50272 * 7168
+
+
+def test_dense_leading_layers_lighten_the_first_stage() -> None:
+    model = llm("DeepSeek-V3")
+    first, last = Budget(model, gpu("H200"), tensor_parallel=8, pipeline_parallel=2).stages
+    assert first.layers == 31
+    assert last.layers == 30
+    assert first.weight_bytes < last.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "card", "settings", "longest", "reason"),
+    [
+        ("LLaMA-1-30B", "A100-80", {"tensor_parallel": 8}, 1, "52 attention heads cannot be div"),
+        ("Llama-3-8B", "T4", {"weight_precision": "bf16"}, 1, "T4 does not compute in bf16"),
+        (
+            "Llama-2-70B",
+            "A100-80",
+            {},
+            1,
+            r"weights of Llama-2-70B in fp16 take 128.48 GiB, but 1 x A100-SXM-80GB offer 70.00 "
+            r"GiB .* 58.48 GiB short",
+        ),
+        (
+            "Llama-2-70B",
+            "L4",
+            {"pipeline_parallel": 4},
+            1,
+            r"weights of 20 layers of Llama-2-70B .*1 x L4 offer 19.60 GiB",
+        ),
+        (
+            "Llama-3-8B",
+            "V100-32",
+            {"kv_formula": "full"},
+            30_000,
+            r"request of 30,000 tokens needs 14.65 GiB of KV cache, but 11.84 GiB "
+            r"\(24,253 tokens\) are left",
+        ),
+    ],
+)
+def test_reasons_name_the_constraint_with_bytes(
+    model: str, card: str, settings: memory.Settings, longest: int, reason: str
+) -> None:
+    found = memory.why_not(llm(model), gpu(card), longest_tokens=longest, **settings)
+    assert found is not None
+    assert re.search(reason, found), found
+    assert not memory.fits(llm(model), gpu(card), longest_tokens=longest, **settings)
+
+
+def test_what_fits_has_no_reason() -> None:
+    assert memory.why_not(LLAMA_8B, V100, longest_tokens=8192) is None
+    assert memory.fits(LLAMA_8B, V100, longest_tokens=97_013)
+    assert not memory.fits(LLAMA_8B, V100, longest_tokens=97_014)
+    # Xiong 5.3: two V100 hold DeepSeek-R1-Distill-Qwen-14B, one does not leave much.
+    distilled = llm("DeepSeek-R1-Distill-Qwen-14B")
+    assert memory.fits(distilled, V100, tensor_parallel=2, longest_tokens=8192)
+
+
+def test_helix_table_1() -> None:
+    published = {
+        "Llama-2-70B": [12, 7, 4],
+        "GPT-3-175B": [30, 18, 9],
+        "Grok-1": [53, 32, 16],
+        "Llama-3.1-405B": [68, 41, 21],
+    }
+    cards = ("L4", "A100-40", "H100-SXM")
+    assert published == {
+        name: [memory.minimum_gpus(llm(name), gpu(card)) for card in cards] for name in published
+    }
+    # Binary gigabytes do not give the table.
+    in_gib = {
+        name: [memory.minimum_gpus(llm(name), gpu(card), unit="GiB") for card in cards]
+        for name in published
+    }
+    same = sum(a == b for n in published for a, b in zip(published[n], in_gib[n], strict=True))
+    assert same == 3
+
+
+def test_layers_per_node_against_the_limits_of_helix() -> None:
+    # Limits of the artifact: nodes of so many GPUs, and most layers of each model on each.
+    nodes = [("A100-40", 1), ("V100-16", 1), ("L4", 1), ("L4", 2), ("T4", 1), ("T4", 2), ("T4", 4)]
+    limits = {"Llama-2-70B": (12, 4, 7, 14, 4, 9, 18), "LLaMA-1-30B": (18, 7, 11, 22, 7, 15, 30)}
+    apart = {
+        (model, card, count): memory.max_layers(llm(model), gpu(card), gpus=count) - layers
+        for model, row in limits.items()
+        for (card, count), layers in zip(nodes, row, strict=True)
+    }
+    assert {k: v for k, v in apart.items() if v} == {
+        ("Llama-2-70B", "A100-40", 1): -1,
+        ("LLaMA-1-30B", "T4", 2): -1,
+        ("LLaMA-1-30B", "T4", 4): -1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel is 0"),
+        ({"pipeline_parallel": 33}, "33 pipeline stages for the 32 layers"),
+        ({"memory_fraction": 1.1}, r"memory_fraction is 1\.1"),
+        ({"overhead_gib": -1.0}, r"overhead_gib is -1\.0"),
+        ({"overhead_per": "node"}, "overhead_per is 'node'"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: memory.Settings, sentence: str) -> None:
+    with pytest.raises(ParameterError, match=sentence):
+        Budget(LLAMA_8B, V100, **settings)
+
+
+def test_shares_and_units_are_checked() -> None:
+    with pytest.raises(ParameterError, match="weight_share is 0"):
+        memory.minimum_gpus(LLAMA_8B, V100, weight_share=0)
+    with pytest.raises(ParameterError, match="unit is 'MB'"):
+        memory.max_layers(LLAMA_8B, V100, unit="MB")  # type: ignore[arg-type]
+
+
+def test_the_table_adds_up() -> None:
+    budget = Budget(LLAMA_8B, V100, tensor_parallel=2)
+    (row,) = budget.table().rows
+    total, unused, engine, weights, cache = row[2:]
+    assert total == 64
+    assert isinstance(unused, float)
+    assert unused + engine + weights + cache == pytest.approx(total)  # type: ignore[operator]
+    assert "131,072 bytes" in str(budget)
+    assert "short" in str(Budget(llm("Llama-2-70B"), V100))
+
+
+def raw_data(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Raw file of a dataset: fetched, in the mirror, or in the folder beside the checkout."""
+    beside = Path(__file__).parents[3] / "shared" / "data"
+    if datasets.MIRROR not in os.environ and beside.is_dir():
+        monkeypatch.setenv(datasets.MIRROR, str(beside))
+    if not datasets.available(name):
+        pytest.skip(f"{name} is not here: set {datasets.MIRROR} or run hetero data fetch {name}")
+    return datasets.path(name)
+
+
+def test_equation_1_explains_the_blocks_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV blocks that vLLM allocated on Helix's nodes, for every number of layers on a node.
+
+    With delta = what eq. 1 leaves unexplained, delta must not depend on the number of layers
+    (the layers' bytes are right) and must be a few GiB per GPU.
+    """
+    limits = raw_data("helix_machine_model_limits", monkeypatch)
+    cards = {"a100": "A100-40", "v100": "V100-16", "l4": "L4", "t4": "T4"}
+    models = {"llama1_30b": llm("LLaMA-1-30B"), "llama2_70b": llm("Llama-2-70B")}
+    overhead: dict[tuple[str, str], list[float]] = defaultdict(list)
+    with limits.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            card, _, count = row["machine"].partition("x")
+            model, gpus, layers = models[row["model"]], int(count or 1), int(row["layers_on_node"])
+            per_token_layer = model.kv_bytes_per_token() / model.layers
+            cache = 16 * int(row["vllm_num_blocks"]) * layers * per_token_layer
+            usable = 0.9 * gpus * gpu(cards[card]).mem_bytes
+            rest = usable - layers * model.layer_weight_bytes() - cache
+            overhead[row["model"], row["machine"]].append(rest / gpus / GIB)
+    assert len(overhead) == 14
+    for node, values in overhead.items():
+        assert 1.5 < min(values) <= max(values) < 4.5, node
+        assert max(values) - min(values) < 0.6, node
+    # The cards that the engine knew best: constant to 2 %.
+    assert overhead["llama2_70b", "a100"] == pytest.approx([3.99] * 12, rel=0.02)
+    assert overhead["llama1_30b", "v100"] == pytest.approx([1.73] * 7, rel=0.02)
