@@ -1,0 +1,93 @@
+"""``hetero repro | status | claims | figures``: the pipeline of a checkout and what it shows."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from hetero.display import Table
+
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    app.command("repro")(repro)
+    app.command("status")(status)
+    app.command("claims")(claims)
+    app.command("figures")(figures)
+
+
+def repro(
+    profile: Annotated[
+        str | None, typer.Option(help="Set it in params.yaml first: smoke, default or paper.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Set workload.source first: twin or real traces.")
+    ] = None,
+) -> None:
+    """Bring every figure, table and the report up to date; what is fresh is not run again."""
+    _pipeline("repro").repro(profile=profile, traces=source)
+
+
+def status(as_json: _JSON = False) -> None:
+    """Show which results are fresh, which are stale, and why."""
+    _print(_pipeline("status").status().table(), as_json)
+
+
+def claims(
+    paper: Annotated[
+        str | None, typer.Option(help="One paper: xiong, heteroserve, rignall, helix, ...")
+    ] = None,
+    attempted: Annotated[
+        bool, typer.Option("--attempted", help="Leave out what was not attempted.")
+    ] = False,
+    as_json: _JSON = False,
+) -> None:
+    """Show each published value beside the measured one, and the verdict."""
+    from hetero.claims import Verdicts, verdicts
+
+    found = verdicts(_results())
+    if paper is not None:
+        found = found.of(paper)
+    if attempted:
+        found = Verdicts(tuple(row for row in found if row.status != "not attempted"))
+    _print(found.table(), as_json, found.records())
+
+
+def figures(as_json: _JSON = False) -> None:
+    """Show which figures, tables and algorithms of the papers are regenerated, and where."""
+    from hetero.claims import coverage
+
+    found = coverage(_results())
+    _print(found.table(), as_json, found.records())
+
+
+def _pipeline(module: str) -> ModuleType:
+    """Import a module of ``pipelines``, which lies beside the package in a checkout only."""
+    from hetero import paths
+
+    paths.root()
+    return importlib.import_module(f"pipelines.{module}")
+
+
+def _results() -> Path:
+    from hetero import paths
+
+    return paths.results()
+
+
+def _print(table: Table, as_json: bool, records: list[dict[str, Any]] | None = None) -> None:
+    from hetero.cli.options import to_json
+
+    if as_json:
+        rows = records if records is not None else table.to_frame().to_dict("records")
+        print(to_json(rows), end="")
+    else:
+        print(table)

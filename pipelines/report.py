@@ -1,0 +1,221 @@
+"""Write results/report.html: the claims table, then figures and tables of every notebook.
+
+The page is one static file beside the results it shows: no script, no network, links relative to
+``results/``. It is made from the manifests alone; ``python -m pipelines.report`` writes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hetero import claims, paths
+from hetero.display import Column
+from hetero.errors import HeteroError
+from hetero.published import PAPERS
+from hetero.results import MANIFEST
+from pipelines import schema, source
+
+#: As the report names the papers.
+TITLES = {
+    "xiong": "Xiong et al.",
+    "heteroserve": "HeteroServe",
+    "rignall": "Rignall",
+    "helix": "Helix",
+    "thunderserve": "ThunderServe",
+}
+_ROWS = 12  # of a table shown in the page; the file has all
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One figure or table with the manifest's caption, from one source of traces."""
+
+    source: str
+    file: str
+    caption: str
+    shows: tuple[str, ...]
+    provenance: str
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    hidden: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Provenance of one notebook's results from one source of traces."""
+
+    source: str
+    profile: str
+    seeds: str
+    parameters: str
+    code: str
+    executed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """Everything one notebook left, twin and real side by side."""
+
+    notebook: str
+    title: str
+    question: str
+    runs: tuple[Run, ...]
+    figures: tuple[tuple[Shown, ...], ...]
+    tables: tuple[tuple[Shown, ...], ...]
+
+
+def chapters(folder: Path) -> list[Chapter]:
+    """One chapter per notebook that has results below ``folder``, in reading order."""
+    return [chapter for name in source.notebooks() if (chapter := _chapter(folder, name))]
+
+
+def _chapter(folder: Path, notebook: str) -> Chapter | None:
+    found: dict[str, dict[str, Any]] = {}
+    for traces in schema.SOURCES:
+        path = folder / traces / notebook / MANIFEST
+        if path.is_file():
+            found[traces] = json.loads(path.read_text(encoding="utf-8"))
+    if not found:
+        return None
+    title, question = introduction(notebook)
+    return Chapter(
+        notebook,
+        title,
+        question,
+        tuple(_run(folder, traces, manifest) for traces, manifest in found.items()),
+        tuple(_side_by_side(folder, found, "figures")),
+        tuple(_side_by_side(folder, found, "tables")),
+    )
+
+
+def introduction(notebook: str) -> tuple[str, str]:
+    """Title and first paragraph of a notebook, without its markup.
+
+    Examples
+    --------
+    >>> plain("Which *range* does `x` cover?")
+    'Which range does x cover?'
+    """
+    for cell in source.cells(source.notebook_path(notebook)):
+        if cell.get("cell_type") == "markdown":
+            heading, _, rest = source.text(cell).strip().partition("\n")
+            paragraph = rest.strip().split("\n\n")[0]
+            return plain(heading.lstrip("# ")), plain(" ".join(paragraph.split()))
+    return notebook, ""
+
+
+def plain(text: str) -> str:
+    """Text of one line of Markdown."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
+
+
+def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> Run:
+    parameters = ", ".join(f"{k} = {v}" for k, v in manifest.get("parameters", {}).items())
+    executed = f"{traces}/{manifest['notebook']}.ipynb"
+    return Run(
+        traces,
+        manifest["profile"],
+        ", ".join(map(str, manifest["seeds"])) or "none",
+        parameters or "none",
+        manifest.get("code_sha256", "")[:12],
+        executed,
+    )
+
+
+def _side_by_side(
+    folder: Path, found: dict[str, dict[str, Any]], kind: str
+) -> Iterator[tuple[Shown, ...]]:
+    """The same figure of each source together, in the order of the first manifest that has it."""
+    names = dict.fromkeys(row["file"] for manifest in found.values() for row in manifest[kind])
+    for name in names:
+        yield tuple(
+            _shown(folder, traces, manifest, row, kind)
+            for traces, manifest in found.items()
+            for row in manifest[kind]
+            if row["file"] == name
+        )
+
+
+def _shown(
+    folder: Path, traces: str, manifest: dict[str, Any], row: dict[str, Any], kind: str
+) -> Shown:
+    path = folder / traces / manifest["notebook"] / row["file"]
+    file = quote(path.relative_to(folder).as_posix())
+    shows = tuple(_published(one) for one in row["shows"])
+    provenance = f"{traces} traces, {manifest['profile']} profile"
+    if kind == "figures":
+        return Shown(traces, file, row["caption"], shows, provenance)
+    with path.open(encoding="utf-8", newline="") as stream:
+        head, *body = csv.reader(stream)
+    rows = tuple(tuple(map(_number, cells)) for cells in itertools.islice(body, _ROWS))
+    hidden = max(0, len(body) - _ROWS)
+    return Shown(traces, file, row["caption"], shows, provenance, tuple(head), rows, hidden)
+
+
+def _published(name: str) -> str:
+    paper, _, where = name.partition("/")
+    return f"{TITLES.get(paper, paper)}, {where}"
+
+
+def _number(cell: str) -> str:
+    """A cell as a person reads it: four digits where the file has ten."""
+    try:
+        return Column("").show(float(cell) if not cell.lstrip("-").isdigit() else int(cell))
+    except ValueError:
+        return cell
+
+
+def render(folder: Path) -> str:
+    """Text of the page for the results below ``folder``.
+
+    Raises
+    ------
+    DataError
+        If a manifest does not fit the ledger of claims.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["value"] = Column("", digits=4).show
+    verdicts = claims.verdicts(folder)
+    found = chapters(folder)
+    return environment.get_template("report.html").render(
+        verdicts=verdicts,
+        papers=[(TITLES[paper], verdicts.of(paper)) for paper in PAPERS],
+        statuses=claims.STATUSES,
+        chapters=found,
+        sources=sorted({run.source for one in found for run in one.runs}, reverse=True),
+        coverage=Markup(claims.coverage(folder).table()._repr_html_()),
+    )
+
+
+def main() -> None:
+    """Write the report of this checkout."""
+    folder = paths.results()
+    text = render(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / "report.html").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HeteroError as error:
+        sys.exit(f"Error: {error}")

@@ -1,0 +1,182 @@
+"""Bring every result up to date: ``hetero repro``, or ``python -m pipelines.repro``.
+
+The parameters are checked first; then ``dvc repro`` runs what is stale, and a short summary says
+what ran, what the claims came to, and where to look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from hetero import paths
+from hetero.errors import HeteroError
+from pipelines import run, schema, source
+
+
+@dataclass(slots=True)
+class Progress:
+    """What ``dvc repro`` reported so far, by stage."""
+
+    ran: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    failed: str = ""
+    reason: str = ""
+
+
+def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
+    """Run every stale stage and print what happens.
+
+    Parameters
+    ----------
+    profile, traces
+        Written to params.yaml first, where they differ from it.
+
+    Raises
+    ------
+    ParameterError
+        If params.yaml is not valid or does not fit the notebooks; nothing has run then.
+    StageError
+        If a stage failed; results of the stages before it are new, all others as they were.
+    """
+    root = paths.root()
+    if {"{", "}"} & set(str(root)):
+        raise HeteroError(
+            f"DVC cannot work in a folder with braces in its path ({root}).",
+            resolve="move the checkout.",
+        )
+    _say(choose(root / "params.yaml", profile=profile, traces=traces))
+    params = schema.load()
+    for stage in schema.SECTIONS:
+        path = source.notebook_path(source.notebook_of(stage))
+        run.check_names(path, stage, params.of(stage))
+    _say([f"{params.source} traces, {params.profile} profile"])
+    progress = Progress()
+    environment = os.environ | {
+        # Stages say `python`: it is to be the one that runs this, whatever is activated.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": str(root),
+        "PYTHONUNBUFFERED": "1",
+        "DVC_NO_ANALYTICS": "1",
+    }
+    command = [sys.executable, "-m", "dvc", "repro"]
+    with subprocess.Popen(
+        command,
+        cwd=root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        _say(readable(process.stdout, progress))
+        code = process.wait()
+    if code:
+        where = f"Stage {progress.failed}" if progress.failed else "DVC"
+        reason = f" ({progress.reason})" if progress.reason else ""
+        raise run.StageError(
+            f"{where} failed{reason}; its earlier results are as they were.",
+            resolve="mend what is said above, then run `hetero repro` again.",
+        )
+    _say(summary(progress))
+    return progress
+
+
+def choose(path: Path, *, profile: str | None, traces: str | None) -> Iterator[str]:
+    """Write the profile and the source of the traces to params.yaml, and say what changed."""
+    text = path.read_text(encoding="utf-8")
+    schema.parse(text, path)
+    yaml = YAML()
+    yaml.width = 100
+    values = yaml.load(text)
+    changes = []
+    for holder, key, name, wanted in (
+        (values, "profile", "profile", profile),
+        (values["workload"], "source", "workload.source", traces),
+    ):
+        if wanted is not None and holder[key] != wanted:
+            changes.append(f"params.yaml: {name} {holder[key]} -> {wanted}")
+            holder[key] = wanted
+    if changes:
+        stream = io.StringIO()
+        yaml.dump(values, stream)
+        schema.parse(stream.getvalue(), path)
+        path.write_text(stream.getvalue(), encoding="utf-8")
+    yield from changes
+
+
+_RUNNING = re.compile(r"^Running stage '(?P<stage>[^']+)'")
+_SKIPPED = re.compile(r"^Stage '(?P<stage>[^']+)' didn't change, skipping")
+_FAILED = re.compile(r"^ERROR: failed to reproduce '(?P<stage>[^']+)'(: )?(?P<reason>.*)")
+# What DVC says for those who call it by hand.
+_NOISE = re.compile(
+    r"^(> |\s*$|Generating lock file|Updating lock file|To track the changes|\tgit add|"
+    r"To enable auto staging|\tdvc config|Use `dvc push`|Data and pipelines are up to date|"
+    r"Verifying data sources)"
+)
+
+
+def readable(lines: Iterable[str], progress: Progress) -> Iterator[str]:
+    """What a person wants to see of DVC's output; the rest is counted in ``progress``."""
+    for line in lines:
+        line = line.rstrip("\n")
+        if hit := _RUNNING.match(line):
+            progress.ran.append(hit["stage"])
+            if not hit["stage"].startswith("source@"):
+                yield f"{hit['stage'].split('@')[0]}:"
+        elif hit := _SKIPPED.match(line):
+            progress.unchanged.append(hit["stage"])
+        elif hit := _FAILED.match(line):
+            progress.failed, progress.reason = hit["stage"].split("@")[0], hit["reason"]
+        elif not _NOISE.match(line):
+            yield line
+
+
+def summary(progress: Progress) -> Iterator[str]:
+    """Closing lines: what ran, what the claims came to, where to look."""
+    from hetero import claims
+
+    ran = [stage.split("@")[0] for stage in progress.ran if not stage.startswith("source@")]
+    yield ""
+    if ran:
+        yield f"Ran {', '.join(ran)}; {_unchanged(progress)} unchanged."
+    else:
+        yield "Everything is up to date; nothing was run."
+    yield f"Claims: {claims.verdicts(paths.results()).summary}"
+    yield f"Report: {(paths.results() / 'report.html').relative_to(paths.root())}"
+
+
+def _unchanged(progress: Progress) -> int:
+    return sum(not stage.startswith("source@") for stage in progress.unchanged)
+
+
+def _say(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run from the command line without the installed ``hetero``."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.repro", description=__doc__)
+    parser.add_argument("--profile", help="smoke, default or paper")
+    parser.add_argument("--source", help="twin or real")
+    options = parser.parse_args(arguments)
+    try:
+        repro(profile=options.profile, traces=options.source)
+    except HeteroError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

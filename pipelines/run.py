@@ -1,0 +1,341 @@
+"""Run one stage: one notebook, with the parameters of params.yaml, into its results folder.
+
+``python -m pipelines.run workloads`` executes ``notebooks/01_workloads.ipynb`` and leaves
+``results/<source>/01_workloads/`` (figures, tables, manifest.json) and, beside it, the executed
+notebook ``results/<source>/01_workloads.ipynb``. Earlier results are replaced only by a complete
+new set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from hetero import paths
+from hetero.errors import DataError, HeteroError, ParameterError
+from hetero.results import MANIFEST
+from pipelines import schema, source
+
+#: What the runner itself sets in every notebook, beside the parameters of its section.
+GIVEN = ("output", "profile", "source")
+
+# One thread, one hash seed, one clock: what makes two runs equal. Set before the kernel starts.
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "SOURCE_DATE_EPOCH": "0",
+    "TZ": "UTC",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "TQDM_DISABLE": "1",
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    # The kernel of this environment, not one of the same name in the user's home.
+    "JUPYTER_PREFER_ENV_PATH": "1",
+    "JUPYTER_PLATFORM_DIRS": "1",
+}
+
+
+class StageError(HeteroError):
+    """A notebook that did not run to its end, or left something other than complete results."""
+
+
+def run(stage: str, *, traces: str | None = None) -> Path:
+    """Run the notebook of ``stage`` and return its results folder.
+
+    Parameters
+    ----------
+    stage
+        Section of params.yaml, such as ``"workloads"``.
+    traces
+        ``twin`` or ``real``, instead of ``workload.source`` of params.yaml.
+
+    Raises
+    ------
+    ParameterError
+        If params.yaml and the parameters cell of the notebook do not agree.
+    StageError
+        If a cell fails, or the code changed while it ran. Earlier results are untouched.
+    """
+    params = schema.load(source=traces)
+    notebook = source.notebook_of(stage)
+    path = source.notebook_path(notebook)
+    values = params.of(stage)
+    check_names(path, stage, values)
+    root = paths.root()
+    watched = [path, *dependencies(stage)]
+    before = fingerprints(watched)
+    _check_copy(notebook, path)
+
+    folder = root / "results" / params.source / notebook
+    build = root / "pipelines" / "build"
+    work = build / "run" / params.source / notebook
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    given = {
+        "output": str(work.relative_to(root)),
+        "profile": params.profile,
+        "source": params.source,
+    }
+    try:
+        executed = execute(path, given | values, failed=build / f"{notebook}.failed.ipynb")
+        changed = [name for name, digest in fingerprints(watched).items() if before[name] != digest]
+        if changed:
+            raise StageError(
+                f"{', '.join(changed)} changed while stage '{stage}' ran, so its results would "
+                "not belong to the code beside them; earlier results are kept.",
+                resolve="run it again.",
+            )
+        _complete(work, notebook, values)
+        # The notebook wrote to a working folder; whoever opens it should find the final one.
+        text = executed.replace(given["output"], str(folder.relative_to(root)))
+        target = folder.with_suffix(".ipynb")
+        _swap(work, folder, text.replace(f"{root}/", ""), target)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return folder
+
+
+def check_names(path: Path, stage: str, values: Mapping[str, Any]) -> None:
+    """Compare the parameters cell with the section: papermill only warns of a name it lacks.
+
+    Raises
+    ------
+    ParameterError
+        If either has a name that the other lacks.
+    """
+    found = parameter_names(path)
+    wanted = [*GIVEN, *values]
+    for name in wanted:
+        if name not in found:
+            close = schema.near(name, found)
+            raise ParameterError(
+                f"{path.name} has no parameter '{name}', which section '{stage}' of params.yaml "
+                "sets.",
+                resolve=f"name it as in the parameters cell of the notebook{close}.",
+            )
+    for name in found:
+        if name not in wanted:
+            raise ParameterError(
+                f"{path.name} has a parameter '{name}' that section '{stage}' of params.yaml does "
+                "not set, so its small default would stand in the results.",
+                resolve=f"add '{name}' to the section, here and in pipelines/schema.py.",
+            )
+
+
+def parameter_names(path: Path) -> list[str]:
+    """Names assigned in the cell tagged ``parameters``.
+
+    Read as Python: papermill's own inspection skips a line whose comment holds a ``=``.
+
+    Raises
+    ------
+    DataError
+        If the notebook has no such cell.
+    """
+    for cell in source.cells(path):
+        if "parameters" in source.tags(cell):
+            targets: list[ast.expr] = []
+            for line in ast.parse(source.text(cell)).body:
+                if isinstance(line, ast.AnnAssign):
+                    targets.append(line.target)
+                elif isinstance(line, ast.Assign):
+                    targets.extend(line.targets)
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+    raise DataError(
+        "The notebook has no cell tagged 'parameters'.",
+        path=path,
+        resolve="tag its second cell 'parameters'.",
+    )
+
+
+def dependencies(stage: str) -> list[Path]:
+    """Files and folders of this checkout that dvc.yaml names as dependencies of a stage."""
+    root = paths.root()
+    stages = YAML(typ="safe", pure=True).load(root / "dvc.yaml")["stages"]
+    entry = stages.get(stage, {})
+    return [root / path for path in entry.get("do", entry).get("deps", [])]
+
+
+def fingerprints(found: list[Path]) -> dict[str, str]:
+    """Digest of each path, the code of notebooks only; DVC itself hashes after a run has ended."""
+    root = paths.root()
+    return {str(path.relative_to(root)): _digest(path) for path in found}
+
+
+def _digest(path: Path) -> str:
+    if path.suffix == ".ipynb":
+        return hashlib.sha256(source.code(path).encode()).hexdigest()
+    digest = hashlib.sha256()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file() and "__pycache__" not in file.parts:
+            digest.update(str(file.relative_to(path)).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _check_copy(notebook: str, path: Path) -> None:
+    copy = source.copy_path(notebook)
+    if not copy.is_file() or copy.read_text(encoding="utf-8") != source.code(path):
+        raise StageError(
+            f"{copy.relative_to(paths.root())} is not the code of {path.name}.",
+            resolve=f"run `hetero repro`, or `python -m pipelines.source {notebook}` first.",
+        )
+
+
+def execute(path: Path, parameters: Mapping[str, Any], *, failed: Path) -> str:
+    """Text of the notebook executed with the parameters, the same bytes in every run.
+
+    Parameters
+    ----------
+    failed
+        Where the notebook is left, as far as it came, if one of its cells fails.
+
+    Raises
+    ------
+    StageError
+        If a cell raises; the text quotes the cell and the error.
+    """
+    import papermill
+    from nbclient.exceptions import DeadKernelError
+    from papermill.exceptions import PapermillExecutionError
+
+    failed.parent.mkdir(parents=True, exist_ok=True)
+    with _environment():
+        try:
+            papermill.execute_notebook(
+                _literal(path),
+                _literal(failed),
+                parameters=dict(parameters),
+                engine_name="hetero",
+                kernel_name="python3",
+                language="python",
+                progress_bar=False,
+                request_save_on_cell_execute=False,
+                cwd=paths.root(),
+            )
+        except PapermillExecutionError as error:
+            raise StageError(
+                f"{path.name} failed in {_quote(error)}\nEarlier results are kept.",
+                resolve=f"mend the cell or its parameters; {failed} shows how far it came.",
+            ) from None
+        except DeadKernelError:
+            raise StageError(
+                f"The kernel of {path.name} died; earlier results are kept.",
+                resolve="look for a lack of memory, or for a crash in a compiled library.",
+            ) from None
+    text = failed.read_text(encoding="utf-8")
+    failed.unlink()
+    return text
+
+
+def _literal(path: Path) -> str:
+    # Papermill formats paths with the parameters, so braces in a folder's name need escaping.
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Environment of the kernel for the time of a run; the user's own IPython stays outside."""
+    with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
+        wanted = _ENVIRONMENT | {"IPYTHONDIR": folder, "PYTHONPATH": str(paths.root())}
+        before = {key: os.environ.get(key) for key in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key, None)
+                else:
+                    os.environ[key] = value
+
+
+def _quote(error: Any) -> str:
+    """Cell number, error, and the lines of the cell around the one that failed."""
+    plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in error.traceback]
+    hit = re.search(r"Cell In\[\d+\], line (\d+)", "\n".join(plain))
+    lines = error.source.rstrip().split("\n")
+    at = min(int(hit.group(1)), len(lines)) if hit else len(lines)
+    first = max(1, at - 4)
+    shown = [
+        f"  {'>' if number == at else ' '} {number:3d} | {lines[number - 1]}"
+        for number in range(first, min(len(lines), at + 1) + 1)
+    ]
+    head = f"cell [{error.exec_count}]: {error.ename}: {error.evalue}"
+    return "\n".join([head, *shown])
+
+
+def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
+    """Check that everything the manifest names is there, and add what produced it."""
+    path = work / MANIFEST
+    if not path.is_file():
+        raise StageError(
+            f"{notebook} left no {MANIFEST}; earlier results are kept.",
+            resolve="save its figures, tables and claims through hetero.results.ResultFolder.",
+        )
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    named = [row["file"] for kind in ("figures", "tables") for row in manifest[kind]]
+    lost = [name for name in named if not (work / name).is_file()]
+    if lost:
+        raise StageError(
+            f"{notebook} names {', '.join(lost)} in its {MANIFEST} but did not write it; earlier "
+            "results are kept.",
+            resolve="save it through hetero.results.ResultFolder.",
+        )
+    code = source.code(source.notebook_path(notebook))
+    manifest["parameters"] = dict(values)
+    manifest["code_sha256"] = hashlib.sha256(code.encode()).hexdigest()
+    text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+    path.write_text(text, encoding="utf-8")
+
+
+def _swap(work: Path, folder: Path, executed: str, target: Path) -> None:
+    """Put the new results where the old ones were; on the same disk these are renames."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = work.with_suffix(".ipynb")
+    old = work.with_suffix(".old")
+    fresh.write_text(executed, encoding="utf-8")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    work.rename(folder)
+    fresh.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the stage named on the command line; a failure is one message and exit 1."""
+    parser = argparse.ArgumentParser(prog="python -m pipelines.run", description=__doc__)
+    parser.add_argument("stage", help="section of params.yaml, such as workloads")
+    parser.add_argument("--source", help="twin or real, instead of workload.source")
+    options = parser.parse_args(arguments)
+    progress = logging.getLogger("hetero.notebook")
+    progress.setLevel(logging.INFO)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter(f"  {options.stage}: %(message)s"))
+    progress.addHandler(handler)
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    try:
+        run(options.stage, traces=options.source)
+    except HeteroError as error:
+        sys.exit(f"Error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""What params.yaml may hold: one section per notebook, its types, limits and units.
+
+The file is read once, by this module, as YAML 1.2; papermill never sees it. ``python -m
+pipelines.schema`` writes the table ``pipelines/PARAMETERS.md`` from the descriptions below.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.events import AliasEvent
+
+from hetero import paths
+from hetero.errors import DataError, ParameterError
+
+Profile = Literal["smoke", "default", "paper"]
+Source = Literal["twin", "real"]
+PROFILES: Final[tuple[str, ...]] = get_args(Profile)
+SOURCES: Final[tuple[str, ...]] = get_args(Source)
+_LIMIT_BYTES = 256 * 1024  # a parameter file is some kilobytes; more is a mistake
+
+
+class Section(BaseModel):
+    """Parameters of one notebook; nothing is converted and nothing unknown is let through."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Workloads(Section):
+    """Parameters of 01_workloads."""
+
+
+class LatencyFitting(Section):
+    """Parameters of 02_latency_fitting."""
+
+
+class TensorParallelSearch(Section):
+    """Parameters of 03_tensor_parallel_search."""
+
+
+SECTIONS: Final[dict[str, type[Section]]] = {
+    "workloads": Workloads,
+    "latency_fitting": LatencyFitting,
+    "tensor_parallel_search": TensorParallelSearch,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """What params.yaml says, checked, with the overlay of its profile laid over the defaults."""
+
+    profile: str
+    source: str
+    sections: Mapping[str, Section]
+
+    def of(self, stage: str) -> dict[str, Any]:
+        """Typed parameters of one stage.
+
+        Raises
+        ------
+        ParameterError
+            If there is no such section.
+        """
+        if stage not in self.sections:
+            raise ParameterError(
+                f"params.yaml has no section '{stage}'.",
+                resolve=f"use one of {_or(self.sections)}{near(stage, self.sections)}.",
+            )
+        return self.sections[stage].model_dump()
+
+
+def load(path: Path | None = None, *, source: str | None = None) -> Params:
+    """Read and check params.yaml; every profile is checked, not only the one in force.
+
+    Parameters
+    ----------
+    path
+        The file; by default the one of this checkout.
+    source
+        ``twin`` or ``real``, instead of ``workload.source`` of the file.
+
+    Raises
+    ------
+    ParameterError
+        If a name is unknown or missing, or a value has the wrong type or is out of range.
+    DataError
+        If the file is not plain YAML.
+    """
+    path = path or paths.root() / "params.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"The parameter file cannot be read ({error}).",
+            path=path,
+            resolve="restore it with `git checkout params.yaml`.",
+        ) from error
+    return parse(text, path, source=source)
+
+
+def parse(text: str, path: Path, *, source: str | None = None) -> Params:
+    """Check the text of a parameter file as ``load`` does; ``path`` only names it in errors."""
+    raw = _yaml(text, path)
+    known = ["profile", "workload", *SECTIONS]
+    _names(raw, known, where=path.name)
+    profile = _choice(raw["profile"], PROFILES, f"{path.name}, 'profile'")
+    workload = _mapping(raw["workload"], f"{path.name}, 'workload'")
+    _names(workload, ["source"], where=f"{path.name}, 'workload'")
+    said = _choice(workload["source"], SOURCES, f"{path.name}, 'workload.source'")
+    if source is not None:
+        said = _choice(source, SOURCES, "the source asked for")
+    sections = {}
+    for name, kind in SECTIONS.items():
+        body = dict(_mapping(raw[name], f"{path.name}, '{name}'"))
+        overlays: dict[str, dict[str, Any]] = {
+            one: dict(_mapping(body.pop(one), f"{path.name}, '{name}.{one}'"))
+            for one in ("smoke", "paper")
+            if one in body
+        }
+        layers = {"default": body} | {one: body | over for one, over in overlays.items()}
+        checked = {
+            one: _check(kind, layer, path, name, overlays.get(one, {}), one)
+            for one, layer in layers.items()
+        }
+        sections[name] = checked.get(profile, checked["default"])
+    return Params(profile, said, sections)
+
+
+def _yaml(text: str, path: Path) -> dict[str, Any]:
+    if len(text) > _LIMIT_BYTES:
+        raise DataError(
+            f"The parameter file holds {len(text):,} characters; {_LIMIT_BYTES:,} are allowed.",
+            path=path,
+            resolve="keep parameters only in it, and data in files of their own.",
+        )
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        # An alias can stand for itself many times over, and DVC would expand it.
+        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):
+            raise DataError(
+                "YAML aliases (`*name`) are not allowed among the parameters.",
+                path=path,
+                resolve="write each value out.",
+            )
+        found = yaml.load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise DataError(
+            f"Not valid YAML: {getattr(error, 'problem', None) or error}.",
+            path=path,
+            line=mark.line + 1 if mark else None,
+            resolve="mend that line; nested values are indented by two spaces.",
+        ) from error
+    return dict(_mapping(found, path.name))
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise ParameterError(
+        f"{where}: got {_shown(value)} where named values belong.",
+        resolve="write `name: value` lines below it, indented by two spaces.",
+    )
+
+
+def _names(given: Mapping[str, Any], known: list[str], *, where: str) -> None:
+    for name in given:
+        if name not in known:
+            raise ParameterError(
+                f"{where}: '{name}' is unknown.",
+                resolve=f"use {_or(known)}{near(str(name), known)}.",
+            )
+    for name in known:
+        if name not in given:
+            raise ParameterError(f"{where}: '{name}' is missing.", resolve="add it.")
+
+
+def _choice(value: object, known: tuple[str, ...], where: str) -> str:
+    if value not in known:
+        raise ParameterError(
+            f"{where}: got {_shown(value)}.",
+            resolve=f"use {_or(known)}{near(str(value), known)}.",
+        )
+    return str(value)
+
+
+def _check(
+    kind: type[Section],
+    values: dict[str, Any],
+    path: Path,
+    name: str,
+    overlay: dict[str, Any],
+    profile: str,
+) -> Section:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        # A misspelt name is also a missing one; the name written is what to mend.
+        first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        top = str(first["loc"][0]) if first["loc"] else ""
+        folder = f"{name}.{profile}" if top in overlay else name
+        where = f"{path.name}, '{'.'.join([folder, *map(str, first['loc'])])}'"
+        more = error.error_count() - 1
+        tail = f" ({more} more such {'error' if more == 1 else 'errors'})" if more else ""
+        fields = list(kind.model_fields)
+        if first["type"] == "extra_forbidden":
+            raise ParameterError(
+                f"{where}: no parameter of notebook section '{name}' has this name{tail}.",
+                resolve=f"use one of {_or(fields)}{near(top, fields)}.",
+            ) from None
+        if first["type"] == "missing":
+            about = kind.model_fields[top].description if top in kind.model_fields else ""
+            raise ParameterError(
+                f"{where}: the parameter is missing{tail}.",
+                resolve=f"add it ({about}).",
+            ) from None
+        raise ParameterError(
+            f"{where}: got {_shown(first['input'])}{tail}.",
+            resolve=f"{_need(first['type'], first['msg'])}.",
+        ) from None
+
+
+_NEEDS = {
+    "int_type": "write a whole number, without quotes",
+    "float_type": "write a number, without quotes",
+    "bool_type": "write true or false, without quotes",
+    "string_type": "write text",
+    "list_type": "write a list, as in [1, 2]",
+}
+
+
+def _need(kind: str, message: str) -> str:
+    if kind in _NEEDS:
+        return _NEEDS[kind]
+    return message.replace("Input should be", "use a value that is", 1)
+
+
+def _shown(value: object) -> str:
+    words = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+    kind = words.get(type(value), "nothing" if value is None else type(value).__name__)
+    return f"{value!r} ({kind})"
+
+
+def _or(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Text `` (did you mean x?)`` if a known name is close to the one given, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def documentation() -> str:
+    """Text of ``pipelines/PARAMETERS.md``: every parameter with type, limits and meaning."""
+    lines = [
+        "# Parameters",
+        "",
+        "Written by `python -m pipelines.schema` from `pipelines/schema.py`; values stand in",
+        "`params.yaml`. A section may hold `smoke:` and `paper:` with the values that differ in",
+        "those profiles.",
+        "",
+        "| parameter | type | meaning |",
+        "| --- | --- | --- |",
+        f"| profile | {_options(PROFILES)} | how much is computed |",
+        f"| workload.source | {_options(SOURCES)} | embedded twins, or fetched traces |",
+    ]
+    for section, kind in SECTIONS.items():
+        for name, field in kind.model_fields.items():
+            limits = "".join(f", {_limit(one)}" for one in field.metadata)
+            lines.append(
+                f"| {section}.{name} | {_type(field.annotation)}{limits} | {field.description} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _options(names: tuple[str, ...]) -> str:
+    return " or ".join(f"`{name}`" for name in names)
+
+
+_TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def _type(annotation: Any) -> str:
+    if annotation in _TYPES:
+        return _TYPES[annotation]
+    inner = get_args(annotation)
+    if inner and all(isinstance(one, str) for one in inner):
+        return _options(inner)
+    if hasattr(inner[0], "__metadata__"):
+        base, *rest = get_args(inner[0])
+        limits = "".join(f", {_limit(one)}" for field in rest for one in field.metadata)
+        return f"list ({_type(base)}{limits})"
+    return f"list ({_type(inner[0])})"
+
+
+def _limit(constraint: Any) -> str:
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "at least"}
+    for key, sign in signs.items():
+        if hasattr(constraint, key):
+            entries = " entries" if key == "min_length" else ""
+            return f"{sign} {getattr(constraint, key)}{entries}"
+    return str(constraint)
+
+
+def main() -> None:
+    """Write ``pipelines/PARAMETERS.md``."""
+    (paths.root() / "pipelines" / "PARAMETERS.md").write_text(documentation(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

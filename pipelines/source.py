@@ -1,0 +1,117 @@
+"""Code-only copy of a notebook: stages depend on it, so that prose and saved outputs do not count.
+
+``python -m pipelines.source 01_workloads`` writes ``pipelines/build/01_workloads.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from hetero import paths
+from hetero.errors import DataError, HeteroError, ParameterError
+
+
+def notebooks() -> list[str]:
+    """Names of the notebooks of this checkout, in reading order: ``01_workloads``, ..."""
+    return sorted(path.stem for path in paths.root().glob("notebooks/[0-9][0-9]_*.ipynb"))
+
+
+def section(notebook: str) -> str:
+    """Section of params.yaml, and stage of dvc.yaml, of a notebook: its name without number.
+
+    Examples
+    --------
+    >>> section("01_workloads")
+    'workloads'
+    """
+    return notebook.split("_", 1)[1]
+
+
+def notebook_of(stage: str) -> str:
+    """Name of the notebook that a stage runs.
+
+    Raises
+    ------
+    ParameterError
+        If no notebook has that section name.
+    """
+    found = [name for name in notebooks() if section(name) == stage]
+    if len(found) != 1:
+        known = ", ".join(map(section, notebooks())) or "none"
+        raise ParameterError(
+            f"No single notebook belongs to stage '{stage}'.",
+            resolve=f"use one of the stages there are: {known}.",
+        )
+    return found[0]
+
+
+def notebook_path(notebook: str) -> Path:
+    """File of a notebook in this checkout."""
+    return paths.root() / "notebooks" / f"{notebook}.ipynb"
+
+
+def copy_path(notebook: str) -> Path:
+    """File of the code-only copy of a notebook."""
+    return paths.root() / "pipelines" / "build" / f"{notebook}.py"
+
+
+def cells(path: Path) -> list[dict[str, object]]:
+    """Cells of a notebook file as it stands on disk.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read as a notebook.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"The notebook cannot be read ({type(error).__name__}: {error}).",
+            path=path,
+            resolve="restore the file, or save it again from JupyterLab.",
+        ) from error
+    return list(found)
+
+
+def text(cell: dict[str, object]) -> str:
+    """Source of a cell as one string; files hold it as a string or as a list of lines."""
+    source = cell.get("source", "")
+    return source if isinstance(source, str) else "".join(map(str, source))  # type: ignore[call-overload]
+
+
+def tags(cell: dict[str, object]) -> list[str]:
+    """Tags of a cell."""
+    metadata = cell.get("metadata")
+    return list(metadata.get("tags", [])) if isinstance(metadata, dict) else []
+
+
+def code(path: Path) -> str:
+    """Code of a notebook and nothing else: the text that its results depend on.
+
+    Cells are parted by ``# %%`` lines that carry the tags, because the tag ``parameters`` decides
+    where values are injected. Ids, counts, outputs, metadata and prose are left out.
+    """
+    parts = []
+    for cell in cells(path):
+        body = text(cell).strip()
+        if cell.get("cell_type") == "code" and body:
+            parts.append(" ".join(["# %%", *tags(cell)]) + f"\n{body}\n")
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> None:
+    """Write the code-only copy of each notebook named."""
+    for name in arguments:
+        target = copy_path(name)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(code(notebook_path(name)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except HeteroError as error:
+        sys.exit(f"Error: {error}")

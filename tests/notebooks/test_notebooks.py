@@ -1,0 +1,101 @@
+"""Every notebook: as it is committed, and Run All with the small defaults it carries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from hetero import claims, paths
+from pipelines import run, source
+
+NOTEBOOKS = source.notebooks()
+
+# Runs before everything else in a copy of the notebook, and notes each file that is opened.
+WATCH = """\
+import sys
+_opened = set()
+sys.addaudithook(lambda event, args: _opened.add(str(args[0])) if event == "open" else None)
+"""
+
+# Runs after everything else.
+NOTE = """\
+import json
+from pathlib import Path
+_modules = sorted(name for name in sys.modules if name.split(".")[0] == "hetero")
+Path({target!r}).write_text(json.dumps({{"opened": sorted(_opened), "modules": _modules}}))
+"""
+
+
+def read(notebook: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(source.notebook_path(notebook).read_text())
+    return content
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_committed_form(notebook: str) -> None:
+    content = read(notebook)
+    first, second, *rest = content["cells"]
+    assert first["cell_type"] == "markdown"
+    assert source.text(first).startswith("# ")
+    assert "parameters" in source.tags(second)
+    assert set(run.GIVEN) <= set(run.parameter_names(source.notebook_path(notebook)))
+    for cell in (second, *rest):
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"]
+            assert cell["execution_count"] is None
+    ids = [cell["id"] for cell in content["cells"]]
+    assert len(set(ids)) == len(ids)
+    # Without its language the kernel of another machine is not found.
+    assert content["metadata"]["kernelspec"]["name"] == "python3"
+    assert content["metadata"]["kernelspec"]["language"] == "python"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("notebook", NOTEBOOKS)
+def test_run_all_with_its_small_defaults(notebook: str, tmp_path: Path) -> None:
+    content = read(notebook)
+    note = tmp_path / "note.json"
+    extra = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
+    watch = {**extra, "id": "watch", "source": WATCH}
+    noting = {**extra, "id": "note", "source": NOTE.format(target=str(note))}
+    content["cells"] = [watch, *content["cells"], noting]
+    copy = tmp_path / f"{notebook}.ipynb"
+    copy.write_text(json.dumps(content))
+    folder = tmp_path / "results" / "twin" / notebook
+    executed = run.execute(
+        copy, {"output": str(folder)}, failed=tmp_path / "failed" / f"{notebook}.ipynb"
+    )
+
+    # A traceback on stderr or a warning of our own would otherwise pass unseen.
+    assert "Traceback" not in executed
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["profile"] == "interactive"
+    for row in (*manifest["figures"], *manifest["tables"]):
+        assert (folder / row["file"]).stat().st_size > 0
+        assert row["caption"]
+    # Raises if a claim, a figure or a value does not fit the ledger.
+    measured = [row for row in claims.verdicts(tmp_path / "results") if row.measured]
+    assert len(measured) == len(manifest["claims"]) > 0
+    claims.coverage(tmp_path / "results")
+    _check_dependencies(notebook, json.loads(note.read_text()))
+
+
+def _check_dependencies(notebook: str, seen: dict[str, list[str]]) -> None:
+    """What the notebook really opened and imported is among the dependencies of its stage."""
+    root = paths.root()
+    pipeline = YAML(typ="safe", pure=True).load(root / "dvc.yaml")
+    deps = pipeline["stages"][source.section(notebook)]["do"]["deps"]
+    data = root / "data"
+    files = {
+        path.relative_to(root).as_posix()
+        for path in map(Path, seen["opened"])
+        if path.is_relative_to(data) and not path.is_relative_to(data / "raw") and path.is_file()
+    }
+    modules = {name.replace(".", "/") for name in seen["modules"]}
+    files |= {f"{m}.py" if (root / f"{m}.py").is_file() else f"{m}/__init__.py" for m in modules}
+    missing = sorted(f for f in files if not any(f == d or f.startswith(f"{d}/") for d in deps))
+    assert not missing, f"add to the deps of its stage in dvc.yaml: {', '.join(missing)}"

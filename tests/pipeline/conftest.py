@@ -1,0 +1,226 @@
+"""A small project with the real runner, DVC and kernel: one notebook that takes a second."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hetero import paths
+
+SECTION = '''
+
+from pydantic import Field
+
+SECTIONS.clear()
+
+
+class Tiny(Section):
+    """Parameters of the small notebook."""
+
+    count: int = Field(ge=1, description="points drawn")
+    scale: float = Field(gt=0, description="width of the curve [s]")
+    kinds: list[Literal["up", "down"]] = Field(min_length=1, description="curves drawn")
+
+
+SECTIONS["tiny"] = Tiny
+'''
+
+PARAMS = """\
+# A comment that stays.
+profile: default  # smoke | default | paper
+workload:
+  source: twin  # twin | real
+
+tiny:
+  count: 3  # points
+  scale: 1.0e-3
+  kinds: [up, down]
+  smoke:
+    count: 2
+"""
+
+PIPELINE = """\
+stages:
+  source:
+    foreach:
+      - 01_tiny
+    do:
+      cmd: python -m pipelines.source ${item}
+      deps:
+        - notebooks/${item}.ipynb
+        - pipelines/source.py
+      outs:
+        - pipelines/build/${item}.py:
+            cache: false
+  tiny:
+    foreach:
+      - ${workload.source}
+    do:
+      cmd: python -m pipelines.run tiny --source ${item}
+      params:
+        - profile
+        - tiny
+      deps:
+        - pipelines/build/01_tiny.py
+        - hetero/results.py
+      outs:
+        - results/${item}/01_tiny:
+            cache: false
+            persist: true
+        - results/${item}/01_tiny.ipynb:
+            persist: true
+  report:
+    cmd: python -m pipelines.report
+    deps:
+      - results/${workload.source}/01_tiny
+    outs:
+      - results/report.html:
+          cache: false
+"""
+
+PARAMETERS_CELL = """\
+count: int = 1  # points drawn, where count = 1 is enough
+scale: float = 1.0  # width [s]
+kinds: list[str] = ["up"]
+output: str = ""
+profile: str = "interactive"
+source: str = "twin"
+"""
+
+FIGURE_CELL = """\
+import warnings
+
+import pandas as pd
+from matplotlib import pyplot as plt
+
+from hetero import figures
+from hetero.results import ResultFolder
+
+figures.use_style()
+warnings.warn("a warning names a temporary file", stacklevel=1)
+out = ResultFolder("01_tiny", output=output, profile=profile, source=source, seeds=[0])
+print("written to", out.folder)
+print(object())
+figure, axes = plt.subplots()
+axes.plot(range(count), [scale * k for k in range(count)], label=kinds[0])
+out.figure(figure, "line", shows=["xiong/Fig. 4"], caption="A line.")
+out.table(pd.DataFrame({"x [s]": [scale]}), "points", caption="A point.")
+figure
+"""
+
+
+def cell(kind: str, text: str, **metadata: object) -> dict[str, object]:
+    """One cell of a notebook file."""
+    made: dict[str, object] = {"cell_type": kind, "metadata": metadata, "source": text}
+    if kind == "code":
+        made |= {"execution_count": None, "outputs": []}
+    return made
+
+
+def write_notebook(path: Path, *cells: dict[str, object]) -> None:
+    """Write a notebook with numbered cell ids."""
+    body = {
+        "cells": [{**one, "id": f"cell-{k}"} for k, one in enumerate(cells)],
+        "metadata": {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        },
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    path.write_text(json.dumps(body, indent=1) + "\n")
+
+
+def tiny_notebook(path: Path, *, prose: str = "Why a line?", last: str = "") -> None:
+    """Write the small notebook, with other prose or another last cell."""
+    cells = [
+        cell("markdown", f"# A line\n\n{prose}"),
+        cell("code", PARAMETERS_CELL, tags=["parameters"]),
+        cell("markdown", "## Figure"),
+        cell("code", FIGURE_CELL),
+    ]
+    write_notebook(path, *cells, *([cell("code", last)] if last else []))
+
+
+@dataclass
+class Project:
+    """A checkout with one small stage."""
+
+    root: Path
+
+    def call(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a Python module of this checkout in it."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
+        return subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=self.root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def repro(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """``hetero repro`` in this checkout."""
+        return self.call("pipelines.repro", *options)
+
+    def change(self, name: str, old: str, new: str) -> None:
+        """Replace text of one file."""
+        path = self.root / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    def results(self) -> dict[str, bytes]:
+        """Every file of results/."""
+        files = [f for f in (self.root / "results").rglob("*") if f.is_file()]
+        return {str(f.relative_to(self.root)): f.read_bytes() for f in sorted(files)}
+
+    @property
+    def lock(self) -> str:
+        """Text of dvc.lock."""
+        return (self.root / "dvc.lock").read_text()
+
+    def copy(self, target: Path) -> Project:
+        """The same checkout in another place."""
+        shutil.copytree(self.root, target, symlinks=True)
+        return Project(target)
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project before its first run; copy it before changing it."""
+    root = tmp_path_factory.mktemp("fresh") / "project"
+    checkout = paths.root()
+    skip = shutil.ignore_patterns("__pycache__", "build", "raw")
+    for folder in ("hetero", "pipelines", "data"):
+        shutil.copytree(checkout / folder, root / folder, ignore=skip)
+    for name in (".dvcignore", ".gitignore", "pyproject.toml"):
+        shutil.copy(checkout / name, root / name)
+    (root / ".dvc").mkdir()
+    shutil.copy(checkout / ".dvc" / "config", root / ".dvc" / "config")
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    with (root / "pipelines" / "schema.py").open("a") as stream:
+        stream.write(SECTION)
+    (root / "params.yaml").write_text(PARAMS)
+    (root / "dvc.yaml").write_text(PIPELINE)
+    (root / "notebooks").mkdir()
+    tiny_notebook(root / "notebooks" / "01_tiny.ipynb")
+    return Project(root)
+
+
+@pytest.fixture(scope="session")
+def ran(fresh: Project, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project after one run; copy it before changing it."""
+    project = fresh.copy(tmp_path_factory.mktemp("ran") / "project")
+    done = project.repro()
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project

@@ -1,0 +1,82 @@
+"""What makes results stale, what does not, and what ``hetero status`` says about it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.pipeline.conftest import Project, tiny_notebook
+
+NOTEBOOK = "notebooks/01_tiny.ipynb"
+
+
+def ask(project: Project) -> str:
+    done = project.call("pipelines.status")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_prose_and_saved_outputs_make_nothing_stale(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    path = project.root / NOTEBOOK
+    tiny_notebook(path, prose="Quite another question.")
+    # As JupyterLab saves a notebook that was run.
+    saved = json.loads(path.read_text())
+    for number, cell in enumerate(saved["cells"]):
+        cell["id"] = f"other-{number}"
+        if cell["cell_type"] == "code":
+            cell["execution_count"] = number
+            cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "hello\n"}]
+            cell["source"] = cell["source"].splitlines(keepends=True)
+    saved["metadata"]["widgets"] = {"state": {}}
+    path.write_text(json.dumps(saved, indent=2))
+    assert "tiny    fresh" in ask(project)
+    done = project.repro()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing was run" in done.stdout
+    assert project.results() == ran.results()
+
+
+def test_code_makes_its_stage_and_the_report_stale(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    project.change(NOTEBOOK, "scale * k", "2 * scale * k")
+    said = ask(project)
+    assert "tiny    stale  the code of notebooks/01_tiny.ipynb changed  hetero repro" in said
+    assert "report  stale  it shows the results of tiny" in said
+    done = project.repro()
+    assert "Ran tiny, report" in done.stdout
+    assert project.results() != ran.results()
+    said = ask(project)
+    assert "tiny    fresh" in said
+    assert "report  fresh" in said
+
+
+def test_reasons_are_said_in_words(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    project.change("params.yaml", "  count: 3 ", "  count: 4 ")
+    with (project.root / "hetero" / "results.py").open("a") as stream:
+        stream.write("# changed\n")
+    (project.root / "results" / "twin" / "01_tiny.ipynb").unlink()
+    (project.root / "results" / "twin" / "01_tiny" / "points.csv").write_text("x [s]\n9\n")
+    said = ask(project)
+    for words in (
+        "tiny.count: 3 -> 4",
+        "hetero/results.py changed",
+        "results/twin/01_tiny.ipynb is not here",
+        "results/twin/01_tiny changed",
+    ):
+        assert words in said
+
+
+def test_status_before_the_first_run(fresh: Project, tmp_path: Path) -> None:
+    project = fresh.copy(tmp_path / "p")
+    assert "tiny    missing  it has never run" in ask(project)
+
+
+def test_bytecode_and_checkpoints_make_nothing_stale(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    for folder in ("__pycache__", ".ipynb_checkpoints"):
+        made = project.root / "results" / "twin" / "01_tiny" / folder
+        made.mkdir()
+        (made / "x.pyc").write_text("")
+    assert "tiny    fresh" in ask(project)
