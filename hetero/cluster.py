@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, groupby
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +92,9 @@ class Network:
     regions, machines
         Links of certain pairs of regions or machines, keyed by the set of the two names.
     coordinator
-        Link between the coordinator and every machine, where it differs from ``within_region``.
+        Link between the coordinator and every machine, where it is the same for all.
+    coordinator_region
+        Region where the coordinator stands; its links are then those of a machine there.
     """
 
     within_region: Link | None = None
@@ -99,15 +102,20 @@ class Network:
     regions: Mapping[frozenset[str], Link] = field(default_factory=dict)
     machines: Mapping[frozenset[str], Link] = field(default_factory=dict)
     coordinator: Link | None = None
+    coordinator_region: str = ""
 
     def between(self, a: Machine, b: Machine) -> Link | None:
         """Link between two different machines, None where none is stated."""
         pair = self.machines.get(frozenset((a.name, b.name)))
         if pair is not None:
             return pair
-        if a.region == b.region:
+        return self.across(a.region, b.region)
+
+    def across(self, a: str, b: str) -> Link | None:
+        """Link between machines of two regions, or of one if both are the same."""
+        if a == b:
             return self.within_region
-        return self.regions.get(frozenset((a.region, b.region)), self.between_regions)
+        return self.regions.get(frozenset((a, b)), self.between_regions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +155,10 @@ class Cluster(Shown):
                 self._refuse(f"has {times} machines called '{name}'", "give each its own name")
         if self.network is None:
             return
+        at = frozenset({self.network.coordinator_region} - {""})
         for what, known, pairs in (
-            ("machine", {m.name for m in self.machines}, self.network.machines),
-            ("region", {m.region for m in self.machines}, self.network.regions),
+            ("machine", {m.name for m in self.machines}, [*self.network.machines]),
+            ("region", {m.region for m in self.machines}, [*self.network.regions, at]),
         ):
             for name in frozenset().union(*pairs) - known:
                 self._refuse(
@@ -163,7 +172,7 @@ class Cluster(Shown):
                     "add network.within_region, network.between_regions or the pair",
                 )
 
-    def _refuse(self, what: str, how: str) -> None:
+    def _refuse(self, what: str, how: str) -> NoReturn:
         raise CatalogError(f"Cluster '{self.name}' {what}.", resolve=f"{how}.")
 
     @classmethod
@@ -250,6 +259,29 @@ class Cluster(Shown):
             raise CatalogError(
                 f"Cluster '{self.name}' states no network between its machines.",
                 resolve="add a 'network' section to its file, or give Cluster a Network.",
+            )
+        return found
+
+    def coordinator_link(self, machine: str) -> Link:
+        """Link between the coordinator, which receives all requests, and a machine.
+
+        Without a word about the coordinator it stands beside the machine, in the same region.
+
+        Raises
+        ------
+        CatalogError
+            If the name is unknown, or the cluster states no such link.
+        """
+        region = self.machine(machine).region
+        found = None
+        if self.network is not None:
+            found = self.network.coordinator or self.network.across(
+                self.network.coordinator_region or region, region
+            )
+        if found is None:
+            self._refuse(
+                f"states no link between its coordinator and '{machine}'",
+                "add network.coordinator to its file",
             )
         return found
 

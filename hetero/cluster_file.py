@@ -13,7 +13,7 @@ A file looks like this; everything but ``machines`` may be left out::
       between_regions: {link: WAN-100M}
       pairs:
         - {between: [eu, us], bandwidth_gbit_s: 1, latency_ms: 90}       # regions or machines
-      coordinator: {bandwidth_gbyte_s: 1.25, latency_ms: 1}
+      coordinator: {region: eu}          # or one link to all: {bandwidth_gbyte_s: 1, latency_ms: 2}
 
 ``gpu`` is a name of the catalog or of the file's own ``gpus`` section, whose entries take the
 fields of :class:`hetero.catalog.Gpu`. ``preset`` names a paper whose printed figures replace those
@@ -56,10 +56,14 @@ class _PairText(_LinkText):
     between: Annotated[list[_Name], Field(min_length=2, max_length=2)]
 
 
+class _CoordinatorText(_LinkText):
+    region: _Name | None = None
+
+
 class _NetworkText(_Strict):
     within_region: _LinkText | None = None
     between_regions: _LinkText | None = None
-    coordinator: _LinkText | None = None
+    coordinator: _CoordinatorText | None = None
     pairs: list[_PairText] = []
 
 
@@ -218,12 +222,20 @@ def _network(text: _ClusterText, path: Path) -> Network:
         given = getattr(text.network, name)
         return _link(given, path, f"network.{name}") if given is not None else None
 
+    coordinator = text.network.coordinator
+    region = coordinator.region if coordinator is not None else None
+    if region is not None and coordinator != _CoordinatorText(region=region):
+        raise CatalogError(
+            f"{path}: network.coordinator gives a region and a link.",
+            resolve="give the region it stands in, or one link to all machines.",
+        )
     return Network(
         within_region=stated("within_region"),
         between_regions=stated("between_regions"),
         regions=by_region,
         machines=by_machine,
-        coordinator=stated("coordinator"),
+        coordinator=stated("coordinator") if region is None else None,
+        coordinator_region=region or "",
     )
 
 
@@ -311,6 +323,7 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
         "machines": _MachineText,
         "gpus": _GpuText,
         "pairs": _PairText,
+        "coordinator": _CoordinatorText,
         "network": _NetworkText if len(keys) == 1 else _LinkText,
     }
     return parts[keys[-1]] if keys[-1] in parts else parts[keys[0]]

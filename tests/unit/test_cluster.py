@@ -307,6 +307,26 @@ def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
         cluster("helix-10").link("z", "l4-1")
 
 
+def test_coordinator(tmp_path: Path) -> None:
+    machines = "machines: [{name: a, gpu: L4, region: x}, {name: b, gpu: L4, region: y}]\n"
+    network = (
+        "network: {within_region: {link: Ethernet-10G}, between_regions: {link: WAN-100M}, "
+        "coordinator: {%s}}"
+    )
+    there = write(tmp_path, machines + network % "region: y")
+    assert there.coordinator_link("b") == link("Ethernet-10G")
+    assert there.coordinator_link("a") == link("WAN-100M")
+    same = write(tmp_path, machines + network % "link: Ethernet-5G")
+    assert same.coordinator_link("a") == same.coordinator_link("b") == link("Ethernet-5G")
+    assert cluster("helix-single-24").coordinator_link("t4-1").bandwidth_gbs == 1
+    with pytest.raises(CatalogError, match="links the region 'z', which it does not have"):
+        write(tmp_path, machines + network % "region: z")
+    with pytest.raises(CatalogError, match="gives a region and a link"):
+        write(tmp_path, machines + network % "region: y, link: Ethernet-5G")
+    with pytest.raises(CatalogError, match="no link between its coordinator and 'h100-1'"):
+        cluster("heteroserve-8").coordinator_link("h100-1")
+
+
 def test_clusters_built_in_code_are_checked_too() -> None:
     one = Machine("a", gpu("L4"))
     with pytest.raises(CatalogError, match="no machine"):
