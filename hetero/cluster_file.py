@@ -145,7 +145,7 @@ def _read(path: Path) -> object:
             f"{path}: there is no such file.",
             resolve="give the path of a cluster file, or the name of a shipped cluster.",
         ) from None
-    except UnicodeDecodeError:
+    except (OSError, UnicodeDecodeError):
         raise CatalogError(f"{path}: this is no text file.", resolve="save it as UTF-8.") from None
     except YAMLError as error:
         mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
@@ -165,11 +165,6 @@ def _machines(entry: _MachineText, text: _ClusterText, path: Path) -> list[Machi
         raise CatalogError(
             f"{path}: machine '{entry.name}': {error.what}", resolve=error.resolve
         ) from None
-    names = (
-        [entry.name]
-        if entry.copies is None
-        else [f"{entry.name}-{k + 1}" for k in range(entry.copies)]
-    )
     return [
         Machine(
             name=name,
@@ -179,8 +174,14 @@ def _machines(entry: _MachineText, text: _ClusterText, path: Path) -> list[Machi
             usd_per_h=entry.usd_per_h,
             link=link,
         )
-        for name in names
+        for name in _names(entry)
     ]
+
+
+def _names(entry: _MachineText) -> list[str]:
+    if entry.copies is None:
+        return [entry.name]
+    return [f"{entry.name}-{k + 1}" for k in range(entry.copies)]
 
 
 def _gpu(name: str, text: _ClusterText) -> Gpu:
@@ -193,11 +194,7 @@ def _gpu(name: str, text: _ClusterText) -> Gpu:
 
 def _network(text: _ClusterText, path: Path) -> Network:
     assert text.network is not None
-    machines = {
-        f"{m.name}-{k + 1}" if m.copies is not None else m.name
-        for m in text.machines
-        for k in range(m.copies or 1)
-    }
+    machines = {name for entry in text.machines for name in _names(entry)}
     regions = {m.region for m in text.machines}
     by_region: dict[frozenset[str], Link] = {}
     by_machine: dict[frozenset[str], Link] = {}

@@ -234,6 +234,24 @@ def test_parameters_and_cache_follow_from_the_shape(name: str) -> None:
     assert model.params_nominal_b == pytest.approx(model.params / 1e9, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("Llama-2-70B", 68976648192),
+        ("Llama-3-8B", 8030261248),
+        ("Qwen2.5-7B", 7615616512),  # biases of queries, keys and values
+        ("Qwen3-8B", 8190735360),  # norms over queries and keys
+        ("Qwen3-30B-A3B", 30532122624),
+        ("Mixtral-8x7B", 46702792704),
+        # Norms of the latent vectors; 58 layers balance their 256 experts by a bias not counted.
+        ("DeepSeek-V3", 671026419200 - 58 * 256),
+    ],
+)
+def test_parameters_to_the_last_one(name: str, params: int) -> None:
+    """Totals of the published checkpoints."""
+    assert llm(name).params == params
+
+
 def test_products_leave_out_lookups_and_norms() -> None:
     # Llama-2-7B: all but the embedding (32000 x 4096) and 65 norms of 4096.
     assert llm("Llama-2-7B").matmul_params == 6738415616 - 131072000 - 65 * 4096

@@ -301,6 +301,8 @@ def test_wrong_files_end_in_one_sentence(tmp_path: Path, case: str) -> None:
 def test_missing_file_and_unknown_names(tmp_path: Path) -> None:
     with pytest.raises(CatalogError, match="no such file"):
         Cluster.load(tmp_path / "nothing.yaml")
+    with pytest.raises(CatalogError, match="no text file"):
+        Cluster.load(tmp_path)
     with pytest.raises(CatalogError, match=r"No cluster is called 'helix-24'.*helix-geo-24"):
         find("helix-24")
     with pytest.raises(CatalogError, match="has no machine 'z'"):

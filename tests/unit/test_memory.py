@@ -107,6 +107,23 @@ def test_stages_divide_layers_embedding_and_head() -> None:
     assert budget.kv_capacity_bytes == pytest.approx(80 * free / 27)
 
 
+def test_remaining_layers_go_before_the_last_stage() -> None:
+    budget = Budget(llm("Llama-2-70B"), gpu("L4"), pipeline_parallel=6)
+    assert [s.layers for s in budget.stages] == [13, 13, 13, 14, 14, 13]
+
+
+def test_overhead_of_an_instance_is_shared_by_its_stages() -> None:
+    for per, each in (("gpu", 2 * 2 * GIB), ("instance", 2 * GIB / 4)):
+        stages = Budget(
+            llm("Llama-2-70B"),
+            gpu("L4"),
+            tensor_parallel=2,
+            pipeline_parallel=4,
+            overhead_per=per,  # type: ignore[arg-type]
+        ).stages
+        assert [s.overhead_bytes for s in stages] == [each] * 4
+
+
 def test_tied_embeddings_are_held_at_both_ends() -> None:
     model = llm("OPT-30B")
     one, two = (Budget(model, gpu("A100-80"), pipeline_parallel=p).weight_bytes for p in (1, 2))
