@@ -71,6 +71,7 @@ class Chapter:
     notebook: str
     title: str
     question: str
+    rests_on: tuple[str, ...]
     runs: tuple[Run, ...]
     figures: tuple[tuple[Shown, ...], ...]
     tables: tuple[tuple[Shown, ...], ...]
@@ -94,10 +95,18 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
         notebook,
         title,
         question,
-        tuple(_run(folder, traces, manifest) for traces, manifest in found.items()),
+        tuple(_rests_on(notebook)),
+        tuple(_run(traces, manifest) for traces, manifest in found.items()),
         tuple(_side_by_side(folder, found, "figures")),
         tuple(_side_by_side(folder, found, "tables")),
     )
+
+
+def _rests_on(notebook: str) -> Iterator[str]:
+    """Modules and data files of the repository that the stage of a notebook depends on."""
+    for path in source.dependencies(source.section(notebook)):
+        if path != source.copy_path(notebook):
+            yield path.relative_to(paths.root()).as_posix()
 
 
 def introduction(notebook: str) -> tuple[str, str]:
@@ -122,7 +131,7 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
 
 
-def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> Run:
+def _run(traces: str, manifest: dict[str, Any]) -> Run:
     parameters = ", ".join(f"{k} = {v}" for k, v in manifest.get("parameters", {}).items())
     executed = f"{traces}/{manifest['notebook']}.ipynb"
     return Run(

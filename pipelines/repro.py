@@ -176,6 +176,8 @@ def main(arguments: list[str] | None = None) -> None:
         repro(profile=options.profile, traces=options.source)
     except HeteroError as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("Stopped.")
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from hetero import paths
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.results import MANIFEST
@@ -77,7 +75,7 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     values = params.of(stage)
     check_names(path, stage, values)
     root = paths.root()
-    watched = [path, *dependencies(stage)]
+    watched = [path, *source.dependencies(stage)]
     before = fingerprints(watched)
     _check_copy(notebook, path)
 
@@ -161,14 +159,6 @@ def parameter_names(path: Path) -> list[str]:
         path=path,
         resolve="tag its second cell 'parameters'.",
     )
-
-
-def dependencies(stage: str) -> list[Path]:
-    """Files and folders of this checkout that dvc.yaml names as dependencies of a stage."""
-    root = paths.root()
-    stages = YAML(typ="safe", pure=True).load(root / "dvc.yaml")["stages"]
-    entry = stages.get(stage, {})
-    return [root / path for path in entry.get("do", entry).get("deps", [])]
 
 
 def fingerprints(found: list[Path]) -> dict[str, str]:
@@ -335,6 +325,8 @@ def main(arguments: list[str] | None = None) -> None:
         run(options.stage, traces=options.source)
     except HeteroError as error:
         sys.exit(f"Error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("Stopped; earlier results are kept.")
 
 
 if __name__ == "__main__":

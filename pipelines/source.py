@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from ruamel.yaml import YAML
+
 from hetero import paths
 from hetero.errors import DataError, HeteroError, ParameterError
 
@@ -100,6 +102,14 @@ def code(path: Path) -> str:
         if cell.get("cell_type") == "code" and body:
             parts.append(" ".join(["# %%", *tags(cell)]) + f"\n{body}\n")
     return "\n".join(parts)
+
+
+def dependencies(stage: str) -> list[Path]:
+    """Files and folders of this checkout that dvc.yaml names as dependencies of a stage."""
+    root = paths.root()
+    stages = YAML(typ="safe", pure=True).load(root / "dvc.yaml")["stages"]
+    entry = stages.get(stage, {})
+    return [root / path for path in entry.get("do", entry).get("deps", [])]
 
 
 def main(arguments: list[str]) -> None:

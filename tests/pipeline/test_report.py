@@ -1,0 +1,123 @@
+"""The report: verdicts, figures and links, from manifests in a folder of their own."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from hetero import claims, figures, paths
+from hetero.results import ResultFolder
+from pipelines import report
+
+
+class Page(HTMLParser):
+    """Links, pictures, ids and rows of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.rows: dict[str, str] = {}
+        self.tags: set[str] = set()
+        self._row = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.add(tag)
+        self.links += [value for key in ("href", "src") if (value := found.get(key))]
+        if name := found.get("id"):
+            self.ids.add(name)
+            if tag == "tr":
+                self._row = name
+                self.rows[name] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "tr":
+            self._row = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._row:
+            self.rows[self._row] += data
+
+
+def leave(folder: Path, source: str, *, requests: int) -> None:
+    """What a run of the first notebook would leave, with chosen values."""
+    output = folder / source / "01_workloads"
+    out = ResultFolder("01_workloads", str(output), "smoke", source, seeds=[0, 1])
+    drawn, axes = plt.subplots()
+    axes.plot([0, 1])
+    out.figure(drawn, "lengths", shows=["helix/Fig. 5"], caption="Lengths <of> & both.")
+    figures.close(drawn)
+    frame = pd.DataFrame({"p [%]": range(40), "x": [1.23456789] * 40})
+    out.table(frame, "quantiles", caption="Quantiles.")
+    out.claim("helix-21a", requests, figure="lengths", note="after the <filter>")
+    out.claim("helix-34c", 190.25, figure="lengths", interval=(180.5, 199.5))
+    out.claim("xiong-1a", "2>4>8>1", figure="quantiles")
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    leave(tmp_path, "twin", requests=16_000)
+    return tmp_path
+
+
+def test_verdicts_stand_beside_published_and_measured_values(results: Path) -> None:
+    page = Page(report.render(results))
+    assert set(page.rows) == {claim.id for claim in claims.ledger()}
+    row = " ".join(page.rows["helix-34c"].split())
+    assert row.startswith("not reproduced Memory of eight L4")
+    assert "192 192 190.2" in row
+    assert "180.5 to 199.5" in row
+    # A claim about the trace itself is not judged by its twin, but the value is shown.
+    row = " ".join(page.rows["helix-21a"].split())
+    assert row.startswith("not attempted")
+    assert "16,000" in row
+    assert "after the <filter>" in row
+    assert " ".join(page.rows["xiong-1a"].split()).startswith("direction only")
+    assert " ".join(page.rows["thunderserve-21a"].split()).startswith("not attempted")
+
+
+def test_real_traces_decide_once_they_are_there(results: Path) -> None:
+    leave(results, "real", requests=16_657)
+    text = report.render(results)
+    row = " ".join(Page(text).rows["helix-21a"].split())
+    assert row.startswith("reproduced")
+    assert "16,000" in row
+    assert text.index('src="twin/01_workloads/lengths.svg"') > 0
+    assert text.index('src="real/01_workloads/lengths.svg"') > 0
+
+
+def test_every_link_leads_somewhere(results: Path) -> None:
+    page = Page(report.render(results))
+    for link in page.links:
+        if link == "data:,":
+            continue
+        assert "//" not in link, "the page needs no network"
+        if link.startswith("#"):
+            assert unquote(link[1:]) in page.ids
+        elif link.startswith("../"):
+            assert (paths.root() / link[3:]).exists(), link
+        elif link != "twin/01_workloads.ipynb":  # made by the pipeline, not by this test
+            assert (results / unquote(link)).is_file(), link
+    assert "script" not in page.tags
+
+
+def test_long_tables_are_cut_and_say_so(results: Path) -> None:
+    text = report.render(results)
+    assert "28 more rows" in text
+    assert "1.235" in text
+
+
+def test_same_results_same_page(results: Path) -> None:
+    assert report.render(results) == report.render(results)
+
+
+def test_page_without_any_results(tmp_path: Path) -> None:
+    page = Page(report.render(tmp_path))
+    assert all("not attempted" in row for row in page.rows.values())
