@@ -1,0 +1,32 @@
+"""Checks of command-line options that several commands share."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any, get_args
+
+from hetero.errors import ParameterError
+
+
+def choice(option: str, value: str, allowed: Any) -> Any:
+    """Return ``value`` if it is one of a ``Literal``'s values.
+
+    Raises
+    ------
+    ParameterError
+        Naming the option, what was received and the values it may take.
+    """
+    values = [str(v) for v in get_args(allowed)]
+    if value not in values:
+        near = difflib.get_close_matches(value, values, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        raise ParameterError(
+            f"{option} does not know '{value}'.", resolve=f"{hint}use one of {', '.join(values)}."
+        )
+    return value
+
+
+def to_json(value: object) -> str:
+    """JSON text with a line end, as every ``--json`` option prints it."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
