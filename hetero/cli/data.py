@@ -40,9 +40,7 @@ def fetch(
 
     if bool(names) == everything:
         raise ParameterError(
-            "Nothing says what to fetch."
-            if not names
-            else "Names and --all contradict each other.",
+            "`hetero data fetch` takes either names or --all.",
             resolve="name datasets of `hetero data list`, or say --all.",
         )
     chosen = names or [

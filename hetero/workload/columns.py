@@ -57,7 +57,10 @@ class Rows:
         return found
 
     def whole(self, column: str) -> NDArray[np.int64]:
-        """Whole numbers of a column."""
+        """Whole numbers of a column, exact up to 64 bits."""
+        exact = pd.to_numeric(self.frame[column], errors="coerce")
+        if pd.api.types.is_signed_integer_dtype(exact.dtype):
+            return exact.to_numpy(dtype=np.int64)
         found = self.numbers(column)
         self._refuse(
             found != np.floor(found),
@@ -77,6 +80,16 @@ class Rows:
             "correct or remove the row.",
         )
         return found.astype(np.int32)
+
+    def labels(self, column: str) -> NDArray[np.int64]:
+        """Whole numbers of a column as they are; other labels numbered by first appearance."""
+        values = self.frame[column]
+        blank = values.isna() | (values.astype(str).str.strip() == "")
+        self._refuse(blank.to_numpy(), column, "a label", "give every request a session.")
+        exact = pd.to_numeric(values, errors="coerce")
+        if pd.api.types.is_signed_integer_dtype(exact.dtype):
+            return exact.to_numpy(dtype=np.int64)
+        return pd.factorize(values)[0].astype(np.int64)
 
     def seconds(self, column: str, unit: TimeUnit) -> NDArray[np.float64]:
         """Arrivals of a column in seconds; dates count from the earliest."""

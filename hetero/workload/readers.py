@@ -153,7 +153,7 @@ def read_table(
     Parameters
     ----------
     arrival, input_tokens, output_tokens, session
-        Names of the columns in the file; ``session`` is optional.
+        Names of the columns in the file; ``session`` is optional, and may hold text.
     time_unit
         What the arrival column counts.
     sort
@@ -216,7 +216,7 @@ def _trace(
         prefix_offsets=offsets,
         prefix_ids=ids,
         block_tokens=block_tokens,
-        session_ids=None if session is None else rows.whole(session),
+        session_ids=None if session is None else rows.labels(session),
     )
     if arrival is None:
         return trace

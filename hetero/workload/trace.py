@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -312,10 +313,10 @@ class Trace(Shown):
         frame = self.to_frame()
         if "prefix_ids" in frame:
             frame["prefix_ids"] = [" ".join(map(str, part)) for part in frame["prefix_ids"]]
+        text = frame.to_csv(index=False, lineterminator="\n").encode()
         with writing(path, force=force) as part:
-            # mtime=0: the same trace gives the same bytes.
-            zipped = {"method": "gzip", "mtime": 0} if part.suffix == ".gz" else None
-            frame.to_csv(part, index=False, lineterminator="\n", compression=zipped)
+            # Without a time and name inside, the same trace gives the same bytes.
+            part.write_bytes(gzip.compress(text, mtime=0) if part.suffix == ".gz" else text)
 
     def to_parquet(self, path: Path | str, *, force: bool = False) -> None:
         """Write one row per request as Parquet."""
@@ -338,11 +339,12 @@ def _column(values: ArrayLike, dtype: type[np.generic], field: str) -> NDArray[A
         )
     if np.issubdtype(dtype, np.integer) and raw.size:
         limits = np.iinfo(np.int32 if dtype is np.int32 else np.int64)
-        numbers = raw.astype(np.float64)
+        # Integers as they are: floats would round those above 2^53.
+        numbers = raw if np.issubdtype(raw.dtype, np.integer) else raw.astype(np.float64)
         whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
         _require(field, raw, whole, "a whole number")
         _require(
-            field, raw, (numbers >= limits.min) & (numbers <= limits.max), f"below {limits.max}"
+            field, raw, (numbers >= limits.min) & (numbers <= limits.max), f"at most {limits.max}"
         )
     return np.array(raw, dtype=dtype)
 

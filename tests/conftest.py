@@ -1,0 +1,30 @@
+"""Raw data for tests: fetched, in HETERO_DATA_MIRROR, or in ../shared/data beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hetero import datasets
+
+# Set while tests are collected, so that skip conditions see it too.
+_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+if not os.environ.get(datasets.MIRROR) and _BESIDE.is_dir():
+    os.environ[datasets.MIRROR] = str(_BESIDE)
+
+
+@pytest.fixture
+def need() -> Callable[[str], None]:
+    """Skip the test unless the named raw dataset is here."""
+
+    def skip_without(name: str) -> None:
+        if not datasets.available(name):
+            pytest.skip(
+                f"raw data '{name}' is not here: run `hetero data fetch {name}` or set "
+                f"{datasets.MIRROR}"
+            )
+
+    return skip_without

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from hetero import cli, datasets, paths, workload
+from hetero.workload import readers
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line as a user would; gives exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(cli, "app", typer.Typer(no_args_is_help=True))
+        monkeypatch.setattr(cli, "_GROUPS", ("data", "trace"))
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(arguments))
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def refused(outcome: tuple[int, str, str], says: str) -> None:
+    code, _, error = outcome
+    assert code != 0
+    assert says in error
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1  # one sentence, no traceback
+
+
+def test_list_shows_every_dataset(run: Run) -> None:
+    code, out, _ = run("data", "list")
+    assert code == 0
+    assert all(name in out for name in datasets.registry())
+    assert "CC-BY-4.0" in out
+
+
+def test_check_fails_on_a_damaged_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "raw", lambda: tmp_path / "raw")
+    monkeypatch.setenv(datasets.MIRROR, str(tmp_path))
+    code, out, _ = run("data", "check")
+    assert code == 0
+    assert "missing" in out
+    (tmp_path / "splitwise").mkdir()
+    (tmp_path / "splitwise" / "perf_model.csv").write_text("model\n")
+    outcome = run("data", "check")
+    refused(outcome, "1 of the files are not the published ones")
+    assert "1 of 1 damaged" in outcome[1]
+
+
+def test_fetch_wants_names_or_all(run: Run) -> None:
+    for wrong in ((), ("azure2023_conv", "--all")):
+        refused(run("data", "fetch", *wrong), "either names or --all")
+    refused(run("data", "fetch", "no_such"), "No dataset is called 'no_such'")
+
+
+def test_usage_errors_are_one_sentence(run: Run) -> None:
+    refused(run("data", "fetsh"), "No such command")
+    refused(run("trace", "draw", "azure2023_conv", "-o", "x.csv", "--rate", "fast"), "--rate")
+    refused(run("trace", "draw", "azure2023_conv", "--sed", "3"), "--sed")
+    refused(run("trace", "describe", "sharegpt", "--source", "fake"), "fake")
+
+
+def test_describe_takes_names_and_files(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("trace", "describe", "azure2023_code")
+    assert code == 0
+    assert "twin:azure2023_code, seed 0" in out
+    assert "8,819" in out
+    file = tmp_path / "mine.csv"
+    file.write_text("ms,prompt,answer\n" + "".join(f"{250 * k},9,{k}\n" for k in range(40)))
+    columns = ("--arrival-column", "ms", "--input-column", "prompt", "--output-column", "answer")
+    code, out, _ = run("trace", "describe", str(file), *columns, "--time-unit", "ms")
+    assert code == 0
+    assert "4.0000" in out  # requests/s
+    refused(run("trace", "describe", str(file)), "no known kind of trace")
+    refused(run("trace", "describe", str(file), *columns), "--time-unit")
+    refused(run("trace", "describe", str(tmp_path / "none.csv")), "neither a file nor")
+    refused(run("trace", "describe", "sharegpt", *columns), "are known")
+
+
+def test_a_bad_row_reaches_the_user_with_its_place(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,-5,5\n")
+    refused(run("trace", "describe", str(file)), f"{file}, line 3, column 'input_tokens'")
+
+
+def test_real_names_need_their_data(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "raw", lambda: tmp_path)
+    monkeypatch.delenv(datasets.MIRROR, raising=False)
+    outcome = run("trace", "describe", "azure2023_code", "--source", "real")
+    refused(outcome, "hetero data fetch azure2023_code")
+
+
+def test_draw_twin_and_draw_again(run: Run, tmp_path: Path) -> None:
+    trace, twin, again = (str(tmp_path / name) for name in ("a.csv", "t.json", "b.parquet"))
+    assert run("trace", "draw", "azure2023_code", "-o", trace, "--seed", "3")[0] == 0
+    drawn = readers.read(trace)
+    expected = workload.load("azure2023_code", seed=3)
+    assert drawn.arrival_s.tolist() == expected.arrival_s.tolist()
+    assert drawn.input_tokens.tolist() == expected.input_tokens.tolist()
+    code, out, _ = run("trace", "twin", trace, "-o", twin, "--draws", "3")
+    assert code == 0
+    assert "KS distance of input lengths" in out
+    assert run("trace", "draw", twin, "-o", again, "--rate", "2")[0] == 0
+    assert len(readers.read(again)) == 2 * len(drawn)
+
+
+def test_nothing_is_overwritten_unasked(run: Run, tmp_path: Path) -> None:
+    for arguments in (
+        ("draw", "sharegpt", "-o", str(tmp_path / "a.csv")),
+        ("twin", str(tmp_path / "a.csv"), "-o", str(tmp_path / "t.json"), "--draws", "1"),
+    ):
+        target = Path(arguments[3])
+        assert run("trace", *arguments)[0] == 0
+        target.write_text("mine")
+        refused(run("trace", *arguments), "exists already")
+        assert target.read_text() == "mine"
+        assert run("trace", *arguments, "--force")[0] == 0
+        assert target.read_text() != "mine"
+        if target.suffix == ".csv":
+            continue
+    refused(run("trace", "draw", "sharegpt", "-o", str(tmp_path / "x.txt")), "no known kind")
+    refused(run("trace", "draw", "sharegpt", "-o", str(tmp_path / "no" / "x.csv")), "folder")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.csv", "t.json"]
