@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from hetero.errors import DataError, ParameterError
+from hetero.latency import Piece, StepModel
+from hetero.latency.storage import from_json, load, save, to_json
+
+
+@pytest.fixture
+def model():
+    return StepModel(
+        (Piece(np.array([10.0, 20.0]), np.array([1.0, 3.0]), np.array([0.5, 0.25]), 0.001),),
+        source="hand",
+        provenance="assumed",
+        max_tokens=100,
+        max_decoding=2,
+    )
+
+
+def test_floor_line_and_extrapolation(model):
+    assert model.seconds([0, 10, 15, 20, 30]).tolist() == [1.0, 1.0, 2.0, 3.0, 5.0]
+
+
+def test_rates_of_cached_tokens_hold_beyond_the_last_batch(model):
+    assert model.seconds(10, [1, 2, 3], 8.0).tolist() == [5.0, 3.0, 3.0]
+
+
+def test_pairs_of_a_prefill_after_cached_tokens(model):
+    # 4 tokens after 6 cached ones: each new token attends the 6 and half of the 4 on average.
+    assert float(model.prefill_seconds([4], [6])) == pytest.approx(1.0 + 0.001 * 4 * (6 + 2))
+
+
+def test_the_larger_piece_counts(model):
+    flat = Piece(np.array([0.0]), np.array([2.5]), np.array([0.0]))
+    two = StepModel((*model.pieces, flat), source="hand", provenance="assumed")
+    assert two.seconds([10, 20]).tolist() == [2.5, 3.0]
+    with pytest.raises(ParameterError, match="one or two pieces; received 3"):
+        StepModel((flat, flat, flat), source="", provenance="assumed")
+
+
+def test_inside_and_table(model):
+    assert model.inside(100, 2)
+    assert not model.inside(101)
+    assert not model.inside(1, 3)
+    assert "5e+08 ns per cached token with one request" in str(model)
+
+
+@pytest.mark.parametrize(
+    ("knots", "times", "cached"),
+    [
+        ([1.0, 1.0], [1.0, 1.0], [0.0]),
+        ([1.0, 2.0], [1.0, -1.0], [0.0]),
+        ([1.0], [np.nan], [0.0]),
+        ([1.0], [1.0], [-1e-9]),
+        ([1.0], [1.0], []),
+        ([[1.0]], [[1.0]], [0.0]),
+    ],
+)
+def test_impossible_pieces_are_refused(knots, times, cached):
+    with pytest.raises(ParameterError, match="finite times >= 0; received"):
+        Piece(np.array(knots), np.array(times), np.array(cached))
+
+
+def test_arrays_cannot_be_changed_afterwards(model):
+    with pytest.raises(ValueError, match="read-only"):
+        model.pieces[0].knots_s[0] = 9.0
+
+
+def test_files_are_whole_and_kept(tmp_path, model):
+    path = save(model, tmp_path / "model.json")
+    assert load(path).seconds(17.3, 1, 5).item() == model.seconds(17.3, 1, 5).item()
+    with pytest.raises(ParameterError, match=r"model\.json exists already"):
+        save(StepModel(model.pieces, source="other", provenance="assumed"), path)
+    assert load(path).source == "hand"
+    save(StepModel(model.pieces, source="other", provenance="assumed"), path, force=True)
+    assert load(path).source == "other"
+    assert [p.name for p in tmp_path.iterdir()] == ["model.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"format": "step model 0"}, "format"),
+        ({"provenance": "guessed"}, "provenance"),
+        (
+            {"pieces": [{"knots_tokens": ["a"], "knots_s": [1], "per_cached_token_s": [0]}]},
+            "pieces",
+        ),
+        ({"extra": 1}, "extra"),
+    ],
+)
+def test_foreign_files_are_refused_with_the_field(model, change, where):
+    text = json.dumps(json.loads(to_json(model)) | change)
+    with pytest.raises(DataError, match=rf"model\.json: {where}.*Resolve"):
+        from_json(text, "model.json")
+
+
+def test_missing_and_broken_files(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        load(tmp_path / "none.json")
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(DataError, match="the text as a whole"):
+        load(tmp_path / "broken.json")
