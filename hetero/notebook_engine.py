@@ -54,8 +54,8 @@ class HeteroEngine(NBClientEngine):  # type: ignore[misc]
 
         nb_man.cell_start = announce
         options = {"coalesce_streams": True, "record_timing": False, **options}
-        # Without it each run prints a warning that the kernel talks over plain local TCP.
-        options.setdefault("extra_arguments", ["--log-level=ERROR"])
+        # Else the kernel warns of plain local TCP when it starts, and of the interrupt that ends it.
+        options.setdefault("extra_arguments", ["--log-level=CRITICAL"])
         super().execute_managed_notebook(nb_man, kernel_name, **options)
 
 

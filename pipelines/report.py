@@ -121,7 +121,8 @@ def introduction(notebook: str) -> tuple[str, str]:
         if cell.get("cell_type") == "markdown":
             heading, _, rest = source.text(cell).strip().partition("\n")
             paragraph = rest.strip().split("\n\n")[0]
-            return plain(heading.lstrip("# ")), plain(" ".join(paragraph.split()))
+            question = plain(" ".join(paragraph.split())).removeprefix("Question. ")
+            return plain(heading.lstrip("# ")), question
     return notebook, ""
 
 

@@ -220,9 +220,14 @@ def execute(path: Path, parameters: Mapping[str, Any], *, failed: Path) -> str:
                 cwd=paths.root(),
             )
         except PapermillExecutionError as error:
+            # An error of our own already says what to do about it.
+            said, _, resolve = error.evalue.partition(" Resolve: ")
+            root = paths.root()
+            where = failed.relative_to(root) if failed.is_relative_to(root) else failed
             raise StageError(
-                f"{path.name} failed in {_quote(error)}\nEarlier results are kept.",
-                resolve=f"mend the cell or its parameters; {failed} shows how far it came.",
+                f"{path.name} failed in cell [{error.exec_count}]: {error.ename}: {said}\n"
+                f"{_quote(error)}\nEarlier results are kept; {where} shows how far it came.",
+                resolve=resolve or "mend the cell, or its parameters in params.yaml.",
             ) from None
         except DeadKernelError:
             raise StageError(
@@ -257,7 +262,7 @@ def _environment() -> Iterator[None]:
 
 
 def _quote(error: Any) -> str:
-    """Cell number, error, and the lines of the cell around the one that failed."""
+    """The lines of a cell around the one that failed."""
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in error.traceback]
     hit = re.search(r"Cell In\[\d+\], line (\d+)", "\n".join(plain))
     lines = error.source.rstrip().split("\n")
@@ -267,8 +272,7 @@ def _quote(error: Any) -> str:
         f"  {'>' if number == at else ' '} {number:3d} | {lines[number - 1]}"
         for number in range(first, min(len(lines), at + 1) + 1)
     ]
-    head = f"cell [{error.exec_count}]: {error.ename}: {error.evalue}"
-    return "\n".join([head, *shown])
+    return "\n".join(shown)
 
 
 def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:

@@ -10,9 +10,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
@@ -33,6 +33,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
 class Workloads(Section):
     """Parameters of 01_workloads."""
 
@@ -43,6 +46,12 @@ class LatencyFitting(Section):
 
 class TensorParallelSearch(Section):
     """Parameters of 03_tensor_parallel_search."""
+
+    seeds: Seeds = Field(description="one sample of requests is drawn with each")
+    requests: int = Field(ge=1, description="requests per sample")
+    overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="engine time per step for the sensitivity [ms]"
+    )
 
 
 SECTIONS: Final[dict[str, type[Section]]] = {
@@ -302,12 +311,13 @@ def _type(annotation: Any) -> str:
 
 
 def _limit(constraint: Any) -> str:
-    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "at least"}
-    for key, sign in signs.items():
-        if hasattr(constraint, key):
-            entries = " entries" if key == "min_length" else ""
-            return f"{sign} {getattr(constraint, key)}{entries}"
-    return str(constraint)
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >="}
+    found = [
+        f"{sign} {getattr(constraint, key)}"
+        for key, sign in signs.items()
+        if hasattr(constraint, key)
+    ]
+    return ", ".join(found) or str(constraint)
 
 
 def main() -> None:
