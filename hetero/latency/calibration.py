@@ -18,19 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hetero.catalog import Gpu, gpu, link, llm
+from hetero.catalog import gpu, llm
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency import measured
 from hetero.latency.accuracy import Accuracy
-from hetero.latency.frames import SOURCES, derived_frame
+from hetero.latency.frames import SOURCES
 from hetero.latency.roofline import VALUES, Efficiency, Roofline
 from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
 
@@ -150,11 +149,9 @@ def _solve(tables: list[Measurements]) -> tuple[Floats, Floats]:
         [np.broadcast_to(t.resolution_s, t.seconds.shape) / t.seconds for t in tables]
     )
     noise = np.sqrt(MODEL_ERROR**2 + rounding**2 / 12.0)
-    empty = Efficiency(**dict(zip(VALUES, centre.tolist(), strict=True)))
 
     def residuals(x: Floats) -> Floats:
-        values = dict(zip(VALUES, np.exp(x).tolist(), strict=True))
-        trial = replace(empty, **values)
+        trial = Efficiency.of(np.exp(x))
         predicted = np.concatenate([predict(t, trial) for t in tables])
         return np.concatenate([(np.log(predicted) - logs) / noise, (x - np.log(centre)) / spread])
 
@@ -190,11 +187,15 @@ def _unmeasured(tables: list[Measurements], efficiency: Efficiency) -> tuple[str
 
 
 def _efficiency(values: Floats, deviation: Floats, source: str) -> Efficiency:
-    rounded = {n: float(f"{v:.{_DIGITS}g}") for n, v in zip(VALUES, values, strict=True)}
     loose = tuple(
         name for name, d in zip(VALUES, deviation, strict=True) if d > 0.5 * PRIOR[name][1]
     )
-    return Efficiency(**rounded, estimated=loose, source=source, provenance="derived")
+    return Efficiency.of(
+        (float(f"{v:.{_DIGITS}g}") for v in values),
+        estimated=loose,
+        source=source,
+        provenance="derived",
+    )
 
 
 def calibrate(tables: Iterable[Measurements], *, hold_out: bool = True) -> Calibration:
@@ -293,124 +294,3 @@ def calibrate_all(*, raw: bool = False, hold_out: bool = True) -> pd.DataFrame:
                     )
             rows.append(row)
     return pd.DataFrame(rows)
-
-
-# Use --------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def calibrated() -> pd.DataFrame:
-    """The committed calibrations, ``data/measured/efficiencies.csv``."""
-    frame = derived_frame("efficiencies")
-    return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
-
-
-def chip(name: str) -> str:
-    """Chip of a GPU, the part of its name that its variants share.
-
-    Examples
-    --------
-    >>> chip("A100-SXM-80GB"), chip("V100-SXM2-32GB"), chip("RTX-PRO-6000-Server")
-    ('A100', 'V100', 'RTX-PRO-6000')
-    """
-    # Cut-down links do not change the chip: an A800 computes as an A100, an H800 as an H100.
-    if name.startswith("RTX-PRO-6000"):
-        return "RTX-PRO-6000"
-    first = name.split("-")[0]
-    return {"A800": "A100", "H800": "H100", "GH200": "H100"}.get(first, first)
-
-
-def sources(name: str) -> tuple[str, ...]:
-    """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them."""
-    frame = calibrated()
-    rows = frame[frame["gpu"].map(chip) == chip(name)]
-    labels = [
-        f"{source}/{engine.split()[0]}" if source == "aiconfigurator" else str(source)
-        for source, engine in zip(rows["source"], rows["engine"], strict=True)
-    ]
-    # Among engines of the same age vLLM comes first: it is what most of the papers ran.
-    order = ("aiconfigurator/vllm", "aiconfigurator", "splitwise", "helix")
-    return tuple(sorted(labels, key=lambda label: [not label.startswith(start) for start in order]))
-
-
-def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
-    """Efficiencies of a GPU.
-
-    Parameters
-    ----------
-    source
-        ``splitwise``, ``helix`` or ``aiconfigurator/ENGINE``; by default the first of
-        :func:`sources`. ``median`` takes the median of every value over the calibrations of all
-        GPUs, as is done for GPUs that nothing was measured on.
-
-    Values that the source says nothing about are carried over as medians over the chips that
-    determined them, of the same source if there are any, the link's over the same kind of link;
-    they stay listed as estimated. With no such chip the centre of the prior is taken.
-    Another variant of a measured chip (another memory, another link) takes the chip's values and
-    is ``estimated`` as a whole.
-
-    Raises
-    ------
-    ParameterError
-        If the source does not cover the chip.
-    """
-    frame = calibrated()
-    known = sources(gpu.name)
-    if source is not None and source != "median" and source not in known:
-        raise ParameterError(
-            f"There is no calibration '{source}' for {gpu.name}.",
-            resolve=f"use {', '.join((*known, 'median'))}, or leave the source out.",
-        )
-    if source == "median" or not known:
-        return Efficiency(
-            **_medians(gpu.link_type),
-            estimated=VALUES,
-            source="medians over all calibrated GPUs",
-            provenance="estimated",
-        )
-    wanted, _, engine = (source or known[0]).partition("/")
-    rows = frame[
-        (frame["gpu"].map(chip) == chip(gpu.name))
-        & (frame["source"] == wanted)
-        & frame["engine"].str.startswith(engine)
-    ]
-    exact = rows["gpu"] == gpu.name
-    row = (rows[exact] if exact.any() else rows).iloc[0]
-    medians = _medians(gpu.link_type, wanted)
-    carried = set(row["unmeasured"])
-    if _kind(gpu.link_type) != _kind(_link_of(row["gpu"])):
-        carried |= {"link_efficiency", "hop_latency_s"}
-    loose = tuple(name for name in VALUES if name in carried or name in row["estimated"])
-    values = {name: medians[name] if name in carried else float(row[name]) for name in VALUES}
-    return Efficiency(
-        **values,
-        estimated=loose,
-        source=f"calibrated on {row['source']} ({row['engine']}, {row['gpu']})",
-        provenance="derived" if row["gpu"] == gpu.name else "estimated",
-    )
-
-
-def _link_of(name: str) -> str:
-    return gpu(name).link_type
-
-
-def _kind(link_type: str) -> str:
-    return link(link_type).kind
-
-
-@lru_cache(maxsize=64)
-def _medians(link_type: str, source: str = "") -> dict[str, float]:
-    frame = calibrated()
-    chips, kinds = frame["gpu"].map(chip), frame["gpu"].map(_link_of).map(_kind)
-    found = {}
-    for name in VALUES:
-        known = np.array([name not in names for names in frame["estimated"]])
-        preferred = [np.asarray(frame["source"] == source)]
-        if name in ("link_efficiency", "hop_latency_s"):
-            preferred.insert(0, np.asarray(kinds == _kind(link_type)))
-        for wish in preferred:
-            known = known & wish if (known & wish).any() else known
-        # One voice per chip, however many engines it was measured under.
-        each = frame[name][known].groupby(chips[known]).median()
-        found[name] = float(f"{each.median():.{_DIGITS}g}") if len(each) else PRIOR[name][0]
-    return found

@@ -41,6 +41,13 @@ _LLMS = {
 }
 
 
+def raw_available(source: Source) -> bool:
+    """Whether the published file of a source is here, fetched or in the mirror."""
+    from hetero import datasets
+
+    return datasets.available(_DATASETS[source])
+
+
 def raw_frame(source: Source) -> pd.DataFrame:
     """Rows of a published file, GPU and model under their names in the catalog.
 

@@ -78,7 +78,7 @@ def aiconfigurator(*, raw: bool = False) -> tuple[Measurements, ...]:
     tables are the derived step models read off at the grid of the published one.
 
     L40S with four and more GPUs was measured on a host whose all-reduce drops to 3.4 GB/s with
-    four and 0.9 GB/s with eight; see :func:`hetero.latency.calibration.fitted`.
+    four and 0.9 GB/s with eight; see :func:`hetero.latency.calibration.takes_part`.
     """
     if not raw:
         return tuple(

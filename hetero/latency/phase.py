@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Shown, Table
+from hetero.latency.accuracy import Accuracy
 from hetero.latency.fitting import (
     Identifiability,
     LinearFit,
@@ -60,6 +61,11 @@ class PhaseFit(Shown):
     batch: Floats
     length_tokens: Floats
     reference: tuple[float, float] = (1.0, 0.0)
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Error of the fit on its own rows."""
+        return self.linear.accuracy
 
     def predict(self, batch: ArrayLike, length_tokens: ArrayLike) -> Prediction:
         """Time [s] and prediction interval at batch sizes and lengths per request (broadcast)."""

@@ -22,6 +22,7 @@ computed, not one per token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -87,6 +88,23 @@ class Efficiency(Shown):
                     f"{name} = {value} is no efficiency of a GPU.",
                     resolve="give a share above 0, and times and tokens of 0 or more.",
                 )
+
+    @classmethod
+    def of(
+        cls,
+        values: Iterable[float],
+        *,
+        estimated: tuple[str, ...] = (),
+        source: str = "set by hand",
+        provenance: str = "assumed",
+    ) -> Efficiency:
+        """Efficiency of nine values in the order of :data:`VALUES`."""
+        return cls(
+            **dict(zip(VALUES, map(float, values), strict=True)),  # type: ignore[arg-type]
+            estimated=estimated,
+            source=source,
+            provenance=provenance,
+        )
 
     @property
     def values(self) -> Floats:
@@ -333,7 +351,7 @@ def for_gpu(
     Parameters
     ----------
     source
-        Measurements to take them from, see :func:`hetero.latency.calibration.efficiency`; by
+        Measurements to take them from, see :func:`hetero.latency.efficiencies.efficiency`; by
         default the newest of the same chip, else medians over the other GPUs (``estimated``).
 
     Raises
@@ -341,12 +359,12 @@ def for_gpu(
     ParameterError
         If the source is unknown or does not cover this GPU, or the degree does not exist.
     """
-    from hetero.latency import calibration
+    from hetero.latency import efficiencies
 
     return Roofline(
         gpu=gpu,
         llm=llm,
-        efficiency=calibration.efficiency(gpu, source),
+        efficiency=efficiencies.efficiency(gpu, source),
         tensor_parallel=tensor_parallel,
         precision=precision,
         kv_precision=kv_precision,

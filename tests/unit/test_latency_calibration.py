@@ -7,7 +7,7 @@ import pytest
 
 from hetero.catalog import gpu, gpus, llm
 from hetero.errors import FitError, ParameterError
-from hetero.latency import Measurements, calibration, measured, roofline
+from hetero.latency import Measurements, calibration, efficiencies, measured, roofline
 from hetero.latency.roofline import VALUES, Efficiency
 
 TRUE = Efficiency(
@@ -87,7 +87,7 @@ def test_all_reduce_of_one_hosts_topology_is_left_out():
     out = [t for t in tables if not calibration.takes_part(t)]
     assert {(t.gpu, t.tensor_parallel) for t in out} == {("L40S", 4), ("L40S", 8)}
     # Its error with the values of the others shows why.
-    error = calibration.accuracy(out, calibration.efficiency(gpu("L40S")))["prefill"]
+    error = calibration.accuracy(out, efficiencies.efficiency(gpu("L40S")))["prefill"]
     assert error.bias_percent < -40
 
 
@@ -113,7 +113,7 @@ LIMITS = {
 def test_every_measured_table_has_its_error(source, need):
     names = {"splitwise": "splitwise_perf_model", "helix": "helix_layer_latency"}
     need(names.get(source, "aiconfigurator_grid"))
-    frame = calibration.calibrated().set_index(["source", "gpu", "engine"])
+    frame = efficiencies.calibrated().set_index(["source", "gpu", "engine"])
     groups = calibration.by_gpu(measured.tables(source, raw=True))
     assert set(groups) == {key[1:] for key in frame.index if key[0] == source}
     for (name, engine), tables in groups.items():
@@ -130,31 +130,31 @@ def test_every_measured_table_has_its_error(source, need):
 
 def test_defaults_take_the_newest_source_of_the_chip():
     engines = tuple(f"aiconfigurator/{name}" for name in ("vllm", "sglang", "trtllm"))
-    assert calibration.sources("A100-SXM-80GB") == (*engines, "splitwise", "helix")
-    assert calibration.sources("V100-SXM2-32GB") == ("helix",)
-    assert calibration.sources("RTX-A6000") == ()
-    assert calibration.efficiency(gpu("A100-SXM-80GB")).provenance == "derived"
+    assert efficiencies.sources("A100-SXM-80GB") == (*engines, "splitwise", "helix")
+    assert efficiencies.sources("V100-SXM2-32GB") == ("helix",)
+    assert efficiencies.sources("RTX-A6000") == ()
+    assert efficiencies.efficiency(gpu("A100-SXM-80GB")).provenance == "derived"
 
 
 def test_variants_and_unmeasured_gpus_are_estimated():
-    variant = calibration.efficiency(gpu("A100-PCIE-80GB"))
+    variant = efficiencies.efficiency(gpu("A100-PCIE-80GB"))
     assert variant.provenance == "estimated"
     assert (
         variant.compute_efficiency
-        == calibration.efficiency(gpu("A100-SXM-80GB")).compute_efficiency
+        == efficiencies.efficiency(gpu("A100-SXM-80GB")).compute_efficiency
     )
     # Another kind of link: its share comes from GPUs on PCIe.
     assert "link_efficiency" in variant.estimated
-    none = calibration.efficiency(gpu("RTX-A6000"))
+    none = efficiencies.efficiency(gpu("RTX-A6000"))
     assert none.provenance == "estimated"
     assert none.estimated == VALUES
-    assert none.values == pytest.approx(calibration.efficiency(gpu("A40"), "median").values)
+    assert none.values == pytest.approx(efficiencies.efficiency(gpu("A40"), "median").values)
 
 
 def test_pcie_links_of_one_generation_lend_each_other():
     # V100 was measured alone; L4 and T4 of the same tables in twos and fours.
-    frame = calibration.calibrated().set_index(["source", "gpu"])["link_efficiency"]
-    lent = calibration.efficiency(gpu("V100-16GB"), "helix").link_efficiency
+    frame = efficiencies.calibrated().set_index(["source", "gpu"])["link_efficiency"]
+    lent = efficiencies.efficiency(gpu("V100-16GB"), "helix").link_efficiency
     assert lent == pytest.approx((frame["helix", "L4"] + frame["helix", "T4"]) / 2, rel=1e-3)
 
 
