@@ -39,6 +39,9 @@ Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 class Workloads(Section):
     """Parameters of 01_workloads."""
 
+    seed: int = Field(ge=0, description="seed of the traces drawn from twins")
+    draws: int = Field(ge=1, description="drawn traces that are compared with the real one")
+
 
 class LatencyFitting(Section):
     """Parameters of 02_latency_fitting."""
