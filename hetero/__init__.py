@@ -1,3 +1,31 @@
-"""Plan, route and simulate large language model serving on mixed fleets of GPUs."""
+"""Plan, route and simulate large language model serving on mixed fleets of GPUs.
+
+Reading guide. Four files carry the ideas; read them in this order:
+
+1. ``hetero/latency/step.py``: what a step of an engine costs, the one contract that every source
+   of latency (fits, measured tables, spec sheets) reduces to.
+2. ``hetero/memory.py``: what fits on a GPU, and how many requests its KV cache holds.
+3. ``hetero/workload/trace.py``: requests, real or drawn from a statistical twin.
+4. ``hetero/planners/tensor_parallel.py``: the first planner; it uses the other three.
+
+The notebooks ask one question each, ``pipelines/`` runs them, ``dvc.yaml`` says what depends on
+what. Every number has a source: see ``data/specs``, ``data/measured`` and ``data/published``.
+
+Examples
+--------
+Which tensor-parallel degree should eight V100 and one A800 use for conversations?
+
+>>> import numpy as np
+>>> from hetero import catalog, cluster, workload
+>>> from hetero.planners import tensor_parallel
+>>> fleet = cluster.cluster("xiong-v100-a800")
+>>> model = catalog.llm("Llama-3-8B")
+>>> chats = workload.load("azure2023_conv").sample(200, np.random.default_rng(0))
+>>> found = tensor_parallel.search(fleet, model, chats)
+>>> for best in found.best:
+...     print(best.machine.gpu.name, "degree", best.tensor_parallel)
+V100-SXM2-32GB degree 1
+A800-PCIE-80GB degree 1
+"""
 
 __version__ = "0.1.0"
