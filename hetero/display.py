@@ -127,5 +127,9 @@ class Shown:
     def __str__(self) -> str:
         return str(self.table())
 
+    def __repr__(self) -> str:
+        # For dataclasses with repr=False, whose arrays would fill the screen.
+        return str(self)
+
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()

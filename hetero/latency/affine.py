@@ -30,7 +30,7 @@ from hetero.latency.tables import Measurements, Phase
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Affine(Shown):
     r"""Prefill and decode times of one instance as Xiong et al. print them (eq. 3-4).
 

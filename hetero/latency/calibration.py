@@ -63,7 +63,7 @@ def takes_part(table: Measurements) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Calibration(Shown):
     """Fitted efficiencies of one GPU under one engine, and how well they explain its tables.
 

@@ -43,7 +43,7 @@ class Term:
         return f"µ{self.unit}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Identifiability(Shown):
     r"""Which coefficients of a linear model a set of rows determines.
 
@@ -150,7 +150,7 @@ class Prediction:
     high_s: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LinearFit(Shown):
     """Coefficients of ``y = X p`` with intervals and errors.
 

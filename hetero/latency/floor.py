@@ -31,7 +31,7 @@ _LINE = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FloorFit(Shown):
     """Fit of the floor form; coefficients in the order floor, a, c and, where fitted, p2."""
 

@@ -25,7 +25,7 @@ HELIX_PROMPT_TOKENS = 250.0
 HELIX_ENGINE = "Helix prototype 2024"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class LayerLatency(Shown):
     """Time of one layer on one node, over prompt tokens and over decoding requests.
 

@@ -45,7 +45,7 @@ _OTHER_FORM = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PhaseFit(Shown):
     """Fit of one phase: the linear fit and the columns it stands for.
 

@@ -16,7 +16,7 @@ from hetero.latency.tables import Measurements, Phase
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reduction(Shown):
     """A step model and how far it lies from what it stands for.
 

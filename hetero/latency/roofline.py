@@ -100,7 +100,7 @@ class Efficiency(Shown):
     ) -> Efficiency:
         """Efficiency of nine values in the order of :data:`VALUES`."""
         return cls(
-            **dict(zip(VALUES, map(float, values), strict=True)),  # type: ignore[arg-type]
+            **dict(zip(VALUES, map(float, values), strict=True)),
             estimated=estimated,
             source=source,
             provenance=provenance,
@@ -130,7 +130,7 @@ VALUES = tuple(field.name for field in fields(Efficiency) if field.type == "floa
 """Names of the nine numbers of an :class:`Efficiency`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Roofline(Shown):
     """Step times of one replica from the spec sheet of its GPU.
 

@@ -88,7 +88,7 @@ def _brief(values: Floats) -> str:
     return f"{values.min():.3g} to {values.max():.3g} ({len(values)})"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StepModel(Shown):
     r"""Time of one engine step of a replica.
 
