@@ -164,6 +164,8 @@ def path(name: str, file: str | None = None) -> Path:
 def mirror() -> Path | None:
     """Folder that ``HETERO_DATA_MIRROR`` names, or None.
 
+    A relative path counts from the working directory, or else from the checkout.
+
     Raises
     ------
     DownloadError
@@ -173,6 +175,9 @@ def mirror() -> Path | None:
     if not named:
         return None
     folder = Path(named).expanduser()
+    if not folder.is_dir() and not folder.is_absolute():
+        # Notebooks run in notebooks/, commands in the checkout: one setting has to serve both.
+        folder = paths.raw().parents[1] / folder
     if not folder.is_dir():
         raise DownloadError(
             f"{MIRROR} names '{named}', which is no folder.",

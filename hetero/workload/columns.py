@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,21 +32,21 @@ class Rows:
 
     Attributes
     ----------
-    first_line
-        Line of the first row; None for binary files, which have rows but no lines.
+    lines
+        Line of each row, counted from 1; None for binary files, which have rows but no lines.
     """
 
     frame: pd.DataFrame
     path: Path
-    first_line: int | None
+    lines: Sequence[int] | None
 
     def error(self, what: str, row: int | None, column: str | None, resolve: str) -> DataError:
         """The error that says what is wrong at a row (counted from 0) and column."""
         line = None
-        if row is not None and self.first_line is None:
+        if row is not None and self.lines is None:
             what = f"row {row + 1}: {what}"
-        elif row is not None and self.first_line is not None:
-            line = row + self.first_line
+        elif row is not None and self.lines is not None:
+            line = self.lines[row]
         return DataError(what, path=self.path, line=line, column=column, resolve=resolve)
 
     def numbers(self, column: str) -> NDArray[np.float64]:
@@ -146,7 +146,7 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
     chosen = [*wanted, *(column for column in optional if column in found)]
     with readable(path):
         if path.suffix == ".parquet":
-            return Rows(pd.read_parquet(path, columns=chosen), path, first_line=None)
+            return Rows(pd.read_parquet(path, columns=chosen), path, lines=None)
         # As text, and blank lines kept: else a bad value would have no line to point at.
         frame = pd.read_csv(
             path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True
@@ -155,7 +155,7 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
     blank = (frame.isna() | (frame == "")).all(axis=1).to_numpy()
     filled = np.flatnonzero(~blank)
     end = int(filled[-1]) + 1 if len(filled) else 0  # blank lines at the end are no requests
-    return Rows(frame.iloc[:end][chosen], path, first_line=2)
+    return Rows(frame.iloc[:end][chosen], path, lines=range(2, end + 2))
 
 
 @contextmanager

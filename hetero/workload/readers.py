@@ -95,6 +95,8 @@ def read_mooncake(path: Path | str, *, name: str = "", sort: bool = False) -> Tr
     try:
         with readable(file):
             table = pyarrow.json.read_json(str(file))
+            with file.open(encoding="utf-8") as text:
+                lines = [number for number, line in enumerate(text, start=1) if line.strip()]
     except DataError:
         _blame_line(file)
         raise
@@ -102,7 +104,7 @@ def read_mooncake(path: Path | str, *, name: str = "", sort: bool = False) -> Tr
     rows = Rows(
         pd.DataFrame({field: table[field].to_pandas() for field in table.column_names}),
         file,
-        first_line=1,
+        lines,
     )
     for field in fields:
         if field not in rows.frame:

@@ -204,6 +204,21 @@ def test_a_mirror_that_lacks_a_file_leaves_fetching(
     assert datasets.path("toy") == target
 
 
+def test_a_relative_mirror_counts_from_the_checkout_too(
+    tmp_path: Path, register: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(None, made_from="nothing")
+    checkout = tmp_path / "checkout"
+    (checkout / "notebooks").mkdir(parents=True)
+    (tmp_path / "shared" / "toy").mkdir(parents=True)
+    (tmp_path / "shared" / "toy" / "toy.csv").write_bytes(GOOD)
+    monkeypatch.setattr(paths, "raw", lambda: checkout / "data" / "raw")
+    monkeypatch.setenv(datasets.MIRROR, "../shared")
+    for folder in (checkout, checkout / "notebooks", tmp_path):
+        monkeypatch.chdir(folder)
+        assert datasets.path("toy").read_bytes() == GOOD
+
+
 def test_a_mirror_that_is_no_folder_is_an_error(
     register: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

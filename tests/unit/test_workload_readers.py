@@ -305,6 +305,13 @@ def test_a_bad_json_line_is_told_by_its_number(
     assert says in str(error)
 
 
+def test_blank_lines_between_json_lines_count(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", line(0) + "\n\n" + line(100) + line(200, -1) + "\n")
+    assert refused(path).line == 5
+    path = write(tmp_path / "t.jsonl", line(0) + "\n\n" + line(100))
+    assert len(readers.read(path)) == 2
+
+
 def test_mooncake_lines_without_a_field_or_blocks(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", '{"timestamp": 0, "input_length": 5}\n')
     assert refused(path).column == "output_length"
