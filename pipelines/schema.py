@@ -46,6 +46,11 @@ class Workloads(Section):
 class LatencyFitting(Section):
     """Parameters of 02_latency_fitting."""
 
+    measurements: Literal["derived", "raw"] = Field(
+        description="reductions in data/measured, or the published tables (to be fetched); with "
+        "real traces the published tables are read wherever they are here"
+    )
+
 
 class TensorParallelSearch(Section):
     """Parameters of 03_tensor_parallel_search."""
