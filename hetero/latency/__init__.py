@@ -1,7 +1,41 @@
-"""How long a batch takes: fits, measured tables and the roofline, all as one step model."""
+"""How long a batch takes: fits, measured tables and the roofline, all as one step model.
+
+Read :mod:`~hetero.latency.step` first: everything else reduces to its ``StepModel``.
+
+=================  ==============================================================================
+affine, phase,     Xiong et al. eq. 3-4: the eight coefficients, their fit and what data determine
+floor, fitting
+roofline           times from the spec sheet with explicit efficiencies
+measured, layers,  Splitwise, aiconfigurator and Helix, published or reduced; a user's own CSV
+tables
+reduction          measured tables to step models
+calibration,       roofline efficiencies fitted to the measured tables, and those committed
+efficiencies
+derived            makes ``data/measured``
+=================  ==============================================================================
+
+Examples
+--------
+>>> from hetero.catalog import gpu, llm
+>>> from hetero.latency import for_gpu
+>>> step = for_gpu(gpu("H100-SXM"), llm("Llama-3.1-70B"), tensor_parallel=4).step_model()
+>>> bool(step.decode_seconds([1024] * 64) < 2 * step.decode_seconds([1024]))
+True
+"""
 
 from hetero.latency.affine import Affine, fit
+from hetero.latency.roofline import Efficiency, Roofline, for_gpu
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements, read_csv
 
-__all__ = ["Affine", "Measurements", "Piece", "StepModel", "fit", "read_csv"]
+__all__ = [
+    "Affine",
+    "Efficiency",
+    "Measurements",
+    "Piece",
+    "Roofline",
+    "StepModel",
+    "fit",
+    "for_gpu",
+    "read_csv",
+]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import statsmodels.api as sm
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import nnls
 from scipy.stats import t as student
@@ -278,6 +277,9 @@ def fit_linear(
         If there are not more rows than coefficients, a time is not positive and finite, or the
         rows do not determine every coefficient.
     """
+    # Half a second to import, and only fits need it.
+    from statsmodels.regression.linear_model import WLS
+
     x = np.asarray(design, dtype=np.float64)
     y = np.asarray(y, dtype=np.float64)
     if len(y) <= x.shape[1]:
@@ -308,7 +310,7 @@ def fit_linear(
         active = nnls(scaled * root[:, None], y * root)[0] > 0
         if not active.any():
             raise FitError(f"{title}: no coefficient is positive.", resolve="check the times.")
-    results = sm.WLS(y, scaled[:, active], weights=w).fit()
+    results = WLS(y, scaled[:, active], weights=w).fit()
     interval = results.conf_int(alpha=1.0 - confidence)
 
     coefficients, low, high = (np.zeros(x.shape[1]) for _ in range(3))
@@ -319,7 +321,7 @@ def fit_linear(
         for k in np.flatnonzero(~active):
             with_k = active.copy()
             with_k[k] = True
-            refit = sm.WLS(y, scaled[:, with_k], weights=w).fit()
+            refit = WLS(y, scaled[:, with_k], weights=w).fit()
             position = int(np.flatnonzero(with_k).searchsorted(k))
             quantile = student.ppf(0.5 + confidence / 2.0, refit.df_resid)
             high[k] = max(0.0, refit.params[position] + quantile * refit.bse[position])
