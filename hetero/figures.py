@@ -1,4 +1,4 @@
-"""One style for every figure: sizes, colours per GPU type, and files that come out byte for byte."""
+"""One style for every figure: sizes, colours per GPU type, and files that are the same each time."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class HeteroEngine(NBClientEngine):  # type: ignore[misc]
 
         nb_man.cell_start = announce
         options = {"coalesce_streams": True, "record_timing": False, **options}
-        # Else the kernel warns of plain local TCP when it starts, and of the interrupt that ends it.
+        # Else the kernel warns of plain local TCP as it starts, and of the interrupt as it ends.
         options.setdefault("extra_arguments", ["--log-level=CRITICAL"])
         super().execute_managed_notebook(nb_man, kernel_name, **options)
 
