@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,11 +32,15 @@ class Column:
         if isinstance(value, int):
             return f"{value:,}"
         if isinstance(value, float):
-            if value != value:
+            if math.isnan(value):
                 return "-"
-            if value == 0 or 10 ** -(self.digits + 1) <= abs(value) < 10**9:
-                whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-                return f"{float(f'{value:.{self.digits}g}'):,.{max(0, self.digits - whole)}f}"
+            if math.isinf(value):
+                return "inf" if value > 0 else "-inf"
+            if value == 0:
+                return "0"
+            power = math.floor(math.log10(abs(float(f"{value:.{self.digits}g}"))))
+            if -self.digits <= power < 9:
+                return f"{value:,.{max(0, self.digits - 1 - power)}f}"
             return f"{value:.{self.digits}g}"
         return str(value)
 
