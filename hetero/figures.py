@@ -1,4 +1,4 @@
-"""One style for every figure: sizes, colours per GPU type, and files that are the same each time."""
+"""One style for every figure: sizes, colours per GPU type, and the same bytes in every run."""
 
 from __future__ import annotations
 

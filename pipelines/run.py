@@ -322,7 +322,7 @@ def main(arguments: list[str] | None = None) -> None:
     progress = logging.getLogger("hetero.notebook")
     progress.setLevel(logging.INFO)
     handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter(f"  {options.stage}: %(message)s"))
+    handler.setFormatter(logging.Formatter("  %(message)s"))
     progress.addHandler(handler)
     logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
