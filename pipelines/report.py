@@ -188,6 +188,13 @@ def _number(cell: str) -> str:
         return cell
 
 
+def _value(measured: float | str) -> str:
+    """A measured value as a person writes it: whole numbers without a decimal point."""
+    if isinstance(measured, float) and measured.is_integer():
+        measured = int(measured)
+    return Column("", digits=5).show(measured)
+
+
 def render(folder: Path) -> str:
     """Text of the page for the results below ``folder``.
 
@@ -203,7 +210,7 @@ def render(folder: Path) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["value"] = Column("", digits=4).show
+    environment.filters["value"] = _value
     verdicts = claims.verdicts(folder)
     found = chapters(folder)
     return environment.get_template("report.html").render(
@@ -211,7 +218,9 @@ def render(folder: Path) -> str:
         papers=[(TITLES[paper], verdicts.of(paper)) for paper in PAPERS],
         statuses=claims.STATUSES,
         chapters=found,
-        sources=sorted({run.source for one in found for run in one.runs}, reverse=True),
+        rests_on=dict.fromkeys(
+            f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
+        ),
         coverage=Markup(claims.coverage(folder).table()._repr_html_()),
     )
 

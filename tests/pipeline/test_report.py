@@ -72,8 +72,8 @@ def test_verdicts_stand_beside_published_and_measured_values(results: Path) -> N
     assert set(page.rows) == {claim.id for claim in claims.ledger()}
     row = " ".join(page.rows["helix-34c"].split())
     assert row.startswith("not reproduced Memory of eight L4")
-    assert "192 192 190.2" in row
-    assert "180.5 to 199.5" in row
+    assert "192 192 190.25" in row
+    assert "180.50 to 199.50" in row
     # A claim about the trace itself is not judged by its twin, but the value is shown.
     row = " ".join(page.rows["helix-21a"].split())
     assert row.startswith("not attempted")
