@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from cycler import cycler
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +83,7 @@ def use_style() -> None:
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.axisbelow": True,
-            "axes.prop_cycle": mpl.cycler(color=CYCLE),
+            "axes.prop_cycle": cycler(color=CYCLE),
             "grid.color": "#E3E3E3",
             "grid.linewidth": 0.7,
             "legend.frameon": False,

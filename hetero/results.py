@@ -94,9 +94,7 @@ class ResultFolder:
         figures.stamp(figure, self.provenance)
         if self.folder is not None:
             figures.save(figure, self.folder / name)
-        self._figures.append(
-            {"file": f"{name}.svg", "shows": list(shows), "caption": caption}
-        )
+        self._figures.append({"file": f"{name}.svg", "shows": list(shows), "caption": caption})
         self._write()
         return figure
 
