@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,10 @@ from hetero.cluster import Cluster, Machine
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.estimate import BatchLatency, Estimate, Padded, Scaling
-from hetero.latency import roofline
 from hetero.latency.affine import Affine
 from hetero.latency.phase import fit_phase
 from hetero.memory import Budget, OverheadPer
+from hetero.planners.replicated import roofline_steps
 from hetero.workload import Trace
 
 LatencySource = Callable[[Gpu, Llm, int], BatchLatency]
@@ -35,16 +35,8 @@ def roofline_source(*, link: Link | None = None, **efficiency: Any) -> LatencySo
         Values of :class:`hetero.latency.roofline.Efficiency` to set instead of the calibrated
         ones, such as ``step_overhead_s=5e-3``.
     """
-
-    def latency(gpu: Gpu, llm: Llm, tensor_parallel: int) -> BatchLatency:
-        if link is not None:
-            gpu = replace(gpu, link_type=link.name, link_gbs=link.bandwidth_gbs)
-        model = roofline.for_gpu(gpu, llm, tensor_parallel)
-        if efficiency:
-            model = replace(model, efficiency=replace(model.efficiency, **efficiency))
-        return Padded(model.step_model())
-
-    return latency
+    steps = roofline_steps(link=link, **efficiency)
+    return lambda gpu, llm, tensor_parallel: Padded(steps(gpu, llm, tensor_parallel))
 
 
 def profiled(

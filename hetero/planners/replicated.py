@@ -1,0 +1,142 @@
+"""Deployments of whole replicas: every machine of a cluster divided into instances of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hetero.catalog import Gpu, KvFormula, Link, Llm
+from hetero.cluster import Cluster, Machine
+from hetero.deployment import Deployment, Engine, Replica, replicas
+from hetero.errors import ParameterError
+from hetero.latency import roofline
+from hetero.latency.step import StepModel
+
+StepSource = Callable[[Gpu, Llm, int], StepModel]
+"""Step times of an instance of a model on some GPUs of one type: ``(gpu, llm, degree)``."""
+
+
+def roofline_steps(*, link: Link | None = None, **efficiency: Any) -> StepSource:
+    """Step times from the calibrated roofline, or a variation of it.
+
+    Parameters
+    ----------
+    link
+        Link between the GPUs of a machine instead of the one it has.
+    efficiency
+        Values of :class:`hetero.latency.roofline.Efficiency` to set instead of the calibrated
+        ones, such as ``step_overhead_s=5e-3``.
+    """
+
+    def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
+        if link is not None:
+            gpu = _linked(gpu, link)
+        model = roofline.for_gpu(gpu, llm, tensor_parallel)
+        if efficiency:
+            model = replace(model, efficiency=replace(model.efficiency, **efficiency))
+        return model.step_model()
+
+    return steps
+
+
+def replicated(
+    cluster: Cluster,
+    llm: Llm,
+    degrees: Mapping[str, int | Sequence[int]],
+    *,
+    steps: StepSource | None = None,
+    engine: Engine | None = None,
+    memory_fraction: float = 0.9,
+    overhead_gib: float = 2.0,
+    kv_formula: KvFormula = "model",
+    weight_precision: str = "fp16",
+    kv_precision: str = "fp16",
+) -> Deployment:
+    """Whole replicas on the machines of a cluster; no instance spans machines.
+
+    Parameters
+    ----------
+    degrees
+        By machine: the tensor-parallel degree of all its instances, which must divide its GPUs,
+        or the degrees of its instances one by one, such as ``(4, 1)``. Machines not named stay
+        unused.
+    steps
+        Where step times come from; by default :func:`roofline_steps`.
+    engine
+        Engine of every replica.
+
+    Raises
+    ------
+    CatalogError
+        If the cluster has no machine of a name.
+    ParameterError
+        If a machine cannot be divided that way, or no machine is named.
+    InfeasibleError
+        If the model leaves an instance no room for a KV cache.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> found = replicated(cluster("xiong-8xv100"), llm("Llama-3-8B"), {"v100": (4, 1)})
+    >>> [(replica.name, replica.gpus) for replica in found.replicas]
+    [('v100 t=4', 4), ('v100 t=1', 1)]
+    """
+    if not degrees:
+        raise ParameterError(
+            f"No machine of {cluster.name} is to serve {llm.name}.",
+            resolve="give the degree of at least one machine.",
+        )
+    steps = steps or roofline_steps()
+    found: list[Replica] = []
+    for name, wanted in degrees.items():
+        machine = cluster.machine(name)
+        gpu = machine.gpu if machine.link is None else _linked(machine.gpu, machine.link)
+        chosen = _instances(machine, wanted)
+        price = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
+        for t in dict.fromkeys(chosen):
+            if llm.heads % t:
+                raise ParameterError(
+                    f"{llm.name} has {llm.heads} attention heads, which {t} GPUs of machine "
+                    f"{name} cannot share equally.",
+                    resolve="choose a degree that divides the heads.",
+                )
+            found += replicas(
+                gpu,
+                llm,
+                steps(gpu, llm, t),
+                count=chosen.count(t),
+                tensor_parallel=t,
+                engine=engine,
+                name=f"{name} t={t}",
+                memory_fraction=memory_fraction,
+                overhead_gib=overhead_gib,
+                usd_per_gpu_h=price,
+                kv_formula=kv_formula,
+                weight_precision=weight_precision,
+                kv_precision=kv_precision,
+            )
+    return Deployment(cluster.name, tuple(found))
+
+
+def _linked(gpu: Gpu, link: Link) -> Gpu:
+    return replace(gpu, link_type=link.name, link_gbs=link.bandwidth_gbs)
+
+
+def _instances(machine: Machine, wanted: int | Sequence[int]) -> list[int]:
+    if isinstance(wanted, int):
+        if wanted < 1 or machine.count % wanted:
+            raise ParameterError(
+                f"Machine {machine.name} has {machine.count} GPUs, which instances of {wanted} "
+                "cannot share out.",
+                resolve=f"choose a degree that divides {machine.count}.",
+            )
+        return [wanted] * (machine.count // wanted)
+    chosen = list(wanted)
+    if not chosen or min(chosen) < 1 or sum(chosen) > machine.count:
+        raise ParameterError(
+            f"Instances of {chosen} GPUs do not fit machine {machine.name} of {machine.count}.",
+            resolve="give degrees of 1 or more that add up to no more than its GPUs.",
+        )
+    return chosen
