@@ -10,14 +10,14 @@ from hetero.errors import ParameterError
 
 
 def choice(option: str, value: str, allowed: Any) -> Any:
-    """Return ``value`` if it is one of a ``Literal``'s values.
+    """Return ``value`` if it is one of a ``Literal``'s values, or of a collection of names.
 
     Raises
     ------
     ParameterError
         Naming the option, what was received and the values it may take.
     """
-    values = [str(v) for v in get_args(allowed)]
+    values = [str(v) for v in get_args(allowed) or allowed]
     if value not in values:
         near = difflib.get_close_matches(value, values, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""

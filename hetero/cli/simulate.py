@@ -1,0 +1,335 @@
+"""``hetero simulate``: what a cluster of whole replicas delivers, router by router."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero.cluster import Cluster
+    from hetero.display import Table
+    from hetero.routers import Builtin
+    from hetero.simulator import Metrics, Slo
+    from hetero.workload import Trace
+
+_ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
+_DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
+_SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("simulate")(simulate)
+
+
+def simulate(
+    cluster: Annotated[
+        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")
+    ] = "Llama-3-8B",
+    trace: Annotated[
+        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
+    ] = "azure2023_conv",
+    source: Annotated[
+        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
+    ] = "twin",
+    degree: Annotated[
+        str,
+        typer.Option(
+            help="Tensor-parallel degree of every machine: 'best' by the estimate of Xiong et "
+            "al., one number for all, or one per machine, as in a=4,b=1."
+        ),
+    ] = "best",
+    router: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Router, once or several times; by default {', '.join(_DEFAULT)}."),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once."),
+    ] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
+    ] = None,
+    slo: Annotated[
+        str, typer.Option(help="Targets, as in ttft=500ms,tpot=50ms (also e2e; us, ms, s, min).")
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="How engines form steps: 'chunked' or 'prefill-first'.")
+    ] = "chunked",
+    max_batch: Annotated[
+        int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
+    ] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of twin, arrivals and routers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="One row per request and router (.csv, .parquet)."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Serve a trace with whole replicas of a model and compare routers.
+
+    Every machine is divided into instances of its tensor-parallel degree; step times are those
+    of the calibrated roofline, KV cache is paged. The simulation is exact for these step times.
+    """
+    from hetero import catalog, workload
+    from hetero import cluster as clusters
+    from hetero.cli.options import choice, to_json
+    from hetero.deployment import Engine
+    from hetero.planners.replicated import replicated
+    from hetero.progress import progress
+    from hetero.simulator import metrics
+    from hetero.simulator import simulate as run_simulation
+
+    batching = _ENGINES[choice("--engine", engine, _ENGINES)]
+    chosen = _routers(router or list(_DEFAULT))
+    targets = _slo(slo)
+    if output is not None:
+        _check_output(output, force)
+    machines, llm = clusters.find(cluster), catalog.find_llm(model)
+    requested = workload.open_trace(
+        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+    )
+    requested = _arrivals(requested, requests, rate, seed)
+    degrees, notes = _degrees(machines, llm, degree, requested, seed)
+    budget = 2048 if batching == "chunked" else 8192
+    deployment = replicated(
+        machines,
+        llm,
+        degrees,
+        engine=Engine(
+            batching=batching,  # type: ignore[arg-type]
+            admission="paged",
+            max_batch=max_batch,
+            max_step_tokens=budget,
+        ),
+    )
+    found, frames = [], []
+    for one in chosen:
+        with progress(len(requested), one.name) as advance:
+            run = run_simulation(deployment, requested, one, seed=seed, progress=advance)
+        found.append((one.name, metrics(run, targets)))
+        if output is not None:
+            frame = run.frame()
+            frame.insert(0, "router", one.name)
+            frames.append(frame)
+    if output is not None:
+        _write(output, frames)
+    if as_json:
+        setting = {
+            "cluster": machines.name,
+            "model": llm.name,
+            "trace": requested.source,
+            "requests": len(requested),
+            "degrees": degrees,
+            "engine": batching,
+            "seed": seed,
+            "notes": notes,
+        }
+        rows = [{"router": name, **_plain(one)} for name, one in found]
+        print(to_json(setting | {"routers": rows}), end="")
+        return
+    alike = Counter((one.gpus, one.gpu.name if one.gpu else "") for one in deployment.replicas)
+    layout = ", ".join(f"{n} replicas on {t} x {gpu}" for (t, gpu), n in alike.items())
+    title = f"{llm.name} on {machines.name}: {layout}"
+    about = f"{len(requested):,} requests of {requested.source}; {batching}, seed {seed}"
+    print(_table(title, found, [about, *notes]))
+    if output is not None:
+        print(f"{len(requested) * len(found):,} rows written to {output}.")
+
+
+def _factories() -> dict[str, Callable[[], Builtin]]:
+    """Routers by the name an option takes: their own, with hyphens."""
+    from hetero import routers
+
+    kinds: list[Callable[[], Builtin]] = [
+        routers.RoundRobin,
+        routers.WeightedRandom,
+        routers.WeightedRoundRobin,
+        routers.LeastRequests,
+        routers.LeastTokens,
+        routers.PowerOfTwo,
+        routers.Workload,
+        lambda: routers.Workload(memory_based=True),
+        routers.CapacityProportional,
+        routers.LatencyAware,
+        routers.HeteroServe,
+        routers.Predictive,
+    ]
+    return {kind().name.lower().replace(" ", "-"): kind for kind in kinds}
+
+
+def _routers(names: list[str]) -> list[Builtin]:
+    from hetero.cli.options import choice
+
+    known = _factories()
+    return [known[choice("--router", name, known)]() for name in dict.fromkeys(names)]
+
+
+def _slo(text: str) -> Slo:
+    from hetero.errors import ParameterError
+    from hetero.simulator import Slo
+
+    targets: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        match = _TARGET.fullmatch(part)
+        if match is None:
+            raise ParameterError(
+                f"--slo cannot read '{part.strip()}'.",
+                resolve="write targets with their unit, such as ttft=500ms,tpot=50ms,e2e=30s.",
+            )
+        try:
+            value_s = float(match[2]) * _UNITS_S[match[3]]
+        except ValueError:
+            raise ParameterError(
+                f"--slo: '{match[2]}' is no number.", resolve="write one, such as 0.5."
+            ) from None
+        if f"{match[1]}_s" in targets:
+            raise ParameterError(f"--slo gives {match[1]} twice.", resolve="give each target once.")
+        targets[f"{match[1]}_s"] = value_s
+    return Slo(**targets)
+
+
+def _arrivals(trace: Trace, requests: int | None, rate: float | None, seed: int) -> Trace:
+    """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
+    import math
+
+    from hetero.errors import ParameterError
+    from hetero.streams import stream
+    from hetero.workload import statistics
+
+    if requests is not None:
+        trace = trace.head(min(requests, len(trace)))
+    if rate is None:
+        return trace
+    if not rate > 0:
+        raise ParameterError(
+            f"A rate of {rate:g} requests/s serves nothing.",
+            resolve="give a number above 0, or inf to send all requests at once.",
+        )
+    if math.isinf(rate):
+        return trace.all_at_once()
+    if math.isinf(statistics.rate_rps(trace.arrival_s)):
+        return trace.poisson(rate, stream(seed, "arrivals"))
+    return trace.rescale(rate_rps=rate)
+
+
+def _degrees(
+    machines: Cluster, llm: Any, text: str, trace: Trace, seed: int
+) -> tuple[dict[str, int], list[str]]:
+    """Degree of each machine, and what a reader should know of the choice."""
+    from hetero.errors import ParameterError
+    from hetero.planners import tensor_parallel
+    from hetero.streams import stream
+
+    names = [machine.name for machine in machines.machines]
+    if text == "best":
+        sample = trace.sample(min(_SAMPLE, len(trace)), stream(seed, "degrees"))
+        best = tensor_parallel.search(machines, llm, sample, require_longest=False).best
+        degrees = {one.machine.name: one.tensor_parallel for one in best}
+        idle = [name for name in names if name not in degrees]
+        left = [f"Left out, since {llm.name} does not fit: {', '.join(idle)}."] if idle else []
+        return degrees, left
+    if text.isdecimal():
+        return {name: int(text) for name in names}, []
+    degrees = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if not value.isdecimal():
+            raise ParameterError(
+                f"--degree cannot read '{part.strip()}'.",
+                resolve="write 'best', a number such as 2, or one per machine such as a=4,b=1.",
+            )
+        degrees[machines.machine(name).name] = int(value)
+    idle = [name for name in names if name not in degrees]
+    return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
+
+
+def _check_output(path: Path, force: bool) -> None:
+    from hetero.errors import DataError, ParameterError
+
+    if path.suffix != ".parquet" and not path.name.endswith((".csv", ".csv.gz")):
+        raise ParameterError(
+            f"The ending of {path.name} is of no known kind.",
+            resolve="end its name with .csv, .csv.gz or .parquet.",
+        )
+    if not path.parent.is_dir():
+        raise DataError("The folder of the file does not exist.", path=path, resolve="create it.")
+    if path.exists() and not force:
+        raise DataError("The file exists.", path=path, resolve="add --force to replace it.")
+
+
+def _write(path: Path, frames: list[Any]) -> None:
+    import pandas as pd
+
+    from hetero.errors import DataError
+
+    frame = pd.concat(frames, ignore_index=True)
+    try:
+        if path.suffix == ".parquet":
+            frame.to_parquet(path, index=False)
+        else:
+            frame.to_csv(path, index=False, lineterminator="\n")
+    except OSError as error:
+        raise DataError(
+            f"The file cannot be written ({error}).",
+            path=path,
+            resolve="choose a folder that may be written to.",
+        ) from error
+
+
+def _table(title: str, found: list[tuple[str, Metrics]], notes: list[str]) -> Table:
+    from hetero.display import Column, Table
+
+    with_slo = any(one.attainment for _, one in found)
+    priced = any(one.usd_per_mtok is not None for _, one in found)
+    columns = [
+        Column("router"),
+        Column("finished"),
+        Column("rejected"),
+        Column("throughput", "tokens/s"),
+        Column("throughput", "req/s", 3),
+        Column("TTFT P50", "ms"),
+        Column("TTFT P95", "ms"),
+        Column("TPOT P95", "ms"),
+        Column("E2E P95", "s"),
+        Column("utilisation", "%", 3),
+    ]
+    columns += [Column("SLO met", "%", 3), Column("goodput", "req/s", 3)] if with_slo else []
+    columns += [Column("cost", "$/10^6 tokens", 3)] if priced else []
+    rows = []
+    for name, one in found:
+        at = one.percentiles
+        row: list[object] = [name, one.finished, one.rejected, one.total_tps, one.requests_per_s]
+        row += [1e3 * at["ttft_s"][50], 1e3 * at["ttft_s"][95], 1e3 * at["tpot_s"][95]]
+        row += [at["e2e_s"][95], 100 * one.utilisation]
+        row += [100 * one.attainment["joint"], one.goodput_rps] if with_slo else []
+        row += [one.usd_per_mtok] if priced else []
+        rows.append(tuple(row))
+    return Table(title, tuple(columns), tuple(rows), tuple(notes))
+
+
+def _plain(one: Metrics) -> dict[str, Any]:
+    """Metrics as JSON values; what is not a number becomes null."""
+    import math
+    from dataclasses import asdict
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): clean(each) for key, each in value.items()}
+        if isinstance(value, tuple):
+            return [clean(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    record: dict[str, Any] = clean(asdict(one) | {"total_tps": one.total_tps})
+    return record

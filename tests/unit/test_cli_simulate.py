@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from hetero import workload
+from hetero.cli import main
+
+SMALL = ("xiong-8xv100", "--degree", "2", "--requests", "120")
+
+
+def call(*arguments):
+    with pytest.raises(SystemExit) as end:
+        main(["simulate", *map(str, arguments)])
+    return end.value.code or 0
+
+
+def test_one_row_per_router_and_the_same_twice(capsys):
+    assert call(*SMALL) == 0
+    first = capsys.readouterr()
+    assert first.err == ""  # no bar where nobody looks
+    assert "4 replicas on 2 x V100" in first.out
+    for name in ("round robin", "least tokens", "power of two", "hetero"):
+        assert f"\n{name} " in first.out
+    assert call(*SMALL) == 0
+    assert capsys.readouterr().out == first.out
+
+
+def test_json_conserves_requests_and_tokens(capsys):
+    assert call(*SMALL, "--slo", "ttft=500ms,tpot=0.05s", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    trace = workload.load("azure2023_conv").head(120)
+    assert said["requests"] == 120
+    assert said["degrees"] == {"v100": 2}
+    for row in said["routers"]:
+        assert row["finished"] == 120
+        span = row["window_s"][1]
+        assert row["output_tps"] * span == pytest.approx(trace.output_tokens.sum())
+        assert row["total_tps"] == pytest.approx(row["input_tps"] + row["output_tps"])
+        assert row["slo"] == {"ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None}
+        assert 0 <= row["attainment"]["joint"] <= row["attainment"]["ttft"] <= 1
+
+
+def test_rate_changes_the_time_the_trace_takes(capsys):
+    spans = {}
+    for rate in ("1", "2", "inf"):
+        assert call(*SMALL, "--rate", rate, "--router", "round-robin", "--json") == 0
+        spans[rate] = json.loads(capsys.readouterr().out)["routers"][0]["window_s"][1]
+    assert 1.9 < (spans["1"] - 10) / (spans["2"] - 10) < 2.6
+    assert spans["inf"] < spans["2"] / 3
+
+
+def test_lengths_without_arrivals_get_poisson_ones(capsys):
+    sharegpt = (*SMALL, "--trace", "sharegpt", "--router", "round-robin", "--json")
+    assert call(*sharegpt, "--rate", "2") == 0
+    slow = json.loads(capsys.readouterr().out)["routers"][0]
+    assert call(*sharegpt) == 0
+    at_once = json.loads(capsys.readouterr().out)["routers"][0]
+    assert slow["window_s"][1] > 45  # 120 requests at 2 per second
+    assert at_once["window_s"][1] < 45
+
+
+@pytest.mark.parametrize("name", ["run.csv", "run.parquet"])
+def test_output_holds_every_request_of_every_router(tmp_path, capsys, name):
+    path = tmp_path / name
+    routers = ("--router", "least-requests", "--router", "workload")
+    assert call(*SMALL, *routers, "--output", path) == 0
+    assert "240 rows written" in capsys.readouterr().out
+    frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    assert frame["router"].value_counts().to_dict() == {"least requests": 120, "workload": 120}
+    assert (frame["finish_s"] >= frame["first_token_s"]).all()
+    assert (frame["first_token_s"] > frame["arrival_s"]).all()
+    assert call(*SMALL, "--output", path) == 1
+    assert "--force" in capsys.readouterr().err
+    assert call(*SMALL, *routers, "--output", path, "--force") == 0
+
+
+def test_best_degree_is_the_search_s(capsys):
+    assert call("xiong-8xv100", "--requests", "120", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        main(["estimate", "xiong-8xv100", "--trace", "azure2023_conv", "--json"])
+    rows = json.loads(capsys.readouterr().out)
+    best = max(rows, key=lambda row: row["machine total [tokens/s]"])
+    assert said["degrees"] == {"v100": best["degree"]}
+
+
+def test_degrees_by_machine_and_machines_left_out(capsys):
+    common = ("xiong-v100-a800", "--requests", "50")
+    assert call(*common, "--degree", "v100=4,a800=1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["degrees"] == {"v100": 4, "a800": 1}
+    assert call(*common, "--degree", "a800=1") == 0
+    assert "does not name it: v100" in capsys.readouterr().out
+    assert call(*common, "--model", "Llama-2-70B") == 0
+    assert "does not fit: a800" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--router", "hetro"), "did you mean 'hetero'?"),
+        (("--engine", "chunk"), "chunked, prefill-first"),
+        (("--slo", "ttft=5"), "with their unit"),
+        (("--slo", "ttft=1s,ttft=2s"), "twice"),
+        (("--slo", "tpot=0ms"), "above 0"),
+        (("--slo", "tpot=1.2.3ms"), "no number"),
+        (("--rate", "0"), "above 0"),
+        (("--rate", "nan"), "above 0"),
+        (("--degree", "3"), "divides 8"),
+        (("--degree", "v100=x"), "one per machine"),
+        (("--degree", "v10=1"), "no machine 'v10'"),
+        (("--output", "x.txt"), ".parquet"),
+        (("--output", "no/such/folder/x.csv"), "folder"),
+        (("--trace", "azure"), "neither a file nor a known trace"),
+        (("--model", "Llama-2-70B", "--degree", "1"), "GiB short"),
+    ],
+)
+def test_errors_are_one_sentence_with_a_way_out(capsys, arguments, words):
+    assert call("xiong-8xv100", "--requests", "20", *arguments) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Error: ")
+    assert "Resolve: " in said
+    assert said.count("\n") == 1
+    assert words in said
