@@ -56,7 +56,10 @@ class TensorParallelSearch(Section):
     """Parameters of 03_tensor_parallel_search."""
 
     seeds: Seeds = Field(description="one sample of requests is drawn with each")
-    requests: int = Field(ge=1, description="requests per sample")
+    requests: int = Field(ge=1, description="requests per sample of the estimate")
+    duplicated: int = Field(
+        ge=1, description="requests per sample of the simulation, each sent eight times"
+    )
     overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
         min_length=1, description="engine time per step for the sensitivity [ms]"
     )
