@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,8 +34,9 @@ def interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]
 def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95) -> str:
     """Names from the largest mean to the smallest, as far as the seeds tell them apart.
 
-    ``a>b`` stands where the interval of the paired differences leaves 0 out, ``a>=b`` where it
-    does not; pairs that follow from others are left out.
+    ``a>b`` stands where the intervals of the paired differences between ``a``, or anything above
+    it, and ``b``, or anything below it, leave 0 out; ``a>=b`` where one does not. Pairs that
+    follow from others are left out.
 
     Parameters
     ----------
@@ -52,14 +53,20 @@ def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95) -> str:
     values = {name: np.asarray(x, np.float64) for name, x in samples.items()}
     names = sorted(values, key=lambda name: -float(values[name].mean()))
 
-    def apart(above: str, below: str) -> bool:
-        return interval(values[above] - values[below], confidence)[0] > 0.0
+    size = len(names)
 
-    adjacent = [apart(a, b) for a, b in pairwise(names)]
+    def apart(i: int, j: int) -> bool:
+        return interval(values[names[i]] - values[names[j]], confidence)[0] > 0.0
+
+    def strict(i: int, j: int) -> bool:
+        # A strict pair makes every wider one strict too, so the seeds must tell those apart.
+        return all(apart(a, b) for a, b in product(range(i + 1), range(j, size)))
+
     text = names[0]
-    for name, strict in zip(names[1:], adjacent, strict=True):
-        text += (">" if strict else ">=") + name
-    for i, j in combinations(range(len(names)), 2):
-        if not any(adjacent[i:j]) and apart(names[i], names[j]):
+    for i, j in pairwise(range(size)):
+        text += (">" if strict(i, j) else ">=") + names[j]
+    for i, j in combinations(range(size), 2):
+        inner = [pair for pair in combinations(range(i, j + 1), 2) if pair != (i, j)]
+        if j > i + 1 and strict(i, j) and not any(strict(*pair) for pair in inner):
             text += f", {names[i]}>{names[j]}"
     return text

@@ -46,3 +46,14 @@ def test_distant_pairs_can_be_apart_where_neighbours_are_not() -> None:
 def test_equal_values_tie() -> None:
     assert not Order(ranking({"a": [1.0, 2.0], "b": [1.0, 2.0]})).entails(Order("a>b"))
     assert ranking({"a": [1.0], "b": [1.0]}) == "a>=b"
+
+
+def test_a_pair_is_strict_only_if_all_wider_ones_are() -> None:
+    # b is surely above c, but a, which is above b by the mean alone, is not.
+    wild = np.array([0.0, 10.0, 5.0])
+    samples = {"a": wild, "b": np.array([3.0, 3.1, 3.2]), "c": np.array([1.0, 1.1, 1.2])}
+    found = Order(ranking(samples))
+    assert found.entails(Order("a>=b>=c"))
+    assert not found.entails(Order("a>c"))
+    del samples["a"]
+    assert ranking(samples) == "b>c"
