@@ -20,6 +20,7 @@ __all__ = [
     "TraceSource",
     "Twin",
     "TwinCheck",
+    "attainable",
     "lengths",
     "load",
     "load_twin",
@@ -102,6 +103,22 @@ def load(name: str, source: TraceSource = "twin", seed: int = 0) -> Trace:
         raise ParameterError(f"'{source}' is no source of traces.", resolve="use twin or real.")
     _check_name(name)
     return _REAL[name](name)
+
+
+def attainable(name: str, source: TraceSource) -> TraceSource:
+    """``source``, or ``"twin"`` where the real trace is not here and has no public address.
+
+    A trace that only has to be fetched stays ``"real"``, so that loading it says what to do.
+
+    Examples
+    --------
+    >>> attainable("azure2023_conv", "real"), attainable("sharegpt", "twin")
+    ('real', 'twin')
+    """
+    _check_name(name)
+    dataset = datasets.dataset(_DATASETS.get(name, name))
+    hidden = not (dataset.public or datasets.available(dataset.name))
+    return "twin" if hidden else source
 
 
 def open_trace(

@@ -285,3 +285,12 @@ def test_names_and_sources() -> None:
     ):
         with pytest.raises(ParameterError, match="use"):
             wrong()
+
+
+def test_a_real_trace_without_an_address_gives_way_to_its_twin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HETERO_DATA_MIRROR", str(tmp_path))
+    monkeypatch.setattr(paths, "raw", lambda: tmp_path / "raw")
+    assert workload.attainable("sharegpt", "real") == "twin"
+    assert workload.attainable("azure2023_conv", "real") == "real"
