@@ -65,10 +65,29 @@ class TensorParallelSearch(Section):
     )
 
 
+class RequestScheduling(Section):
+    """Parameters of 04_request_scheduling."""
+
+    seeds: Seeds = Field(
+        description="one sample of requests, arrivals and predictions is drawn with each"
+    )
+    requests: int = Field(ge=1, description="requests per sample; 4,000 in the paper")
+    thetas: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="weights of the KV usage in eq. 7; 2 in the paper"
+    )
+    overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="engine time per step for the sensitivity [ms]"
+    )
+    trace_requests: int = Field(
+        ge=2, description="requests of the conversation trace for the router of your own"
+    )
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
     "tensor_parallel_search": TensorParallelSearch,
+    "request_scheduling": RequestScheduling,
 }
 
 
