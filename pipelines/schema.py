@@ -83,11 +83,33 @@ class RequestScheduling(Section):
     )
 
 
+Swept = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+
+
+class HeteroServe(Section):
+    """Parameters of 05_heteroserve."""
+
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(
+        min_length=2, description="one workload each; intervals need at least two"
+    )
+    requests: int = Field(ge=100, description="requests per run; 10,000 in the paper")
+    loads: Swept = Field(description="arrival rates over the nominal one")
+    long_shares: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        min_length=1, description="shares of prompts above 2,048 tokens"
+    )
+    margins: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="safety margins delta; 0.1 in the paper"
+    )
+    queue_limits: Swept = Field(description="queue limits Q_max [requests]; 32 in the paper")
+    dampings: Swept = Field(description="dampening factors lambda; 2 in the paper")
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
     "tensor_parallel_search": TensorParallelSearch,
     "request_scheduling": RequestScheduling,
+    "heteroserve": HeteroServe,
 }
 
 
