@@ -1,0 +1,275 @@
+"""Deployments: which replicas serve a model, on which GPUs, for which phase, over which links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from hetero.catalog import Gpu, KvFormula, Llm
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency.step import StepModel
+from hetero.memory import Budget
+
+Batching: TypeAlias = Literal["prefill first", "chunked", "static"]
+"""How an engine forms steps.
+
+``"prefill first"``: waiting prompts are prefilled whole before anything decodes on (vLLM's
+default in the papers' time). ``"chunked"``: every step takes the decoding requests and fills
+its token budget with chunks of prompts (Sarathi, vLLM today). ``"static"``: a padded batch runs
+to its end before the next one forms (Algorithm 1 of Xiong et al.).
+"""
+
+Admission: TypeAlias = Literal["known", "predicted", "maximum", "paged"]
+"""What KV cache a request must find free before it joins the batch.
+
+``"known"``, ``"predicted"``, ``"maximum"`` reserve its input plus its true, predicted or largest
+allowed output; a request that outgrows its reservation gets as much again or is evicted.
+``"paged"`` takes blocks as tokens come and evicts the request admitted last when none is left.
+"""
+
+Eviction: TypeAlias = Literal["recompute", "swap"]
+"""What happens to an evicted request: its cache is computed again, or copied out and back."""
+
+Role: TypeAlias = Literal["both", "prefill", "decode"]
+"""Phase that a replica serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How the serving engine of a replica forms batches and manages its KV cache.
+
+    Attributes
+    ----------
+    max_batch
+        Largest number of requests that decode together.
+    max_step_tokens
+        Tokens of one prefill step, or the token budget of a chunked step; a single longer
+        prompt still goes through.
+    max_output_tokens
+        Output that ``"maximum"`` admission reserves.
+    block_tokens
+        Tokens of a KV block (``"paged"``).
+    swap_s_per_gb
+        Time that moving 10^9 bytes of KV cache out or in holds the replica up [s];
+        HeteroServe takes 2.
+    """
+
+    batching: Batching = "prefill first"
+    admission: Admission = "known"
+    eviction: Eviction = "recompute"
+    max_batch: int = 256
+    max_step_tokens: int = 8192
+    max_output_tokens: int = 2048
+    block_tokens: int = 16
+    swap_s_per_gb: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_step_tokens", "max_output_tokens", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise ParameterError(
+                    f"Engine {name} must be at least 1; received {getattr(self, name)}.",
+                    resolve="give a positive number.",
+                )
+        if self.batching == "static" and self.admission != "known":
+            raise ParameterError(
+                "Static batching packs by the longest output and needs admission 'known'; "
+                f"received '{self.admission}'.",
+                resolve="set admission='known', or use another batching.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One copy of the model and the engine that serves it.
+
+    Attributes
+    ----------
+    step
+        Latency contract of the replica.
+    kv_tokens
+        Capacity of its KV cache [tokens].
+    kv_bytes_per_token
+        Bytes of one cached token: what a transfer or a swap moves.
+    gpu, gpus
+        Type and number of its GPUs, where known; they give price and colour.
+    """
+
+    name: str
+    step: StepModel
+    kv_tokens: int
+    kv_bytes_per_token: float = 0.0
+    engine: Engine = Engine()
+    role: Role = "both"
+    gpu: Gpu | None = None
+    gpus: int = 1
+    usd_per_h: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvLink:
+    """Path of the KV cache from a prefill to a decode replica.
+
+    Attributes
+    ----------
+    bandwidth_gbs
+        Effective bandwidth [10^9 bytes/s].
+    compression
+        Bytes after over bytes before, 1 for none, 0.25 for 16 to 4 bits.
+    """
+
+    bandwidth_gbs: float
+    latency_s: float = 0.0
+    compression: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.bandwidth_gbs > 0 and self.latency_s >= 0 and self.compression > 0):
+            raise ParameterError(
+                f"A KV link needs a bandwidth above 0, received {self.bandwidth_gbs} GB/s, "
+                f"{self.latency_s} s, compression {self.compression}.",
+                resolve="leave pairs that are not connected out of the links.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment(Shown):
+    """A flow network of replicas: requests enter at prefill nodes and leave at decode nodes.
+
+    Parameters
+    ----------
+    replicas
+        Nodes; names are unique.
+    links
+        KV links by (prefill replica, decode replica) name; ``default_link`` serves other pairs.
+    """
+
+    name: str
+    replicas: tuple[Replica, ...]
+    links: tuple[tuple[str, str, KvLink], ...] = ()
+    default_link: KvLink | None = None
+
+    def __post_init__(self) -> None:
+        names = [replica.name for replica in self.replicas]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice or not names:
+            raise ParameterError(
+                f"Deployment {self.name} needs replicas with names of their own; "
+                + (f"'{twice[0]}' stands twice." if twice else "it has none."),
+                resolve="name each replica once.",
+            )
+        roles = {replica.role for replica in self.replicas}
+        if ("prefill" in roles) != ("decode" in roles) and "both" not in roles:
+            raise ParameterError(
+                f"Deployment {self.name} serves only the phase {roles.pop()}.",
+                resolve="add replicas for the other phase, or give them the role 'both'.",
+            )
+        if roles >= {"prefill", "decode"} and self.default_link is None:
+            known = {(source, target) for source, target, _ in self.links}
+            for source in self.replicas:
+                for target in self.replicas:
+                    pair = (source.name, target.name)
+                    if source.role == "prefill" and target.role == "decode" and pair not in known:
+                        raise ParameterError(
+                            f"No KV link from {pair[0]} to {pair[1]}.",
+                            resolve="give the link, or a default_link for all pairs.",
+                        )
+
+    def table(self) -> Table:
+        """One row per replica."""
+        rows = tuple(
+            (
+                replica.name,
+                f"{replica.gpus} x {replica.gpu.name}" if replica.gpu else "-",
+                replica.role,
+                replica.engine.batching,
+                replica.engine.max_batch,
+                replica.kv_tokens,
+                replica.step.source,
+            )
+            for replica in self.replicas
+        )
+        return Table(
+            self.name,
+            (
+                Column("replica"),
+                Column("GPUs"),
+                Column("phase"),
+                Column("batching"),
+                Column("batch limit", "requests"),
+                Column("KV cache", "tokens"),
+                Column("latency from"),
+            ),
+            rows,
+        )
+
+    def with_engine(self, engine: Engine) -> Deployment:
+        """The same replicas with another engine."""
+        return replace(self, replicas=tuple(replace(r, engine=engine) for r in self.replicas))
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Price per hour of all replicas, None if any has no price."""
+        prices = [replica.usd_per_h for replica in self.replicas]
+        return None if None in prices else sum(price for price in prices if price is not None)
+
+
+def replicas(
+    gpu: Gpu,
+    llm: Llm,
+    step: StepModel,
+    *,
+    count: int = 1,
+    tensor_parallel: int = 1,
+    engine: Engine | None = None,
+    role: Role = "both",
+    name: str | None = None,
+    memory_fraction: float = 0.9,
+    overhead_gib: float = 2.0,
+    usd_per_gpu_h: float | None = None,
+    kv_formula: KvFormula = "model",
+    weight_precision: str = "fp16",
+    kv_precision: str = "fp16",
+) -> Sequence[Replica]:
+    """Equal replicas of a model on GPUs of one type, with the KV cache that memory leaves them.
+
+    Raises
+    ------
+    InfeasibleError
+        If the weights leave no room for a KV cache.
+
+    Notes
+    -----
+    KV cache of a replica: Xiong et al. eq. 1.
+    """
+    budget = Budget(
+        llm,
+        gpu,
+        tensor_parallel=tensor_parallel,
+        memory_fraction=memory_fraction,
+        overhead_gib=overhead_gib,
+        weight_precision=weight_precision,
+        kv_precision=kv_precision,
+        kv_formula=kv_formula,
+    )
+    if reason := budget.why_not():
+        raise InfeasibleError(
+            reason,
+            resolve="use more GPUs per replica, a lower precision, or a larger memory fraction.",
+        )
+    price = gpu.usd_per_h if usd_per_gpu_h is None else usd_per_gpu_h
+    label = name or (f"{gpu.name}" if tensor_parallel == 1 else f"{tensor_parallel}x{gpu.name}")
+    return [
+        Replica(
+            name=f"{label}/{k}" if count > 1 or name is None else label,
+            step=step,
+            kv_tokens=budget.max_tokens,
+            kv_bytes_per_token=budget.kv_bytes_per_token,
+            engine=engine or Engine(),
+            role=role,
+            gpu=gpu,
+            gpus=tensor_parallel,
+            usd_per_h=None if price is None else price * tensor_parallel,
+        )
+        for k in range(count)
+    ]

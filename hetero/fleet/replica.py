@@ -1,0 +1,303 @@
+"""The life of one replica, from event to event, compiled.
+
+Between two events of a replica (admission, completion, memory full, arrival) its batch is
+constant and a decode step is a line in the step number, so a run of n steps ends at
+
+    clock + n first + slope n (n - 1) / 2
+
+and nothing in between needs to be played. A replica is advanced only when somebody looks at it.
+
+The rules, at one instant: steps and KV transfers end, replicas fail or recover, requests arrive,
+batches form. When a step ends, finished requests leave first, then requests that have filled
+their reservation ask for more, the oldest first. When a batch forms, requests join in the order
+of the queue, and swapping in and out precedes the step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetero.fleet.batch import (
+    complete,
+    emit,
+    evict,
+    into_batch,
+    prefilled,
+    push_waiting,
+    release,
+    resume,
+    take,
+)
+from hetero.fleet.compiled import compiled
+from hetero.fleet.gaps import count_line
+from hetero.fleet.heaps import due_step, heap_remove, times_pop
+from hetero.fleet.kv import at_hand, grow, room, steps_until_full
+from hetero.fleet.padded import begin_padded
+from hetero.fleet.state import (
+    AT_BOUNDARY,
+    AT_HAND,
+    CHUNKED,
+    DECODE_ONLY,
+    DOWN,
+    FINISHED,
+    IDLE,
+    IN_DECODE,
+    IN_PREFILL,
+    KEY_BITS,
+    MOST_STEPS,
+    PAGED,
+    RUNNING,
+    STATIC,
+    TRANSFERS,
+)
+from hetero.fleet.steps import decode_run, run_s, step_s, steps_to_reach
+from hetero.fleet.transfers import left, transfer_end_s
+
+
+@compiled
+def make_room(R, e, s, IM):
+    """Evict requests, the last admitted first, until the next decode step has its KV blocks."""
+    if e.admission != PAGED:
+        return False
+    evicted = False
+    while s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
+        key = heap_remove(IM, e.keys, s.running, IM[e.order + s.running - 1])
+        s.running -= 1
+        evict(R, e, s, IM, key)
+        evicted = True
+    return evicted
+
+
+@compiled
+def begin_decode(e, s, FM, IM, limit):
+    """Start a run of at most ``limit`` steps, up to a completion, memory limit or kink."""
+    limit = min(limit, due_step(IM[e.keys]) - s.steps)
+    if e.admission == PAGED:
+        limit = steps_until_full(e, s, IM, limit)
+    b = s.padded if e.batching == STATIC else s.running
+    first, slope, limit = decode_run(e, FM, b, s.cached, limit)
+    s.run_steps = limit
+    s.run_first_s = first
+    s.run_slope_s = slope
+    s.mode = IN_DECODE
+    FM[e.index] = s.clock_s + s.stall_s + run_s(first, slope, limit)
+
+
+@compiled
+def settle_decode(R, e, s, IM):
+    """The decode run in progress has ended."""
+    n, first, slope = s.run_steps, s.run_first_s, s.run_slope_s
+    b = s.running
+    start = s.clock_s + s.stall_s
+    emit(R, s, IM, start + first, b - s.fresh)
+    if n > 1:
+        count_line(IM, first, slope, 1, n, b)
+    grow(e, s, IM, n)
+    end = start + run_s(first, slope, n)
+    s.busy_s += end - s.clock_s
+    s.stall_s = 0.0
+    s.clock_s = end
+    s.last_emit_s = end
+    s.steps += n
+    s.cached += n * (s.padded if e.batching == STATIC else b)
+    s.decode_tokens += n * b
+    if s.steps > MOST_STEPS:
+        base = s.steps - (s.steps % e.block_tokens)
+        for k in range(s.running):
+            IM[e.keys + k] -= base << KEY_BITS
+        s.steps -= base
+    complete(R, e, s, IM)
+
+
+@compiled
+def settle_prefill(R, e, s, FM, IM):
+    """The prefill or mixed step in progress has ended."""
+    now = FM[e.index]
+    s.busy_s += now - s.clock_s
+    s.prefill_s += now - s.clock_s
+    s.prefill_tokens += s.step_tokens
+    s.stall_s = 0.0
+    s.clock_s = now
+    if s.mixed:
+        b = s.running
+        emit(R, s, IM, now, b - s.fresh)
+        grow(e, s, IM, 1)
+        s.last_emit_s = now
+        s.steps += 1
+        s.cached += b
+        s.decode_tokens += b
+        s.mixed = 0
+    if s.partial >= 0:
+        s.partial_tokens += s.chunk_tokens
+        s.chunk_tokens = 0
+    cached = s.cached
+    r = s.batch_head
+    s.batch_head = -1
+    s.batch_tail = -1
+    while r >= 0:
+        following = np.int64(R[r].link)
+        prefilled(R, e, s, FM, IM, r)
+        r = following
+    if e.batching == STATIC:
+        s.cached = cached
+    complete(R, e, s, IM)
+
+
+@compiled
+def begin(R, e, s, FM, IM):
+    """Choose what a replica does next, at a boundary between steps."""
+    if e.batching == STATIC:
+        if s.running > 0:
+            begin_decode(e, s, FM, IM, MOST_STEPS)
+        else:
+            begin_padded(R, e, s, FM)
+        return
+    chunked = e.batching == CHUNKED
+    # A chunked step always decodes, so it must have its blocks before anything is admitted.
+    evicted = chunked and make_room(R, e, s, IM)
+    budget = e.max_step_tokens - (s.running if chunked else 0)
+    tokens = np.int64(0)
+    pairs = 0.0
+    count = np.int64(0)
+    if s.partial >= 0:
+        r = s.partial
+        count = 1
+        q = min(np.int64(R[r].input_tokens) + R[r].done_tokens - s.partial_tokens, budget)
+        if q > 0:
+            tokens += q
+            pairs += q * (s.partial_tokens + q * 0.5)
+            s.chunk_tokens = q
+            if s.partial_tokens + q == np.int64(R[r].input_tokens) + R[r].done_tokens:
+                s.partial = -1
+                s.partial_tokens = 0
+                s.chunk_tokens = 0
+                into_batch(R, s, r)
+    while (
+        s.head >= 0 and s.partial < 0 and not evicted and s.running + count < e.max_batch
+    ):
+        r = s.head
+        if not room(R, e, s, IM, r):
+            break
+        if at_hand(R, r):
+            if chunked and budget - tokens < 1:
+                break
+            resume(R, e, s, IM, take(R, e, s))
+            budget -= 1 if chunked else 0
+            continue
+        whole = np.int64(R[r].input_tokens) + R[r].done_tokens
+        q = whole
+        if chunked:
+            q = min(whole, budget - tokens)
+            if q <= 0:
+                break
+        elif tokens > 0 and tokens + whole > budget:
+            break
+        take(R, e, s)
+        count += 1
+        tokens += q
+        pairs += q * (q * 0.5)
+        if q < whole:
+            R[r].link = -1
+            R[r].status = RUNNING
+            s.partial = r
+            s.partial_tokens = 0
+            s.chunk_tokens = q
+        else:
+            into_batch(R, s, r)
+    if tokens > 0:
+        mixed = chunked and s.running > 0
+        b = s.running if mixed else 0
+        cached = s.cached if mixed else 0
+        s.mixed = 1 if mixed else 0
+        s.step_tokens = tokens
+        s.mode = IN_PREFILL
+        FM[e.index] = s.clock_s + s.stall_s + step_s(e, FM, tokens + b, b, cached, pairs)
+        return
+    if not chunked:
+        evicted = make_room(R, e, s, IM)
+    if s.running > 0:
+        # After an eviction the queue may be admissible again one step later.
+        begin_decode(e, s, FM, IM, 1 if evicted else MOST_STEPS)
+    elif s.head >= 0 and s.leaving >= 0:
+        # No memory before a KV transfer has ended.
+        s.mode = AT_BOUNDARY
+        s.clock_s = transfer_end_s(R, s.leaving)
+    else:
+        s.mode = IDLE
+        FM[e.index] = np.inf
+
+
+@compiled
+def advance(R, e, s, FM, IM, t):
+    """Play a replica up to time ``t``: every step that ends by then, no batch formed at ``t``."""
+    while True:
+        if s.mode == AT_BOUNDARY:
+            if s.clock_s >= t:
+                FM[e.index] = s.clock_s
+                return
+            left(R, s, s.clock_s)
+            begin(R, e, s, FM, IM)
+            if s.mode == AT_BOUNDARY:
+                continue
+        if s.mode == IDLE or s.mode == DOWN or FM[e.index] > t:
+            return
+        if s.mode == IN_DECODE:
+            settle_decode(R, e, s, IM)
+        else:
+            settle_prefill(R, e, s, FM, IM)
+        s.mode = AT_BOUNDARY
+
+
+@compiled
+def enqueue(R, e, s, FM, IM, r, t):
+    """A request reaches a replica at ``t``; a decode run it may interrupt is cut short."""
+    alone = s.head < 0
+    push_waiting(R, s, r, False)
+    R[r].at = e.index
+    if s.mode == IDLE:
+        s.clock_s = t
+        s.mode = AT_BOUNDARY
+        FM[e.index] = t
+    elif (
+        s.mode == IN_DECODE
+        and alone
+        and e.batching != STATIC
+        and s.running < e.max_batch
+        and room(R, e, s, IM, r)
+    ):
+        first, slope = s.run_first_s, s.run_slope_s
+        start = s.clock_s + s.stall_s
+        s.run_steps = steps_to_reach(first, slope, start, t, s.run_steps)
+        FM[e.index] = start + run_s(first, slope, s.run_steps)
+
+
+@compiled
+def deliver(R, E, S, FM, IM, t):
+    """Hand over the KV transfers that end by ``t``, in order of time."""
+    while IM[TRANSFERS] > 0 and FM[E[0].transfer_keys] <= t:
+        when, r = FM[E[0].transfer_keys], IM[E[0].transfer_items]
+        times_pop(FM, IM, E[0].transfer_keys, E[0].transfer_items, IM[TRANSFERS])
+        IM[TRANSFERS] -= 1
+        left(R, S[R[r].node], when)
+        j = R[r].decode_node
+        if R[r].status == FINISHED:  # with its prefill
+            R[r].decode_node = -1
+            release(R, S[j], r)
+            continue
+        advance(R, E[j], S[j], FM, IM, when)
+        R[r].status = AT_HAND
+        enqueue(R, E[j], S[j], FM, IM, r, when)
+
+
+@compiled
+def advance_all(R, E, S, FM, IM, t):
+    """Play every replica up to ``t``, those that only decode after what they are sent."""
+    split = E[0].split
+    for i in range(len(E)):
+        if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
+            advance(R, E[i], S[i], FM, IM, t)
+    if split:
+        deliver(R, E, S, FM, IM, t)
+        for i in range(len(E)):
+            if FM[i] <= t and E[i].role == DECODE_ONLY:
+                advance(R, E[i], S[i], FM, IM, t)

@@ -1,0 +1,89 @@
+"""Compiled step times, and how long runs of decode steps take."""
+
+from __future__ import annotations
+
+import math
+
+from hetero.fleet.compiled import compiled
+
+
+@compiled
+def token_s(e, FM, p, n):
+    """Time of ``n`` new tokens in piece ``p`` of an engine: its piecewise linear table."""
+    j = e.knots[p]
+    if n <= FM[j]:
+        return FM[j + 1]
+    last = j + 3 * (e.knot_count[p] - 1)
+    while j < last and n >= FM[j + 3]:
+        j += 3
+    return FM[j + 1] + FM[j + 2] * (n - FM[j])
+
+
+@compiled
+def cached_rate(e, FM, p, b):
+    """Time per cached token while ``b`` requests decode."""
+    return FM[e.rates[p] + max(min(b, e.rate_count[p]) - 1, 0)]
+
+
+@compiled
+def step_s(e, FM, n, b, cached, pairs):
+    """Time of one step: the larger of the pieces."""
+    time = token_s(e, FM, 0, n) + cached_rate(e, FM, 0, b) * cached + e.pair_s[0] * pairs
+    if e.pieces == 2:
+        other = token_s(e, FM, 1, n) + cached_rate(e, FM, 1, b) * cached + e.pair_s[1] * pairs
+        time = max(time, other)
+    return time
+
+
+@compiled
+def decode_run(e, FM, b, cached, limit):
+    """First step time, growth per step, and how many of ``limit`` steps keep to that line.
+
+    With ``b`` constant the cached tokens grow by ``b`` a step, so each piece is a line in the
+    step number and the step time their maximum: the line changes at most once.
+    """
+    rate = cached_rate(e, FM, 0, b)
+    first = token_s(e, FM, 0, b) + rate * cached
+    slope = rate * b
+    if e.pieces == 2:
+        rate = cached_rate(e, FM, 1, b)
+        other = token_s(e, FM, 1, b) + rate * cached
+        steep = rate * b
+        if other > first or (other == first and steep > slope):
+            first, other = other, first
+            slope, steep = steep, slope
+        if other + steep * (limit - 1) > first + slope * (limit - 1):
+            k = int(min((first - other) / (steep - slope), float(limit)))
+            # The quotient may be rounded either way; the comparison decides.
+            while k > 1 and other + steep * (k - 1) > first + slope * (k - 1):
+                k -= 1
+            while k < limit and other + steep * k <= first + slope * k:
+                k += 1
+            limit = max(k, 1)
+    return first, slope, limit
+
+
+@compiled
+def run_s(first, slope, n):
+    """Time of ``n`` steps of a line: n first + slope n (n - 1) / 2."""
+    return n * first + slope * (n * (n - 1) // 2)
+
+
+@compiled
+def steps_to_reach(first, slope, start, t, limit):
+    """Smallest number of steps (at least 1, at most ``limit``) that ends at ``t`` or later."""
+    want = t - start
+    if want <= first or limit == 1:
+        return 1
+    guess = want / first if first > 0.0 else float(limit)
+    if slope > 0.0:
+        half = slope * 0.5
+        linear = first - half
+        guess = 2.0 * want / (linear + math.sqrt(linear * linear + 4.0 * half * want))
+    n = max(int(min(guess, float(limit))), 1)
+    # The estimate may be off by rounding; the sum that the simulator itself uses decides.
+    while n > 1 and start + run_s(first, slope, n - 1) >= t:
+        n -= 1
+    while n < limit and start + run_s(first, slope, n) < t:
+        n += 1
+    return n

@@ -1,0 +1,54 @@
+"""Routers: which replica, or pair of replicas, serves a request."""
+
+from hetero.routers.base import (
+    Builtin,
+    FleetState,
+    LeastRequests,
+    LeastTokens,
+    Live,
+    PowerOfTwo,
+    Predictive,
+    Request,
+    RoundRobin,
+    Router,
+    SingleInstance,
+    WeightedRandom,
+    WeightedRoundRobin,
+)
+from hetero.routers.heteroserve import (
+    CapacityProportional,
+    HeteroServe,
+    LatencyAware,
+    LengthAware,
+    batch_limits,
+    uniform_limits,
+)
+from hetero.routers.predictors import Normal, Oracle, Predictor, Quantile
+from hetero.routers.xiong import Workload
+
+__all__ = [
+    "Builtin",
+    "CapacityProportional",
+    "FleetState",
+    "HeteroServe",
+    "LatencyAware",
+    "LeastRequests",
+    "LeastTokens",
+    "LengthAware",
+    "Live",
+    "Normal",
+    "Oracle",
+    "PowerOfTwo",
+    "Predictive",
+    "Predictor",
+    "Quantile",
+    "Request",
+    "RoundRobin",
+    "Router",
+    "SingleInstance",
+    "WeightedRandom",
+    "WeightedRoundRobin",
+    "Workload",
+    "batch_limits",
+    "uniform_limits",
+]

@@ -1,0 +1,195 @@
+r"""The router of this project: what each replica would do to a request, priced in seconds.
+
+The request goes to the replica i of least
+
+.. math::
+    F_i + \kappa\, e^{-\theta (1 - \min(u_i, 1))}\, \frac{T_i}{\bar T_i}
+        + \eta\, \frac{\max(O - \bar O, 0)^2}{\bar O}\, s_i
+
+* ``F_i`` [s], its time to first token: the rest of the prefill in progress (half a step where the
+  replica decodes), the wait ``w_i`` if the replica is full, and the prefill of the prompts ahead
+  and its own, by the step model. ``u_i`` is the share of the KV cache or of the batch slots, the
+  larger, that all unfinished requests and this one will take; above 1, ``w_i`` is the sum of the
+  times ``T`` of those that wait, or while none does ``(u_i - 1) R_i`` with ``R_i`` the time in
+  which a full replica renews all that it holds.
+* ``T_i`` [s], what it takes from the others: the time of the full replica that it uses up,
+
+  .. math::
+      T_i = prefill_i(I) + O\, s_i \max\Big(\frac{I + O}{KV_i}, \frac{1}{B_i}\Big)
+
+  with ``s_i`` the decode step of a full batch of average requests. Over the average
+  ``\bar T_i`` of recent requests it is a comparative advantage: 1 for an average request on any
+  replica, less where the request suits the replica better than others do. In the linear program
+  of the largest throughput, ``1 / \bar T_i`` is what a second of replica i is worth. The price
+  rises as the replica fills and stays at ``\kappa`` once it is full: an empty replica is taken for
+  its speed alone, one that is nearly full is kept for the requests that need it.
+* The last term, for replies longer than average only, is a convex cost of their completion: the
+  longest replies end the run, so they belong on the replicas of the shortest steps.
+
+With a target for the first token, replicas that would miss it count only when all would; the
+request then goes to the fullest of them, which spoils no other target. Beyond capacity this
+meets the target for most requests and leaves the rest, and the throughput of the whole run, to
+one replica; without a target all wait alike.
+
+Predicted outputs are used as far as finished requests bear them out: ``O`` is the regression of
+true on predicted outputs over the finished ones, so a predictor without skill counts as its
+corrected mean. Without this, replicas collect the requests whose lengths were underestimated most.
+
+Related: the exponential price of load is that of online routing on unrelated machines (Aspnes et
+al., 1997); Xiong et al. (eq. 7) use it on the KV usage alone.
+
+Layout of ``RM``: header of :data:`HEADER` entries, then the average T of each replica.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hetero.fleet.compiled import compiled
+from hetero.fleet.heaps import item_of
+from hetero.fleet.state import CHUNKED, FINISHED, IN_DECODE, IN_PREFILL, REJECTED
+from hetero.fleet.steps import step_s
+from hetero.routers.candidates import may_take
+
+# Header entries: the parameters; means over recent arrivals; what finished requests taught.
+PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3
+ARRIVED, INPUT, OUTPUT = 4, 5, 6
+NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 7, 8, 9, 10, 11, 12
+HEADER = 13
+_RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
+_LEARNT = 500.0  # finished requests that the regression remembers
+_LATE_S = 1e9  # a cost above any other
+_PRIOR = 20.0  # finished requests that outweigh taking predictions at their word
+
+
+@compiled
+def _learn(R, RM, r):
+    """Regress true on predicted outputs, over finished requests in order of arrival.
+
+    In order of arrival, so that short replies, which finish first, do not count first.
+    """
+    k = int(RM[NEXT])
+    while k < r and (R[k].status == FINISHED or R[k].status == REJECTED):
+        if R[k].status == FINISHED:
+            RM[FINISHES] += 1.0
+            weight = 1.0 / min(RM[FINISHES], _LEARNT)
+            dx = R[k].predicted_tokens - RM[PREDICTED]
+            dy = R[k].output_tokens - RM[TRUE]
+            RM[PREDICTED] += weight * dx
+            RM[TRUE] += weight * dy
+            RM[VARIANCE] = (1.0 - weight) * (RM[VARIANCE] + weight * dx * dx)
+            RM[COVARIANCE] = (1.0 - weight) * (RM[COVARIANCE] + weight * dx * dy)
+        k += 1
+    RM[NEXT] = k
+
+
+@compiled
+def _expected(RM, predicted):
+    """Output to expect when ``predicted`` tokens are predicted."""
+    count = min(RM[FINISHES], _LEARNT)
+    trust = count / (count + _PRIOR)
+    slope = 1.0
+    if RM[VARIANCE] > 0.0:
+        slope += trust * (min(max(RM[COVARIANCE] / RM[VARIANCE], 0.0), 1.0) - 1.0)
+    mean = RM[PREDICTED] + trust * (RM[TRUE] - RM[PREDICTED])
+    return max(mean + slope * (predicted - RM[PREDICTED]), 1.0)
+
+
+@compiled
+def _prefill_s(e, FM, s, tokens, pairs, step):
+    """Time until ``tokens`` of prompts are prefilled; chunks share their steps with the decode."""
+    if e.batching != CHUNKED:
+        return step_s(e, FM, tokens, 0, 0.0, pairs)
+    running = float(s.running)
+    room = max(e.max_step_tokens - running, 1.0)
+    whole = math.floor(tokens / room)
+    left = tokens - whole * room
+    time = 0.0
+    if whole > 0.0:
+        time = whole * step_s(e, FM, room + running, s.running, s.cached, pairs / (whole + 1.0))
+    if left > 0.0:
+        time += step_s(e, FM, left + running, s.running, s.cached, pairs / (whole + 1.0))
+    return max(time, step)
+
+
+@compiled
+def _wait_s(R, e, s, IM, usage, renewal):
+    """w: the work of those that wait, or how long until the excess over a full replica leaves."""
+    if s.waiting == 0:
+        return (usage - 1.0) * renewal
+    running = 0.0
+    for k in range(s.running):
+        running += R[item_of(IM[e.keys + k])].credit
+    return max(s.load - running, 0.0)
+
+
+@compiled
+def _first_token_s(R, e, s, FM, IM, t, inputs, usage, renewal):
+    """F: time to the first token of a request of ``inputs`` tokens that would arrive now."""
+    step = step_s(e, FM, s.running, s.running, s.cached, 0.0) if s.running > 0 else 0.0
+    rest = 0.0
+    if s.mode == IN_PREFILL:
+        rest = max(FM[e.index] - t, 0.0)
+    elif s.mode == IN_DECODE:
+        rest = 0.5 * step
+    tokens = inputs
+    if usage > 1.0:
+        rest += _wait_s(R, e, s, IM, usage, renewal)  # the prompts ahead are prefilled meanwhile
+    else:
+        tokens += s.waiting_tokens
+        if s.partial >= 0:
+            tokens += R[s.partial].input_tokens - s.partial_tokens
+    return rest + _prefill_s(e, FM, s, tokens, 0.5 * inputs * inputs, step)
+
+
+@compiled
+def predictive(R, E, S, FM, IM, RM, r, t):
+    """The replica of least first token, priced share of its time, and delay of a long reply."""
+    _learn(R, RM, r)
+    inputs, outputs = float(R[r].input_tokens), _expected(RM, R[r].predicted_tokens)
+    RM[ARRIVED] += 1.0
+    weight = 1.0 / min(RM[ARRIVED], _RECENT)
+    RM[INPUT] += weight * (inputs - RM[INPUT])
+    RM[OUTPUT] += weight * (outputs - RM[OUTPUT])
+    mean = RM[INPUT] + RM[OUTPUT]
+    longer = max(outputs - RM[OUTPUT], 0.0)
+    late = RM[LONG_REPLY] * longer * longer / RM[OUTPUT]
+    pairs = 0.5 * inputs * inputs
+    best, least, credit = -1, np.inf, 0.0
+    for i in range(len(E)):
+        e = E[i]
+        slot = 1.0 / e.max_batch
+        batch = max(1.0 / max(mean / e.kv_tokens, slot), 1.0)
+        full = np.int64(batch)
+        cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
+        step = step_s(e, FM, full, full, cached, 0.0)
+        if e.batching == CHUNKED:
+            share = step_s(e, FM, inputs + full, full, cached, pairs) - step
+        else:
+            share = step_s(e, FM, inputs, 0, 0.0, pairs)
+        share += outputs * step * max((inputs + outputs) / e.kv_tokens, slot)
+        RM[HEADER + i] += weight * (share - RM[HEADER + i])
+        if not may_take(R, E, S, r, i):
+            continue
+        usage = max(
+            (S[i].outstanding_tokens + inputs + outputs) / e.kv_tokens,
+            (S[i].outstanding + 1) * slot,
+        )
+        if S[i].waiting > 0 and S[i].mode == IN_DECODE:
+            # A queue that stands while the replica decodes shows that it is full, whatever was
+            # predicted of the requests that run.
+            queued = S[i].waiting_tokens + S[i].waiting * RM[OUTPUT] + inputs + outputs
+            usage = max(usage, 1.0 + queued / e.kv_tokens)
+        first = _first_token_s(R, e, S[i], FM, IM, t, inputs, usage, RM[HEADER + i] * batch)
+        price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
+        average = RM[HEADER + i]
+        cost = first + price * (share / average if average > 0.0 else 1.0) + late * step
+        if RM[TARGET_S] > 0.0 and first > RM[TARGET_S]:
+            cost = _LATE_S - usage
+        if cost < least:
+            best, least, credit = i, cost, share
+    if best >= 0:
+        R[r].credit = credit
+    return best

@@ -1,0 +1,121 @@
+"""The two ways to route: a built-in router in compiled code, or one call into Python each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.errors import ParameterError
+from hetero.fleet import state
+from hetero.fleet.replica import advance_all
+from hetero.routers.base import FleetState, Request, Router
+from hetero.simulator import loop
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Compiled:
+    """Drives a built-in router: everything in compiled code."""
+
+    def __init__(self, arrays: tuple[Any, ...], code: int, memory: Floats, draws: Floats) -> None:
+        self.arrays = (*arrays, memory, draws, code)
+
+    def route(self, start: int, stop: int) -> None:
+        """Route requests as they arrive."""
+        loop.arrivals(*self.arrays, start, stop)
+
+    def requeue(self, held: Ints, t: float) -> None:
+        """Route requests again that lost their replica at ``t``."""
+        loop.requeue(*self.arrays, held, t)
+
+    def drain(self) -> None:
+        """Play everything to its end."""
+        advance_all(*self.arrays[:5], np.inf)
+
+
+class Plain:
+    """Drives a router written in Python: compiled replicas, one Python call per request."""
+
+    def __init__(self, arrays: tuple[Any, ...], router: Router) -> None:
+        self.arrays, self.router = arrays, router
+        self.requests, engines, replicas, _, self.integers = arrays
+        self.count = len(engines)
+        self.log = int(engines["log"][0])
+        self.seen = 0
+        self.hooks = (
+            getattr(router, "on_first_token", None),
+            getattr(router, "on_finish", None),
+        )
+        self.eligible = np.zeros(self.count, np.bool_)
+        self.fleet = FleetState(
+            now_s=0.0,
+            outstanding=replicas["outstanding"],
+            outstanding_tokens=replicas["outstanding_tokens"],
+            waiting=replicas["waiting"],
+            running=replicas["running"],
+            kv_tokens=np.where(engines["role"] == state.DECODE_ONLY, -1, engines["kv_tokens"]),
+            eligible=self.eligible,
+            records=arrays,
+        )
+
+    def _choose(self, request: Request, t: float) -> None:
+        r = request.index
+        loop.look(*self.arrays, r, t, self.eligible)
+        self._tell()
+        # One view for all decisions: building one costs more than most decisions.
+        object.__setattr__(self.fleet, "now_s", t)
+        chosen = self.router.choose(request, self.fleet)
+        try:
+            known = -1 <= chosen < self.count
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            raise ParameterError(
+                f"Router '{self.router.name}' chose {chosen!r} for request {r}.",
+                resolve=f"return an index of 0 to {self.count - 1}, or -1 to reject.",
+            )
+        loop.send_from(*self.arrays, r, int(chosen), t)
+
+    def _tell(self) -> None:
+        """Call the hooks for what has happened since, in order of time."""
+        end = int(self.integers[state.LOGGED])
+        if end == self.seen:
+            return
+        entries = self.integers[self.log + self.seen : self.log + end]
+        self.seen = end
+        index = np.where(entries >= 0, entries, ~entries)
+        times = np.where(
+            entries >= 0,
+            self.requests["finish_s"][index],
+            self.requests["first_token_s"][index],
+        )
+        for k in np.argsort(times, kind="stable").tolist():
+            hook = self.hooks[int(entries[k] >= 0)]
+            if hook is not None:
+                hook(int(index[k]), float(times[k]))
+
+    def _request(self, r: int) -> Request:
+        row = self.requests[r]
+        return Request(
+            r, float(row["arrival_s"]), int(row["input_tokens"]), int(row["predicted_tokens"])
+        )
+
+    def route(self, start: int, stop: int) -> None:
+        """Route requests as they arrive."""
+        part = self.requests[start:stop]
+        columns = (part[name].tolist() for name in ("arrival_s", "input_tokens", "predicted_tokens"))
+        for r, (t, inputs, predicted) in enumerate(zip(*columns, strict=True), start):
+            self._choose(Request(r, t, inputs, predicted), t)
+
+    def requeue(self, held: Ints, t: float) -> None:
+        """Route requests again that lost their replica at ``t``."""
+        for r in held.tolist():
+            self._choose(self._request(r), t)
+
+    def drain(self) -> None:
+        """Play everything to its end."""
+        advance_all(*self.arrays, np.inf)
+        self._tell()

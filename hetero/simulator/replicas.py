@@ -1,0 +1,203 @@
+"""Exact simulation of a deployment of whole replicas, request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.errors import ParameterError
+from hetero.fleet import state
+from hetero.fleet.failure import fail, recover
+from hetero.routers.base import Builtin, Router
+from hetero.routers.predictors import Oracle, Predictor
+from hetero.simulator.drivers import Compiled, Plain
+from hetero.simulator.run import Run
+from hetero.streams import stream
+from hetero.workload import Trace
+
+Floats = NDArray[np.float64]
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of requests just routed."""
+
+_CHUNK = 65536  # requests between two reports of progress
+
+_BATCHING = {"prefill first": state.PREFILL_FIRST, "chunked": state.CHUNKED, "static": state.STATIC}
+_EXPECTS = {
+    "known": state.EXPECT_KNOWN,
+    "predicted": state.EXPECT_PREDICTED,
+    "maximum": state.EXPECT_MAXIMUM,
+    "paged": state.EXPECT_KNOWN,
+}
+_ROLE = {"both": state.BOTH, "prefill": state.PREFILL_ONLY, "decode": state.DECODE_ONLY}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A replica fails or comes back at a time.
+
+    A failing replica loses its KV cache and the step in progress; its requests, waiting and
+    running, are routed again at once, with the tokens they have already streamed kept.
+    """
+
+    time_s: float
+    replica: str
+    what: Literal["fail", "recover"] = "fail"
+
+
+def simulate(
+    deployment: Deployment,
+    trace: Trace,
+    router: Router | Builtin,
+    *,
+    events: Sequence[Event] = (),
+    predictor: Predictor | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Run:
+    r"""Serve a trace with a deployment and a router, and report what every request saw.
+
+    Steps cost what the step model of their replica says; between two events of a replica a run
+    of n decode steps of a constant batch is summed in closed form, so nothing is approximated.
+    At equal times steps end first, then replicas fail or recover, then requests arrive, then
+    batches form.
+
+    Parameters
+    ----------
+    router
+        A built-in router, or any object with ``name`` and ``choose(request, fleet)``; it may
+        have ``on_first_token(index, now_s)`` and ``on_finish(index, now_s)``.
+    events
+        Failures and recoveries.
+    predictor
+        What the dispatcher (and ``"predicted"`` admission) believes about outputs; by default
+        the truth.
+    seed
+        Of the router's and the predictor's random draws.
+    progress
+        Called as requests are routed.
+
+    Raises
+    ------
+    ParameterError
+        If an event names an unknown replica or a time that is no number.
+
+    Examples
+    --------
+    >>> from hetero.latency.step import StepModel
+    >>> from hetero.routers import RoundRobin
+    >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    >>> fleet = Deployment("two", tuple(Replica(n, step, kv_tokens=50_000) for n in "ab"))
+    >>> from hetero import workload
+    >>> run = simulate(fleet, workload.load("azure2023_conv").head(1000), RoundRobin())
+    >>> run.counts
+    {'finished': 1000, 'rejected': 0}
+    """
+    predicted = (predictor or Oracle()).predict(trace, stream(seed, "predictor"))
+    requests = state.requests(trace.arrival_s, trace.input_tokens, trace.output_tokens, predicted)
+    hooks = any(hasattr(router, name) for name in ("on_first_token", "on_finish"))
+    engines, replicas, floats, integers = _build(deployment, len(trace), log=hooks)
+    arrays = (requests, engines, replicas, floats, integers)
+    driver: Compiled | Plain
+    if isinstance(router, Builtin):
+        draws = stream(seed, "router").random((len(trace), 2)) if router.draws else np.zeros((1, 2))
+        driver = Compiled(arrays, router.code, router.memory(deployment), draws)
+    else:
+        driver = Plain(arrays, router)
+    done = 0
+    names = {replica.name: k for k, replica in enumerate(deployment.replicas)}
+    for event in _ordered(events, names):
+        stop = int(np.searchsorted(trace.arrival_s, event.time_s, side="left"))
+        done = _route(driver, done, stop, progress)
+        k = names[event.replica]
+        if event.what == "fail":
+            held = np.empty(stop, np.int64)
+            count = fail(*arrays, k, event.time_s, stop, held)
+            driver.requeue(np.sort(held[:count]), event.time_s)
+        else:
+            recover(replicas[k], event.time_s)
+    _route(driver, done, len(trace), progress)
+    driver.drain()
+    ended = (requests["status"] == state.FINISHED) | (requests["status"] == state.REJECTED)
+    if not ended.all():
+        raise AssertionError(f"request {int(np.argmin(ended))} neither finished nor was rejected")
+    return Run.of(deployment, trace, router.name, requests, replicas, integers, seed)
+
+
+def _route(driver: Compiled | Plain, start: int, stop: int, progress: Progress | None) -> int:
+    step = _CHUNK if progress else max(stop - start, 1)
+    for first in range(start, stop, step):
+        last = min(first + step, stop)
+        driver.route(first, last)
+        if progress:
+            progress(last - first)
+    return stop
+
+
+def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
+    for event in events:
+        if event.replica not in names:
+            raise ParameterError(
+                f"An event at {event.time_s} s names the replica '{event.replica}', which the "
+                "deployment does not have.",
+                resolve=f"use one of {', '.join(names)}.",
+            )
+        if not (np.isfinite(event.time_s) and event.time_s >= 0):
+            raise ParameterError(
+                f"An event of replica {event.replica} is at {event.time_s} s.",
+                resolve="give a time of 0 or more.",
+            )
+    return sorted(events, key=lambda event: event.time_s)
+
+
+def _build(deployment: Deployment, count: int, *, log: bool) -> tuple[Any, Any, Floats, Any]:
+    limits = [_limits(replica, replica.engine) for replica in deployment.replicas]
+    size = len(deployment.replicas)
+    latency, per_token = np.zeros((size, size)), np.zeros((size, size))
+    given = {(source, target): link for source, target, link in deployment.links}
+    for a, source in enumerate(deployment.replicas):
+        if source.role != "prefill":
+            continue
+        for b, target in enumerate(deployment.replicas):
+            link = given.get((source.name, target.name), deployment.default_link)
+            if target.role == "decode" and link is not None:
+                latency[a, b] = link.latency_s
+                per_token[a, b] = _transfer_s(source, link)
+    steps = [replica.step for replica in deployment.replicas]
+    return state.build(
+        steps,
+        limits,
+        link_latency_s=latency,
+        link_s_per_token=per_token,
+        request_count=count,
+        log=log,
+    )
+
+
+def _transfer_s(source: Replica, link: KvLink) -> float:
+    return source.kv_bytes_per_token * link.compression / (link.bandwidth_gbs * 1e9)
+
+
+def _limits(replica: Replica, engine: Engine) -> dict[str, Any]:
+    paged = engine.admission == "paged"
+    # A paged engine only has whole blocks.
+    usable = replica.kv_tokens - (replica.kv_tokens % engine.block_tokens if paged else 0)
+    return {
+        "role": _ROLE[replica.role],
+        "batching": _BATCHING[engine.batching],
+        "admission": state.PAGED if paged else state.RESERVE,
+        "eviction": state.SWAP if engine.eviction == "swap" else state.RECOMPUTE,
+        "expects": _EXPECTS[engine.admission],
+        "max_output": engine.max_output_tokens,
+        "max_batch": engine.max_batch,
+        "max_step_tokens": engine.max_step_tokens,
+        "kv_tokens": usable,
+        "block_tokens": engine.block_tokens,
+        "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
+    }
+
+

@@ -1,0 +1,202 @@
+"""What a simulation leaves behind: one row per request, one per replica, one histogram."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.fleet import state
+from hetero.fleet.gaps import gap_edges
+from hetero.workload import Trace
+
+Floats = NDArray[np.float64]
+
+_REASONS = {
+    state.NO_REASON: "",
+    state.TOO_LONG: "longer than the KV cache of every replica",
+    state.NO_REPLICA: "every replica that could hold it was down",
+    state.REFUSED_BY_ROUTER: "the router chose no replica that could take it",
+}
+
+
+@dataclass(frozen=True)
+class Run(Shown):
+    """A served trace.
+
+    Attributes
+    ----------
+    deployment, trace, router, seed
+        What was simulated.
+    requests
+        Records in order of arrival, shape (N,); see :meth:`frame` for the same in words.
+    replicas
+        Records of the replicas at the end, shape (M,).
+    gap_counts
+        Histogram of inter-token times of all replicas; edges in :attr:`gap_edges_s`.
+    """
+
+    deployment: Deployment
+    trace: Trace
+    router: str
+    requests: Any
+    replicas: Any
+    gap_counts: NDArray[np.int64]
+    seed: int
+
+    @classmethod
+    def of(
+        cls,
+        deployment: Deployment,
+        trace: Trace,
+        router: str,
+        requests: Any,
+        replicas: Any,
+        integers: NDArray[np.int64],
+        seed: int,
+    ) -> Run:
+        """A run from the arrays of the simulator."""
+        gaps = integers[: state.GAP_BINS].copy()
+        for records in (requests, replicas, gaps):
+            records.setflags(write=False)
+        return cls(deployment, trace, router, requests, replicas, gaps, seed)
+
+    @property
+    def gap_edges_s(self) -> Floats:
+        """Edges of the inter-token histogram [s]; shape (bins + 1,)."""
+        return gap_edges()
+
+    @cached_property
+    def finished(self) -> NDArray[np.bool_]:
+        """Which requests finished; shape (N,)."""
+        return np.asarray(self.requests["status"] == state.FINISHED)
+
+    @cached_property
+    def ttft_s(self) -> Floats:
+        """Time to first token: first token minus arrival [s]; NaN where there is none."""
+        return np.asarray(self.requests["first_token_s"] - self.requests["arrival_s"])
+
+    @cached_property
+    def e2e_s(self) -> Floats:
+        """End-to-end time: last token minus arrival [s]; NaN where it did not finish."""
+        return np.where(
+            self.finished, self.requests["finish_s"] - self.requests["arrival_s"], np.nan
+        )
+
+    @cached_property
+    def tpot_s(self) -> Floats:
+        """Time per output token after the first [s]; NaN for fewer than two tokens."""
+        later = self.requests["output_tokens"] - 1
+        span = self.requests["finish_s"] - self.requests["first_token_s"]
+        return np.where(self.finished & (later > 0), span / np.maximum(later, 1), np.nan)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests by how they ended; together they are all that arrived."""
+        done = int(self.finished.sum())
+        rejected = int((self.requests["status"] == state.REJECTED).sum())
+        return {"finished": done, "rejected": rejected}
+
+    @property
+    def span_s(self) -> float:
+        """First arrival to last finish [s]; 0 if nothing finished."""
+        if not self.finished.any():
+            return 0.0
+        end = self.requests["finish_s"][self.finished].max()
+        return float(end - self.requests["arrival_s"][0])
+
+    def completion_s(self) -> Floats:
+        """When each replica finished its last request, from the first arrival [s]; shape (M,)."""
+        where = np.where(
+            self.requests["decode_node"] >= 0, self.requests["decode_node"], self.requests["node"]
+        )
+        ends = np.full(len(self.replicas), np.nan)
+        for k in range(len(ends)):
+            mine = self.finished & (where == k)
+            if mine.any():
+                ends[k] = self.requests["finish_s"][mine].max() - self.requests["arrival_s"][0]
+        return ends
+
+    def utilisation(self) -> Floats:
+        """Share of the run that each replica spent in steps; shape (M,)."""
+        return np.asarray(self.replicas["busy_s"]) / max(self.span_s, 1e-300)
+
+    def timeline(self, step_s: float) -> pd.DataFrame:
+        """Requests waiting for their first token and decoding at every multiple of ``step_s``."""
+        start = float(self.requests["arrival_s"][0])
+        end = float(np.nanmax(self.requests["finish_s"])) if self.finished.any() else start
+        times = np.arange(start, end + step_s, step_s)
+
+        def reached(values: Floats) -> NDArray[np.int64]:
+            return np.searchsorted(np.sort(values[np.isfinite(values)]), times, side="right")
+
+        served = self.requests["status"] != state.REJECTED
+        arrived = reached(self.requests["arrival_s"][served])
+        first = reached(self.requests["first_token_s"])
+        last = reached(self.requests["finish_s"])
+        return pd.DataFrame(
+            {"time_s": times - start, "waiting": arrived - first, "decoding": first - last}
+        )
+
+    def frame(self) -> pd.DataFrame:
+        """One row per request, with replica names and the reason of a rejection."""
+        names = np.array([*(replica.name for replica in self.deployment.replicas), ""], object)
+        r = self.requests
+        return pd.DataFrame(
+            {
+                "arrival_s": r["arrival_s"],
+                "input_tokens": r["input_tokens"],
+                "output_tokens": r["output_tokens"],
+                "replica": names[r["node"]],
+                "decode_replica": names[r["decode_node"]],
+                "status": np.where(self.finished, "finished", "rejected"),
+                "reason": [_REASONS[int(k)] for k in r["reason"]],
+                "first_token_s": r["first_token_s"],
+                "finish_s": r["finish_s"],
+                "ttft_s": self.ttft_s,
+                "tpot_s": self.tpot_s,
+                "e2e_s": self.e2e_s,
+                "transfer_s": r["transfer_s"],
+                "preemptions": r["preemptions"],
+                "retries": r["retries"],
+            }
+        )
+
+    def table(self) -> Table:
+        """The metrics of the whole run."""
+        from hetero.simulator.metrics import metrics
+
+        return metrics(self).table()
+
+    def by_replica(self) -> Table:
+        """One row per replica: what it served, how busy it was, when it was done."""
+        ends, used = self.completion_s(), self.utilisation()
+        rows = tuple(
+            (
+                replica.name,
+                int((self.requests["node"] == k).sum()),
+                int(self.replicas["prefill_tokens"][k]),
+                int(self.replicas["decode_tokens"][k]),
+                float(used[k]),
+                float(ends[k]),
+            )
+            for k, replica in enumerate(self.deployment.replicas)
+        )
+        return Table(
+            f"{self.deployment.name}, {self.router}",
+            (
+                Column("replica"),
+                Column("requests"),
+                Column("prefilled", "tokens"),
+                Column("decoded", "tokens"),
+                Column("busy", "share", 3),
+                Column("done after", "s"),
+            ),
+            rows,
+        )
