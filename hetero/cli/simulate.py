@@ -140,7 +140,9 @@ def simulate(
         print(to_json(setting | {"routers": rows}), end="")
         return
     alike = Counter((one.gpus, one.gpu.name if one.gpu else "") for one in deployment.replicas)
-    layout = ", ".join(f"{n} replica{"s" * (n > 1)} on {t} x {gpu}" for (t, gpu), n in alike.items())
+    layout = ", ".join(
+        f"{n} replica{'s' * (n > 1)} on {t} x {gpu}" for (t, gpu), n in alike.items()
+    )
     title = f"{llm.name} on {machines.name}: {layout}"
     about = f"{len(requested):,} requests of {requested.source}; {batching}, seed {seed}"
     print(_table(title, found, [about, *notes]))

@@ -92,7 +92,9 @@ def test_degrees_by_machine_and_machines_left_out(capsys):
     assert call(*common, "--degree", "v100=4,a800=1", "--json") == 0
     assert json.loads(capsys.readouterr().out)["degrees"] == {"v100": 4, "a800": 1}
     assert call(*common, "--degree", "a800=1") == 0
-    assert "does not name it: v100" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 replica on 1 x A800" in said
+    assert "does not name it: v100" in said
     assert call(*common, "--model", "Llama-2-70B") == 0
     assert "does not fit: a800" in capsys.readouterr().out
 
