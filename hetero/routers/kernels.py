@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from hetero.fleet.candidates import look_ahead, may_take
 from hetero.fleet.compiled import compiled
 from hetero.fleet.replica import advance, advance_all
 from hetero.fleet.state import PREFILL_ONLY
-from hetero.routers.candidates import look_ahead, may_take
 from hetero.routers.capability import NEXT_EPOCH_S, heteroserve, latency_aware, refresh
 from hetero.routers.load import least_requests, least_tokens, pick
 from hetero.routers.predictive import predictive

@@ -47,11 +47,11 @@ import math
 
 import numpy as np
 
+from hetero.fleet.candidates import may_take
 from hetero.fleet.compiled import compiled
 from hetero.fleet.heaps import item_of
 from hetero.fleet.state import CHUNKED, FINISHED, IN_DECODE, IN_PREFILL, REJECTED
 from hetero.fleet.steps import step_s
-from hetero.routers.candidates import may_take
 
 # Header entries: the parameters; means over recent arrivals; what finished requests taught.
 PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3

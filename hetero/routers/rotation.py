@@ -6,8 +6,8 @@ interleaved [weight per replica, credit per replica]; single [replica].
 
 from __future__ import annotations
 
+from hetero.fleet.candidates import may_take
 from hetero.fleet.compiled import compiled
-from hetero.routers.candidates import may_take
 
 
 @compiled

@@ -1,0 +1,93 @@
+"""Deployments, traces and a checking router that the tests of routers share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetero import catalog
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.latency.step import StepModel
+from hetero.simulator import simulate
+from hetero.workload import Trace
+
+GPUS = ("H100-SXM", "A100-SXM-80GB", "A100-SXM-80GB", "L40S")
+
+
+def fleet(engine=None, kv_tokens=(60_000, 60_000, 40_000, 9_000)):
+    """Four replicas whose speeds and memories differ."""
+    engine = engine or Engine(max_batch=24)
+    speed = (1.0, 2.0, 2.5, 4.0)
+    return Deployment(
+        "four",
+        tuple(
+            Replica(
+                f"{k}:{name}",
+                StepModel.affine(
+                    floor_s=0.01 * speed[k],
+                    per_token_s=3e-5 * speed[k],
+                    per_cached_token_s=2e-7 * speed[k],
+                    per_pair_s=1e-10,
+                ),
+                kv_tokens=kv_tokens[k],
+                kv_bytes_per_token=819_200.0,
+                engine=engine,
+                gpu=catalog.gpu(name, "heteroserve"),
+            )
+            for k, name in enumerate(GPUS)
+        ),
+    )
+
+
+def trace(count=600, rate_rps=20.0, seed=0, median=500.0):
+    """Poisson arrivals of skewed lengths, all below the smallest KV cache."""
+    rng = np.random.default_rng(seed)
+    return Trace(
+        arrival_s=np.cumsum(rng.exponential(1 / rate_rps, count)),
+        input_tokens=np.clip(rng.lognormal(np.log(median), 1.2, count), 1, 4096).astype(np.int32),
+        output_tokens=np.clip(rng.exponential(120, count), 1, 1500).astype(np.int32),
+        name="test",
+        source="test",
+    )
+
+
+class Check:
+    """Routes by a built-in router and holds every decision against a plain reference.
+
+    The reference has ``expected(request, fleet)``, which returns the set of right answers, and may
+    have the hooks ``dispatched(request, replica)``, ``started(index)`` and ``finished(index)``.
+    """
+
+    def __init__(self, router, reference, deployment, rng=None):
+        self.name = "check"
+        self.live = router.live(deployment, rng)
+        self.reference = reference
+        self.decisions = []
+
+    def choose(self, request, fleet):
+        expected = self.reference.expected(request, fleet)
+        chosen = self.live.choose(request, fleet)
+        assert chosen in expected, (request, chosen, expected)
+        self.decisions.append(chosen)
+        if hasattr(self.reference, "dispatched"):
+            self.reference.dispatched(request, chosen)
+        return chosen
+
+    def on_first_token(self, index, now_s):
+        if hasattr(self.reference, "started"):
+            self.reference.started(index)
+
+    def on_finish(self, index, now_s):
+        if hasattr(self.reference, "finished"):
+            self.reference.finished(index)
+
+
+def check(router, reference, deployment, served, **options):
+    """Simulate with every decision checked; returns the decisions."""
+    checked = Check(router, reference, deployment)
+    simulate(deployment, served, checked, **options)
+    return np.array(checked.decisions)
+
+
+def near(values, best):
+    """Indices whose value ties with the best but for rounding."""
+    return {k for k, v in values.items() if abs(v - best) <= 1e-9 * max(1.0, abs(best))}

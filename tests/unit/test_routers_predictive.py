@@ -1,0 +1,176 @@
+"""The predictive router against its equation in plain Python, and what it is for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hetero.deployment import Engine
+from hetero.fleet.state import IN_DECODE, IN_PREFILL
+from hetero.routers import HeteroServe, LatencyAware, LeastRequests, Normal, Predictive, Workload
+from hetero.simulator import Slo, metrics, simulate
+from tests.unit.router_states import check, fleet, near, trace
+
+
+class Equation:
+    """The cost as its docstring prints it, for engines that prefill first.
+
+    What replicas do at the moment is read from the state; books, averages and the regression of
+    true on predicted outputs are kept here.
+    """
+
+    def __init__(self, router, deployment, served):
+        self.router, self.replicas, self.served = router, deployment.replicas, served
+        self.arrived, self.mean_in, self.mean_out = 0, 0.0, 0.0
+        self.shares = [0.0] * len(self.replicas)  # running averages of T
+        self.sent = {}  # index: replica, T, booked tokens, predicted output
+        self.waiting, self.open, self.order, self.done = set(), set(), [], set()
+
+    def output(self, predicted):
+        pairs = []
+        for index in range(len(self.order)):
+            if index not in self.done:
+                break
+            pairs.append((self.order[index], int(self.served.output_tokens[index])))
+        if not pairs:
+            return max(float(predicted), 1.0)
+        x, y = np.array(pairs, float).T
+        trust = len(x) / (len(x) + 20)
+        slope = 1.0
+        if x.var() > 0:
+            learnt = np.mean((x - x.mean()) * (y - y.mean())) / x.var()
+            slope = 1 + trust * (min(max(learnt, 0.0), 1.0) - 1)
+        middle = x.mean() + trust * (y.mean() - x.mean())
+        return max(middle + slope * (predicted - x.mean()), 1.0)
+
+    def expected(self, request, fleet):
+        r = self.router
+        i_tokens, o_tokens = request.input_tokens, self.output(request.predicted_tokens)
+        self.arrived += 1
+        weight = 1 / min(self.arrived, 200)
+        self.mean_in += weight * (i_tokens - self.mean_in)
+        self.mean_out += weight * (o_tokens - self.mean_out)
+        state, ends = fleet.records[2], fleet.records[3]
+        costs, fullest, self.last = {}, {}, {}
+        for k, replica in enumerate(self.replicas):
+            slots, cache, step = replica.engine.max_batch, replica.kv_tokens, replica.step
+            batch = max(min(slots, cache / (self.mean_in + self.mean_out)), 1.0)
+            full = int(batch)
+            full_s = float(step.seconds(full, full, batch * (self.mean_in + self.mean_out / 2)))
+            own = float(step.prefill_seconds([i_tokens]))
+            share = own + o_tokens * full_s * max((i_tokens + o_tokens) / cache, 1 / slots)
+            self.shares[k] += weight * (share - self.shares[k])
+            self.last[k] = share
+            if not fleet.eligible[k]:
+                continue
+            mine = [v for index, v in self.sent.items() if index in self.open and v[0] == k]
+            used = max(
+                (sum(v[2] for v in mine) + i_tokens + o_tokens) / cache, (len(mine) + 1) / slots
+            )
+            s = state[k]
+            running, queue = int(s["running"]), int(s["waiting"])
+            if queue and s["mode"] == IN_DECODE:
+                queued = int(s["waiting_tokens"]) + queue * self.mean_out + i_tokens + o_tokens
+                used = max(used, 1 + queued / cache)
+            decode_s = float(step.seconds(running, running, int(s["cached"]))) if running else 0.0
+            first = 0.0
+            if s["mode"] == IN_PREFILL:
+                first = max(float(ends[k]) - fleet.now_s, 0.0)
+            elif s["mode"] == IN_DECODE:
+                first = decode_s / 2
+            ahead = 0
+            if used > 1 and queue:
+                first += sum(
+                    v[1] for index, v in self.sent.items() if index in self.waiting and v[0] == k
+                )
+            elif used > 1:
+                first += (used - 1) * self.shares[k] * batch
+            else:
+                ahead = int(s["waiting_tokens"])
+            first += float(step.seconds(ahead + i_tokens, 0, 0.0, i_tokens**2 / 2))
+            price = r.price_s * math.exp(-r.steepness * (1 - min(used, 1)))
+            late = r.long_reply * max(o_tokens - self.mean_out, 0) ** 2 / self.mean_out * full_s
+            fullest[k] = -used
+            if r.target_s is None or first <= r.target_s:
+                costs[k] = first + price * share / self.shares[k] + late
+        costs = costs or fullest
+        return near(costs, min(costs.values()))
+
+    def dispatched(self, request, k):
+        size = request.input_tokens + request.predicted_tokens
+        self.sent[request.index] = (k, self.last[k], size)
+        self.order.append(request.predicted_tokens)
+        self.waiting.add(request.index)
+        self.open.add(request.index)
+
+    def started(self, index):
+        self.waiting.discard(index)
+
+    def finished(self, index):
+        self.open.discard(index)
+        self.done.add(index)
+
+
+@pytest.mark.parametrize("predictor", [None, Normal()])
+@pytest.mark.parametrize("rate_rps", [5.0, 30.0])
+def test_every_decision_follows_the_equation(rate_rps, predictor):
+    deployment = fleet(Engine(max_batch=12))
+    served = trace(400, rate_rps)
+    router = Predictive()
+    reference = Equation(router, deployment, served)
+    chosen = check(router, reference, deployment, served, predictor=predictor, seed=2)
+    assert len(set(chosen.tolist())) > 1
+
+
+def test_decisions_with_a_target():
+    deployment, served = fleet(Engine(max_batch=12)), trace(300, 30.0)
+    router = Predictive(target_s=0.4)
+    check(router, Equation(router, deployment, served), deployment, served)
+
+
+def tail_s(deployment, served, router, **options):
+    run = simulate(deployment, served, router, **options)
+    return metrics(run, Slo(ttft_s=0.5)).percentiles["ttft_s"][95]
+
+
+@pytest.mark.parametrize("predictor", [None, Normal()])
+@pytest.mark.parametrize("batching", ["prefill first", "chunked"])
+def test_shorter_tail_than_the_published_routers(batching, predictor):
+    """Near saturation, seeds 0 to 2 together."""
+    deployment = fleet(Engine(batching, max_batch=12))
+    others = [LeastRequests(), Workload(), LatencyAware(), HeteroServe()]
+    tails = {"ours": 0.0} | {router.name: 0.0 for router in others}
+    for seed in range(3):
+        served = trace(1500, 13.0, seed)
+        tails["ours"] += tail_s(deployment, served, Predictive(), predictor=predictor)
+        for router in others:
+            tails[router.name] += tail_s(deployment, served, router, predictor=predictor)
+    assert tails["ours"] < min(tails[router.name] for router in others)
+
+
+def test_a_target_is_met_more_often_beyond_capacity():
+    deployment, served = fleet(Engine(max_batch=12)), trace(1500, 25.0)
+    met = [
+        metrics(simulate(deployment, served, router), Slo(ttft_s=0.5)).attainment["ttft"]
+        for router in (Predictive(), Predictive(target_s=0.4))
+    ]
+    assert met[1] > met[0] + 0.1
+
+
+def test_noise_in_predictions_is_not_mistaken_for_knowledge():
+    """A biased predictor without skill serves as well as one that tells the mean."""
+
+    class Shifted:
+        def __init__(self, spread):
+            self.spread = spread
+
+        def predict(self, served, rng):
+            draws = rng.normal(600, self.spread, len(served))
+            return np.maximum(np.rint(draws), 1).astype(np.int32)
+
+    deployment, served = fleet(Engine(max_batch=12)), trace(3000, 10.0)
+    steady = tail_s(deployment, served, Predictive(), predictor=Shifted(0.0))
+    noisy = tail_s(deployment, served, Predictive(), predictor=Shifted(200.0))
+    assert noisy < 1.5 * steady + 0.05
