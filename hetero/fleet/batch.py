@@ -108,7 +108,7 @@ def finish(R, e, s, IM, r, released):
 
 @compiled
 def schedule(R, e, s, IM, r, done):
-    """Enter a request with ``done`` tokens in the heap, due when it ends or fills its reservation."""
+    """Enter a request with ``done`` tokens in the heap: due when it ends or fills its space."""
     ahead = np.int64(R[r].output_tokens) - done
     outgrows = False
     if e.admission != PAGED:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.fleet.batch import charge, release
+from hetero.fleet.candidates import decode_replica
 from hetero.fleet.compiled import compiled
 from hetero.fleet.heaps import due_step, item_of
 from hetero.fleet.kv import at_hand
 from hetero.fleet.replica import advance_all, settle_decode
-from hetero.fleet.candidates import decode_replica
 from hetero.fleet.state import (
     DOWN,
     FINISHED,
@@ -141,8 +141,9 @@ def take_back(R, s, r):
 
 @compiled
 def fail(R, E, S, FM, IM, i, t, stop, held):
-    """Replica ``i`` stops at ``t``; write what has to be routed again to ``held`` and return
-    how many these are. Requests from ``stop`` on have not arrived yet.
+    """Stop replica ``i`` at ``t``; list what has to be routed again and return its number.
+
+    Requests from ``stop`` on have not arrived yet.
     """
     advance_all(R, E, S, FM, IM, t)
     if S[i].mode == DOWN:

@@ -161,7 +161,7 @@ def begin(R, e, s, FM, IM):
     count = np.int64(0)
     if s.partial >= 0:
         r = s.partial
-        count = 1
+        count = np.int64(1)
         q = min(np.int64(R[r].input_tokens) + R[r].done_tokens - s.partial_tokens, budget)
         if q > 0:
             tokens += q
@@ -172,9 +172,7 @@ def begin(R, e, s, FM, IM):
                 s.partial_tokens = 0
                 s.chunk_tokens = 0
                 into_batch(R, s, r)
-    while (
-        s.head >= 0 and s.partial < 0 and not evicted and s.running + count < e.max_batch
-    ):
+    while s.head >= 0 and s.partial < 0 and not evicted and s.running + count < e.max_batch:
         r = s.head
         if not room(R, e, s, IM, r):
             break

@@ -160,9 +160,10 @@ class Memory:
     ``FM``: M times when what a replica is doing ends (infinite while idle or down); per engine and
     piece its knots (tokens, seconds, seconds per further token) and times per cached token; per
     prefill engine the latency and seconds per token of its links; the heap of transfer times.
-    ``IM``: the histogram of inter-token times; the number of transfers; per engine the heap of
-    running requests, their order of admission and their count by position within a block; the requests in transfer. Two plain arrays, because compiled calls copy the
-    description of every array they pass on.
+    ``IM``: the histogram of inter-token times; the number of transfers, the length of the log and
+    the oldest request; per engine the heap of running requests, their order of admission and
+    their count by position within a block; the requests in transfer; the log. Two plain arrays,
+    because compiled calls copy the description of every array they pass on.
     """
 
     def __init__(self) -> None:

@@ -106,7 +106,9 @@ class Plain:
     def route(self, start: int, stop: int) -> None:
         """Route requests as they arrive."""
         part = self.requests[start:stop]
-        columns = (part[name].tolist() for name in ("arrival_s", "input_tokens", "predicted_tokens"))
+        columns = (
+            part[name].tolist() for name in ("arrival_s", "input_tokens", "predicted_tokens")
+        )
         for r, (t, inputs, predicted) in enumerate(zip(*columns, strict=True), start):
             self._choose(Request(r, t, inputs, predicted), t)
 

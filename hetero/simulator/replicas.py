@@ -199,5 +199,3 @@ def _limits(replica: Replica, engine: Engine) -> dict[str, Any]:
         "block_tokens": engine.block_tokens,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
     }
-
-

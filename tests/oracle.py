@@ -1,0 +1,541 @@
+"""A slow simulator to compare with: one object per request, every step played by itself.
+
+It is written from the rules in the docstrings of the library and shares no code with its kernels.
+Everything happens at instants; at one instant the order is: steps and KV transfers end, replicas
+fail or recover, requests arrive, batches form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hetero.deployment import Deployment, KvLink, Replica
+from hetero.latency.step import StepModel
+from hetero.simulator import Event
+from hetero.workload import Trace
+
+TOO_LONG, NO_REPLICA, REFUSED = "too long", "no replica", "refused"
+
+
+def step_seconds(step: StepModel, n: int, b: int, cached: float, pairs: float) -> float:
+    """Time of one step, from the definition of the step model."""
+    times = []
+    for piece in step.pieces:
+        x, y = piece.knots_tokens.tolist(), piece.knots_s.tolist()
+        if n <= x[0] or len(x) == 1:
+            base = y[0]
+        else:
+            k = 0
+            while k < len(x) - 2 and n >= x[k + 1]:
+                k += 1
+            base = y[k] + (y[k + 1] - y[k]) / (x[k + 1] - x[k]) * (n - x[k])
+        rates = piece.per_cached_token_s
+        rate = float(rates[min(max(b, 1), len(rates)) - 1])
+        times.append(base + rate * cached + piece.per_pair_s * pairs)
+    return max(times)
+
+
+@dataclass(eq=False)
+class Job:
+    """A request and all that happens to it."""
+
+    index: int
+    arrival: float
+    inputs: int
+    outputs: int
+    predicted: int
+    done: int = 0
+    reserved: int = 0  # tokens, where an engine reserves
+    at_hand: bool = False
+    swapped: bool = False
+    first: float = math.nan
+    last: float = math.nan
+    finish: float = math.nan
+    tokens: int = 0
+    node: Node | None = None
+    target: Node | None = None
+    transfer: float = 0.0
+    transfer_end: float = math.nan
+    preemptions: int = 0
+    retries: int = 0
+    reason: str = ""
+
+    @property
+    def held(self) -> int:
+        return self.inputs + self.done
+
+    @property
+    def stored(self) -> int:
+        """Tokens in the KV cache while it decodes: the newest one is not stored yet."""
+        return self.inputs + self.done - 1
+
+
+@dataclass(eq=False)
+class Node:
+    """One replica."""
+
+    index: int
+    spec: Replica
+    up: bool = True
+    queue: deque[Job] = field(default_factory=deque)
+    running: list[Job] = field(default_factory=list)  # in the order in which they joined
+    partial: Job | None = None
+    chunked: int = 0  # tokens of the partial prompt that are prefilled
+    leaving: list[Job] = field(default_factory=list)
+    places: list[Job] = field(default_factory=list)  # of the static batch
+    padding: int = 0  # cached tokens per place of the static batch
+    stall: float = 0.0
+    begun: float = 0.0
+    end: float | None = None  # of the step in progress
+    prompts: list[Job] = field(default_factory=list)  # whose prefill ends with this step
+    chunk: int = 0
+    decodes: bool = False
+    fed: int = 0
+    busy: float = 0.0
+    prefilled: int = 0
+    decoded: int = 0
+    outstanding: int = 0
+    outstanding_tokens: int = 0
+
+    @property
+    def paged(self) -> bool:
+        return self.spec.engine.admission == "paged"
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.spec.engine.block_tokens)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens, or blocks where the engine pages."""
+        size = self.spec.engine.block_tokens
+        return self.spec.kv_tokens // size if self.paged else self.spec.kv_tokens
+
+    @property
+    def usable_tokens(self) -> int:
+        return self.capacity * (self.spec.engine.block_tokens if self.paged else 1)
+
+    @property
+    def used(self) -> int:
+        whole = [*self.prompts, *self.leaving, *([self.partial] if self.partial else [])]
+        if not self.paged:
+            held = {id(job): job.reserved for job in [*whole, *self.running]}
+            return sum(held.values())
+        # A prompt takes the blocks of all of it at once.
+        prompts = sum(self.blocks(job.held - (job in self.leaving)) for job in whole)
+        return prompts + sum(self.blocks(job.stored) for job in self.running)
+
+    @property
+    def growth(self) -> int:
+        """Blocks that the next decode step allocates."""
+        return sum(self.blocks(job.stored + 1) - self.blocks(job.stored) for job in self.running)
+
+    def expected(self, job: Job) -> int:
+        rule = self.spec.engine.admission
+        if rule == "known":
+            return max(job.outputs, 1)
+        if rule == "predicted":
+            return job.predicted
+        return max(job.outputs, self.spec.engine.max_output_tokens, 1)
+
+    def fits(self, job: Job) -> bool:
+        if self.spec.role == "prefill":
+            return job.held + 1 <= self.usable_tokens
+        return job.inputs + job.outputs <= self.usable_tokens
+
+    def need(self, job: Job) -> int:
+        if self.spec.role == "prefill":
+            return min(job.held + 1, self.capacity)
+        ahead = self.expected(job)
+        if ahead > job.done:
+            ahead -= job.done
+        return min(job.held + ahead, self.capacity)
+
+    def has_room(self, job: Job) -> bool:
+        used = self.used
+        if not self.paged:
+            return used + self.need(job) <= self.capacity
+        spare = 0 if used == 0 else max(int(0.01 * self.capacity), self.growth)
+        return used + self.blocks(job.held) + spare <= self.capacity
+
+    def admit(self) -> Job:
+        job = self.queue.popleft()
+        if not self.paged:
+            job.reserved = self.need(job)
+        return job
+
+    def evict(self, job: Job) -> None:
+        self.running.remove(job)
+        job.preemptions += 1
+        job.reserved = 0
+        if self.spec.engine.eviction == "swap":
+            job.swapped = True
+            self.stall += self.swap_seconds(job)
+        self.queue.appendleft(job)
+
+    def swap_seconds(self, job: Job) -> float:
+        per_token = self.spec.engine.swap_s_per_gb * self.spec.kv_bytes_per_token / 1e9
+        return per_token * job.stored
+
+    def make_room(self) -> bool:
+        evicted = False
+        while self.paged and self.running and self.used + self.growth > self.capacity:
+            self.evict(self.running[-1])
+            evicted = True
+        return evicted
+
+    def form(self, now: float) -> None:
+        """Choose the next step, at a boundary."""
+        if not self.up or self.end is not None:
+            return
+        if self.spec.engine.batching == "static":
+            self.form_static(now)
+            return
+        engine = self.spec.engine
+        chunking = engine.batching == "chunked"
+        evicted = chunking and self.make_room()
+        budget = engine.max_step_tokens - (len(self.running) if chunking else 0)
+        tokens, pairs = 0, 0.0
+        joining = 0
+        if self.partial:
+            joining = 1
+            q = min(self.partial.held - self.chunked, budget)
+            if q > 0:
+                tokens, pairs = q, q * (self.chunked + q / 2)
+                self.chunk = q
+                if self.chunked + q == self.partial.held:
+                    self.prompts.append(self.partial)
+                    self.partial, self.chunked, self.chunk = None, 0, 0
+        while self.queue and not self.partial and not evicted:
+            job = self.queue[0]
+            if len(self.running) + joining >= engine.max_batch or not self.has_room(job):
+                break
+            left = budget - tokens
+            if job.at_hand or job.swapped:
+                if chunking and left < 1:
+                    break
+                self.admit()
+                if job.swapped:
+                    self.stall += self.swap_seconds(job)
+                job.at_hand = job.swapped = False
+                self.running.append(job)
+                if chunking:
+                    budget -= 1
+                continue
+            if chunking and left < 1:
+                break
+            if not chunking and tokens and job.held > left:
+                break
+            self.admit()
+            joining += 1
+            q = min(job.held, left) if chunking else job.held
+            tokens += q
+            pairs += q * (q / 2)
+            if q < job.held:
+                self.partial, self.chunked, self.chunk = job, 0, q
+            else:
+                self.prompts.append(job)
+        if tokens:
+            self.decodes = chunking and bool(self.running)
+            self.begin(now, tokens, pairs)
+            return
+        if not chunking:
+            self.make_room()
+        if self.running:
+            self.decodes = True
+            self.begin(now, 0, 0.0)
+
+    def begin(self, now: float, tokens: int, pairs: float) -> None:
+        assert self.used <= self.capacity, "KV cache exceeded"
+        b = len(self.running) if self.decodes else 0
+        assert not b or not self.paged or self.used + self.growth <= self.capacity
+        cached = sum(job.held for job in self.running) if self.decodes else 0
+        self.fed = tokens
+        self.begun = now
+        self.end = now + self.stall + step_seconds(self.spec.step, tokens + b, b, cached, pairs)
+        self.stall = 0.0
+
+    def form_static(self, now: float) -> None:
+        self.begun = now
+        if self.running:
+            b = len(self.places)
+            self.decodes = True
+            self.end = now + step_seconds(self.spec.step, b, b, b * self.padding, 0.0)
+            return
+        batch: list[Job] = []
+        while self.queue and len(batch) < self.spec.engine.max_batch:
+            trial = [*batch, self.queue[0]]
+            longest = max(job.outputs - job.done for job in trial)
+            size = sum(job.held for job in trial) + len(trial) * longest
+            if batch and size > self.capacity:
+                break
+            batch.append(self.queue.popleft())
+        if batch:
+            longest = max(job.held for job in batch)
+            tokens = len(batch) * longest
+            self.places, self.prompts, self.padding = batch, list(batch), longest + 1
+            self.fed = sum(job.held for job in batch)
+            pairs = tokens * longest / 2
+            self.end = now + step_seconds(self.spec.step, tokens, 0, 0.0, pairs)
+
+
+class Fleet:
+    """All replicas, the dispatcher in front of them, and the clock."""
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        trace: Trace,
+        policy: str,
+        *,
+        predicted: Sequence[int] | None = None,
+        events: Sequence[Event] = (),
+    ) -> None:
+        self.nodes = [Node(k, replica) for k, replica in enumerate(deployment.replicas)]
+        self.by_name = {node.spec.name: node for node in self.nodes}
+        self.links = {(a, b): link for a, b, link in deployment.links}
+        self.default_link = deployment.default_link
+        self.policy, self.turn = policy, 0
+        outputs = trace.output_tokens.tolist()
+        guesses = [max(o, 1) for o in outputs] if predicted is None else predicted
+        self.jobs = [
+            Job(k, t, i, o, p)
+            for k, (t, i, o, p) in enumerate(
+                zip(
+                    trace.arrival_s.tolist(),
+                    trace.input_tokens.tolist(),
+                    outputs,
+                    guesses,
+                    strict=True,
+                )
+            )
+        ]
+        self.events = sorted(events, key=lambda event: event.time_s)
+        self.transfers: list[Job] = []
+        self.gaps: list[float] = []
+
+    def run(self) -> Fleet:
+        """Play everything."""
+        arrivals, events = deque(self.jobs), deque(self.events)
+        while True:
+            times = [node.end for node in self.nodes if node.end is not None]
+            times += [job.transfer_end for job in self.transfers]
+            times += [arrivals[0].arrival] if arrivals else []
+            times += [events[0].time_s] if events else []
+            if not times:
+                return self
+            now = min(times)
+            for node in self.nodes:
+                if node.end == now:
+                    self.end_step(node, now)
+            self.end_transfers(now)
+            while events and events[0].time_s == now:
+                event = events.popleft()
+                if event.what == "fail":
+                    self.fail(self.by_name[event.replica], now)
+                else:
+                    self.by_name[event.replica].up = True
+            while arrivals and arrivals[0].arrival == now:
+                self.route(arrivals.popleft())
+            for node in self.nodes:
+                node.form(now)
+
+    # The life of a request -----------------------------------------------------------------
+
+    def token(self, job: Job, now: float) -> None:
+        """The request gets its next token."""
+        if job.done == 0:
+            job.first = now
+        else:
+            self.gaps.append(now - job.last)
+        job.last = now
+        job.done += 1
+        job.tokens += 1
+
+    def end_step(self, node: Node, now: float) -> None:
+        node.busy += now - node.begun
+        node.end = None
+        if node.decodes:
+            node.decodes = False
+            for job in node.running:
+                self.token(job, now)
+            node.decoded += len(node.running)
+            node.padding += 1
+        if node.partial:
+            node.chunked += node.chunk
+            node.chunk = 0
+        node.prefilled += node.fed
+        node.fed = 0
+        prompts, node.prompts = node.prompts, []
+        for job in prompts:
+            if job.outputs == 0:
+                job.first = now
+            else:
+                self.token(job, now)
+            if job.done >= job.outputs:
+                self.finish(node, job, now)
+                if node.spec.role == "prefill":  # its decode replica need not wait for it
+                    assert job.target is not None
+                    self.release(job.target, job)
+                    job.target = None
+            elif node.spec.role == "prefill":
+                self.release(node, job)
+                self.send_cache(node, job, now)
+            else:
+                node.running.append(job)
+        self.leave(node, now)
+
+    def leave(self, node: Node, now: float) -> None:
+        """Those that have all tokens leave, then those that outgrew their reservation ask."""
+        for job in [job for job in node.running if job.done >= job.outputs]:
+            node.running.remove(job)
+            self.finish(node, job, now)
+        if node.paged or node.spec.engine.batching == "static":
+            return
+        for job in sorted(node.running, key=lambda job: job.index):
+            if job.held == job.reserved:
+                more = min(node.expected(job), node.capacity - node.used)
+                job.reserved += more
+                if more == 0:
+                    node.evict(job)
+
+    def finish(self, node: Node, job: Job, now: float) -> None:
+        job.finish = now
+        job.reserved = 0
+        self.release(node, job)
+
+    def send_cache(self, node: Node, job: Job, now: float) -> None:
+        assert job.target is not None
+        link = self.links.get((node.spec.name, job.target.spec.name), self.default_link)
+        assert isinstance(link, KvLink)
+        size = node.spec.kv_bytes_per_token * link.compression
+        job.transfer = link.latency_s + size / (link.bandwidth_gbs * 1e9) * job.stored
+        job.transfer_end = now + job.transfer
+        node.leaving.append(job)
+        self.transfers.append(job)
+
+    def end_transfers(self, now: float) -> None:
+        for job in sorted(self.transfers, key=lambda job: job.index):
+            if job.transfer_end == now:
+                assert job.node is not None
+                assert job.target is not None
+                self.transfers.remove(job)
+                job.node.leaving.remove(job)
+                job.reserved = 0
+                job.at_hand = True
+                job.target.queue.append(job)
+
+    # The dispatcher ------------------------------------------------------------------------
+
+    def charge(self, node: Node, job: Job) -> None:
+        node.outstanding += 1
+        node.outstanding_tokens += job.inputs + job.predicted
+
+    def release(self, node: Node, job: Job) -> None:
+        node.outstanding -= 1
+        node.outstanding_tokens -= job.inputs + job.predicted
+
+    def decode_node(self, job: Job) -> Node | None:
+        """The decode replica with the emptiest cache in the dispatcher's books."""
+        good = [n for n in self.nodes if n.spec.role == "decode" and n.up and n.fits(job)]
+        return min(good, key=lambda n: n.outstanding_tokens / n.usable_tokens, default=None)
+
+    def takers(self, job: Job, *, down_too: bool = False) -> list[Node]:
+        decode = any(
+            n.spec.role == "decode" and (n.up or down_too) and n.fits(job) for n in self.nodes
+        )
+        return [
+            n
+            for n in self.nodes
+            if n.spec.role != "decode"
+            and (n.up or down_too)
+            and n.fits(job)
+            and (n.spec.role == "both" or decode)
+        ]
+
+    def choose(self, job: Job, good: list[Node]) -> Node | None:
+        if self.policy == "first":
+            return self.nodes[0] if self.nodes[0] in good else None
+        if self.policy == "least requests":
+            return min(good, key=lambda n: n.outstanding)
+        if self.policy == "least tokens":
+            return min(good, key=lambda n: n.outstanding_tokens)
+        chosen = next((n for n in good if n.index >= self.turn), good[0])
+        self.turn = (chosen.index + 1) % len(self.nodes)
+        return chosen
+
+    def route(self, job: Job) -> None:
+        good = self.takers(job)
+        node = self.choose(job, good) if good else None
+        job.node = job.target = None
+        if node is None:
+            job.reason = REFUSED
+            if not good:
+                job.reason = NO_REPLICA if self.takers(job, down_too=True) else TOO_LONG
+            return
+        job.node = node
+        self.charge(node, job)
+        if node.spec.role == "prefill":
+            job.target = self.decode_node(job)
+            assert job.target is not None
+            self.charge(job.target, job)
+        node.queue.append(job)
+
+    def fail(self, node: Node, now: float) -> None:
+        if not node.up:
+            return
+        node.up = False
+        if node.end is not None:
+            node.busy += now - node.begun
+        lost = [*node.queue, *node.running, *node.prompts]
+        lost += [node.partial] if node.partial else []
+        for job in lost:
+            self.release(node, job)
+            if node.spec.role == "prefill":
+                assert job.target is not None
+                self.release(job.target, job)
+        for job in [j for j in self.transfers if node in (j.node, j.target)]:
+            assert job.node is not None
+            assert job.target is not None
+            self.transfers.remove(job)
+            job.node.leaving.remove(job)
+            self.release(job.target, job)
+            lost.append(job)
+        node.queue.clear()
+        node.running, node.prompts, node.leaving, node.partial = [], [], [], None
+        node.places, node.chunked, node.chunk, node.stall, node.end = [], 0, 0, 0.0, None
+        node.decodes, node.fed = False, 0
+        lost += self.rebind(node)
+        for job in sorted(lost, key=lambda job: job.index):
+            job.retries += 1
+            job.reserved = 0
+            job.at_hand = job.swapped = False
+            self.route(job)
+
+    def rebind(self, gone: Node) -> list[Job]:
+        """Give requests in prefill another decode replica; return those that get none."""
+        bound = [
+            (job, node)
+            for node in self.nodes
+            if node.spec.role == "prefill"
+            for job in [*node.queue, *node.prompts, *([node.partial] if node.partial else [])]
+            if job.target is gone
+        ]
+        lost = []
+        for job, node in sorted(bound, key=lambda pair: pair[0].index):
+            self.release(gone, job)
+            job.target = self.decode_node(job)
+            if job.target is not None:
+                self.charge(job.target, job)
+                continue
+            self.release(node, job)
+            if job in node.queue:
+                node.queue.remove(job)
+            elif job in node.prompts:
+                node.prompts.remove(job)
+            else:
+                node.partial, node.chunked, node.chunk = None, 0, 0
+            lost.append(job)
+        return lost

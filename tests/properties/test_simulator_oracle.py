@@ -1,0 +1,220 @@
+"""The closed form against every step played by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.fleet import state
+from hetero.latency.step import Piece, StepModel
+from hetero.routers import Builtin, LeastRequests, LeastTokens, RoundRobin, SingleInstance
+from hetero.simulator import Event, Run, simulate
+from hetero.workload import Trace
+from tests.oracle import NO_REPLICA, REFUSED, TOO_LONG, Fleet, step_seconds
+
+ROUTERS: dict[str, Builtin] = {
+    "round robin": RoundRobin(),
+    "least requests": LeastRequests(),
+    "least tokens": LeastTokens(),
+    "first": SingleInstance(0),
+}
+REASONS = {
+    state.NO_REASON: "",
+    state.TOO_LONG: TOO_LONG,
+    state.NO_REPLICA: NO_REPLICA,
+    state.REFUSED_BY_ROUTER: REFUSED,
+}
+BATCHING = ["prefill first", "chunked", "static"]
+ADMISSION = ["known", "predicted", "maximum", "paged"]
+
+
+class Guess:
+    """Predicts given numbers."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def predict(self, trace: Trace, rng: np.random.Generator) -> np.ndarray:
+        return np.asarray(self.tokens, np.int32)
+
+
+@st.composite
+def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = True):
+    """A deployment, a trace, predictions, events and a router.
+
+    Dyadic times are sums of multiples of a power of two, so that nothing is rounded and step
+    ends, arrivals, transfers and failures meet exactly.
+    """
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    # A coarse clock makes nearly everything a tie.
+    tick = draw(st.sampled_from([2.0**-3, 2.0**-10])) if dyadic else 1e-3 * rng.uniform(0.5, 2)
+
+    def times(most: int, size: int | None = None) -> np.ndarray:
+        if dyadic:
+            return rng.integers(0, most + 1, size) * tick
+        return rng.uniform(0, most, size) * tick
+
+    def piece() -> Piece:
+        knots = draw(st.integers(1, 4))
+        x = np.cumsum(2.0 ** rng.integers(0, 5, knots)) - rng.integers(0, 2)
+        y = rng.integers(1, 9) * tick + np.cumsum(times(4, knots) * np.diff(x, prepend=x[0]))
+        rates = times(4, draw(st.integers(1, 5))) * draw(st.sampled_from([0.0, 2.0**-6, 1.0]))
+        return Piece(x, y, rates, float(times(4)) * draw(st.sampled_from([0.0, 2.0**-5])))
+
+    longest = draw(st.sampled_from([1, 3, 12, 40]))
+    paged_block = draw(st.sampled_from([1, 2, 4, 16]))
+
+    def engine(role: str) -> Engine:
+        batching = draw(st.sampled_from(BATCHING if role == "both" else BATCHING[:2]))
+        admission = "known" if batching == "static" else draw(st.sampled_from(ADMISSION))
+        return Engine(
+            batching=batching,
+            admission=admission,
+            eviction=draw(st.sampled_from(["recompute", "swap"])),
+            max_batch=draw(st.sampled_from([1, 3, 8, 64])),
+            max_step_tokens=draw(st.sampled_from([1, 4, 32, 1000])),
+            max_output_tokens=draw(st.sampled_from([1, 8, 50])),
+            block_tokens=paged_block,
+            swap_s_per_gb=draw(st.sampled_from([0.0, 1.0])),
+        )
+
+    def replica(name: str, role: str) -> Replica:
+        pieces = tuple(piece() for _ in range(draw(st.integers(1, 2))))
+        return Replica(
+            name=name,
+            step=StepModel(pieces, source="drawn", provenance="assumed"),
+            kv_tokens=paged_block + draw(st.sampled_from([1, 2, 3, 6])) * longest,
+            kv_bytes_per_token=1e9 * (tick if dyadic else 1e-3),
+            engine=engine(role),
+            role=role,
+        )
+
+    both = draw(st.integers(0, 1) if split else st.integers(1, 3))
+    roles = ["both"] * both
+    if split:
+        roles += ["prefill"] * draw(st.integers(1, 2)) + ["decode"] * draw(st.integers(1, 2))
+    replicas = tuple(replica(f"r{k}", role) for k, role in enumerate(roles))
+    link = KvLink(bandwidth_gbs=1.0, latency_s=float(times(16)), compression=0.5)
+    other = KvLink(bandwidth_gbs=2.0**-3, latency_s=float(times(2)))
+    links = ((f"r{roles.index('prefill')}", f"r{roles.index('decode')}", other),) if split else ()
+    deployment = Deployment("drawn", replicas, links, link if split else None)
+
+    count = draw(st.integers(1, 40))
+    gap = draw(st.sampled_from([0, 1, 4, 32]))
+    trace = Trace(
+        np.cumsum(times(gap, count)),
+        rng.integers(1, longest, count, endpoint=True),
+        rng.integers(0, longest, count, endpoint=True),
+    )
+    predicted = None
+    if draw(st.booleans()):
+        predicted = rng.integers(1, draw(st.sampled_from([2, longest + 1])), count).tolist()
+    span = float(trace.arrival_s[-1]) + 50 * tick
+    events = [
+        Event(
+            float(rng.integers(0, int(span / tick) + 1) * tick),
+            f"r{rng.integers(len(replicas))}",
+            draw(st.sampled_from(["fail", "recover"])),
+        )
+        for _ in range(draw(st.sampled_from([0, 0, 0, 1, 4])))
+    ]
+    router = draw(st.sampled_from(sorted(ROUTERS)))
+    return deployment, trace, predicted, sorted(events, key=lambda e: e.time_s), router
+
+
+def both(deployment, trace, predicted, events, router) -> tuple[Run, Fleet]:
+    guess = None if predicted is None else Guess(predicted)
+    run = simulate(deployment, trace, ROUTERS[router], events=events, predictor=guess)
+    return run, Fleet(deployment, trace, router, predicted=predicted, events=events).run()
+
+
+def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
+    """Every request, every replica, and the inter-token times."""
+    r = run.requests
+    assert [REASONS[int(k)] for k in r["reason"]] == [job.reason for job in oracle.jobs]
+    for name, expected in {
+        "node": [-1 if job.node is None else job.node.index for job in oracle.jobs],
+        "decode_node": [-1 if job.target is None else job.target.index for job in oracle.jobs],
+        "preemptions": [job.preemptions for job in oracle.jobs],
+        "retries": [job.retries for job in oracle.jobs],
+    }.items():
+        np.testing.assert_array_equal(r[name], expected, err_msg=name)
+    for name, times in {
+        "first_token_s": [job.first for job in oracle.jobs],
+        "finish_s": [job.finish for job in oracle.jobs],
+        "transfer_s": [job.transfer for job in oracle.jobs],
+    }.items():
+        np.testing.assert_allclose(r[name], times, rtol=tolerance, atol=0, err_msg=name)
+    for name, totals in {
+        "busy_s": [node.busy for node in oracle.nodes],
+        "prefill_tokens": [node.prefilled for node in oracle.nodes],
+        "decode_tokens": [node.decoded for node in oracle.nodes],
+        "outstanding": [node.outstanding for node in oracle.nodes],
+    }.items():
+        np.testing.assert_allclose(run.replicas[name], totals, rtol=tolerance, err_msg=name)
+    assert run.gap_counts.sum() == len(oracle.gaps)
+    edges = run.gap_edges_s[1:-1]
+    if tolerance == 0.0:
+        bins = np.searchsorted(edges, oracle.gaps, side="right")
+        counted = np.bincount(bins, minlength=len(edges) + 1)
+        np.testing.assert_array_equal(run.gap_counts, counted)
+    else:
+        # A gap beside an edge may be rounded to either side of it.
+        below = np.cumsum(run.gap_counts)[:-1]
+        ordered = np.sort(oracle.gaps)
+        assert (below >= np.searchsorted(ordered, edges * (1 - tolerance))).all()
+        assert (below <= np.searchsorted(ordered, edges * (1 + tolerance), side="right")).all()
+
+
+@settings(max_examples=700, deadline=None, derandomize=True)
+@given(settings_of_a_run())
+def test_dyadic_times_agree_bit_for_bit(drawn) -> None:
+    compare(*both(*drawn), tolerance=0.0)
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(settings_of_a_run(split=True))
+def test_dyadic_times_agree_bit_for_bit_where_phases_are_split(drawn) -> None:
+    compare(*both(*drawn), tolerance=0.0)
+
+
+@settings(max_examples=250, deadline=None, derandomize=True)
+@given(settings_of_a_run(dyadic=False))
+def test_times_without_ties_agree_to_rounding(drawn) -> None:
+    compare(*both(*drawn), tolerance=1e-9)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(settings_of_a_run(split=True, dyadic=False))
+def test_times_without_ties_agree_to_rounding_where_phases_are_split(drawn) -> None:
+    compare(*both(*drawn), tolerance=1e-9)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(settings_of_a_run(dyadic=False), st.integers(0, 2**32))
+def test_the_oracle_takes_its_step_times_from_the_definition(drawn, seed) -> None:
+    step = drawn[0].replicas[0].step
+    n, b, cached = np.random.default_rng(seed).integers(0, 100, (3, 20))
+    own = [step_seconds(step, *sizes, 0.5 * sizes[0]) for sizes in zip(n, b, cached, strict=True)]
+    np.testing.assert_allclose(own, step.seconds(n, b, cached, 0.5 * n), rtol=1e-12)
+
+
+def test_thousands_at_time_0() -> None:
+    rng = np.random.default_rng(0)
+    step = StepModel.affine(floor_s=2.0**-5, per_token_s=2.0**-12, per_cached_token_s=2.0**-20)
+    engine = Engine(admission="paged", max_batch=32, max_step_tokens=256)
+    deployment = Deployment(
+        "two",
+        (
+            Replica("a", step, kv_tokens=3000, engine=engine),
+            Replica("b", step, kv_tokens=1000, engine=replace(engine, batching="chunked")),
+        ),
+    )
+    trace = Trace(np.zeros(4000), rng.integers(1, 120, 4000), rng.integers(0, 60, 4000))
+    run, oracle = both(deployment, trace, None, [], "least tokens")
+    compare(run, oracle, tolerance=0.0)
+    assert run.requests["preemptions"].sum() > 100
