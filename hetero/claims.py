@@ -150,21 +150,22 @@ class Verdicts(Shown, Sequence[Verdict]):
 
     def table(self) -> Table:
         """Published, accepted and measured value of every claim, and the verdict."""
+        # What a line is scanned for comes first, the long texts last.
         columns = (
-            *(Column("claim"), Column("what"), Column("unit"), Column("published")),
-            *(Column("accepted"), Column("twin"), Column("real"), Column("verdict")),
+            *(Column("claim"), Column("verdict"), Column("published"), Column("accepted")),
+            *(Column("twin"), Column("real"), Column("unit"), Column("what")),
             Column("shown in, or why not"),
         )
         rows = tuple(
             (
                 row.claim.id,
-                row.claim.claim,
-                row.claim.unit,
+                row.status,
                 row.claim.published,
                 row.claim.accepted,
                 row.twin.value if row.twin else None,
                 row.real.value if row.real else None,
-                row.status,
+                row.claim.unit,
+                row.claim.claim,
                 row.why or row.figure,
             )
             for row in self.rows

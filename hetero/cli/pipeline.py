@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,8 +46,8 @@ def claims(
     paper: Annotated[
         str | None, typer.Option(help="One paper: xiong, heteroserve, rignall, helix, ...")
     ] = None,
-    attempted: Annotated[
-        bool, typer.Option("--attempted", help="Leave out what was not attempted.")
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also those that were not attempted.")
     ] = False,
     as_json: _JSON = False,
 ) -> None:
@@ -56,9 +57,10 @@ def claims(
     found = verdicts(_results())
     if paper is not None:
         found = found.of(paper)
-    if attempted:
+    summary = found.summary
+    if not everything:
         found = Verdicts(tuple(row for row in found if row.status != "not attempted"))
-    _print(found.table(), as_json, found.records())
+    _print(replace(found.table(), notes=(summary,)), as_json, found.records())
 
 
 def figures(as_json: _JSON = False) -> None:
