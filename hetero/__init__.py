@@ -6,10 +6,12 @@ Reading guide. Four files carry the ideas; read them in this order:
    of latency (fits, measured tables, spec sheets) reduces to.
 2. ``hetero/memory.py``: what fits on a GPU, and how many requests its KV cache holds.
 3. ``hetero/workload/trace.py``: requests, real or drawn from a statistical twin.
-4. ``hetero/planners/tensor_parallel.py``: the first planner; it uses the other three.
+4. ``hetero/fleet/replica.py``: the life of a replica from event to event, in closed form; what
+   ``hetero.simulator`` plays and every router in ``hetero.routers`` looks at.
 
-The notebooks ask one question each, ``pipelines/`` runs them, ``dvc.yaml`` says what depends on
-what. Every number has a source: see ``data/specs``, ``data/measured`` and ``data/published``.
+``hetero/planners/tensor_parallel.py`` is the first planner and uses the first three. The notebooks
+ask one question each, ``pipelines/`` runs them, ``dvc.yaml`` says what depends on what. Every
+number has a source: see ``data/specs``, ``data/measured`` and ``data/published``.
 
 Examples
 --------
