@@ -18,15 +18,17 @@ Batching: TypeAlias = Literal["prefill first", "chunked", "static"]
 ``"prefill first"``: waiting prompts are prefilled whole before anything decodes on (vLLM's
 default in the papers' time). ``"chunked"``: every step takes the decoding requests and fills
 its token budget with chunks of prompts (Sarathi, vLLM today). ``"static"``: a padded batch runs
-to its end before the next one forms (Algorithm 1 of Xiong et al.).
+to its end before the next one forms (Algorithm 1 of Xiong et al.); tokens are streamed, so a
+short reply is complete before its batch is, but its place stays taken.
 """
 
 Admission: TypeAlias = Literal["known", "predicted", "maximum", "paged"]
 """What KV cache a request must find free before it joins the batch.
 
 ``"known"``, ``"predicted"``, ``"maximum"`` reserve its input plus its true, predicted or largest
-allowed output; a request that outgrows its reservation gets as much again or is evicted.
-``"paged"`` takes blocks as tokens come and evicts the request admitted last when none is left.
+allowed output; a request that outgrows its reservation gets as much again, or what is left of
+the cache, or is evicted where nothing is. ``"paged"`` takes blocks as tokens come, keeps 1 % of
+them free when it admits, and evicts the request admitted last when none is left.
 """
 
 Eviction: TypeAlias = Literal["recompute", "swap"]
@@ -72,6 +74,11 @@ class Engine:
                     f"Engine {name} must be at least 1; received {getattr(self, name)}.",
                     resolve="give a positive number.",
                 )
+        if not self.swap_s_per_gb >= 0:
+            raise ParameterError(
+                f"Engine swap_s_per_gb must be 0 or more; received {self.swap_s_per_gb}.",
+                resolve="give the time to move 10^9 bytes of KV cache [s].",
+            )
         if self.batching == "static" and self.admission != "known":
             raise ParameterError(
                 "Static batching packs by the longest output and needs admission 'known'; "
@@ -106,10 +113,28 @@ class Replica:
     gpus: int = 1
     usd_per_h: float | None = None
 
+    def __post_init__(self) -> None:
+        least = self.engine.block_tokens if self.engine.admission == "paged" else 1
+        if not (self.kv_tokens >= least and self.kv_bytes_per_token >= 0):
+            raise ParameterError(
+                f"Replica {self.name} has a KV cache of {self.kv_tokens} tokens of "
+                f"{self.kv_bytes_per_token} bytes; its engine needs at least {least} tokens.",
+                resolve="use more GPUs per replica, a lower precision, or smaller blocks.",
+            )
+        if self.engine.batching == "static" and self.role != "both":
+            raise ParameterError(
+                f"Replica {self.name} serves only {self.role} in static batches, which hold a "
+                "request from its prefill to its last token.",
+                resolve="use another batching, or the role 'both'.",
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
     """Path of the KV cache from a prefill to a decode replica.
+
+    A transfer of n tokens takes latency + n * bytes per token * compression / bandwidth; transfers
+    do not slow each other down. The prefill replica keeps the cache until its transfer ends.
 
     Attributes
     ----------
@@ -128,7 +153,7 @@ class KvLink:
             raise ParameterError(
                 f"A KV link needs a bandwidth above 0, received {self.bandwidth_gbs} GB/s, "
                 f"{self.latency_s} s, compression {self.compression}.",
-                resolve="leave pairs that are not connected out of the links.",
+                resolve="give a link for every pair of a prefill and a decode replica.",
             )
 
 
@@ -159,11 +184,20 @@ class Deployment(Shown):
                 resolve="name each replica once.",
             )
         roles = {replica.role for replica in self.replicas}
-        if ("prefill" in roles) != ("decode" in roles) and "both" not in roles:
+        if ("prefill" in roles) != ("decode" in roles):
+            alone = "prefill" if "prefill" in roles else "decode"
             raise ParameterError(
-                f"Deployment {self.name} serves only the phase {roles.pop()}.",
+                f"Deployment {self.name} has replicas that serve only {alone} and none that serve "
+                "only the other phase.",
                 resolve="add replicas for the other phase, or give them the role 'both'.",
             )
+        for start, end, _ in self.links:
+            if (self._role(start), self._role(end)) != ("prefill", "decode"):
+                raise ParameterError(
+                    f"A KV link of {self.name} leads from '{start}' to '{end}', which are not "
+                    "a prefill and a decode replica of it.",
+                    resolve="name the two replicas, the one that prefills first.",
+                )
         if roles >= {"prefill", "decode"} and self.default_link is None:
             known = {(source, target) for source, target, _ in self.links}
             for source in self.replicas:
@@ -174,6 +208,9 @@ class Deployment(Shown):
                             f"No KV link from {pair[0]} to {pair[1]}.",
                             resolve="give the link, or a default_link for all pairs.",
                         )
+
+    def _role(self, name: str) -> Role | None:
+        return next((replica.role for replica in self.replicas if replica.name == name), None)
 
     def table(self) -> Table:
         """One row per replica."""

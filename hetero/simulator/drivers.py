@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -69,15 +70,15 @@ class Plain:
         object.__setattr__(self.fleet, "now_s", t)
         chosen = self.router.choose(request, self.fleet)
         try:
-            known = -1 <= chosen < self.count
-        except (TypeError, ValueError):
-            known = False
-        if not known:
+            i = operator.index(chosen)
+        except TypeError:
+            i = -2
+        if not -1 <= i < self.count:
             raise ParameterError(
                 f"Router '{self.router.name}' chose {chosen!r} for request {r}.",
                 resolve=f"return an index of 0 to {self.count - 1}, or -1 to reject.",
             )
-        loop.send_from(*self.arrays, r, int(chosen), t)
+        loop.send_from(*self.arrays, r, i, t)
 
     def _tell(self) -> None:
         """Call the hooks for what has happened since, in order of time."""

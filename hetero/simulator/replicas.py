@@ -41,7 +41,8 @@ class Event:
     """A replica fails or comes back at a time.
 
     A failing replica loses its KV cache and the step in progress; its requests, waiting and
-    running, are routed again at once, with the tokens they have already streamed kept.
+    running, are routed again at once, the oldest first, with the tokens they have already streamed
+    kept as part of the prompt. KV transfers from or to it are lost as well.
     """
 
     time_s: float

@@ -18,12 +18,16 @@ from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
-_REASONS = {
-    state.NO_REASON: "",
-    state.TOO_LONG: "longer than the KV cache of every replica",
-    state.NO_REPLICA: "every replica that could hold it was down",
-    state.REFUSED_BY_ROUTER: "the router chose no replica that could take it",
-}
+# By the number of the reason, see hetero.fleet.state.
+_REASONS = np.array(
+    [
+        "",
+        "longer than the KV cache of every replica",
+        "every replica that could hold it was down",
+        "the router chose no replica that could take it",
+    ],
+    object,
+)
 
 
 @dataclass(frozen=True)
@@ -116,30 +120,32 @@ class Run(Shown):
         where = np.where(
             self.requests["decode_node"] >= 0, self.requests["decode_node"], self.requests["node"]
         )
-        ends = np.full(len(self.replicas), np.nan)
-        for k in range(len(ends)):
-            mine = self.finished & (where == k)
-            if mine.any():
-                ends[k] = self.requests["finish_s"][mine].max() - self.requests["arrival_s"][0]
-        return ends
+        ends = np.full(len(self.replicas), -np.inf)
+        np.maximum.at(ends, where[self.finished], self.requests["finish_s"][self.finished])
+        return np.where(np.isfinite(ends), ends - self.requests["arrival_s"][0], np.nan)
 
     def utilisation(self) -> Floats:
         """Share of the run that each replica spent in steps; shape (M,)."""
-        return np.asarray(self.replicas["busy_s"]) / max(self.span_s, 1e-300)
+        busy = np.asarray(self.replicas["busy_s"])
+        # Steps lost to failures may end after the last request has finished.
+        return busy / max(self.span_s, float(busy.max()), 1e-300)
 
     def timeline(self, step_s: float) -> pd.DataFrame:
-        """Requests waiting for their first token and decoding at every multiple of ``step_s``."""
+        """Requests that wait for their first token and that decode, every ``step_s``.
+
+        Of those that finished; shape (steps, 3).
+        """
         start = float(self.requests["arrival_s"][0])
         end = float(np.nanmax(self.requests["finish_s"])) if self.finished.any() else start
         times = np.arange(start, end + step_s, step_s)
 
         def reached(values: Floats) -> NDArray[np.int64]:
-            return np.searchsorted(np.sort(values[np.isfinite(values)]), times, side="right")
+            return np.searchsorted(np.sort(values), times, side="right")
 
-        served = self.requests["status"] != state.REJECTED
-        arrived = reached(self.requests["arrival_s"][served])
-        first = reached(self.requests["first_token_s"])
-        last = reached(self.requests["finish_s"])
+        served = self.requests[self.finished]
+        arrived = reached(served["arrival_s"])
+        first = reached(served["first_token_s"])
+        last = reached(served["finish_s"])
         return pd.DataFrame(
             {"time_s": times - start, "waiting": arrived - first, "decoding": first - last}
         )
@@ -156,7 +162,7 @@ class Run(Shown):
                 "replica": names[r["node"]],
                 "decode_replica": names[r["decode_node"]],
                 "status": np.where(self.finished, "finished", "rejected"),
-                "reason": [_REASONS[int(k)] for k in r["reason"]],
+                "reason": _REASONS[r["reason"]],
                 "first_token_s": r["first_token_s"],
                 "finish_s": r["finish_s"],
                 "ttft_s": self.ttft_s,
@@ -177,10 +183,12 @@ class Run(Shown):
     def by_replica(self) -> Table:
         """One row per replica: what it served, how busy it was, when it was done."""
         ends, used = self.completion_s(), self.utilisation()
+        placed = self.requests["node"][self.requests["node"] >= 0]
+        counts = np.bincount(placed, minlength=len(self.replicas))
         rows = tuple(
             (
                 replica.name,
-                int((self.requests["node"] == k).sum()),
+                int(counts[k]),
                 int(self.replicas["prefill_tokens"][k]),
                 int(self.replicas["decode_tokens"][k]),
                 float(used[k]),

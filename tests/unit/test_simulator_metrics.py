@@ -1,0 +1,116 @@
+"""Metrics against their definitions, on runs short enough to check by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetero import workload
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.errors import ParameterError
+from hetero.latency.step import StepModel
+from hetero.routers import LeastTokens, RoundRobin
+from hetero.simulator import Event, Slo, metrics, simulate
+from hetero.workload import Trace
+
+# Every step takes 1 s.
+STEP = StepModel.affine(floor_s=1.0, per_token_s=0.0, per_cached_token_s=0.0)
+
+
+def run(outputs=(1, 3, 5), arrivals=(0.0, 10.0, 20.0), inputs=(10, 20, 30), events=(), **fields):
+    replica = Replica("a", STEP, 1000, engine=Engine(), **fields)
+    deployment = Deployment("one", (replica, replace(replica, name="b")))
+    return simulate(deployment, Trace(arrivals, inputs, outputs), RoundRobin(), events=events)
+
+
+def test_every_figure_by_hand() -> None:
+    served = run(usd_per_h=1.8)
+    m = metrics(served, Slo(ttft_s=1.0, tpot_s=0.5, e2e_s=4.0))
+    # Finishes at 1, 13 and 25 s.
+    assert (m.arrived, m.finished, m.rejected) == (3, 3, 0)
+    assert m.window_s == (0.0, 25.0)
+    assert m.input_tps == 60 / 25
+    assert m.output_tps == 9 / 25
+    assert m.total_tps == 69 / 25
+    assert m.requests_per_s == 3 / 25
+    assert m.means == {"ttft_s": 1.0, "tpot_s": 1.0, "e2e_s": 3.0}
+    assert m.percentiles["e2e_s"][50] == 3.0
+    assert m.percentiles["e2e_s"][90] == np.percentile([1, 3, 5], 90)
+    # One token has no TPOT and cannot miss it.
+    assert m.attainment == {"ttft": 1.0, "tpot": 1 / 3, "e2e": 2 / 3, "joint": 1 / 3}
+    assert m.goodput_rps == 1 / 25
+    assert m.imbalance == 25 / 13
+    assert m.utilisation == pytest.approx((1 + 5 + 3) / 2 / 25)
+    assert m.usd_per_mtok == pytest.approx(2 * 1.8 / 3600 / (69 / 25) * 1e6)
+    text = str(m)
+    for words in ("TTFT P50", "goodput", "cost", "SLO attainment, joint"):
+        assert words in text
+
+
+def test_a_window_counts_arrivals_and_finishes_inside_it() -> None:
+    m = metrics(run(), Slo(ttft_s=2.0), warmup_s=5.0, until_s=20.0)
+    assert (m.arrived, m.finished) == (2, 1)
+    assert m.output_tps == 3 / 15
+    assert m.goodput_rps == 2 / 15
+    with pytest.raises(ParameterError, match=r"from 30\.0 s to 25 s is empty"):
+        metrics(run(), warmup_s=30.0)
+
+
+def test_rejected_requests_miss_every_target() -> None:
+    served = run(inputs=(10, 2000, 30))
+    m = metrics(served, Slo(ttft_s=100.0, tpot_s=100.0))
+    assert (m.finished, m.rejected) == (2, 1)
+    assert m.attainment == {"ttft": 2 / 3, "tpot": 2 / 3, "joint": 2 / 3}
+
+
+def test_nothing_finished() -> None:
+    m = metrics(run(inputs=(2000, 2000, 2000)), Slo(ttft_s=1.0))
+    assert m.attainment == {"ttft": 0.0, "joint": 0.0}
+    assert m.requests_per_s == m.goodput_rps == 0.0
+    assert all(math.isnan(x) for p in m.percentiles.values() for x in p.values())
+    assert m.usd_per_mtok is None
+    assert math.isnan(m.imbalance)
+    assert str(m)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
+def test_targets_are_positive(value) -> None:
+    with pytest.raises(ParameterError, match="target ttft_s"):
+        Slo(ttft_s=value)
+
+
+def test_percentiles_of_inter_token_times_are_within_their_bins() -> None:
+    step = StepModel.affine(floor_s=0.01, per_token_s=1e-4, per_cached_token_s=1e-6)
+    fleet = Deployment("one", (Replica("a", step, 100_000),))
+    trace = workload.load("azure2023_conv").head(300)
+    served = simulate(fleet, trace, RoundRobin())
+    found = metrics(served).percentiles["gap_s"]
+    edges, counts = served.gap_edges_s, served.gap_counts
+    assert np.all(edges[1:] / edges[:-1] <= 1 + 1 / 32)
+    for p, value in found.items():
+        k = np.searchsorted(edges, value)
+        assert counts[:k].sum() >= p / 100 * counts.sum() > counts[: k - 1].sum()
+
+
+def test_replicas_and_timeline_add_up() -> None:
+    trace = workload.load("azure2023_conv").head(500)
+    step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    fleet = Deployment("two", tuple(Replica(n, step, 50_000) for n in "ab"))
+    served = simulate(fleet, trace, LeastTokens(), events=[Event(20.0, "b")])
+    by = served.by_replica().to_frame()
+    assert by["requests"].sum() == 500
+    assert served.replicas["prefill_tokens"].sum() >= trace.input_tokens.sum()
+    ends = served.completion_s()
+    assert np.nanmax(ends) == served.span_s
+    mine = served.requests[(served.requests["node"] == 1) & served.finished]
+    assert ends[1] == (mine["finish_s"].max() if len(mine) else np.nan)
+    line = served.timeline(1.0)
+    assert (line.waiting >= 0).all()
+    assert (line.decoding >= 0).all()
+    assert line.iloc[-1][["waiting", "decoding"]].tolist() == [0, 0]
+    frame = served.frame()
+    assert frame.status.eq("finished").all()
+    assert frame.retries.sum() > 0

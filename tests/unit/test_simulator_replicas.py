@@ -1,0 +1,340 @@
+"""Runs small enough to be played by hand, and what a dispatcher meets at the edges."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.errors import ParameterError
+from hetero.latency.step import StepModel
+from hetero.routers import LeastRequests, Normal, PowerOfTwo, RoundRobin, SingleInstance
+from hetero.simulator import Event, simulate
+from hetero.workload import Trace
+
+# A step costs 1 s, and 1/8 s per new token; nothing else.
+STEP = StepModel.affine(floor_s=1.0, per_token_s=0.125, per_cached_token_s=0.0)
+ENGINE = Engine(max_batch=8, max_step_tokens=16, block_tokens=4)
+
+
+def one(engine: Engine = ENGINE, kv_tokens: int = 100, **fields) -> Deployment:
+    return Deployment("one", (Replica("a", STEP, kv_tokens, engine=engine, **fields),))
+
+
+def several(kv_tokens=(100, 100), engine: Engine = ENGINE) -> Deployment:
+    names = "abcdefgh"
+    return Deployment(
+        "several",
+        tuple(
+            Replica(n, STEP, size, engine=engine) for n, size in zip(names, kv_tokens, strict=False)
+        ),
+    )
+
+
+def served(deployment, arrivals, inputs, outputs, router=None, **options):
+    return simulate(deployment, Trace(arrivals, inputs, outputs), router or RoundRobin(), **options)
+
+
+def firsts(run) -> list[float]:
+    return run.requests["first_token_s"].tolist()
+
+
+def finishes(run) -> list[float]:
+    return run.requests["finish_s"].tolist()
+
+
+def test_prefill_first_by_hand() -> None:
+    # Prefill of 8 tokens ends at 2, decode steps of 1.125 s follow; the second request arrives
+    # in the second of them, waits for its end at 4.25, and its prefill ends at 5.75.
+    run = served(one(), [0.0, 4.0], [8, 4], [4, 1])
+    assert firsts(run) == [2.0, 5.75]
+    assert finishes(run) == [5.75 + 1.125, 5.75]
+    gaps = [1.125, 1.125, 5.75 + 1.125 - 4.25]
+    counted = np.histogram(gaps, run.gap_edges_s)[0]
+    assert run.gap_counts.tolist() == counted.tolist()
+
+
+def test_an_arrival_at_the_end_of_a_step_joins_the_next_batch() -> None:
+    run = served(one(), [0.0, 3.125], [8, 8], [9, 1])
+    assert firsts(run) == [2.0, 3.125 + 2.0]
+    late = served(one(), [0.0, math.nextafter(3.125, 4)], [8, 8], [9, 1])
+    assert firsts(late) == [2.0, 3.125 + 1.125 + 2.0]
+
+
+def test_chunked_by_hand() -> None:
+    # Chunks of 16 and 4 tokens; the second step also prefills the other prompt, and the third
+    # decodes both.
+    chunked = one(replace(ENGINE, batching="chunked"))
+    run = served(chunked, [0.0, 0.0], [20, 4], [2, 2])
+    assert firsts(run) == [3.0 + 2.0, 3.0 + 2.0]
+    assert finishes(run) == [5.0 + 1.25, 5.0 + 1.25]
+    assert run.replicas["prefill_tokens"][0] == 24
+
+
+def test_static_by_hand() -> None:
+    # Padded to 8 + 4 tokens: prefill 1 + 16/8 s, then three steps of two places; the first
+    # request has its two tokens after one of them.
+    static = one(replace(ENGINE, batching="static"))
+    run = served(static, [0.0, 0.0, 1.0], [8, 4, 8], [2, 4, 1])
+    assert firsts(run) == [3.0, 3.0, 3.0 + 3 * 1.25 + 2.0]
+    assert finishes(run) == [4.25, 6.75, 8.75]
+
+
+def test_eviction_by_recomputation_and_by_swapping() -> None:
+    # Four blocks of four tokens. Both prompts take two blocks; at its first decode step the
+    # older request needs a third one, so the younger is evicted.
+    paged = replace(ENGINE, admission="paged")
+    run = served(one(paged, 16), [0.0, 0.0], [8, 8], [3, 3])
+    assert run.requests["preemptions"].tolist() == [0, 1]
+    assert firsts(run) == [3.0, 3.0]
+    assert finishes(run)[0] == 3.0 + 2 * 1.125
+    # Its prompt and its first token are prefilled again and give the second; then one step.
+    assert finishes(run)[1] == 5.25 + 1 + 9 / 8 + 1.125
+    swapping = replace(paged, eviction="swap", swap_s_per_gb=1.0)
+    swap = served(one(swapping, 16, kv_bytes_per_token=1e9), [0.0, 0.0], [8, 8], [3, 3])
+    # Swapping 8 tokens takes 8 s before the first step of the other, and again before its own.
+    assert finishes(swap) == [3.0 + 8 + 2 * 1.125, 13.25 + 8 + 2 * 1.125]
+    assert swap.replicas["busy_s"][0] == finishes(swap)[1]
+
+
+def test_a_wrong_prediction_reserves_again_or_waits() -> None:
+    class Two:
+        def predict(self, trace, rng):
+            return np.full(len(trace), 2, np.int32)
+
+    predicted = replace(ENGINE, admission="predicted")
+    alone = served(one(predicted, 20), [0.0], [8], [7], predictor=Two())
+    assert alone.requests["preemptions"].tolist() == [0]
+    # 10 + 10 tokens are reserved at first; at two outputs each the older takes nothing more.
+    full = served(one(predicted, 20), [0.0, 0.0], [8, 8], [7, 7], predictor=Two())
+    assert full.requests["preemptions"].sum() > 0
+    assert full.counts == {"finished": 2, "rejected": 0}
+
+
+def split(link: KvLink, decode_tokens: int = 100, prefill_tokens: int = 100) -> Deployment:
+    return Deployment(
+        "split",
+        (
+            Replica("p", STEP, prefill_tokens, 1e9, engine=ENGINE, role="prefill"),
+            Replica("d", STEP, decode_tokens, 1e9, engine=ENGINE, role="decode"),
+        ),
+        default_link=link,
+    )
+
+
+def test_split_phases_by_hand() -> None:
+    # 8 tokens of 10^9 bytes, halved, over 2 GB/s, and 0.5 s before: 2.5 s.
+    link = KvLink(bandwidth_gbs=2.0, latency_s=0.5, compression=0.5)
+    run = served(split(link), [0.0, 0.0], [8, 8], [3, 1])
+    assert firsts(run) == [3.0, 3.0]
+    assert finishes(run) == [3.0 + 2.5 + 2 * 1.125, 3.0]
+    assert run.requests["transfer_s"].tolist() == [2.5, 0.0]
+    frame = run.frame()
+    assert frame.replica.tolist() == ["p", "p"]
+    assert frame.decode_replica.tolist() == ["d", ""]
+    assert (run.replicas["outstanding"] == 0).all()
+
+
+def test_a_prefill_replica_keeps_a_cache_until_it_has_left() -> None:
+    # Room for one prompt: the second prefill waits for the first transfer, not only its prefill.
+    link = KvLink(bandwidth_gbs=1.0)
+    run = served(split(link, prefill_tokens=10), [0.0, 0.0], [8, 8], [2, 2])
+    assert firsts(run) == [2.0, 2.0 + 8.0 + 2.0]
+
+
+def test_a_failing_decode_replica_sends_requests_back_to_prefill() -> None:
+    link = KvLink(bandwidth_gbs=8.0)
+    replicas = split(link).replicas
+    both = Deployment("three", (*replicas, replace(replicas[1], name="e")), default_link=link)
+    # In transfer from 2 to 3; the other decode replica takes it after a second prefill of the
+    # prompt and the token it has.
+    run = served(both, [0.0], [8], [3], events=[Event(2.5, "d")])
+    assert run.requests["retries"].tolist() == [1]
+    assert run.frame().decode_replica.tolist() == ["e"]
+    prefilled = 2.5 + 1 + 9 / 8
+    assert firsts(run) == [2.0]
+    assert finishes(run) == [prefilled + 9 / 8 + 1.125]
+
+
+def test_a_failure_loses_the_step_in_progress_only() -> None:
+    # Tokens at 2, 3.125 and 4.25 are out; the one due at 5.375 is lost. On b: 8 + 3 tokens.
+    run = served(several(), [0.0], [8], [6], events=[Event(5.0, "a")])
+    again = 5.0 + 1 + 11 / 8
+    assert firsts(run) == [2.0]
+    assert finishes(run) == [again + 2 * 1.125]
+    assert run.frame().replica.tolist() == ["b"]
+    assert run.requests["retries"].tolist() == [1]
+    assert run.gap_counts.sum() == 5
+    assert run.replicas["busy_s"].tolist() == [5.0, finishes(run)[0] - 5.0]
+
+
+def test_a_replica_that_fails_while_the_others_are_full() -> None:
+    rng = np.random.default_rng(0)
+    count = 300
+    inputs, outputs = rng.integers(1, 30, count), rng.integers(0, 30, count)
+    events = [Event(20.0, "a"), Event(30.0, "b"), Event(40.0, "a", "recover")]
+    run = served(several((60, 60, 60)), np.zeros(count), inputs, outputs, events=events)
+    assert run.counts == {"finished": count, "rejected": 0}
+    assert run.requests["retries"].max() >= 1
+    assert (run.gap_counts.sum()) == np.maximum(outputs - 1, 0).sum()
+    assert run.replicas["waiting"].tolist() == [0, 0, 0]
+
+
+def test_reasons_of_rejections() -> None:
+    # Too long for all; too long for the one that is up; fits where it is up.
+    run = served(
+        several((40, 100)),
+        [0.0, 1.0, 2.0],
+        [101, 80, 8],
+        [1, 1, 1],
+        events=[Event(0.5, "b")],
+    )
+    assert run.counts == {"finished": 1, "rejected": 2}
+    assert run.frame().reason.tolist() == [
+        "longer than the KV cache of every replica",
+        "every replica that could hold it was down",
+        "",
+    ]
+    refused = served(several((40, 100)), [0.0], [80], [1], SingleInstance(0))
+    assert refused.frame().reason.tolist() == ["the router chose no replica that could take it"]
+    assert math.isnan(refused.requests["finish_s"][0])
+    assert refused.span_s == 0.0
+    assert str(refused)
+    assert str(refused.by_replica())
+
+
+def test_a_request_too_long_for_every_decode_replica_is_not_refused_by_the_router() -> None:
+    run = served(split(KvLink(1.0), decode_tokens=10), [0.0], [8], [8], LeastRequests())
+    assert run.frame().reason.tolist() == ["longer than the KV cache of every replica"]
+    down = served(split(KvLink(1.0)), [1.0], [8], [8], LeastRequests(), events=[Event(0.0, "d")])
+    assert down.frame().reason.tolist() == ["every replica that could hold it was down"]
+
+
+def test_outputs_of_zero_and_one_token() -> None:
+    run = served(one(), [0.0, 0.0], [8, 8], [0, 1])
+    assert firsts(run) == finishes(run) == [3.0, 3.0]
+    assert np.isnan(run.tpot_s).all()
+    assert run.gap_counts.sum() == 0
+
+
+def test_a_long_queue_at_time_0() -> None:
+    count = 200_000
+    run = served(several(), np.zeros(count), np.full(count, 2), np.full(count, 1))
+    # 8 prompts of 2 tokens a step of 3 s on two replicas.
+    assert run.counts["finished"] == count
+    assert run.span_s == count / 16 * 3.0
+
+
+def test_a_replica_may_fail_twice_and_recover_without_having_failed() -> None:
+    events = [Event(1.0, "a", "recover"), Event(2.0, "a"), Event(3.0, "a"), Event(3.0, "b")]
+    run = served(several(), [0.0, 2.5, 4.0], [8, 8, 8], [20, 20, 20], events=events)
+    assert run.counts == {"finished": 0, "rejected": 3}
+    assert run.requests["retries"].tolist() == [2, 1, 0]
+    assert (run.utilisation() <= 1).all()
+
+
+def test_events_at_the_time_of_an_arrival_come_first() -> None:
+    run = served(several(), [1.0], [8], [1], events=[Event(1.0, "a")])
+    assert run.frame().replica.tolist() == ["b"]
+    back = [Event(0.5, "a"), Event(1.0, "a", "recover")]
+    assert served(several(), [1.0], [8], [1], events=back).frame().replica.tolist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([Event(1.0, "z")], "names the replica 'z'.*Resolve: use one of a, b"),
+        ([Event(math.nan, "a")], "is at nan s.*Resolve: give a time"),
+        ([Event(-1.0, "a")], "is at -1.0 s"),
+    ],
+)
+def test_events_that_cannot_be(events, words) -> None:
+    with pytest.raises(ParameterError, match=words):
+        served(several(), [0.0], [1], [1], events=events)
+
+
+class Chooses:
+    """A router in plain Python that always answers the same."""
+
+    name = "plain"
+
+    def __init__(self, answer) -> None:
+        self.answer, self.seen, self.calls = answer, [], []
+
+    def choose(self, request, fleet):
+        self.seen.append((request.index, fleet.now_s, fleet.eligible.tolist()))
+        return self.answer
+
+    def on_first_token(self, index, now_s):
+        self.calls.append(("first", index, now_s))
+
+    def on_finish(self, index, now_s):
+        self.calls.append(("finish", index, now_s))
+
+
+def test_a_router_in_plain_python_sees_the_fleet_and_hears_of_tokens() -> None:
+    router = Chooses(np.int64(1))
+    run = served(several((4, 100)), [0.0, 9.0], [8, 2], [2, 0], router)
+    assert router.seen == [(0, 0.0, [False, True]), (1, 9.0, [True, True])]
+    assert finishes(run) == [3.125, 10.25]
+    assert router.calls == [("first", 0, 2.0), ("finish", 0, 3.125), ("finish", 1, 10.25)]
+
+
+def test_hooks_come_in_order_of_time_and_once() -> None:
+    router = Chooses(0)
+    rng = np.random.default_rng(1)
+    inputs, outputs = rng.integers(1, 9, 60), rng.integers(1, 9, 60)
+    run = served(several(), np.arange(60.0), inputs, outputs, router)
+    for what, times in (("first", firsts(run)), ("finish", finishes(run))):
+        heard = {index: when for kind, index, when in router.calls if kind == what}
+        assert [heard[k] for k in range(60)] == times
+    assert len(router.calls) == 120
+    # Between two decisions they are sorted; a decision never comes before what preceded it.
+    assert [when for *_, when in router.calls] == sorted(when for *_, when in router.calls)
+
+
+@pytest.mark.parametrize("answer", [2, -2, None, "a", 0.5, [0]])
+def test_a_router_that_answers_nonsense_is_named(answer) -> None:
+    with pytest.raises(ParameterError, match=r"Router 'plain' chose .* for request 0"):
+        served(several(), [0.0], [1], [1], Chooses(answer))
+
+
+def test_a_router_may_reject() -> None:
+    run = served(several(), [0.0], [1], [1], Chooses(-1))
+    assert run.frame().reason.tolist() == ["the router chose no replica that could take it"]
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    rng = np.random.default_rng(2)
+    trace = Trace(np.arange(500.0), rng.integers(1, 20, 500), rng.integers(1, 20, 500))
+
+    def run(seed: int) -> bytes:
+        options = {"predictor": Normal(), "seed": seed}
+        return simulate(several(), trace, PowerOfTwo(), **options).requests.tobytes()
+
+    assert run(0) == run(0)
+    assert run(0) != run(1)
+
+
+def test_progress_counts_every_request() -> None:
+    seen: list[int] = []
+    count = 70_000
+    served(several(), np.zeros(count), np.ones(count), np.ones(count), progress=seen.append)
+    assert sum(seen) == count
+    assert len(seen) == 2
+
+
+def test_clocks_of_weeks_do_not_run_over() -> None:
+    """Steps are counted anew after 2^30 of them; here nearly 2^32 in one busy period."""
+    quick = StepModel.affine(floor_s=2.0**-10, per_token_s=0.0, per_cached_token_s=0.0)
+    long = 2**31 - 100
+    engine = Engine(admission="paged", max_batch=2, block_tokens=16)
+    deployment = Deployment("one", (Replica("a", quick, 2**33, engine=engine),))
+    run = served(deployment, [0.0, 2.0**20, 2.0**20], [2, 2, 2], [long, long, 9])
+    assert run.counts["finished"] == 3
+    assert run.gap_counts.sum() == 2 * (long - 1) + 8
+    # The prefills of the other two hold the first up; the third waits for a place.
+    assert finishes(run)[0] == (1 + long - 1 + 1) * 2.0**-10
