@@ -35,6 +35,8 @@ class ResultFolder:
         ``twin`` or ``real`` traces: printed under each figure.
     seeds
         Every random seed used: printed under each figure.
+    rests_on
+        What the figures rest on where that is no trace, such as ``"synthetic workload"``.
 
     Examples
     --------
@@ -49,6 +51,7 @@ class ResultFolder:
     profile: str
     source: str
     seeds: Sequence[int] = ()
+    rests_on: str = ""
     _figures: list[dict[str, object]] = field(default_factory=list)
     _tables: list[dict[str, object]] = field(default_factory=list)
     _claims: list[dict[str, object]] = field(default_factory=list)
@@ -56,7 +59,7 @@ class ResultFolder:
     @property
     def provenance(self) -> str:
         """One line that says which traces, profile and seeds a result rests on."""
-        parts = [f"{self.source} traces", f"{self.profile} profile"]
+        parts = [self.rests_on or f"{self.source} traces", f"{self.profile} profile"]
         if self.seeds:
             seeds = list(self.seeds)
             run = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
