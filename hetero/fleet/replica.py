@@ -56,22 +56,20 @@ from hetero.fleet.transfers import left, transfer_end_s
 
 @compiled
 def make_room(R, e, s, IM):
-    """Evict requests, the last admitted first, until the next decode step has its KV blocks."""
-    if e.admission != PAGED:
-        return False
-    evicted = False
-    while s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
+    """Evict requests, the last admitted first, until the next decode step has its KV blocks.
+
+    What is evicted then finds no room before a request has left.
+    """
+    while e.admission == PAGED and s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
         key = heap_remove(IM, e.keys, s.running, IM[e.order + s.running - 1])
         s.running -= 1
         evict(R, e, s, IM, key)
-        evicted = True
-    return evicted
 
 
 @compiled
-def begin_decode(e, s, FM, IM, limit):
-    """Start a run of at most ``limit`` steps, up to a completion, memory limit or kink."""
-    limit = min(limit, due_step(IM[e.keys]) - s.steps)
+def begin_decode(e, s, FM, IM):
+    """Start a run of decode steps up to the next completion, memory limit or kink."""
+    limit = due_step(IM[e.keys]) - s.steps
     if e.admission == PAGED:
         limit = steps_until_full(e, s, IM, limit)
     b = s.padded if e.batching == STATIC else s.running
@@ -148,13 +146,13 @@ def begin(R, e, s, FM, IM):
     """Choose what a replica does next, at a boundary between steps."""
     if e.batching == STATIC:
         if s.running > 0:
-            begin_decode(e, s, FM, IM, MOST_STEPS)
+            begin_decode(e, s, FM, IM)
         else:
             begin_padded(R, e, s, FM)
         return
     chunked = e.batching == CHUNKED
-    # A chunked step always decodes, so it must have its blocks before anything is admitted.
-    evicted = chunked and make_room(R, e, s, IM)
+    if chunked:  # it always decodes, so it must have its blocks before anything is admitted
+        make_room(R, e, s, IM)
     budget = e.max_step_tokens - (s.running if chunked else 0)
     tokens = np.int64(0)
     pairs = 0.0
@@ -172,7 +170,7 @@ def begin(R, e, s, FM, IM):
                 s.partial_tokens = 0
                 s.chunk_tokens = 0
                 into_batch(R, s, r)
-    while s.head >= 0 and s.partial < 0 and not evicted and s.running + count < e.max_batch:
+    while s.head >= 0 and s.partial < 0 and s.running + count < e.max_batch:
         r = s.head
         if not room(R, e, s, IM, r):
             break
@@ -212,10 +210,9 @@ def begin(R, e, s, FM, IM):
         FM[e.index] = s.clock_s + s.stall_s + step_s(e, FM, tokens + b, b, cached, pairs)
         return
     if not chunked:
-        evicted = make_room(R, e, s, IM)
+        make_room(R, e, s, IM)
     if s.running > 0:
-        # After an eviction the queue may be admissible again one step later.
-        begin_decode(e, s, FM, IM, 1 if evicted else MOST_STEPS)
+        begin_decode(e, s, FM, IM)
     elif s.head >= 0 and s.leaving >= 0:
         # No memory before a KV transfer has ended.
         s.mode = AT_BOUNDARY

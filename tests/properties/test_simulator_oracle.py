@@ -61,7 +61,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
     def piece() -> Piece:
         knots = draw(st.integers(1, 4))
         x = np.cumsum(2.0 ** rng.integers(0, 5, knots)) - rng.integers(0, 2)
-        y = rng.integers(1, 9) * tick + np.cumsum(times(4, knots) * np.diff(x, prepend=x[0]))
+        y = tick + times(8) + np.cumsum(times(4, knots) * np.diff(x, prepend=x[0]))
         rates = times(4, draw(st.integers(1, 5))) * draw(st.sampled_from([0.0, 2.0**-6, 1.0]))
         return Piece(x, y, rates, float(times(4)) * draw(st.sampled_from([0.0, 2.0**-5])))
 
@@ -116,7 +116,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
     span = float(trace.arrival_s[-1]) + 50 * tick
     events = [
         Event(
-            float(rng.integers(0, int(span / tick) + 1) * tick),
+            float(times(int(span / tick))),
             f"r{rng.integers(len(replicas))}",
             draw(st.sampled_from(["fail", "recover"])),
         )

@@ -114,6 +114,21 @@ def test_a_wrong_prediction_reserves_again_or_waits() -> None:
     assert full.counts == {"finished": 2, "rejected": 0}
 
 
+def test_finished_requests_make_room_before_others_ask_for_more() -> None:
+    class Two:
+        def predict(self, trace, rng):
+            return np.full(len(trace), 2, np.int32)
+
+    # Both have two tokens at once: the younger is complete, the older needs more.
+    predicted = replace(ENGINE, admission="predicted")
+    run = served(one(predicted, 12), [0.0, 0.0], [4, 4], [8, 2], predictor=Two())
+    assert run.requests["preemptions"].tolist() == [0, 0]
+    assert finishes(run)[1] == 2.0 + 1.25
+    # Both need more, and there is room for one: the older has it.
+    run = served(one(predicted, 13), [0.0, 0.0], [4, 4], [5, 5], predictor=Two())
+    assert run.requests["preemptions"].tolist() == [0, 1]
+
+
 def split(link: KvLink, decode_tokens: int = 100, prefill_tokens: int = 100) -> Deployment:
     return Deployment(
         "split",
