@@ -128,11 +128,19 @@ def join(R, e, s, IM, r, done):
         IM[e.residues + (stored - s.steps) % e.block_tokens] += 1
         IM[e.order + s.running] = r
     schedule(R, e, s, IM, r, done)
+    s.decoding_load += R[r].credit
     s.cached += stored + 1
     R[r].status = RUNNING
     R[r].link = s.fresh_head
     s.fresh_head = r
     s.fresh += 1
+
+
+@compiled
+def stop_decoding(R, s, r):
+    """A request, already off the heap, decodes no more."""
+    # Not what rounding leaves of the sum where nothing is.
+    s.decoding_load = s.decoding_load - R[r].credit if s.running > 0 else 0.0
 
 
 @compiled
@@ -176,6 +184,7 @@ def leave_fresh(R, s, r):
 def evict(R, e, s, IM, key):
     """Put a running request, already off the heap, back to the front of the queue."""
     r = item_of(key)
+    stop_decoding(R, s, r)
     done = R[r].done_tokens - (due_step(key) - s.steps)
     stored = R[r].input_tokens + done - 1
     s.cached -= stored + 1
@@ -207,6 +216,7 @@ def complete(R, e, s, IM):
         if R[r].done_tokens < R[r].output_tokens:
             outgrow(R, e, s, IM, key)
             continue
+        stop_decoding(R, s, r)
         stored = np.int64(R[r].input_tokens) + R[r].output_tokens - 1
         if e.batching != STATIC:
             s.cached -= stored + 1

@@ -71,7 +71,7 @@ def wipe(e, s, FM, IM):
     FM[e.index] = np.inf
     s.running = s.cached = s.used = s.waiting = s.waiting_tokens = s.run_steps = 0
     s.mixed = s.padded = s.fresh = s.partial_tokens = s.chunk_tokens = 0
-    s.stall_s = 0.0
+    s.stall_s = s.decoding_load = 0.0
     s.head = s.tail = s.batch_head = s.batch_tail = s.partial = s.fresh_head = s.leaving = -1
 
 

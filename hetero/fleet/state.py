@@ -141,6 +141,7 @@ REPLICA = np.dtype(
         ("prefill_tokens", "i8"),
         ("decode_tokens", "i8"),
         ("load", "f8"),  # what routers keep about a replica, see REQUEST.credit
+        ("decoding_load", "f8"),  # of it that of the requests that decode
         ("outstanding", "i8"),  # requests dispatched and not finished
         ("outstanding_tokens", "i8"),  # their inputs and predicted outputs
     ],

@@ -49,7 +49,6 @@ import numpy as np
 
 from hetero.fleet.candidates import may_take
 from hetero.fleet.compiled import compiled
-from hetero.fleet.heaps import item_of
 from hetero.fleet.state import CHUNKED, FINISHED, IN_DECODE, IN_PREFILL, REJECTED
 from hetero.fleet.steps import step_s
 
@@ -115,18 +114,15 @@ def _prefill_s(e, FM, s, tokens, pairs, step):
 
 
 @compiled
-def _wait_s(R, e, s, IM, usage, renewal):
+def _wait_s(s, usage, renewal):
     """w: the work of those that wait, or how long until the excess over a full replica leaves."""
     if s.waiting == 0:
         return (usage - 1.0) * renewal
-    running = 0.0
-    for k in range(s.running):
-        running += R[item_of(IM[e.keys + k])].credit
-    return max(s.load - running, 0.0)
+    return max(s.load - s.decoding_load, 0.0)
 
 
 @compiled
-def _first_token_s(R, e, s, FM, IM, t, inputs, usage, renewal):
+def _first_token_s(R, e, s, FM, t, inputs, usage, renewal):
     """F: time to the first token of a request of ``inputs`` tokens that would arrive now."""
     step = step_s(e, FM, s.running, s.running, s.cached, 0.0) if s.running > 0 else 0.0
     rest = 0.0
@@ -136,7 +132,7 @@ def _first_token_s(R, e, s, FM, IM, t, inputs, usage, renewal):
         rest = 0.5 * step
     tokens = inputs
     if usage > 1.0:
-        rest += _wait_s(R, e, s, IM, usage, renewal)  # the prompts ahead are prefilled meanwhile
+        rest += _wait_s(s, usage, renewal)  # the prompts ahead are prefilled meanwhile
     else:
         tokens += s.waiting_tokens
         if s.partial >= 0:
@@ -182,7 +178,7 @@ def predictive(R, E, S, FM, IM, RM, r, t):
             # predicted of the requests that run.
             queued = S[i].waiting_tokens + S[i].waiting * RM[OUTPUT] + inputs + outputs
             usage = max(usage, 1.0 + queued / e.kv_tokens)
-        first = _first_token_s(R, e, S[i], FM, IM, t, inputs, usage, RM[HEADER + i] * batch)
+        first = _first_token_s(R, e, S[i], FM, t, inputs, usage, RM[HEADER + i] * batch)
         price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
         average = RM[HEADER + i]
         cost = first + price * (share / average if average > 0.0 else 1.0) + late * step
