@@ -1,0 +1,90 @@
+"""The benchmark at its smallest size: what it prints, never how fast it is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+from hetero import paths, workload
+from hetero.bench import peers
+from hetero.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
+from hetero.cli import main
+from hetero.deployment import Engine
+from hetero.routers import Router
+
+
+def test_the_smallest_run_measures_everything(capsys) -> None:
+    options = ["--largest", "300", "--many", "9", "--repeats", "1"]
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "simulate", *options, "--json"])
+    assert end.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    speeds = found["speeds"]
+    assert {one["replicas"] for one in speeds} == {8, 9}
+    assert {one["load"] for one in speeds} == set(LOADS)
+    assert len({one["router"] for one in speeds}) == len(found["decision_us"]) == 9
+    assert {one["engine"] for one in speeds} == {"prefill first, known", "chunked, paged"}
+    assert max(one["requests"] for one in speeds) == 300
+    for one in [*speeds, found["plain"], found["recorded"]]:
+        assert one["cpu_s"] > 0
+        assert one["requests_per_cpu_s"] == pytest.approx(one["requests"] / one["cpu_s"])
+        assert one["rate_rps"] > 0
+    assert found["recorded"]["load"] is None
+    assert found["recorded"]["requests"] == 19366
+    assert found["bytes_per_request"] > 88
+    assert set(found["first_call"]) == {"import_s", "first_call_s", "process_s"}
+    assert len(found["peers"]) == 5
+
+
+def test_tables_say_how_loaded_how_fast_and_beside_whom() -> None:
+    one = Speed("r", 8, "e", 1000, 0.7, 70.0, 0.5)
+    bench = SimulatorBench(
+        speeds=(one,),
+        plain=one,
+        recorded=Speed("r", 8, "e", 1000, math.nan, 70.0, 0.5),
+        source="somewhere",
+        decision_us={"a": 1.0, "b": 3.0},
+        bytes_per_request=100.0,
+        exponent=1.0,
+        first_call={"import_s": 1.0, "first_call_s": 0.1, "process_s": 1.2},
+    )
+    speeds, other, beside = (str(table) for table in bench.tables())
+    assert "70%" in speeds
+    assert "as recorded" in speeds
+    assert "2,000" in speeds
+    assert "slowest decision, 8 replicas (b)" in other
+    # 2,000 requests per CPU second against (19366 - 1000) / (30.33 - 2.80) of splitwise-sim.
+    assert f"{2000 / (18366 / 27.53):.2f}" in beside
+
+
+def test_peers_are_those_of_the_file() -> None:
+    with paths.data("published", "peers.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * len(peers.peers())
+    for peer in peers.peers():
+        mine = [r for r in rows if r["configuration"] == peer.configuration]
+        assert peer.requests == max(int(r["requests"]) for r in mine)
+        assert peer.requests_per_cpu_s == peer.requests / peer.cpu_s
+        assert peer.marginal_per_cpu_s >= 0.9 * peer.requests_per_cpu_s
+
+
+def test_fleet_and_requests() -> None:
+    ten = fleet(10, Engine(batching="chunked"))
+    assert len({replica.name for replica in ten.replicas}) == 10
+    assert ten.replicas[9].gpu == ten.replicas[1].gpu
+    assert ten.replicas[0].engine.batching == "chunked"
+    assert isinstance(FreestCache(), Router)
+    drawn, trace = requests(50_000, 20.0), workload.load("azure2023_conv")
+    assert len(drawn) == 50_000
+    assert 49_999 / (drawn.arrival_s[-1] - drawn.arrival_s[0]) == pytest.approx(20.0, rel=0.02)
+    assert drawn.input_tokens.mean() == pytest.approx(trace.input_tokens.mean(), rel=0.03)
+    # Drawn in pairs, and in no order.
+    pairs = set(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+    first = zip(drawn.input_tokens[:99].tolist(), drawn.output_tokens[:99].tolist(), strict=True)
+    assert set(first) <= pairs
+    halves = np.array_split(drawn.input_tokens, 2)
+    assert halves[0].mean() == pytest.approx(halves[1].mean(), rel=0.03)
