@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core import event
 
 # Division as numpy does it, without an exception path, lets LLVM inline and vectorise. Kernels
 # allocate nothing, so they need no reference counts; those cost three quarters of the run time,
@@ -26,6 +28,25 @@ def _fingerprint() -> int:
 
 
 _SOURCES = _fingerprint()
+
+
+class _Notice(event.Listener):
+    """Says once, to people only, why the first run takes its time."""
+
+    said = False
+
+    def on_start(self, found: Any) -> None:
+        """A kernel that no cache has is about to be compiled."""
+        module = str(found.data["dispatcher"].py_func.__module__)
+        if not self.said and module.startswith("hetero.") and sys.stderr.isatty():
+            self.said = True
+            print("Compiling the simulator for this machine, once: about 20 s.", file=sys.stderr)
+
+    def on_end(self, found: Any) -> None:
+        """It has been compiled."""
+
+
+event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def compiled(function: Callable[..., Any]) -> Any:
