@@ -32,7 +32,7 @@ from hetero.fleet.state import (
     WAITING,
 )
 from hetero.fleet.steps import run_s, steps_to_reach
-from hetero.fleet.transfers import abandon, announce, transfer_end_s
+from hetero.fleet.transfers import abandon, announce, transfer_end_s, wake
 
 
 @compiled
@@ -180,6 +180,7 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
                 else:
                     release(R, S[k], r)
                     take_back(R, S[k], r)
+                    wake(S[k], FM, k, t)
                     count = lose(R, held, count, r)
     return count
 

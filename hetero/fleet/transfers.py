@@ -59,6 +59,14 @@ def left(R, s, t):
 
 
 @compiled
+def wake(s, FM, i, t):
+    """Let replica ``i`` look again at ``t`` whether it has room, if it waits for a transfer."""
+    if s.mode == AT_BOUNDARY and s.clock_s > t:
+        s.clock_s = t
+        FM[i] = t
+
+
+@compiled
 def abandon(R, s, FM, i, r, t):
     """Free at ``t`` what a request in transfer holds on its prefill replica ``i``."""
     previous = np.int64(-1)
@@ -71,6 +79,4 @@ def abandon(R, s, FM, i, r, t):
         R[previous].link = R[r].link
     s.used -= R[r].reserved
     R[r].reserved = 0
-    if s.mode == AT_BOUNDARY and s.clock_s > t:  # it was waiting for a transfer to end
-        s.clock_s = t
-        FM[i] = t
+    wake(s, FM, i, t)

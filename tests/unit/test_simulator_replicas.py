@@ -174,6 +174,18 @@ def test_a_failing_decode_replica_sends_requests_back_to_prefill() -> None:
     assert finishes(run) == [prefilled + 9 / 8 + 1.125]
 
 
+def test_a_prefill_replica_that_waits_looks_again_when_its_queue_changes() -> None:
+    # The first prompt stays in p's cache until 5.5, and the second finds no room beside it. When
+    # e fails, the second fits no decode replica any more; the third one's prefill starts at once.
+    p, d = split(KvLink(1.0), decode_tokens=6, prefill_tokens=10).replicas
+    three = (p, d, replace(d, name="e", kv_tokens=100))
+    fleet = Deployment("three", three, default_link=KvLink(1.0))
+    run = served(fleet, [0.0, 0.0, 0.0], [4, 8, 1], [2, 2, 2], events=[Event(3.0, "e")])
+    assert run.frame().reason.tolist() == ["", "every replica that could hold it was down", ""]
+    assert firsts(run)[0] == 1.5
+    assert firsts(run)[2] == 3.0 + 1.125
+
+
 def test_a_failure_loses_the_step_in_progress_only() -> None:
     # Tokens at 2, 3.125 and 4.25 are out; the one due at 5.375 is lost. On b: 8 + 3 tokens.
     run = served(several(), [0.0], [8], [6], events=[Event(5.0, "a")])
