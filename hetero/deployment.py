@@ -56,6 +56,9 @@ class Engine:
     swap_s_per_gb
         Time that moving 10^9 bytes of KV cache out or in holds the replica up [s];
         HeteroServe takes 2.
+    prefix_share
+        Share of the KV cache set aside for blocks of past prompts, evicted by age, where a trace
+        names blocks (prefix caching): what a prompt shares with them needs no prefill.
     """
 
     batching: Batching = "prefill first"
@@ -66,6 +69,7 @@ class Engine:
     max_output_tokens: int = 2048
     block_tokens: int = 16
     swap_s_per_gb: float = 2.0
+    prefix_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_step_tokens", "max_output_tokens", "block_tokens"):
@@ -78,6 +82,17 @@ class Engine:
             raise ParameterError(
                 f"Engine swap_s_per_gb must be 0 or more; received {self.swap_s_per_gb}.",
                 resolve="give the time to move 10^9 bytes of KV cache [s].",
+            )
+        if not 0 <= self.prefix_share < 1:
+            raise ParameterError(
+                f"Engine prefix_share must be from 0 to below 1; received {self.prefix_share}.",
+                resolve="give the share of the KV cache that past prompts may keep.",
+            )
+        if self.batching == "static" and self.prefix_share > 0:
+            raise ParameterError(
+                "Static batches are padded to their longest prompt, which prefix hits cannot "
+                "shorten.",
+                resolve="set prefix_share=0, or use another batching.",
             )
         if self.batching == "static" and self.admission != "known":
             raise ParameterError(

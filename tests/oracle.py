@@ -8,7 +8,7 @@ fail or recover, requests arrive, batches form.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +47,8 @@ class Job:
     inputs: int
     outputs: int
     predicted: int
+    chain: tuple[int, ...] = ()  # prefix blocks
+    hit: int = 0
     done: int = 0
     reserved: int = 0  # tokens, where an engine reserves
     at_hand: bool = False
@@ -79,6 +81,8 @@ class Node:
 
     index: int
     spec: Replica
+    prefix_tokens: int = 0  # of a prefix block
+    kept: OrderedDict[int, None] = field(default_factory=OrderedDict)  # blocks, the oldest first
     up: bool = True
     queue: deque[Job] = field(default_factory=deque)
     running: list[Job] = field(default_factory=list)  # in the order in which they joined
@@ -108,10 +112,31 @@ class Node:
         return -(-tokens // self.spec.engine.block_tokens)
 
     @property
+    def prefix_blocks(self) -> int:
+        """Blocks of past prompts that the replica may keep."""
+        share = int(self.spec.engine.prefix_share * self.spec.kv_tokens)
+        return share // self.prefix_tokens if self.prefix_tokens else 0
+
+    def known(self, job: Job) -> int:
+        """Tokens at the start of the prompt that are kept here; one is always left to prefill."""
+        run = 0
+        while run < len(job.chain) and job.chain[run] in self.kept:
+            run += 1
+        return min(run * self.prefix_tokens, job.inputs, job.held - 1)
+
+    def keep(self, job: Job) -> None:
+        """Keep the blocks of a prompt, from its last to its first."""
+        for block in reversed(job.chain[: self.prefix_blocks]):
+            self.kept[block] = None
+            self.kept.move_to_end(block)
+            if len(self.kept) > self.prefix_blocks:
+                self.kept.popitem(last=False)
+
+    @property
     def capacity(self) -> int:
         """Tokens, or blocks where the engine pages."""
-        size = self.spec.engine.block_tokens
-        return self.spec.kv_tokens // size if self.paged else self.spec.kv_tokens
+        tokens = self.spec.kv_tokens - self.prefix_blocks * self.prefix_tokens
+        return tokens // self.spec.engine.block_tokens if self.paged else tokens
 
     @property
     def usable_tokens(self) -> int:
@@ -226,15 +251,18 @@ class Node:
                 continue
             if chunking and left < 1:
                 break
-            if not chunking and tokens and job.held > left:
+            hit = self.known(job)
+            new = job.held - hit
+            if not chunking and tokens and new > left:
                 break
             self.admit()
+            job.hit = hit
             joining += 1
-            q = min(job.held, left) if chunking else job.held
+            q = min(new, left) if chunking else new
             tokens += q
-            pairs += q * (q / 2)
-            if q < job.held:
-                self.partial, self.chunked, self.chunk = job, 0, q
+            pairs += q * (hit + q / 2)
+            if q < new:
+                self.partial, self.chunked, self.chunk = job, hit, q
             else:
                 self.prompts.append(job)
         if tokens:
@@ -293,7 +321,9 @@ class Fleet:
         predicted: Sequence[int] | None = None,
         events: Sequence[Event] = (),
     ) -> None:
-        self.nodes = [Node(k, replica) for k, replica in enumerate(deployment.replicas)]
+        self.nodes = [
+            Node(k, replica, trace.block_tokens) for k, replica in enumerate(deployment.replicas)
+        ]
         self.by_name = {node.spec.name: node for node in self.nodes}
         self.links = {(a, b): link for a, b, link in deployment.links}
         self.default_link = deployment.default_link
@@ -312,6 +342,10 @@ class Fleet:
                 )
             )
         ]
+        if trace.prefix_ids is not None and trace.prefix_offsets is not None:
+            ids, offsets = trace.prefix_ids.tolist(), trace.prefix_offsets.tolist()
+            for job in self.jobs:
+                job.chain = tuple(ids[offsets[job.index] : offsets[job.index + 1]])
         self.events = sorted(events, key=lambda event: event.time_s)
         self.transfers: list[Job] = []
         self.gaps: list[float] = []
@@ -370,6 +404,7 @@ class Fleet:
         node.fed = 0
         prompts, node.prompts = node.prompts, []
         for job in prompts:
+            node.keep(job)
             if job.outputs == 0:
                 job.first = now
             else:
@@ -504,6 +539,7 @@ class Fleet:
             self.release(job.target, job)
             lost.append(job)
         node.queue.clear()
+        node.kept.clear()
         node.running, node.prompts, node.leaving, node.partial = [], [], [], None
         node.places, node.chunked, node.chunk, node.stall, node.end = [], 0, 0, 0.0, None
         node.decodes, node.fed = False, 0

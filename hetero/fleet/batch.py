@@ -8,6 +8,7 @@ from hetero.fleet.compiled import compiled
 from hetero.fleet.gaps import count_gap
 from hetero.fleet.heaps import due_step, entry, heap_pop, heap_push, item_of
 from hetero.fleet.kv import at_hand, blocks, expected, need
+from hetero.fleet.prefix import remember
 from hetero.fleet.state import (
     FINISHED,
     LOGGED,
@@ -245,6 +246,7 @@ def outgrow(R, e, s, IM, key):
 def prefilled(R, e, s, FM, IM, r):
     """The prefill of a request has ended: it gets its next token, and goes on or leaves."""
     now = s.clock_s
+    remember(R, e, IM, r)
     done = min(np.int64(R[r].done_tokens) + 1, np.int64(R[r].output_tokens))
     if done == 0:  # a prompt that is only scored
         R[r].first_token_s = now

@@ -15,6 +15,7 @@ from hetero.fleet.candidates import decode_replica
 from hetero.fleet.compiled import compiled
 from hetero.fleet.heaps import due_step, item_of
 from hetero.fleet.kv import at_hand
+from hetero.fleet.prefix import clear
 from hetero.fleet.replica import advance_all, settle_decode
 from hetero.fleet.state import (
     DOWN,
@@ -67,6 +68,7 @@ def wipe(e, s, FM, IM):
     if e.admission == PAGED:
         for k in range(e.block_tokens):
             IM[e.residues + k] = 0
+    clear(e, IM)
     s.mode = DOWN
     FM[e.index] = np.inf
     s.running = s.cached = s.used = s.waiting = s.waiting_tokens = s.run_steps = 0

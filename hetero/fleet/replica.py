@@ -33,6 +33,7 @@ from hetero.fleet.gaps import count_line
 from hetero.fleet.heaps import due_step, heap_remove, times_pop
 from hetero.fleet.kv import at_hand, grow, room, steps_until_full
 from hetero.fleet.padded import begin_padded
+from hetero.fleet.prefix import hit_tokens
 from hetero.fleet.state import (
     AT_BOUNDARY,
     AT_HAND,
@@ -180,7 +181,8 @@ def begin(R, e, s, FM, IM):
             resume(R, e, s, IM, take(R, e, s))
             budget -= 1 if chunked else 0
             continue
-        whole = np.int64(R[r].input_tokens) + R[r].done_tokens
+        known = hit_tokens(R, e, IM, r)
+        whole = np.int64(R[r].input_tokens) + R[r].done_tokens - known
         q = whole
         if chunked:
             q = min(whole, budget - tokens)
@@ -189,14 +191,15 @@ def begin(R, e, s, FM, IM):
         elif tokens > 0 and tokens + whole > budget:
             break
         take(R, e, s)
+        R[r].hit_tokens = known
         count += 1
         tokens += q
-        pairs += q * (q * 0.5)
+        pairs += q * (known + q * 0.5)
         if q < whole:
             R[r].link = -1
             R[r].status = RUNNING
             s.partial = r
-            s.partial_tokens = 0
+            s.partial_tokens = known
             s.chunk_tokens = q
         else:
             into_batch(R, s, r)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.errors import ParameterError
+from hetero.fleet import prefix
 from hetero.latency.step import StepModel
 
 Records = NDArray[np.void]
@@ -62,6 +63,7 @@ REQUEST = np.dtype(
         # Tokens generated: so far while it waits, by the end of its heap entry while it decodes.
         ("done_tokens", "i4"),
         ("reserved", "i4"),  # KV cache held, in tokens or blocks
+        ("hit_tokens", "i4"),  # of its latest prefill, found in the prefix cache
         ("node", "i4"),  # replica of the prefill (or of everything)
         ("decode_node", "i4"),  # replica of the decode, -1 where it is the same
         ("at", "i4"),  # replica where it is now
@@ -104,6 +106,13 @@ ENGINE = np.dtype(
         ("residues", "i8"),
         ("transfer_items", "i8"),
         ("log", "i8"),  # 0 where nothing is logged
+        # Prefix cache, see hetero.fleet.prefix; 0 where there is none.
+        ("prefix", "i8"),
+        ("prefix_blocks", "i8"),
+        ("prefix_table", "i8"),
+        ("prefix_tokens", "i8"),  # of a block
+        ("chains", "i8"),  # where the blocks of each request begin,
+        ("chain_blocks", "i8"),  # and the blocks
     ],
     align=True,
 )
@@ -162,9 +171,10 @@ class Memory:
     piece its knots (tokens, seconds, seconds per further token) and times per cached token; per
     prefill engine the latency and seconds per token of its links; the heap of transfer times.
     ``IM``: the histogram of inter-token times; the number of transfers, the length of the log and
-    the oldest request; per engine the heap of running requests, their order of admission and
-    their count by position within a block; the requests in transfer; the log. Two plain arrays,
-    because compiled calls copy the description of every array they pass on.
+    the oldest request; the prefix blocks of the requests; per engine the heap of running requests,
+    their order of admission, their count by position within a block, and its prefix cache; the
+    requests in transfer; the log. Two plain arrays, because compiled calls copy the description
+    of every array they pass on.
     """
 
     def __init__(self) -> None:
@@ -216,6 +226,7 @@ def build(
     link_latency_s: Floats,
     link_s_per_token: Floats,
     request_count: int,
+    chains: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     log: bool = False,
 ) -> tuple[Records, Records, Floats, NDArray[np.int64]]:
     """Engine records, idle replica records and the two memories of a deployment.
@@ -230,6 +241,8 @@ def build(
         Shape (M, M): KV transfer from replica to replica.
     request_count
         Number of requests of the run.
+    chains
+        Offsets, shape (N + 1,), and prefix blocks of the requests, numbered from 0.
     log
         Whether first tokens and finishes are logged.
     """
@@ -252,6 +265,9 @@ def build(
     engines["transfer_items"] = memory.add("i8", np.zeros(request_count if split else 0, np.int64))
     if log:
         engines["log"] = memory.add("i8", np.zeros(2 * request_count, np.int64))
+    if chains is not None:
+        engines["chains"] = memory.add("i8", chains[0])
+        engines["chain_blocks"] = memory.add("i8", chains[1])
     for m, step in enumerate(steps):
         engines["pieces"][m] = len(step.pieces)
         for p, piece in enumerate(step.pieces):
@@ -270,6 +286,12 @@ def build(
             engines["order"][m] = memory.add("i8", np.zeros(batch, np.int64))
             positions = np.zeros(int(engines["block_tokens"][m]), np.int64)
             engines["residues"][m] = memory.add("i8", positions)
+        if chains is not None and engines["prefix_blocks"][m] > 0:
+            size = int(engines["prefix_blocks"][m])
+            engines["prefix_table"][m] = prefix.table_size(size)
+            cache = np.zeros(prefix.HEADER + 3 * size + prefix.table_size(size), np.int64)
+            cache[1:3] = -1
+            engines["prefix"][m] = memory.add("i8", cache)
         if engines["role"][m] == PREFILL_ONLY:
             engines["link_latency_s"][m] = memory.add("f8", link_latency_s[m])
             engines["link_s_per_token"][m] = memory.add("f8", link_s_per_token[m])

@@ -101,7 +101,7 @@ def simulate(
     predicted = (predictor or Oracle()).predict(trace, stream(seed, "predictor"))
     requests = state.requests(trace.arrival_s, trace.input_tokens, trace.output_tokens, predicted)
     hooks = any(hasattr(router, name) for name in ("on_first_token", "on_finish"))
-    engines, replicas, floats, integers = _build(deployment, len(trace), log=hooks)
+    engines, replicas, floats, integers = _build(deployment, trace, log=hooks)
     arrays = (requests, engines, replicas, floats, integers)
     driver: Compiled | Plain
     if isinstance(router, Builtin):
@@ -155,8 +155,14 @@ def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
     return sorted(events, key=lambda event: event.time_s)
 
 
-def _build(deployment: Deployment, count: int, *, log: bool) -> tuple[Any, Any, Floats, Any]:
-    limits = [_limits(replica, replica.engine) for replica in deployment.replicas]
+def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any, Floats, Any]:
+    limits = [
+        _limits(replica, replica.engine, trace.block_tokens) for replica in deployment.replicas
+    ]
+    chains = None
+    ids, offsets = trace.prefix_ids, trace.prefix_offsets
+    if ids is not None and offsets is not None and any(one["prefix_blocks"] for one in limits):
+        chains = (offsets, np.unique(ids, return_inverse=True)[1].astype(np.int64))
     size = len(deployment.replicas)
     latency, per_token = np.zeros((size, size)), np.zeros((size, size))
     given = {(source, target): link for source, target, link in deployment.links}
@@ -174,7 +180,8 @@ def _build(deployment: Deployment, count: int, *, log: bool) -> tuple[Any, Any, 
         limits,
         link_latency_s=latency,
         link_s_per_token=per_token,
-        request_count=count,
+        request_count=len(trace),
+        chains=chains,
         log=log,
     )
 
@@ -183,10 +190,14 @@ def _transfer_s(source: Replica, link: KvLink) -> float:
     return source.kv_bytes_per_token * link.compression / (link.bandwidth_gbs * 1e9)
 
 
-def _limits(replica: Replica, engine: Engine) -> dict[str, Any]:
+def _limits(replica: Replica, engine: Engine, prefix_tokens: int) -> dict[str, Any]:
+    prefix_blocks = 0
+    if prefix_tokens:
+        prefix_blocks = int(engine.prefix_share * replica.kv_tokens) // prefix_tokens
+    usable = replica.kv_tokens - prefix_blocks * prefix_tokens
     paged = engine.admission == "paged"
     # A paged engine only has whole blocks.
-    usable = replica.kv_tokens - (replica.kv_tokens % engine.block_tokens if paged else 0)
+    usable -= usable % engine.block_tokens if paged else 0
     return {
         "role": _ROLE[replica.role],
         "batching": _BATCHING[engine.batching],
@@ -196,6 +207,8 @@ def _limits(replica: Replica, engine: Engine) -> dict[str, Any]:
         "max_output": engine.max_output_tokens,
         "max_batch": engine.max_batch,
         "max_step_tokens": engine.max_step_tokens,
+        "prefix_blocks": prefix_blocks,
+        "prefix_tokens": prefix_tokens,
         "kv_tokens": usable,
         "block_tokens": engine.block_tokens,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,

@@ -169,6 +169,7 @@ class Run(Shown):
                 "tpot_s": self.tpot_s,
                 "e2e_s": self.e2e_s,
                 "transfer_s": r["transfer_s"],
+                "hit_tokens": r["hit_tokens"],
                 "preemptions": r["preemptions"],
                 "retries": r["retries"],
             }

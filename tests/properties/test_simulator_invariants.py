@@ -99,7 +99,7 @@ def test_memory_batch_and_clock_at_every_event(engine: Engine) -> None:
         Wrong().predict(trace, np.random.default_rng(0)),
     )
     deployment = fleet(engine)
-    arrays = (requests, *simulation._build(deployment, len(trace), log=False))
+    arrays = (requests, *simulation._build(deployment, trace, log=False))
     _, engines, replicas, floats, _ = arrays
     driver = simulation.Compiled(arrays, RoundRobin.code, np.zeros(1), np.zeros((1, 2)))
     capacity = engines["kv_tokens"] // np.where(

@@ -42,6 +42,24 @@ class Guess:
         return np.asarray(self.tokens, np.int32)
 
 
+def with_prefixes(trace: Trace, block_tokens: int, rng: np.random.Generator) -> Trace:
+    """Prompts that branch off from each other, as conversations and shared instructions do."""
+    chains: list[list[int]] = []
+    fresh = 0
+    for tokens in trace.input_tokens.tolist():
+        length = -(-tokens // block_tokens)
+        old = chains[rng.integers(len(chains))] if chains and rng.random() < 0.8 else []
+        shared = old[: rng.integers(0, min(len(old), length), endpoint=True)]
+        chains.append([*shared, *range(fresh, fresh + length - len(shared))])
+        fresh += length
+    return replace(
+        trace,
+        prefix_offsets=np.cumsum([0, *map(len, chains)]),
+        prefix_ids=np.array([7 * block for chain in chains for block in chain]),
+        block_tokens=block_tokens,
+    )
+
+
 @st.composite
 def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = True):
     """A deployment, a trace, predictions, events and a router.
@@ -80,6 +98,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
             max_output_tokens=draw(st.sampled_from([1, 8, 50])),
             block_tokens=paged_block,
             swap_s_per_gb=draw(st.sampled_from([0.0, 1.0])),
+            prefix_share=0.0 if batching == "static" else draw(st.sampled_from([0.0, 0.25, 0.6])),
         )
 
     def replica(name: str, role: str) -> Replica:
@@ -110,6 +129,8 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         rng.integers(1, longest, count, endpoint=True),
         rng.integers(0, longest, count, endpoint=True),
     )
+    if draw(st.booleans()):
+        trace = with_prefixes(trace, draw(st.sampled_from([1, 2, 5])), rng)
     predicted = None
     if draw(st.booleans()):
         predicted = rng.integers(1, draw(st.sampled_from([2, longest + 1])), count).tolist()
@@ -141,6 +162,7 @@ def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
         "decode_node": [-1 if job.target is None else job.target.index for job in oracle.jobs],
         "preemptions": [job.preemptions for job in oracle.jobs],
         "retries": [job.retries for job in oracle.jobs],
+        "hit_tokens": [job.hit for job in oracle.jobs],
     }.items():
         np.testing.assert_array_equal(r[name], expected, err_msg=name)
     for name, times in {

@@ -186,6 +186,49 @@ def test_a_prefill_replica_that_waits_looks_again_when_its_queue_changes() -> No
     assert firsts(run)[2] == 3.0 + 1.125
 
 
+def prefixed(arrivals, inputs, chains, block_tokens=4) -> Trace:
+    return Trace(
+        arrivals,
+        inputs,
+        [1] * len(inputs),
+        prefix_offsets=np.cumsum([0, *map(len, chains)]),
+        prefix_ids=[block for chain in chains for block in chain],
+        block_tokens=block_tokens,
+    )
+
+
+def test_prefix_hits_shorten_the_prefill() -> None:
+    caching = one(replace(ENGINE, prefix_share=0.5))
+    chains = [[7, 8, 9], [7, 8, 1], [7, 8, 9], [5, 7], [7, 8, 9]]
+    trace = prefixed([0.0, 10.0, 20.0, 30.0, 40.0], [12, 12, 12, 8, 10], chains)
+    run = simulate(caching, trace, RoundRobin())
+    # The last token of a prompt is always prefilled; a block counts only after those before it.
+    assert run.requests["hit_tokens"].tolist() == [0, 8, 11, 0, 9]
+    new = np.array([12, 4, 1, 8, 1])
+    assert run.ttft_s.tolist() == (1 + new / 8).tolist()
+    assert run.replicas["prefill_tokens"][0] == new.sum()
+    assert simulate(one(), trace, RoundRobin()).requests["hit_tokens"].sum() == 0
+
+
+def test_prefixes_are_known_from_the_end_of_their_prefill_and_go_by_age() -> None:
+    # Three blocks are kept. Together in one batch the second gains nothing from the first.
+    caching = one(replace(ENGINE, prefix_share=0.12))
+    chains = [[1, 2], [1, 2], [3, 4], [1, 2], [3, 4]]
+    trace = prefixed([0.0, 0.0, 20.0, 30.0, 40.0], [8] * 5, chains)
+    run = simulate(caching, trace, RoundRobin())
+    # 3 and 4 push out 2, which is older than 1: a prompt loses its last blocks first. Then 2
+    # pushes out 4, and 1 is newer than 3.
+    assert run.requests["hit_tokens"].tolist() == [0, 0, 0, 4, 4]
+
+
+def test_a_failing_replica_forgets_its_prefixes() -> None:
+    caching = one(replace(ENGINE, prefix_share=0.5))
+    trace = prefixed([0.0, 10.0], [8, 8], [[1, 2], [1, 2]])
+    events = [Event(5.0, "a"), Event(6.0, "a", "recover")]
+    run = simulate(caching, trace, RoundRobin(), events=events)
+    assert run.requests["hit_tokens"].tolist() == [0, 0]
+
+
 def test_a_failure_loses_the_step_in_progress_only() -> None:
     # Tokens at 2, 3.125 and 4.25 are out; the one due at 5.375 is lost. On b: 8 + 3 tokens.
     run = served(several(), [0.0], [8], [6], events=[Event(5.0, "a")])
