@@ -1,4 +1,4 @@
-"""``hetero bench``: how fast this library is here."""
+"""``hetero bench simulate``: requests per CPU second."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group of commands to the application."""
-    group = typer.Typer(no_args_is_help=True, help="Measure how fast hetero is on this machine.")
+def register(group: typer.Typer) -> None:
+    """Add the command to the group."""
     group.command("simulate")(simulate)
-    # Keeps `simulate` a subcommand while it is the only one.
-    group.callback()(lambda: None)
-    app.add_typer(group, name="bench")
 
 
 def simulate(
@@ -24,12 +20,16 @@ def simulate(
     many: Annotated[int, typer.Option(min=8, help="Replicas of the larger fleet.")] = 1_000,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of which the best counts.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    record: Annotated[
+        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
+    ] = False,
 ) -> None:
     """Measure the simulator: speed at 70 % load and overload, memory, decisions, start.
 
     CPU time of one core; the load is a share of the saturation found by simulation. Published
     simulators stand beside it as they were measured on the same trace.
     """
+    from hetero import timings
     from hetero.bench.simulator import bench
     from hetero.cli.options import to_json
 
@@ -39,6 +39,18 @@ def simulate(
 
     found = bench(largest=largest, many=many, repeats=repeats, progress=say)
     say("")
+    if record:
+        timings.record(
+            timings.Timing.here(
+                f"routers.decision.{router}",
+                micros * 1e-6,
+                command="hetero bench simulate --record",
+                statistic="median",
+                repeats=repeats,
+                clock="wall",
+            )
+            for router, micros in found.decision_us.items()
+        )
     if as_json:
         print(to_json(found.record()), end="")
     else:
