@@ -1,0 +1,1 @@
+"""Phase splitting on mixed GPUs: groups, phases, parallelism and orchestration (ThunderServe)."""
