@@ -32,7 +32,7 @@ def step_seconds(step: StepModel, n: int, b: int, cached: float, pairs: float) -
             while k < len(x) - 2 and n >= x[k + 1]:
                 k += 1
             base = y[k] + (y[k + 1] - y[k]) / (x[k + 1] - x[k]) * (n - x[k])
-        rates = piece.per_cached_token_s
+        rates = piece.mixed_rates if n > b else piece.per_cached_token_s
         rate = float(rates[min(max(b, 1), len(rates)) - 1])
         times.append(base + rate * cached + piece.per_pair_s * pairs)
     return max(times)
@@ -320,7 +320,9 @@ class Fleet:
         *,
         predicted: Sequence[int] | None = None,
         events: Sequence[Event] = (),
+        pairs: Sequence[tuple[int, int, float]] = (),
     ) -> None:
+        self.pairs, self.credits = pairs, [0.0] * len(pairs)
         self.nodes = [
             Node(k, replica, trace.block_tokens) for k, replica in enumerate(deployment.replicas)
         ]
@@ -405,19 +407,21 @@ class Fleet:
         prompts, node.prompts = node.prompts, []
         for job in prompts:
             node.keep(job)
+            later = now + (node.spec.lag_s + node.spec.lag_s_per_token * job.held)
             if job.outputs == 0:
-                job.first = now
+                job.first = later
             else:
-                self.token(job, now)
+                self.token(job, later)
             if job.done >= job.outputs:
                 self.finish(node, job, now)
+                job.finish = later
                 if node.spec.role == "prefill":  # its decode replica need not wait for it
                     assert job.target is not None
                     self.release(job.target, job)
                     job.target = None
             elif node.spec.role == "prefill":
                 self.release(node, job)
-                self.send_cache(node, job, now)
+                self.send_cache(node, job, later)
             else:
                 node.running.append(job)
         self.leave(node, now)
@@ -495,16 +499,35 @@ class Fleet:
             return self.nodes[0] if self.nodes[0] in good else None
         if self.policy == "least requests":
             return min(good, key=lambda n: n.outstanding)
+        if self.policy == "pairs":
+            return self.choose_pair(job, good)
         if self.policy == "least tokens":
             return min(good, key=lambda n: n.outstanding_tokens)
         chosen = next((n for n in good if n.index >= self.turn), good[0])
         self.turn = (chosen.index + 1) % len(self.nodes)
         return chosen
 
+    def choose_pair(self, job: Job, good: list[Node]) -> Node:
+        """Every pair that may serve earns its weight; the richest serves and pays for all."""
+        may = []
+        for k, (i, j, _) in enumerate(self.pairs):
+            target = self.nodes[j]
+            if self.nodes[i] in good and (i == j or (target.up and target.fits(job))):
+                may.append(k)
+        if not may:
+            return min(good, key=lambda n: n.outstanding_tokens)
+        for k in may:
+            self.credits[k] += self.pairs[k][2]
+        best = max(may, key=lambda k: self.credits[k])
+        self.credits[best] -= sum(self.pairs[k][2] for k in may)
+        i, j, _ = self.pairs[best]
+        job.target = self.nodes[j] if i != j else None
+        return self.nodes[i]
+
     def route(self, job: Job) -> None:
         good = self.takers(job)
-        node = self.choose(job, good) if good else None
         job.node = job.target = None
+        node = self.choose(job, good) if good else None
         if node is None:
             job.reason = REFUSED
             if not good:
@@ -513,7 +536,7 @@ class Fleet:
         job.node = node
         self.charge(node, job)
         if node.spec.role == "prefill":
-            job.target = self.decode_node(job)
+            job.target = job.target or self.decode_node(job)
             assert job.target is not None
             self.charge(job.target, job)
         node.queue.append(job)
@@ -537,6 +560,8 @@ class Fleet:
             self.transfers.remove(job)
             job.node.leaving.remove(job)
             self.release(job.target, job)
+            if job.last > now:
+                job.first, job.last = min(job.first, now), now
             lost.append(job)
         node.queue.clear()
         node.kept.clear()

@@ -2,6 +2,7 @@
 
 from hetero.routers.base import (
     Builtin,
+    Choice,
     FleetState,
     LeastRequests,
     LeastTokens,
@@ -23,12 +24,14 @@ from hetero.routers.heteroserve import (
     batch_limits,
     uniform_limits,
 )
+from hetero.routers.pairs import PairShares
 from hetero.routers.predictors import Normal, Oracle, Predictor, Quantile
 from hetero.routers.xiong import Workload
 
 __all__ = [
     "Builtin",
     "CapacityProportional",
+    "Choice",
     "FleetState",
     "HeteroServe",
     "LatencyAware",
@@ -38,6 +41,7 @@ __all__ = [
     "Live",
     "Normal",
     "Oracle",
+    "PairShares",
     "PowerOfTwo",
     "Predictive",
     "Predictor",

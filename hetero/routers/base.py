@@ -21,6 +21,11 @@ from hetero.routers import kernels, predictive
 Floats = NDArray[np.float64]
 Records: TypeAlias = tuple[Any, Any, Any, Floats, NDArray[np.int64]]
 """Request, engine and replica records and the two memories, see :mod:`hetero.fleet.state`."""
+Choice: TypeAlias = int | tuple[int, int]
+"""What becomes of a request: a replica; a prefill and a decode replica; or -1 to reject it.
+
+For a prefill replica alone, the decode replica is the one of the emptiest KV cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +87,8 @@ class Router(Protocol):
 
     name: str
 
-    def choose(self, request: Request, fleet: FleetState) -> int:
-        """Index of the replica that serves the request, or -1 to reject it."""
+    def choose(self, request: Request, fleet: FleetState) -> Choice:
+        """Index of the replica that serves the request, or what else is to become of it."""
 
 
 class Builtin:
@@ -132,25 +137,18 @@ class Live:
     ) -> None:
         self.name, self._code, self._memory, self._rng = name, code, memory, rng
 
-    def choose(self, request: Request, fleet: FleetState) -> int:
-        """Index of the replica that serves the request, or -1 if none can hold it."""
+    def choose(self, request: Request, fleet: FleetState) -> Choice:
+        """Replica, or prefill and decode replica, of the request; -1 if none can hold it."""
         if fleet.records is None:
             raise ParameterError(
                 f"Router '{self.name}' reads the records of the fleet, and this state has none.",
                 resolve="pass FleetState(records=...), or route with a router of plain Python.",
             )
         first, second = (0.0, 0.0) if self._rng is None else self._rng.random(2).tolist()
-        return int(
-            kernels.decide(
-                self._code,
-                *fleet.records,
-                self._memory,
-                first,
-                second,
-                request.index,
-                fleet.now_s,
-            )
+        i, j = kernels.pair(
+            self._code, *fleet.records, self._memory, first, second, request.index, fleet.now_s
         )
+        return int(i) if j < 0 else (int(i), int(j))
 
 
 def shares(weights: Sequence[float] | None, deployment: Deployment) -> Floats:

@@ -10,11 +10,13 @@ from hetero.routers.capability import NEXT_EPOCH_S, heteroserve, latency_aware, 
 from hetero.routers.load import least_requests, least_tokens, pick
 from hetero.routers.predictive import predictive
 from hetero.routers.rotation import interleaved, round_robin, single, weighted_random
+from hetero.routers.shares import pair_shares
 from hetero.routers.workload import workload
 
 ROUND_ROBIN, WEIGHTED_RANDOM, INTERLEAVED, SINGLE = 0, 1, 2, 3
 LEAST_REQUESTS, LEAST_TOKENS, POWER_OF_TWO = 4, 5, 6
 WORKLOAD, HETEROSERVE, LATENCY_AWARE, LENGTH_AWARE, PREDICTIVE = 7, 8, 9, 10, 11
+PAIR_SHARES = 12
 
 
 @compiled
@@ -47,6 +49,9 @@ def decide(code, R, E, S, FM, IM, RM, first, second, r, t):
         return interleaved(R, E, S, RM[:count], RM[count:], r)
     if code == SINGLE:
         return single(R, E, S, RM, r)
+    if code == PAIR_SHARES:
+        advance_all(R, E, S, FM, IM, t)
+        return pair_shares(R, E, S, RM, first, r, t)
     if code == LENGTH_AWARE:
         start = 1 + (count if R[r].input_tokens > RM[0] else 0)
         return weighted_random(R, E, S, RM[start : start + count], first, r)
@@ -68,13 +73,19 @@ def decide(code, R, E, S, FM, IM, RM, first, second, r, t):
 
 
 @compiled
-def choose(code, R, E, S, FM, IM, RM, U, r, t):
+def pair(code, R, E, S, FM, IM, RM, first, second, r, t):
     """Replica for the prefill (or everything) and replica for the decode, -1 for none."""
+    i = decide(code, R, E, S, FM, IM, RM, first, second, r, t)
+    return i, R[r].decode_node if i >= 0 and E[i].role == PREFILL_ONLY else -1
+
+
+@compiled
+def choose(code, R, E, S, FM, IM, RM, U, r, t):
+    """The same, with the uniform draws of a request in ``U``."""
     if E[0].split:
         advance_all(R, E, S, FM, IM, t)
         look_ahead(R, E, S, r)
     first = second = 0.0
-    if code in (WEIGHTED_RANDOM, POWER_OF_TWO, LENGTH_AWARE):
+    if code in (WEIGHTED_RANDOM, POWER_OF_TWO, LENGTH_AWARE, PAIR_SHARES):
         first, second = U[r, 0], U[r, 1]
-    i = decide(code, R, E, S, FM, IM, RM, first, second, r, t)
-    return i, R[r].decode_node if i >= 0 and E[i].role == PREFILL_ONLY else -1
+    return pair(code, R, E, S, FM, IM, RM, first, second, r, t)

@@ -69,16 +69,35 @@ class Plain:
         # One view for all decisions: building one costs more than most decisions.
         object.__setattr__(self.fleet, "now_s", t)
         chosen = self.router.choose(request, self.fleet)
+        if isinstance(chosen, tuple):
+            loop.send(*self.arrays, r, *self._pair(chosen, r), t)
+            return
         try:
             i = operator.index(chosen)
         except TypeError:
             i = -2
         if not -1 <= i < self.count:
-            raise ParameterError(
-                f"Router '{self.router.name}' chose {chosen!r} for request {r}.",
-                resolve=f"return an index of 0 to {self.count - 1}, or -1 to reject.",
-            )
+            raise self._unknown(chosen, r)
         loop.send_from(*self.arrays, r, i, t)
+
+    def _pair(self, chosen: tuple[int, int], r: int) -> tuple[int, int]:
+        """A prefill and a decode replica, checked."""
+        try:
+            i, j = (operator.index(one) for one in chosen)
+        except (TypeError, ValueError):
+            raise self._unknown(chosen, r) from None
+        roles = self.arrays[1]["role"]
+        known = 0 <= i < self.count and 0 <= j < self.count
+        if not known or (roles[i], roles[j]) != (state.PREFILL_ONLY, state.DECODE_ONLY):
+            raise self._unknown(chosen, r)
+        return i, j
+
+    def _unknown(self, chosen: object, r: int) -> ParameterError:
+        return ParameterError(
+            f"Router '{self.router.name}' chose {chosen!r} for request {r}.",
+            resolve=f"return an index of 0 to {self.count - 1}, a pair of a prefill and a decode "
+            "replica, or -1 to reject.",
+        )
 
     def _tell(self) -> None:
         """Call the hooks for what has happened since, in order of time."""

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.fleet import state
 from hetero.latency.step import Piece, StepModel
-from hetero.routers import Builtin, LeastRequests, LeastTokens, RoundRobin, SingleInstance
+from hetero.routers import (
+    Builtin,
+    LeastRequests,
+    LeastTokens,
+    PairShares,
+    RoundRobin,
+    SingleInstance,
+)
 from hetero.simulator import Event, Run, simulate
 from hetero.workload import Trace
 from tests.oracle import NO_REPLICA, REFUSED, TOO_LONG, Fleet, step_seconds
@@ -81,7 +88,9 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         x = np.cumsum(2.0 ** rng.integers(0, 5, knots)) - rng.integers(0, 2)
         y = tick + times(8) + np.cumsum(times(4, knots) * np.diff(x, prepend=x[0]))
         rates = times(4, draw(st.integers(1, 5))) * draw(st.sampled_from([0.0, 2.0**-6, 1.0]))
-        return Piece(x, y, rates, float(times(4)) * draw(st.sampled_from([0.0, 2.0**-5])))
+        pairs = float(times(4)) * draw(st.sampled_from([0.0, 2.0**-5]))
+        mixed = rates + times(2, len(rates)) * 2.0**-6 if draw(st.booleans()) else None
+        return Piece(x, y, rates, pairs, mixed)
 
     longest = draw(st.sampled_from([1, 3, 12, 40]))
     paged_block = draw(st.sampled_from([1, 2, 4, 16]))
@@ -110,6 +119,8 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
             kv_bytes_per_token=1e9 * (tick if dyadic else 1e-3),
             engine=engine(role),
             role=role,
+            lag_s=float(times(4)) if role == "prefill" else 0.0,
+            lag_s_per_token=float(times(2)) if role == "prefill" else 0.0,
         )
 
     both = draw(st.integers(0, 1) if split else st.integers(1, 3))
@@ -143,14 +154,34 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         )
         for _ in range(draw(st.sampled_from([0, 0, 0, 1, 4])))
     ]
-    router = draw(st.sampled_from(sorted(ROUTERS)))
+    router = draw(st.sampled_from([*sorted(ROUTERS), "pairs"]))
     return deployment, trace, predicted, sorted(events, key=lambda e: e.time_s), router
+
+
+def pair_weights(deployment: Deployment, seed: int) -> list[tuple[int, int, float]]:
+    """Small whole weights for some of the pairs that can serve; at least one of them."""
+    roles = [replica.role for replica in deployment.replicas]
+    found = [
+        (i, j)
+        for i in range(len(roles))
+        for j in range(len(roles))
+        if (roles[i], roles[j]) == ("prefill", "decode") or (i == j and roles[i] == "both")
+    ]
+    weights = np.random.default_rng(seed).integers(0, 4, len(found))
+    weights[0] = max(weights[0], 1)
+    return [(i, j, float(w)) for (i, j), w in zip(found, weights, strict=True) if w > 0]
 
 
 def both(deployment, trace, predicted, events, router) -> tuple[Run, Fleet]:
     guess = None if predicted is None else Guess(predicted)
-    run = simulate(deployment, trace, ROUTERS[router], events=events, predictor=guess)
-    return run, Fleet(deployment, trace, router, predicted=predicted, events=events).run()
+    pairs, chosen = (), ROUTERS.get(router)
+    if chosen is None:
+        pairs = pair_weights(deployment, len(trace))
+        names = [replica.name for replica in deployment.replicas]
+        chosen = PairShares({(names[i], names[j]): w for i, j, w in pairs})
+    run = simulate(deployment, trace, chosen, events=events, predictor=guess)
+    oracle = Fleet(deployment, trace, router, predicted=predicted, events=events, pairs=pairs)
+    return run, oracle.run()
 
 
 def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
