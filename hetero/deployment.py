@@ -114,6 +114,10 @@ class Replica:
         Capacity of its KV cache [tokens].
     kv_bytes_per_token
         Bytes of one cached token: what a transfer or a swap moves.
+    lag_s, lag_s_per_token
+        Time from the end of a prefill step to the first token, and per token of the prompt: what
+        the later stages of a pipeline take after its next prompt has begun [s]. For replicas that
+        only prefill.
     gpu, gpus
         Type and number of its GPUs, where known; they give price and colour.
     """
@@ -127,8 +131,17 @@ class Replica:
     gpu: Gpu | None = None
     gpus: int = 1
     usd_per_h: float | None = None
+    lag_s: float = 0.0
+    lag_s_per_token: float = 0.0
 
     def __post_init__(self) -> None:
+        lagging = self.lag_s > 0 or self.lag_s_per_token > 0
+        if min(self.lag_s, self.lag_s_per_token) < 0 or (lagging and self.role != "prefill"):
+            raise ParameterError(
+                f"Replica {self.name} serves {self.role} with a lag of {self.lag_s} s and "
+                f"{self.lag_s_per_token} s per token.",
+                resolve="give a lag of 0 or more to replicas that only prefill, and to no others.",
+            )
         least = self.engine.block_tokens if self.engine.admission == "paged" else 1
         if not (self.kv_tokens >= least and self.kv_bytes_per_token >= 0):
             raise ParameterError(

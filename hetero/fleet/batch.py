@@ -246,6 +246,8 @@ def outgrow(R, e, s, IM, key):
 def prefilled(R, e, s, FM, IM, r):
     """The prefill of a request has ended: it gets its next token, and goes on or leaves."""
     now = s.clock_s
+    if e.role == PREFILL_ONLY:
+        now += e.lag_s + e.lag_s_per_token * (np.int64(R[r].input_tokens) + R[r].done_tokens)
     remember(R, e, IM, r)
     done = min(np.int64(R[r].done_tokens) + 1, np.int64(R[r].output_tokens))
     if done == 0:  # a prompt that is only scored
@@ -262,7 +264,8 @@ def prefilled(R, e, s, FM, IM, r):
     if done >= R[r].output_tokens:
         finish(R, e, s, IM, r, R[r].reserved)
         if e.role == PREFILL_ONLY:
-            announce(FM, IM, e, r, now)  # its decode replica need not wait for it
+            R[r].finish_s = now
+            announce(FM, IM, e, r, s.clock_s)  # its decode replica need not wait for it
     elif e.role == PREFILL_ONLY:
         release(R, s, r)
         begin_transfer(R, e, s, FM, IM, r)

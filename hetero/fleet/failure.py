@@ -167,6 +167,9 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
             release(R, S[R[r].decode_node], r)
             if R[r].node != i:
                 abandon(R, S[R[r].node], FM, R[r].node, r, t)
+            if R[r].finish_s > t:  # in the later stages: its token counts as streamed at the end
+                R[r].first_token_s = min(R[r].first_token_s, t)
+                R[r].finish_s = t
             count = lose(R, held, count, r)
     wipe(E[i], S[i], FM, IM)
     if E[i].split:

@@ -212,4 +212,6 @@ def _limits(replica: Replica, engine: Engine, prefix_tokens: int) -> dict[str, A
         "kv_tokens": usable,
         "block_tokens": engine.block_tokens,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
+        "lag_s": replica.lag_s,
+        "lag_s_per_token": replica.lag_s_per_token,
     }
