@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 
 #: Largest relative error of the Helix knots against the published tables.
 KNOT_ERROR = 0.03
+#: Up to here every entry is kept: planners read node throughput off this part of the tables.
+EXACT_TO = {"prefill": 1000.0, "decode": 30.0}
 
 
 def splitwise_medians() -> pd.DataFrame:
@@ -40,14 +42,18 @@ def splitwise_medians() -> pd.DataFrame:
 
 
 def helix_layer_knots() -> pd.DataFrame:
-    """Knots that carry each Helix table with at most ``KNOT_ERROR`` relative error."""
+    """Knots that carry each Helix table with at most ``KNOT_ERROR`` relative error.
+
+    Where a planner's operating point lies (``EXACT_TO``), every entry is kept.
+    """
     rows = []
     for node in layer_latencies(raw=True):
         for phase, x, y in (
             ("prefill", node.prompt_tokens, node.prompt_ms),
             ("decode", node.decode_requests, node.decode_ms),
         ):
-            kept = simplify(x, y, KNOT_ERROR)
+            first = int(np.searchsorted(x, EXACT_TO[phase]))
+            kept = [*range(first), *(first + k for k in simplify(x[first:], y[first:], KNOT_ERROR))]
             error = 100 * np.abs(np.interp(x, x[kept], y[kept]) / y - 1.0)
             rows += [
                 (
