@@ -392,7 +392,6 @@ def test_preset_rignall_is_the_table_of_its_simulator(monkeypatch: pytest.Monkey
         pytest.skip(f"moe_reference is not here: set {datasets.MIRROR}")
     with datasets.path("moe_reference", "gpu_info.csv").open(encoding="utf-8") as file:
         rows = {row["gpu_type"]: row for row in csv.DictReader(file)}
-    del rows["RubinU-NVL576"]  # a forecast that no experiment uses
     assert len(rows) == len(gpus("rignall"))
     for name, row in rows.items():
         ours = gpu(name, preset="rignall")
