@@ -56,6 +56,18 @@ class DownloadError(HeteroError):
     """A file that could not be fetched or whose checksum is not the published one."""
 
 
+class EndpointError(HeteroError):
+    """A server that is not there, refuses, or answers in a way that cannot be used.
+
+    Attributes
+    ----------
+    status
+        HTTP status of a refusal, None where there was none.
+    """
+
+    status: int | None = None
+
+
 class DataError(HeteroError):
     """A file whose content is not what its reader expects.
 

@@ -201,6 +201,21 @@ class LinearFit(Shown):
             seconds, frame["obs_ci_lower"].to_numpy(), frame["obs_ci_upper"].to_numpy()
         )
 
+    def expected(self, design: ArrayLike) -> Prediction:
+        """Expected times for rows of the design with the interval of that expectation.
+
+        Unlike :meth:`predict` it holds no scatter of a single measurement, so more rows narrow it
+        without end, as one over the square root of their number.
+        """
+        x = np.atleast_2d(np.asarray(design, dtype=np.float64))
+        new = x[:, self._active] / self._scale[self._active]
+        frame = self._results.get_prediction(new).summary_frame(alpha=1.0 - self.confidence)
+        return Prediction(
+            x @ self.coefficients,
+            frame["mean_ci_lower"].to_numpy(),
+            frame["mean_ci_upper"].to_numpy(),
+        )
+
     def table(self) -> Table:
         """One row per coefficient, the errors of the fit below."""
         columns, rows = coefficient_rows(

@@ -72,6 +72,11 @@ class PhaseFit(Shown):
         design, _ = _design(self.decode, self.form, batch, length_tokens, self.reference)
         return self.linear.predict(design)
 
+    def expected(self, batch: ArrayLike, length_tokens: ArrayLike) -> Prediction:
+        """Expected time [s] and its own interval, without the scatter of one measurement."""
+        design, _ = _design(self.decode, self.form, batch, length_tokens, self.reference)
+        return self.linear.expected(design)
+
     def four(self) -> tuple[float, float, float, float]:
         """The coefficients of eq. 3 (p1..p4) or eq. 4 (p5..p8).
 

@@ -1,0 +1,98 @@
+"""What to ask a server for: settings of a profile, and prompts of a wanted length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetero.errors import EndpointError, ParameterError
+from hetero.streams import stream
+
+LEAST_OUTPUT_TOKENS = 8
+"""Fewer decode steps than this, less the first and the last, show no step time."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Setting:
+    """So many requests at once, each of these lengths.
+
+    Attributes
+    ----------
+    batch
+        Requests sent together.
+    input_tokens, output_tokens
+        Wanted lengths of each.
+    """
+
+    batch: int
+    input_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        if min(self.batch, self.input_tokens) < 1 or self.output_tokens < LEAST_OUTPUT_TOKENS:
+            raise ParameterError(
+                f"A setting of {self.batch} requests with {self.input_tokens} input and "
+                f"{self.output_tokens} output tokens shows no step times.",
+                resolve="ask for at least 1 request, 1 input token and "
+                f"{LEAST_OUTPUT_TOKENS} output tokens.",
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the server processes for it."""
+        return self.batch * (self.input_tokens + self.output_tokens)
+
+
+def grid(
+    batches: Sequence[int], inputs: Sequence[int], outputs: Sequence[int]
+) -> tuple[Setting, ...]:
+    """Every combination; four batch sizes by three lengths determine p1 to p8.
+
+    Examples
+    --------
+    >>> len(grid([1, 2, 4, 8], [64, 256, 1024], [32]))
+    12
+    """
+    return tuple(Setting(b, i, o) for b in batches for i in inputs for o in outputs)
+
+
+class Prompts:
+    """Prompts of a wanted number of tokens, no two alike, so that no prefix cache helps.
+
+    The number of tokens per word is learnt from two answers of the server.
+    """
+
+    __slots__ = ("_offset", "_per_word", "_words")
+
+    def __init__(self) -> None:
+        rng = stream(0, "words")
+        letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+        self._words = np.unique(["".join(rng.choice(letters, 4)) for _ in range(4096)])
+        self._per_word, self._offset = 1.0, 0.0
+
+    def words(self, count: int, rng: np.random.Generator) -> str:
+        """A prompt of so many random words."""
+        return " ".join(rng.choice(self._words, count))
+
+    def learn(self, counts: Sequence[tuple[int, int]]) -> None:
+        """Take over pairs of (words, tokens that the server counted).
+
+        Raises
+        ------
+        EndpointError
+            If longer prompts do not have more tokens.
+        """
+        (few, less), (many, more) = min(counts), max(counts)
+        if more <= less:
+            raise EndpointError(
+                f"The server counts {more} tokens in {many} words and {less} in {few}.",
+                resolve="check that its usage counts the tokens of the prompt.",
+            )
+        self._per_word = (more - less) / (many - few)
+        self._offset = less - self._per_word * few
+
+    def of_tokens(self, tokens: int, rng: np.random.Generator) -> str:
+        """A prompt of about so many tokens."""
+        return self.words(max(1, round((tokens - self._offset) / self._per_word)), rng)
