@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,59 +10,50 @@ from hetero.latency.step import Piece, StepModel
 from hetero.planners.phases.pipeline import Pipeline
 
 Floats = NDArray[np.float64]
-PrefillStep: TypeAlias = Literal["occupancy", "latency"]
-"""Which of a pipeline's two prefill times a simulated step takes."""
+_PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight line
 
 
-def step_model(pipeline: Pipeline, prefill: PrefillStep = "occupancy") -> StepModel:
-    """The step model of a pipeline: a rotation of microbatches and S times its slowest stage.
+def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
+    """The step model of a pipeline that serves a phase.
 
-    Parameters
-    ----------
-    prefill
-        ``"occupancy"``: prompts follow each other as stages come free, so throughput is right and
-        the time to the first token of a lone prompt is that of one cut into S chunks, about
-        twice its slowest stage too small for two stages at most. ``"latency"``: a prompt leaves
-        the last stage before the next enters the first, so the first token of a lone prompt is
-        right and throughput too low. Equal for one stage.
-
-    Notes
-    -----
-    Exact for decode, and for the latency reading of prefill. The second piece follows the stage
-    that is slowest for a prompt of 1,024 tokens.
+    A replica that only prefills is busy as long as its slowest stage, which is chosen at a prompt
+    of 1,024 tokens; what the other stages take is its :func:`lag`. Else ``S`` microbatches rotate:
+    the larger of one rotation and ``S`` times the slowest stage. That is exact for decode, unless
+    another stage becomes the slowest as batch and contexts change; a prompt is then cut into ``S``
+    chunks, which makes a lone first token early by less than the pipeline takes to fill.
     """
-    count = len(pipeline.stages)
-    parts = count if prefill == "occupancy" else 1
-    fixed, per_token = pipeline.hops
-    back = pipeline.return_s
+    parts = 1 if role == "prefill" else len(pipeline.stages)
     knots = _knots(pipeline, parts)
-    share = knots / parts
-    times = pipeline.stage_seconds(share)
-    cached = pipeline.stage_seconds([0.0], [1.0])[:, 0] - pipeline.stage_seconds([0.0])[:, 0]
-    pairs = pipeline.stage_seconds([0.0], [0.0], [1.0])[:, 0] - pipeline.stage_seconds([0.0])[:, 0]
-    rotation = Piece(
-        knots,
-        times.sum(axis=0) + fixed + back + per_token * share,
-        np.array([cached.sum() / parts]),
-        float(pairs.sum() / parts),
-    )
-    pieces: tuple[Piece, ...] = (rotation,)
-    if parts > 1:
-        n = 1024.0
-        slowest = int(pipeline.stage_seconds(n, 0.0, n * n / 2)[:, 0].argmax())
-        pieces += (
-            Piece(
-                knots,
-                count * times[slowest],
-                np.array([float(cached[slowest])]),
-                float(pairs[slowest]),
-            ),
+    times = pipeline.stage_seconds(knots / parts)
+    idle = pipeline.stage_seconds([0.0])[:, 0]
+    cached = pipeline.stage_seconds([0.0], [1.0])[:, 0] - idle
+    pairs = pipeline.stage_seconds([0.0], [0.0], [1.0])[:, 0] - idle
+    slowest = _slowest(pipeline, role)
+    pieces = [
+        Piece(
+            knots,
+            parts * times[slowest],
+            np.array([float(cached[slowest])]),
+            float(pairs[slowest]),
         )
+    ]
+    if parts > 1:
+        fixed, per_token = pipeline.hops
+        rotation = times.sum(axis=0) + fixed + pipeline.return_s + per_token * knots / parts
+        rates = np.array([cached.sum() / parts])
+        pieces.append(Piece(knots, rotation, rates, float(pairs.sum() / parts)))
     return StepModel(
-        pieces,
+        tuple(pieces),
         source=f"roofline of {pipeline.model.llm.name} on {pipeline.label}",
         provenance="derived",
     )
+
+
+def _slowest(pipeline: Pipeline, role: Role) -> int:
+    if role != "decode":
+        return int(pipeline.stage_seconds(1024.0, 0.0, 1024.0**2 / 2)[:, 0].argmax())
+    batch = max(1, pipeline.decode_batch(1024.0)) / len(pipeline.stages)
+    return int(pipeline.stage_seconds(batch, 1024.0 * batch)[:, 0].argmax())
 
 
 def _knots(pipeline: Pipeline, parts: int) -> Floats:
@@ -77,13 +66,23 @@ def _knots(pipeline: Pipeline, parts: int) -> Floats:
     return np.array([0.0, *inner, top])
 
 
+def lag(pipeline: Pipeline) -> tuple[float, float]:
+    """Latency of a prefill beyond its occupancy, as time [s] and time per token [s].
+
+    A straight line through prompts of 256 and 2,048 tokens; 0 for one stage.
+    """
+    step = step_model(pipeline, "prefill")
+    prompts = np.array(_PROMPTS)
+    busy = np.array([float(step.prefill_seconds([n])) for n in prompts])
+    low, high = np.maximum(pipeline.prefill_latency_s(prompts) - busy, 0.0)
+    if len(pipeline.stages) == 1:
+        return 0.0, 0.0
+    slope = max(0.0, float(high - low) / float(prompts[1] - prompts[0]))
+    return max(0.0, float(low) - slope * float(prompts[0])), slope
+
+
 def replica(
-    pipeline: Pipeline,
-    name: str,
-    role: Role = "both",
-    *,
-    engine: Engine | None = None,
-    prefill: PrefillStep = "occupancy",
+    pipeline: Pipeline, name: str, role: Role = "both", *, engine: Engine | None = None
 ) -> Replica:
     """A pipeline as a replica that serves a phase.
 
@@ -93,14 +92,15 @@ def replica(
     >>> from hetero.cluster import cluster
     >>> from hetero.planners.phases.cost import CostModel, Stage
     >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-    >>> mixed = replica(model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)]), "mixed", "decode")
-    >>> mixed.role, mixed.gpus, round(mixed.usd_per_h, 2)
-    ('decode', 4, 1.42)
+    >>> mixed = replica(model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)]), "mixed", "prefill")
+    >>> mixed.gpus, round(mixed.usd_per_h, 2), mixed.lag_s_per_token > 0
+    (4, 1.42, True)
     """
     settings = pipeline.model.settings
+    fixed, per_token = lag(pipeline) if role == "prefill" else (0.0, 0.0)
     return Replica(
         name=name,
-        step=step_model(pipeline, prefill),
+        step=step_model(pipeline, role),
         kv_tokens=pipeline.kv_tokens,
         kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(settings.kv_precision)),
         engine=engine or Engine(max_batch=settings.max_batch, max_step_tokens=2048),
@@ -108,4 +108,6 @@ def replica(
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,
         usd_per_h=pipeline.usd_per_h,
+        lag_s=fixed,
+        lag_s_per_token=per_token,
     )
