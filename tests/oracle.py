@@ -32,8 +32,11 @@ def step_seconds(step: StepModel, n: int, b: int, cached: float, pairs: float) -
             while k < len(x) - 2 and n >= x[k + 1]:
                 k += 1
             base = y[k] + (y[k + 1] - y[k]) / (x[k + 1] - x[k]) * (n - x[k])
-        rates = piece.mixed_rates if n > b else piece.per_cached_token_s
-        rate = float(rates[min(max(b, 1), len(rates)) - 1])
+        at = min(max(b, 1), len(piece.per_cached_token_s)) - 1
+        rate = float(piece.per_cached_token_s[at])
+        if piece.mixed is not None and n > b > 0:
+            rate = float(piece.mixed.per_cached_token_s[at])
+            base += float(piece.mixed.level_s[at]) + float(piece.mixed.per_token_s[at]) * (n - b)
         times.append(base + rate * cached + piece.per_pair_s * pairs)
     return max(times)
 

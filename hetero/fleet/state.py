@@ -170,8 +170,9 @@ class Memory:
     """Lays out the two flat memories, floats ``FM`` and integers ``IM``, that kernels work on.
 
     ``FM``: M times when what a replica is doing ends (infinite while idle or down); per engine and
-    piece its knots (tokens, seconds, seconds per further token) and times per cached token; per
-    prefill engine the latency and seconds per token of its links; the heap of transfer times.
+    piece its knots (tokens, seconds, seconds per further token) and times per cached token, those
+    of mixed steps behind; per prefill engine the latency and seconds per token of its links; the
+    heap of transfer times.
     ``IM``: the histogram of inter-token times; the number of transfers, the length of the log and
     the oldest request; the prefix blocks of the requests; per engine the heap of running requests,
     their order of admission, their count by position within a block, and its prefix cache; the
@@ -278,7 +279,8 @@ def build(
             table = np.column_stack([piece.knots_tokens, piece.knots_s, slope])
             engines["knots"][m, p] = memory.add("f8", table)
             engines["knot_count"][m, p] = len(slope)
-            engines["rates"][m, p] = memory.add("f8", piece.per_cached_token_s)
+            rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows])
+            engines["rates"][m, p] = memory.add("f8", rates)
             engines["rate_count"][m, p] = len(piece.per_cached_token_s)
             engines["pair_s"][m, p] = piece.per_pair_s
         batch = int(engines["max_batch"][m])

@@ -21,17 +21,28 @@ def token_s(e, FM, p, n):
 
 @compiled
 def cached_rate(e, FM, p, b):
-    """Time per cached token while ``b`` requests decode."""
+    """Time per cached token of a step in which ``b`` requests decode and none prefills."""
     return FM[e.rates[p] + max(min(b, e.rate_count[p]) - 1, 0)]
+
+
+@compiled
+def piece_s(e, FM, p, n, b, cached, pairs):
+    """Time of one step in piece ``p``; one that prefills and decodes has rates of its own."""
+    count = e.rate_count[p]
+    j = e.rates[p] + max(min(b, count) - 1, 0)
+    time = token_s(e, FM, p, n) + e.pair_s[p] * pairs
+    if n > b and b > 0:
+        mixed = FM[j + 2 * count] + FM[j + 3 * count] * (n - b)
+        return time + mixed + FM[j + count] * cached
+    return time + FM[j] * cached
 
 
 @compiled
 def step_s(e, FM, n, b, cached, pairs):
     """Time of one step: the larger of the pieces."""
-    time = token_s(e, FM, 0, n) + cached_rate(e, FM, 0, b) * cached + e.pair_s[0] * pairs
+    time = piece_s(e, FM, 0, n, b, cached, pairs)
     if e.pieces == 2:
-        other = token_s(e, FM, 1, n) + cached_rate(e, FM, 1, b) * cached + e.pair_s[1] * pairs
-        time = max(time, other)
+        time = max(time, piece_s(e, FM, 1, n, b, cached, pairs))
     return time
 
 

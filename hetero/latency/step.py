@@ -14,6 +14,37 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Mixed:
+    """What steps that prefill and decode at once cost in another way than steps of either kind.
+
+    Attention kernels give up there what they do for decoding alone, and tiles of the prefill are
+    laid out for every decoding request.
+
+    Attributes
+    ----------
+    per_cached_token_s, level_s, per_token_s
+        Shape (B,), while 1, 2, ..., B requests decode: time per cached token read [s], in place
+        of the rate of a decode step; time of the step itself [s]; and time per prefill token [s],
+        both on top of what the piece says. Beyond B the last value holds.
+    """
+
+    per_cached_token_s: Floats
+    level_s: Floats
+    per_token_s: Floats
+
+    def __post_init__(self) -> None:
+        for name in ("per_cached_token_s", "level_s", "per_token_s"):
+            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+
+    @property
+    def rows(self) -> Floats:
+        """The three arrays, one below the other; shape (3, B)."""
+        return np.array([self.per_cached_token_s, self.level_s, self.per_token_s])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """One affine piece of a step model.
 
@@ -29,12 +60,16 @@ class Piece:
         the last value holds.
     per_pair_s
         Time per prefill query-key pair [s].
+    mixed
+        What steps with prefill and decode tokens cost in another way, for the same B; None: they
+        cost the sum of both.
     """
 
     knots_tokens: Floats
     knots_s: Floats
     per_cached_token_s: Floats
     per_pair_s: float = 0.0
+    mixed: Mixed | None = None
 
     def __post_init__(self) -> None:
         for name in ("knots_tokens", "knots_s", "per_cached_token_s"):
@@ -49,8 +84,9 @@ class Piece:
             and self.knots_tokens[0] >= 0
             and all(
                 bool(np.all(np.isfinite(a) & (a >= 0)))
-                for a in (self.knots_s, self.per_cached_token_s)
+                for a in (self.knots_s, self.per_cached_token_s, self.mixed_rows)
             )
+            and self.mixed_rows.shape == (3, len(self.per_cached_token_s))
             and np.isfinite(self.per_pair_s)
             and self.per_pair_s >= 0
         )
@@ -64,6 +100,14 @@ class Piece:
                 "negative time.",
             )
 
+    @property
+    def mixed_rows(self) -> Floats:
+        """Rate, level and time per prefill token of mixed steps; shape (3, B)."""
+        if self.mixed is not None:
+            return self.mixed.rows
+        none = np.zeros_like(self.per_cached_token_s)
+        return np.array([self.per_cached_token_s, none, none])
+
     def seconds(
         self, tokens: ArrayLike, decoding: ArrayLike, cached: ArrayLike, pairs: ArrayLike
     ) -> Floats:
@@ -76,7 +120,14 @@ class Piece:
             )
             base = base + slope * np.maximum(n - self.knots_tokens[-1], 0.0)
         last = len(self.per_cached_token_s) - 1
-        rate = self.per_cached_token_s[np.clip(np.asarray(decoding, np.int64) - 1, 0, last)]
+        at = np.clip(np.asarray(decoding, np.int64) - 1, 0, last)
+        rate = self.per_cached_token_s[at]
+        if self.mixed is not None:
+            prefill = n - np.asarray(decoding, np.float64)
+            is_mixed = (prefill > 0) & (np.asarray(decoding) > 0)
+            extra = self.mixed.level_s[at] + self.mixed.per_token_s[at] * prefill
+            rate = np.where(is_mixed, self.mixed.per_cached_token_s[at], rate)
+            base = base + np.where(is_mixed, extra, 0.0)
         return np.asarray(
             base + rate * np.asarray(cached, np.float64) + self.per_pair_s * np.asarray(pairs)
         )
@@ -100,7 +151,8 @@ class StepModel(Shown):
     ``b`` decoding requests that read ``c`` cached tokens together, and ``pairs`` prefill
     query-key pairs, the sum over chunks of ``q (start + q/2)`` for ``q`` tokens after ``start``
     cached ones. A decode step is ``n = b, pairs = 0``; a whole prefill is ``n`` = sum of inputs
-    and ``c = 0``. Xiong et al. eq. 3-4 is the special case of one piece.
+    and ``c = 0``; a mixed step is ``n > b > 0``, and where a piece has a :class:`Mixed` it reads
+    its cache at a rate of its own and adds ``level(b) + per_token(b) (n - b)``. Xiong et al. eq. 3-4 is the special case of one piece.
 
     Attributes
     ----------

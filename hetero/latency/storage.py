@@ -10,9 +10,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero.errors import DataError
 from hetero.files import writing
-from hetero.latency.step import Piece, StepModel
+from hetero.latency.step import Mixed, Piece, StepModel
 
 FORMAT: Literal["hetero step model 1"] = "hetero step model 1"
+
+
+class _MixedText(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    per_cached_token_s: list[float]
+    level_s: list[float]
+    per_token_s: list[float]
 
 
 class _PieceText(BaseModel):
@@ -22,6 +30,7 @@ class _PieceText(BaseModel):
     knots_s: list[float]
     per_cached_token_s: list[float]
     per_pair_s: float = 0.0
+    mixed: _MixedText | None = None
 
 
 class _StepModelText(BaseModel):
@@ -55,6 +64,13 @@ def to_json(model: StepModel) -> str:
                 knots_s=piece.knots_s.tolist(),
                 per_cached_token_s=piece.per_cached_token_s.tolist(),
                 per_pair_s=piece.per_pair_s,
+                mixed=None
+                if piece.mixed is None
+                else _MixedText(
+                    per_cached_token_s=piece.mixed.per_cached_token_s.tolist(),
+                    level_s=piece.mixed.level_s.tolist(),
+                    per_token_s=piece.mixed.per_token_s.tolist(),
+                ),
             )
             for piece in model.pieces
         ],
@@ -89,6 +105,13 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
                 np.array(piece.knots_s),
                 np.array(piece.per_cached_token_s),
                 piece.per_pair_s,
+                None
+                if piece.mixed is None
+                else Mixed(
+                    np.array(piece.mixed.per_cached_token_s),
+                    np.array(piece.mixed.level_s),
+                    np.array(piece.mixed.per_token_s),
+                ),
             )
             for piece in read.pieces
         ),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.fleet import state
-from hetero.latency.step import Piece, StepModel
+from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.routers import (
     Builtin,
     LeastRequests,
@@ -78,7 +78,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
     # A coarse clock makes nearly everything a tie.
     tick = draw(st.sampled_from([2.0**-3, 2.0**-10])) if dyadic else 1e-3 * rng.uniform(0.5, 2)
 
-    def times(most: int, size: int | None = None) -> np.ndarray:
+    def times(most: int, size: int | tuple[int, int] | None = None) -> np.ndarray:
         if dyadic:
             return rng.integers(0, most + 1, size) * tick
         return rng.uniform(0, most, size) * tick
@@ -89,7 +89,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         y = tick + times(8) + np.cumsum(times(4, knots) * np.diff(x, prepend=x[0]))
         rates = times(4, draw(st.integers(1, 5))) * draw(st.sampled_from([0.0, 2.0**-6, 1.0]))
         pairs = float(times(4)) * draw(st.sampled_from([0.0, 2.0**-5]))
-        mixed = rates + times(2, len(rates)) * 2.0**-6 if draw(st.booleans()) else None
+        mixed = Mixed(*times(3, (3, len(rates)))) if draw(st.booleans()) else None
         return Piece(x, y, rates, pairs, mixed)
 
     longest = draw(st.sampled_from([1, 3, 12, 40]))
