@@ -25,6 +25,7 @@ from hetero.display import Column, Shown, Table
 from hetero.planners.replicated import replicated
 from hetero.routers import (
     Builtin,
+    CacheAware,
     FleetState,
     HeteroServe,
     LeastRequests,
@@ -321,6 +322,7 @@ def bench(
         WeightedRoundRobin(),
         LeastRequests(),
         LeastTokens(),
+        CacheAware(),
         PowerOfTwo(),
         Workload(),
         HeteroServe(),

@@ -160,6 +160,7 @@ def _factories() -> dict[str, Callable[[], Builtin]]:
         routers.WeightedRoundRobin,
         routers.LeastRequests,
         routers.LeastTokens,
+        routers.CacheAware,
         routers.PowerOfTwo,
         routers.Workload,
         lambda: routers.Workload(memory_based=True),

@@ -7,7 +7,7 @@ import numpy as np
 from hetero.fleet.compiled import compiled
 from hetero.fleet.gaps import count_gap
 from hetero.fleet.heaps import due_step, entry, heap_pop, heap_push, item_of
-from hetero.fleet.kv import at_hand, blocks, expected, need
+from hetero.fleet.kv import at_hand, blocks, expected, need, unknown_tokens
 from hetero.fleet.prefix import remember
 from hetero.fleet.state import (
     FINISHED,
@@ -39,7 +39,7 @@ def push_waiting(R, s, r, front):
         R[s.tail].link = r
         s.tail = r
     s.waiting += 1
-    s.waiting_tokens += R[r].input_tokens
+    s.waiting_tokens += unknown_tokens(R, r)
 
 
 @compiled
@@ -50,7 +50,7 @@ def pop_waiting(R, s):
     if s.head < 0:
         s.tail = -1
     s.waiting -= 1
-    s.waiting_tokens -= R[r].input_tokens
+    s.waiting_tokens -= unknown_tokens(R, r)
     return r
 
 
@@ -248,7 +248,7 @@ def prefilled(R, e, s, FM, IM, r):
     now = s.clock_s
     if e.role == PREFILL_ONLY:
         now += e.lag_s + e.lag_s_per_token * (np.int64(R[r].input_tokens) + R[r].done_tokens)
-    remember(R, e, IM, r)
+    remember(R, e, IM, e.prefix, r)
     done = min(np.int64(R[r].done_tokens) + 1, np.int64(R[r].output_tokens))
     if done == 0:  # a prompt that is only scored
         R[r].first_token_s = now

@@ -14,7 +14,7 @@ from hetero.fleet.batch import charge, release
 from hetero.fleet.candidates import decode_replica
 from hetero.fleet.compiled import compiled
 from hetero.fleet.heaps import due_step, item_of
-from hetero.fleet.kv import at_hand
+from hetero.fleet.kv import at_hand, unknown_tokens
 from hetero.fleet.prefix import clear
 from hetero.fleet.replica import advance_all, settle_decode
 from hetero.fleet.state import (
@@ -68,7 +68,8 @@ def wipe(e, s, FM, IM):
     if e.admission == PAGED:
         for k in range(e.block_tokens):
             IM[e.residues + k] = 0
-    clear(e, IM)
+    clear(e, IM, e.prefix)
+    clear(e, IM, e.books)
     s.mode = DOWN
     FM[e.index] = np.inf
     s.running = s.cached = s.used = s.waiting = s.waiting_tokens = s.run_steps = 0
@@ -138,7 +139,7 @@ def take_back(R, s, r):
     if s.tail == r:
         s.tail = previous
     s.waiting -= 1
-    s.waiting_tokens -= R[r].input_tokens
+    s.waiting_tokens -= unknown_tokens(R, r)
 
 
 @compiled

@@ -38,6 +38,12 @@ def expected(R, e, r):
 
 
 @compiled
+def unknown_tokens(R, r):
+    """Tokens of a prompt that the dispatcher believes in no prefix cache where it was sent."""
+    return np.int64(R[r].input_tokens) - R[r].believed_tokens
+
+
+@compiled
 def at_hand(R, r):
     """Whether the KV cache of a waiting request exists: swapped out, or transferred."""
     return R[r].status == SWAPPED or R[r].status == AT_HAND

@@ -181,7 +181,7 @@ def begin(R, e, s, FM, IM):
             resume(R, e, s, IM, take(R, e, s))
             budget -= 1 if chunked else 0
             continue
-        known = hit_tokens(R, e, IM, r)
+        known = hit_tokens(R, e, IM, e.prefix, r)
         whole = np.int64(R[r].input_tokens) + R[r].done_tokens - known
         q = whole
         if chunked:

@@ -64,6 +64,7 @@ REQUEST = np.dtype(
         ("done_tokens", "i4"),
         ("reserved", "i4"),  # KV cache held, in tokens or blocks
         ("hit_tokens", "i4"),  # of its latest prefill, found in the prefix cache
+        ("believed_tokens", "i4"),  # of its prompt, that the dispatcher believed to be there
         ("node", "i4"),  # replica of the prefill (or of everything)
         ("decode_node", "i4"),  # replica of the decode, -1 where it is the same
         ("at", "i4"),  # replica where it is now
@@ -110,6 +111,7 @@ ENGINE = np.dtype(
         ("log", "i8"),  # 0 where nothing is logged
         # Prefix cache, see hetero.fleet.prefix; 0 where there is none.
         ("prefix", "i8"),
+        ("books", "i8"),  # the dispatcher's idea of it
         ("prefix_blocks", "i8"),
         ("prefix_table", "i8"),
         ("prefix_tokens", "i8"),  # of a block
@@ -175,9 +177,9 @@ class Memory:
     heap of transfer times.
     ``IM``: the histogram of inter-token times; the number of transfers, the length of the log and
     the oldest request; the prefix blocks of the requests; per engine the heap of running requests,
-    their order of admission, their count by position within a block, and its prefix cache; the
-    requests in transfer; the log. Two plain arrays, because compiled calls copy the description
-    of every array they pass on.
+    their order of admission, their count by position within a block, its prefix cache and the
+    dispatcher's books of that; the requests in transfer; the log. Two plain arrays, because
+    compiled calls copy the description of every array they pass on.
     """
 
     def __init__(self) -> None:
@@ -296,6 +298,7 @@ def build(
             cache = np.zeros(prefix.HEADER + 3 * size + prefix.table_size(size), np.int64)
             cache[1:3] = -1
             engines["prefix"][m] = memory.add("i8", cache)
+            engines["books"][m] = memory.add("i8", cache)
         if engines["role"][m] == PREFILL_ONLY:
             engines["link_latency_s"][m] = memory.add("f8", link_latency_s[m])
             engines["link_s_per_token"][m] = memory.add("f8", link_s_per_token[m])

@@ -2,6 +2,7 @@
 
 from hetero.routers.base import (
     Builtin,
+    CacheAware,
     Choice,
     FleetState,
     LeastRequests,
@@ -30,6 +31,7 @@ from hetero.routers.xiong import Workload
 
 __all__ = [
     "Builtin",
+    "CacheAware",
     "CapacityProportional",
     "Choice",
     "FleetState",

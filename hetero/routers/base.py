@@ -55,6 +55,9 @@ class FleetState:
         Capacity of each KV cache [tokens].
     eligible
         Whether each replica is up, serves prefill and could ever hold the request.
+    known_tokens
+        Tokens at the start of the prompt that each replica is believed to have in its prefix
+        cache, by the dispatcher's own books of what it sent there (:mod:`hetero.fleet.prefix`).
     records
         The books behind these figures, which the built-in routers read; None where there are
         none.
@@ -67,6 +70,7 @@ class FleetState:
     running: NDArray[np.int64]
     kv_tokens: NDArray[np.int64]
     eligible: NDArray[np.bool_]
+    known_tokens: NDArray[np.int64]
     records: Records | None = None
 
 
@@ -241,6 +245,37 @@ class PowerOfTwo(Builtin):
     name: str = "power of two"
     code: ClassVar[int] = kernels.POWER_OF_TWO
     draws: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class CacheAware(Builtin):
+    """The least tokens, less a weight per token of the prompt that a replica has cached.
+
+    What is cached where is taken from the dispatcher's own books: the blocks of the prompts it
+    sent, aged as the replica's cache ages them (:mod:`hetero.fleet.prefix`). Without prefix
+    caches, or a trace without blocks, it is least tokens.
+
+    Parameters
+    ----------
+    hit_weight
+        omega: tokens of load that one cached token outweighs; infinity follows the longest
+        prefix.
+    """
+
+    hit_weight: float = 4.0
+    name: str = "cache aware"
+    code: ClassVar[int] = kernels.CACHE_AWARE
+
+    def __post_init__(self) -> None:
+        if not self.hit_weight >= 0:
+            raise ParameterError(
+                f"The weight of a cached token is {self.hit_weight}.",
+                resolve="give 0 for least tokens, infinity for the longest prefix, or between.",
+            )
+
+    def memory(self, deployment: Deployment) -> Floats:
+        """The weight."""
+        return np.array([self.hit_weight])
 
 
 @dataclass(frozen=True)

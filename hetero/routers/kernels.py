@@ -9,6 +9,7 @@ from hetero.fleet.state import PREFILL_ONLY
 from hetero.routers.capability import NEXT_EPOCH_S, heteroserve, latency_aware, refresh
 from hetero.routers.load import least_requests, least_tokens, pick
 from hetero.routers.predictive import predictive
+from hetero.routers.prefixes import cache_aware
 from hetero.routers.rotation import interleaved, round_robin, single, weighted_random
 from hetero.routers.shares import pair_shares
 from hetero.routers.workload import workload
@@ -16,7 +17,7 @@ from hetero.routers.workload import workload
 ROUND_ROBIN, WEIGHTED_RANDOM, INTERLEAVED, SINGLE = 0, 1, 2, 3
 LEAST_REQUESTS, LEAST_TOKENS, POWER_OF_TWO = 4, 5, 6
 WORKLOAD, HETEROSERVE, LATENCY_AWARE, LENGTH_AWARE, PREDICTIVE = 7, 8, 9, 10, 11
-PAIR_SHARES = 12
+PAIR_SHARES, CACHE_AWARE = 12, 13
 
 
 @compiled
@@ -67,6 +68,8 @@ def decide(code, R, E, S, FM, IM, RM, first, second, r, t):
         return least_requests(R, E, S, r)
     if code == LEAST_TOKENS:
         return least_tokens(R, E, S, r)
+    if code == CACHE_AWARE:
+        return cache_aware(R, E, S, IM, RM, r)
     if code == WORKLOAD:
         return workload(R, E, S, RM, r)
     return predictive(R, E, S, FM, IM, RM, r, t)

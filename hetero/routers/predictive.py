@@ -26,6 +26,8 @@ The request goes to the replica i of least
 * The last term, for replies longer than average only, is a convex cost of their completion: the
   longest replies end the run, so they belong on the replicas of the shortest steps.
 
+Tokens of the prompt that the dispatcher's books say are cached on a replica need no prefill there.
+
 With a target for the first token, replicas that would miss it count only when all would; the
 request then goes to the fullest of them, which spoils no other target. Beyond capacity this
 meets the target for most requests and leaves the rest, and the throughput of the whole run, to
@@ -49,6 +51,7 @@ import numpy as np
 
 from hetero.fleet.candidates import may_take
 from hetero.fleet.compiled import compiled
+from hetero.fleet.prefix import hit_tokens
 from hetero.fleet.state import CHUNKED, FINISHED, IN_DECODE, IN_PREFILL, REJECTED
 from hetero.fleet.steps import step_s
 
@@ -122,8 +125,8 @@ def _wait_s(s, usage, renewal):
 
 
 @compiled
-def _first_token_s(R, e, s, FM, t, inputs, usage, renewal):
-    """F: time to the first token of a request of ``inputs`` tokens that would arrive now."""
+def _first_token_s(R, e, s, FM, t, inputs, pairs, usage, renewal):
+    """F: time to the first token of a request with ``inputs`` tokens to prefill, arriving now."""
     step = step_s(e, FM, s.running, s.running, s.cached, 0.0) if s.running > 0 else 0.0
     rest = 0.0
     if s.mode == IN_PREFILL:
@@ -137,7 +140,7 @@ def _first_token_s(R, e, s, FM, t, inputs, usage, renewal):
         tokens += s.waiting_tokens
         if s.partial >= 0:
             tokens += R[s.partial].input_tokens - s.partial_tokens
-    return rest + _prefill_s(e, FM, s, tokens, 0.5 * inputs * inputs, step)
+    return rest + _prefill_s(e, FM, s, tokens, pairs, step)
 
 
 @compiled
@@ -152,7 +155,6 @@ def predictive(R, E, S, FM, IM, RM, r, t):
     mean = RM[INPUT] + RM[OUTPUT]
     longer = max(outputs - RM[OUTPUT], 0.0)
     late = RM[LONG_REPLY] * longer * longer / RM[OUTPUT]
-    pairs = 0.5 * inputs * inputs
     best, least, credit = -1, np.inf, 0.0
     for i in range(len(E)):
         e = E[i]
@@ -161,10 +163,13 @@ def predictive(R, E, S, FM, IM, RM, r, t):
         full = np.int64(batch)
         cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
         step = step_s(e, FM, full, full, cached, 0.0)
+        known = float(hit_tokens(R, e, IM, e.books, r))
+        fresh = inputs - known
+        pairs = 0.5 * (inputs * inputs - known * known)
         if e.batching == CHUNKED:
-            share = step_s(e, FM, inputs + full, full, cached, pairs) - step
+            share = step_s(e, FM, fresh + full, full, cached, pairs) - step
         else:
-            share = step_s(e, FM, inputs, 0, 0.0, pairs)
+            share = step_s(e, FM, fresh, 0, 0.0, pairs)
         share += outputs * step * max((inputs + outputs) / e.kv_tokens, slot)
         RM[HEADER + i] += weight * (share - RM[HEADER + i])
         if not may_take(R, E, S, r, i):
@@ -178,7 +183,7 @@ def predictive(R, E, S, FM, IM, RM, r, t):
             # predicted of the requests that run.
             queued = S[i].waiting_tokens + S[i].waiting * RM[OUTPUT] + inputs + outputs
             usage = max(usage, 1.0 + queued / e.kv_tokens)
-        first = _first_token_s(R, e, S[i], FM, t, inputs, usage, RM[HEADER + i] * batch)
+        first = _first_token_s(R, e, S[i], FM, t, fresh, pairs, usage, RM[HEADER + i] * batch)
         price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
         average = RM[HEADER + i]
         cost = first + price * (share / average if average > 0.0 else 1.0) + late * step

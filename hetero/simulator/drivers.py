@@ -51,6 +51,7 @@ class Plain:
             getattr(router, "on_finish", None),
         )
         self.eligible = np.zeros(self.count, np.bool_)
+        self.known = np.zeros(self.count, np.int64)
         self.fleet = FleetState(
             now_s=0.0,
             outstanding=replicas["outstanding"],
@@ -59,12 +60,13 @@ class Plain:
             running=replicas["running"],
             kv_tokens=np.where(engines["role"] == state.DECODE_ONLY, -1, engines["kv_tokens"]),
             eligible=self.eligible,
+            known_tokens=self.known,
             records=arrays,
         )
 
     def _choose(self, request: Request, t: float) -> None:
         r = request.index
-        loop.look(*self.arrays, r, t, self.eligible)
+        loop.look(*self.arrays, r, t, self.eligible, self.known)
         self._tell()
         # One view for all decisions: building one costs more than most decisions.
         object.__setattr__(self.fleet, "now_s", t)

@@ -8,6 +8,7 @@ from hetero.fleet.batch import charge
 from hetero.fleet.candidates import candidates, decode_replica, why_nowhere
 from hetero.fleet.compiled import compiled
 from hetero.fleet.kv import fits
+from hetero.fleet.prefix import hit_tokens, remember
 from hetero.fleet.replica import advance, advance_all, enqueue
 from hetero.fleet.state import DECODE_ONLY, DOWN, PREFILL_ONLY, REFUSED_BY_ROUTER, REJECTED
 from hetero.routers.kernels import choose
@@ -35,6 +36,8 @@ def send(R, E, S, FM, IM, r, i, j, t):
         return
     R[r].node = i
     R[r].decode_node = j
+    R[r].believed_tokens = hit_tokens(R, E[i], IM, E[i].books, r)
+    remember(R, E[i], IM, E[i].books, r)
     charge(R, S[i], r)
     if j >= 0:
         charge(R, S[j], r)
@@ -64,10 +67,12 @@ def requeue(R, E, S, FM, IM, RM, U, code, held, t):
 
 
 @compiled
-def look(R, E, S, FM, IM, r, t, eligible):
+def look(R, E, S, FM, IM, r, t, eligible, known):
     """Bring the fleet to ``t`` for a router written in Python, and say who may take ``r``."""
     advance_all(R, E, S, FM, IM, t)
     candidates(R, E, S, r, eligible)
+    for i in range(len(E)):
+        known[i] = hit_tokens(R, E[i], IM, E[i].books, r)
 
 
 @compiled

@@ -10,6 +10,7 @@ import pytest
 from hetero.deployment import Engine
 from hetero.errors import ParameterError
 from hetero.routers import (
+    CacheAware,
     CapacityProportional,
     FleetState,
     HeteroServe,
@@ -39,6 +40,7 @@ EVERY = [
     SingleInstance(2),
     LeastRequests(),
     LeastTokens(),
+    CacheAware(),
     PowerOfTwo(),
     Workload(),
     Workload(memory_based=True),
@@ -136,7 +138,7 @@ def test_live_routers_are_routers_and_say_what_they_miss(router):
     live = router.live(fleet(), np.random.default_rng(0))
     assert isinstance(live, Router)
     figures = np.zeros(4, np.int64)
-    bare = FleetState(0.0, figures, figures, figures, figures, figures, figures > 0)
+    bare = FleetState(0.0, figures, figures, figures, figures, figures, figures > 0, figures)
     with pytest.raises(ParameterError, match="has none"):
         live.choose(Request(0, 0.0, 10, 10), bare)
     if router.draws:
@@ -157,6 +159,7 @@ def test_live_routers_are_routers_and_say_what_they_miss(router):
         (lambda d: Predictive(price_s=-1.0), "0 or more"),
         (lambda d: Predictive(steepness=float("nan")), "0 or more"),
         (lambda d: Predictive(target_s=0.0), "target"),
+        (lambda d: CacheAware(hit_weight=-1.0), "cached token is -1"),
     ],
 )
 def test_errors_are_clear(make, words):
