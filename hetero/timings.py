@@ -154,13 +154,15 @@ def record(measured: Iterable[Timing], path: Path | None = None) -> Path:
 
 
 def _machine() -> str:
-    """Processor model and cores; the model is missing where the system does not tell it."""
-    name = platform.processor() or platform.machine()
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{processor()}, {count} cores"
+
+
+def processor() -> str:
+    """Model of this machine's processor, or its architecture where the system does not tell."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {count} cores"
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

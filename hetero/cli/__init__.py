@@ -19,7 +19,18 @@ app = typer.Typer(
 )
 
 # Each module adds its commands to ``app`` in ``register(app)``.
-_GROUPS = ("data", "trace", "fit", "profile", "estimate", "simulate", "plan", "bench", "pipeline")
+_GROUPS = (
+    "data",
+    "trace",
+    "fit",
+    "profile",
+    "measure",
+    "estimate",
+    "simulate",
+    "plan",
+    "bench",
+    "pipeline",
+)
 
 
 def _register() -> None:

@@ -27,6 +27,27 @@ def choice(option: str, value: str, allowed: Any) -> Any:
     return value
 
 
+def whole_numbers(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers of an option that takes several, by commas.
+
+    Raises
+    ------
+    ParameterError
+        Naming the option and what was received.
+
+    Examples
+    --------
+    >>> whole_numbers("--batch", "1,2,4")
+    (1, 2, 4)
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ParameterError(
+            f"{option} cannot read '{text}'.", resolve="write whole numbers, such as 1,2,4."
+        ) from None
+
+
 def to_json(value: object) -> str:
     """JSON text with a line end, as every ``--json`` option prints it."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

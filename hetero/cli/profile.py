@@ -45,15 +45,16 @@ def profile(
     A key for the server is taken from the environment variable HETERO_API_KEY.
     """
     from hetero import profiling
+    from hetero.cli.options import whole_numbers
     from hetero.latency import storage
 
     endpoint = profiling.Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
     found = profiling.profile(
         endpoint,
         profiling.grid(
-            _numbers("--batch", batch),
-            _numbers("--input", input_tokens),
-            _numbers("--tokens", output_tokens),
+            whole_numbers("--batch", batch),
+            whole_numbers("--input", input_tokens),
+            whole_numbers("--tokens", output_tokens),
         ),
         output,
         repeats=repeats,
@@ -68,14 +69,3 @@ def profile(
     if fit is not None:
         storage.save(result.step, fit, force=force)
         print(f"\nWrote {fit}.")
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    from hetero.errors import ParameterError
-
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ParameterError(
-            f"{option} cannot read '{text}'.", resolve="write whole numbers, such as 1,2,4."
-        ) from None
