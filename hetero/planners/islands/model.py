@@ -1,0 +1,199 @@
+"""From a model, a workload and GPUs to the rate table: islands timed once per type and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hetero.catalog import Llm, llm
+from hetero.errors import ParameterError
+from hetero.latency.moe import MoeModel
+from hetero.latency.moe_devices import MoeDevice, moe_device
+from hetero.latency.moe_oddities import FAITHFUL, Oddities
+from hetero.planners.islands.parallelism import (
+    READINGS,
+    Benchmark,
+    Reading,
+    benchmark_decode,
+    benchmark_prefill,
+)
+from hetero.planners.islands.rates import IslandClass, Phase, RateTable, occupied
+from hetero.workload.lengths import LengthRanges, Source, ranges
+from hetero.workload.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IslandModel:
+    """Times islands on the ranges of a workload, each GPU type and size once (section 4.8.3).
+
+    Attributes
+    ----------
+    llm
+        The model that is served.
+    ranges
+        Ranges of input lengths that hold requests.
+    output_tokens, max_output_tokens
+        Mean output, which sets the time of a decode, and largest, which memory must hold
+        (section 4.3.2).
+    reading, oddities
+        What throughput counts, and which oddities of the latency model are kept.
+    devices
+        GPUs of the user's own, found before those of the catalog.
+
+    Examples
+    --------
+    >>> from hetero.workload.synthetic import RIGNALL_INPUT
+    >>> model = IslandModel.of(RIGNALL_INPUT, 500, limit_tokens=8001, output_tokens=100,
+    ...                        max_output_tokens=1000)
+    >>> model.rates([("H200", 32), ("H20", 32)]).classes
+    (IslandClass(gpu='H200-SXM', size=32), IslandClass(gpu='H20', size=32))
+    """
+
+    llm: Llm
+    ranges: LengthRanges
+    output_tokens: int
+    max_output_tokens: int
+    reading: Reading = READINGS["fitting"]
+    oddities: Oddities = FAITHFUL
+    devices: tuple[MoeDevice, ...] = ()
+    _timed: dict[tuple[str, int, Phase], Benchmark] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.output_tokens <= self.max_output_tokens:
+            raise ParameterError(
+                f"A mean output of {self.output_tokens} and a largest of "
+                f"{self.max_output_tokens} tokens do not go together.",
+                resolve="give 1 <= output_tokens <= max_output_tokens.",
+            )
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        width_tokens: int,
+        *,
+        output_tokens: int,
+        max_output_tokens: int,
+        limit_tokens: int | None = None,
+        model: Llm | None = None,
+        reading: Reading = READINGS["fitting"],
+        oddities: Oddities = FAITHFUL,
+        devices: tuple[MoeDevice, ...] = (),
+    ) -> IslandModel:
+        """Islands for input lengths in ranges of ``width_tokens``; empty ranges are left out.
+
+        ``model`` is DeepSeek-V3 by default.
+        """
+        return cls(
+            model or llm("DeepSeek-V3"),
+            occupied(ranges(source, width_tokens, limit_tokens=limit_tokens)),
+            output_tokens,
+            max_output_tokens,
+            reading,
+            oddities,
+            devices,
+        )
+
+    @classmethod
+    def of_trace(
+        cls,
+        trace: Trace,
+        width_tokens: int,
+        *,
+        model: Llm | None = None,
+        reading: Reading = READINGS["fitting"],
+        oddities: Oddities = FAITHFUL,
+        devices: tuple[MoeDevice, ...] = (),
+    ) -> IslandModel:
+        """Islands for the lengths of a trace: its mean output, rounded, and its largest."""
+        return cls.of(
+            trace.input_tokens,
+            width_tokens,
+            output_tokens=max(1, round(float(trace.output_tokens.mean()))),
+            max_output_tokens=int(trace.output_tokens.max()),
+            model=model,
+            reading=reading,
+            oddities=oddities,
+            devices=devices,
+        )
+
+    def device(self, gpu: str) -> MoeDevice:
+        """Device of a GPU name: one of the user's own, else of the catalog.
+
+        Raises
+        ------
+        CatalogError
+            If there is none, with the nearest names.
+        """
+        return next((d for d in self.devices if d.name == gpu), None) or moe_device(gpu)
+
+    def latency(self, gpu: str) -> MoeModel:
+        """Latency model of the GPU."""
+        return MoeModel(self.llm, self.device(gpu), self.oddities)
+
+    def benchmark(self, gpu: str, size: int, phase: Phase) -> Benchmark:
+        """Throughput of all configurations of an island; timed on the first call."""
+        island = IslandClass(self.device(gpu).name, size)
+        key = (island.gpu, island.size, phase)
+        if key not in self._timed:
+            model, where = self.latency(gpu), self.ranges
+            if phase == "prefill":
+                found = benchmark_prefill(
+                    model, size, where.middle_tokens, where.share, self.reading
+                )
+            else:
+                found = benchmark_decode(
+                    model,
+                    size,
+                    where.middle_tokens,
+                    where.share,
+                    self.reading,
+                    output_tokens=self.output_tokens,
+                    max_output_tokens=self.max_output_tokens,
+                )
+            self._timed[key] = found
+        return self._timed[key]
+
+    def rates(self, classes: Iterable[IslandClass | tuple[str, int]]) -> RateTable:
+        """Rates of these island classes with the parallelism chosen for each phase.
+
+        Raises
+        ------
+        CatalogError
+            If a GPU is unknown.
+        InfeasibleError
+            If no class can prefill, or decode, some range.
+        """
+        wanted = [
+            IslandClass(self.device(gpu).name, size)
+            for gpu, size in ((c.gpu, c.size) if isinstance(c, IslandClass) else c for c in classes)
+        ]
+        prefill = [self.benchmark(c.gpu, c.size, "prefill") for c in wanted]
+        decode = [self.benchmark(c.gpu, c.size, "decode") for c in wanted]
+        shape = (len(wanted), len(self.ranges))
+        return RateTable(
+            tuple(wanted),
+            self.ranges,
+            np.array([b.rps[b.chosen] for b in prefill]).reshape(shape),
+            np.array([b.rps[b.chosen] for b in decode]).reshape(shape),
+            tuple(b.choice for b in prefill),
+            tuple(b.choice for b in decode),
+            self.reading.text,
+        )
+
+    def read_as(
+        self, reading: Reading | None = None, oddities: Oddities | None = None
+    ) -> IslandModel:
+        """The same workload under another reading, or with other oddities kept."""
+        return replace(
+            self,
+            reading=reading or self.reading,
+            oddities=oddities or self.oddities,
+            _timed={},
+        )
+
+    def on(self, ranges: LengthRanges) -> IslandModel:
+        """The same islands timed on other ranges, such as every single length (5.2.2)."""
+        return replace(self, ranges=ranges, _timed={})
