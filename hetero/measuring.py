@@ -166,6 +166,7 @@ class Layer:
             Keys and values, each (requests, KV heads, cached tokens + 1, head dimension); the
             last place is for the one new token of each request. None: a whole prompt.
         """
+        import torch
         from torch.nn import functional
 
         b, n, _ = x.shape
