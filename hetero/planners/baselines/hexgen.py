@@ -1,0 +1,299 @@
+r"""HexGen: a genetic search over groups of mixed GPUs that serve both phases.
+
+A solution is a partition of the GPUs into groups. Each group serves one copy of the model with
+the configuration of tensor and pipeline parallelism, uneven layers included, that sustains most
+requests. Each generation keeps the fittest solutions; children are parents with groups merged,
+split, or with GPUs moved or exchanged between them. Fitness is the share of requests that meet
+the targets at the planned rate, in a simulation; of equal ones the larger capacity wins.
+
+Source: Jiang et al. 2024 (HexGen); its cost model is the one that ThunderServe takes over, so
+that both plan here with :mod:`hetero.planners.phases.cost`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from hetero.deployment import Deployment, Replica
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.baselines.capacity import Bucket, capacity_rps
+from hetero.planners.baselines.plan import BaselinePlan, attained
+from hetero.planners.phases.cost import CostModel, Stage
+from hetero.planners.phases.demand import Demand
+from hetero.planners.phases.groups import Fleet, Group, group
+from hetero.planners.phases.parallel import Configurations
+from hetero.planners.phases.pipeline import Pipeline
+from hetero.planners.phases.replicas import replica
+from hetero.simulator import Slo
+from hetero.streams import stream
+from hetero.workload import Trace
+
+Partition = tuple[Group, ...]
+Configuration = tuple[tuple[int, int, int], ...]
+
+_MOST_MACHINES = 4  # that a pipeline spans
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """Costed groups and evaluated partitions of one search."""
+
+    costs: CostModel
+    demand: Demand
+    trace: Trace
+    slo: Slo
+    seed: int
+    _groups: dict[Group, tuple[float, Pipeline] | None] = field(default_factory=dict)
+    _kinds: dict[Group, tuple[float, Configuration] | None] = field(default_factory=dict)
+    _found: dict[Partition, tuple[float, float]] = field(default_factory=dict)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        return Fleet(self.costs)
+
+    @cached_property
+    def configurations(self) -> Configurations:
+        return Configurations(self.costs, self.demand)
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """The demand's kinds, as sizes that capacities are computed for."""
+        d = self.demand
+        return tuple(
+            Bucket(float(i), float(o), float(s), (0.0, np.inf))
+            for i, o, s in zip(d.input_tokens, d.output_tokens, d.share, strict=True)
+        )
+
+    def best(self, one: Group) -> tuple[float, Pipeline] | None:
+        """Capacity [requests/s] and configuration of a group; None where the model does not fit."""
+        if one not in self._groups:
+            # Groups of as many GPUs on machines of the same kinds have the same configuration.
+            order = sorted(one, key=lambda part: (self.fleet.kinds[part[0]], part[1], part[0]))
+            key = tuple((self.fleet.kinds[m], n) for m, n in order)
+            if key not in self._kinds:
+                self._kinds[key] = self._costed(tuple(order))
+            found = self._kinds[key]
+            self._groups[one] = (
+                None
+                if found is None
+                else (
+                    found[0],
+                    Pipeline(self.costs, tuple(Stage(order[k][0], t, n) for k, t, n in found[1])),
+                )
+            )
+        return self._groups[one]
+
+    def _costed(self, one: Group) -> tuple[float, Configuration] | None:
+        """The configuration that sustains most mean requests, and its capacity for all kinds."""
+        if not self.fleet.fits(one) or len(one) > _MOST_MACHINES:
+            return None
+        d = self.demand
+        mean = Bucket(d.mean_input, d.mean_output, 1.0, (0.0, np.inf))
+        best, node, value = None, None, 0.0
+        for found in self.configurations.configurations(one):
+            stages = tuple(Stage(one[k][0], t, layers) for k, t, layers in found)
+            pipeline = Pipeline(self.costs, stages)
+            if pipeline.kv_tokens < 1:
+                continue
+            tried = replica(pipeline, "group")
+            rate = capacity_rps(tried, mean)
+            if rate > value:
+                best, node, value = found, tried, rate
+        if best is None or node is None:
+            return None
+        rates = [capacity_rps(node, bucket) for bucket in self.buckets]
+        if min(rates) <= 0:
+            return None
+        # Requests of all sizes share the group's time.
+        busy = sum(b.share / rate for b, rate in zip(self.buckets, rates, strict=True))
+        return 1.0 / busy, best
+
+    def deployed(
+        self, partition: Partition
+    ) -> tuple[Deployment, tuple[Pipeline, ...], dict[tuple[str, str], float]]:
+        """Replicas of the groups that the model fits, and shares by capacity."""
+        nodes: list[Replica] = []
+        pipelines: list[Pipeline] = []
+        weights: dict[tuple[str, str], float] = {}
+        for one in partition:
+            costed = self.best(one)
+            if costed is None:
+                continue
+            name = f"group {len(nodes) + 1}"
+            nodes.append(replica(costed[1], name))
+            pipelines.append(costed[1])
+            weights[name, name] = costed[0]
+        return Deployment("HexGen", tuple(nodes)), tuple(pipelines), weights
+
+    def fitness(self, partition: Partition) -> tuple[float, float]:
+        """Attainment at the planned rate and capacity; worse than any if nothing fits."""
+        key = self.canonical(partition)
+        if key not in self._found:
+            capacity = sum(found[0] for one in partition if (found := self.best(one)))
+            share = -1.0
+            if capacity > 0:
+                deployment, _, weights = self.deployed(partition)
+                share = attained(
+                    deployment, weights, self.trace, self.demand.rate_rps, self.slo, self.seed
+                )
+            self._found[key] = (share, capacity)
+        return self._found[key]
+
+    def canonical(self, partition: Partition) -> Partition:
+        """The partition with its groups sorted."""
+        return tuple(sorted(partition))
+
+
+def hexgen(
+    costs: CostModel,
+    demand: Demand,
+    trace: Trace,
+    slo: Slo,
+    *,
+    generations: int = 30,
+    population: int = 12,
+    children: int = 24,
+    seed: int = 0,
+) -> BaselinePlan:
+    """Groups of mixed GPUs for both phases, by genetic search.
+
+    Parameters
+    ----------
+    demand
+        Planned rate and kinds of requests.
+    trace
+        Requests that fitness is simulated with.
+    slo
+        Targets.
+    generations, population, children
+        Generations, solutions kept in each, and children of each.
+
+    Raises
+    ------
+    ParameterError
+        If a number is below 1.
+    InfeasibleError
+        If the model fits no group of all GPUs.
+    """
+    if min(generations, population, children) < 1:
+        raise ParameterError(
+            f"{generations} generations of {population} solutions with {children} children.",
+            resolve="give numbers of 1 or more.",
+        )
+    search = _Search(costs, demand, trace, slo, seed)
+    rng = stream(seed, "hexgen")
+    kept = [_first(search, rng) for _ in range(population)]
+    history: list[tuple[str, float]] = []
+    for generation in range(generations):
+        parents = rng.integers(0, len(kept), size=children)
+        born = [_child(search, kept[int(k)], rng) for k in parents]
+        unique = {search.canonical(one): one for one in [*kept, *born]}
+        ranked = sorted(unique.items(), key=lambda item: (search.fitness(item[1]), item[0]))
+        kept = [one for _, one in reversed(ranked)][:population]
+        history.append((f"generation {generation + 1}", search.fitness(kept[0])[0]))
+    best = kept[0]
+    if search.fitness(best)[0] < 0:
+        raise InfeasibleError(
+            f"{costs.llm.name} fits no group of the GPUs of {costs.cluster.name}.",
+            resolve="use more or larger GPUs, or a smaller model.",
+        )
+    deployment, pipelines, weights = search.deployed(best)
+    return BaselinePlan(
+        "HexGen",
+        deployment,
+        pipelines,
+        weights,
+        f"attainment at {demand.rate_rps:g} req/s",
+        search.fitness(best)[0],
+        tuple(history),
+    )
+
+
+def _first(search: _Search, rng: np.random.Generator) -> Partition:
+    """Every machine divided evenly into groups that fit; those too small for one are joined."""
+    found: list[Group] = []
+    small: list[tuple[int, int]] = []
+    for m, count in enumerate(search.fleet.inventory):
+        options = [
+            n for n in range(1, count + 1) if count % n == 0 and search.fleet.fits(((m, n),))
+        ]
+        if options:
+            n = int(options[int(rng.integers(len(options)))])
+            found += [((m, n),)] * (count // n)
+        else:
+            small.append((m, count))
+    if small:
+        found.append(group(small))
+    return tuple(found)
+
+
+def _child(search: _Search, parent: Partition, rng: np.random.Generator) -> Partition:
+    """One to three changes of a parent; a change that leaves a group too small is not made."""
+    one = list(parent)
+    for _ in range(int(rng.integers(1, 4))):
+        changed = _CHANGES[int(rng.integers(len(_CHANGES)))](one, rng)
+        if changed is not None and all(search.fleet.fits(part) for part in changed):
+            one = changed
+    return tuple(one)
+
+
+def _merge(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
+    if len(parts) < 2:
+        return None
+    a, b = (int(k) for k in rng.choice(len(parts), 2, replace=False))
+    rest = [part for k, part in enumerate(parts) if k not in (a, b)]
+    return [*rest, _added(parts[a], parts[b])]
+
+
+def _split(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
+    k = int(rng.integers(len(parts)))
+    taken = [(m, int(rng.integers(0, n + 1))) for m, n in parts[k]]
+    left = [(m, n - dict(taken)[m]) for m, n in parts[k]]
+    if not any(n for _, n in taken) or not any(n for _, n in left):
+        return None
+    return [*parts[:k], *parts[k + 1 :], group(taken), group(left)]
+
+
+def _move(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
+    if len(parts) < 2:
+        return None
+    a, b = (int(k) for k in rng.choice(len(parts), 2, replace=False))
+    m, n = parts[a][int(rng.integers(len(parts[a])))]
+    count = int(rng.integers(1, n + 1))
+    left = group((where, held - count * (where == m)) for where, held in parts[a])
+    if not left:
+        return None
+    rest = [part for k, part in enumerate(parts) if k not in (a, b)]
+    return [*rest, left, _added(parts[b], ((m, count),))]
+
+
+def _exchange(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
+    if len(parts) < 2:
+        return None
+    a, b = (int(k) for k in rng.choice(len(parts), 2, replace=False))
+    m, first = parts[a][int(rng.integers(len(parts[a])))]
+    n, second = parts[b][int(rng.integers(len(parts[b])))]
+    if m == n:
+        return None
+    count = int(rng.integers(1, min(first, second) + 1))
+    one = _added(
+        group((where, held - count * (where == m)) for where, held in parts[a]), ((n, count),)
+    )
+    two = _added(
+        group((where, held - count * (where == n)) for where, held in parts[b]), ((m, count),)
+    )
+    rest = [part for k, part in enumerate(parts) if k not in (a, b)]
+    return [*rest, one, two]
+
+
+_CHANGES = (_merge, _split, _move, _exchange)
+
+
+def _added(one: Group, other: Group) -> Group:
+    counts = dict(one)
+    for m, n in other:
+        counts[m] = counts.get(m, 0) + n
+    return group(counts.items())

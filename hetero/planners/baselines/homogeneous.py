@@ -1,0 +1,257 @@
+"""Machines of one GPU type: every division into replicas, with phases apart or together.
+
+vLLM serves both phases on every replica; DistServe (Zhong et al. 2024) gives each replica one
+phase and takes the numbers and parallel configurations of both that maximise goodput, the
+largest rate at which the share of requests that meet the targets reaches a goal. Both are found
+here by enumeration, each alternative simulated. Replicas of a phase are alike, as both systems
+have it, and do not span machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.deployment import Deployment, Replica, Role
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps
+from hetero.planners.phases.cost import CostModel, Settings, Stage
+from hetero.planners.phases.pipeline import Pipeline
+from hetero.planners.phases.replicas import replica
+from hetero.planners.phases.transfer import KvTransfer
+from hetero.simulator import Slo
+from hetero.workload import Trace
+
+_DEGREES = (1, 2, 4, 8)
+_STAGES = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A parallel configuration: tensor-parallel degree and number of stages."""
+
+    tensor_parallel: int
+    stages: int
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tensor_parallel * self.stages
+
+
+def colocated(
+    cluster: Cluster,
+    llm: Llm,
+    trace: Trace,
+    slo: Slo,
+    *,
+    goal: float = 0.9,
+    rate_rps: float | None = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+) -> BaselinePlan:
+    """vLLM: equal replicas that serve both phases, the division of highest goodput.
+
+    Parameters
+    ----------
+    rate_rps
+        Maximise the attainment at this rate instead.
+
+    Raises
+    ------
+    ParameterError
+        If the machines are not alike.
+    InfeasibleError
+        If the model fits no replica.
+
+    Examples
+    --------
+    >>> from hetero import catalog, workload
+    >>> from hetero.cluster import cluster
+    >>> chats = workload.load("azure2023_conv").head(800)
+    >>> found = colocated(
+    ...     cluster("thunderserve-a100-8"), catalog.llm("LLaMA-1-30B"), chats, Slo(e2e_s=40.0)
+    ... )
+    >>> len(found.deployment.replicas)  # ThunderServe, section 5.2: 4
+    4
+    """
+    costs = _alike(cluster, llm, settings)
+    alternatives: list[_Alternative] = []
+    for shape in _shapes(costs):
+        count = _per_machine(costs, shape)
+        places = [(m, n) for m in range(len(costs.machines)) for n in range(count)]
+        pipelines = [_pipeline(costs, m, shape) for m, _ in places]
+        nodes = [
+            replica(one, f"{costs.machines[m].name}/{n}")
+            for one, (m, n) in zip(pipelines, places, strict=True)
+        ]
+        weights = {(node.name, node.name): 1.0 for node in nodes}
+        deployment = Deployment("vLLM", tuple(nodes))
+        label = f"{len(nodes)} x (TP={shape.tensor_parallel}, PP={shape.stages})"
+        alternatives.append((label, deployment, tuple(pipelines), weights))
+    return _best("vLLM", alternatives, trace, slo, goal, rate_rps, seed)
+
+
+def distserve(
+    cluster: Cluster,
+    llm: Llm,
+    trace: Trace,
+    slo: Slo,
+    *,
+    goal: float = 0.9,
+    rate_rps: float | None = None,
+    transfer: KvTransfer | None = None,
+    settings: Settings | None = None,
+    seed: int = 0,
+) -> BaselinePlan:
+    """DistServe: replicas of either phase, numbers and configurations of highest goodput.
+
+    Parameters
+    ----------
+    transfer
+        How KV caches travel; by default in 16 bits, as DistServe sends them.
+    rate_rps
+        Maximise the attainment at this rate instead.
+
+    Raises
+    ------
+    ParameterError
+        If the machines are not alike.
+    InfeasibleError
+        If no division leaves room for both phases.
+    """
+    costs = _alike(cluster, llm, settings)
+    transfer = transfer or KvTransfer(bits=16)
+    shapes = _shapes(costs)
+    alternatives = [
+        _split(costs, first, second, counts, transfer)
+        for first in shapes
+        for second in shapes
+        for counts in _splits(costs, first, second)
+    ]
+    if not alternatives:
+        raise InfeasibleError(
+            f"{llm.name} fits {cluster.name} only once, so its phases cannot be apart.",
+            resolve="use more GPUs, or replicas that serve both phases.",
+        )
+    return _best("DistServe", alternatives, trace, slo, goal, rate_rps, seed)
+
+
+_Alternative = tuple[str, Deployment, tuple[Pipeline, ...], Mapping[tuple[str, str], float]]
+
+
+def _best(
+    system: str,
+    alternatives: list[_Alternative],
+    trace: Trace,
+    slo: Slo,
+    goal: float,
+    rate_rps: float | None,
+    seed: int,
+) -> BaselinePlan:
+    tried: list[tuple[str, float]] = []
+    best, value = alternatives[0], -1.0
+    for one in alternatives:
+        label, deployment, _, weights = one
+        if rate_rps is None:
+            start = max(value, 0.5)
+            # Most cannot reach the best so far: one run shows it.
+            if value > 0 and attained(deployment, weights, trace, value, slo, seed) < goal:
+                tried.append((label, 0.0))
+                continue
+            found = goodput_rps(
+                deployment, weights, trace, slo, goal=goal, start_rps=start, seed=seed
+            )
+        else:
+            found = attained(deployment, weights, trace, rate_rps, slo, seed)
+        tried.append((label, found))
+        if found > value:
+            best, value = one, found
+    objective = "goodput [requests/s]" if rate_rps is None else f"attainment at {rate_rps:g} req/s"
+    _, deployment, pipelines, weights = best
+    return BaselinePlan(system, deployment, pipelines, weights, objective, value, tuple(tried))
+
+
+def _alike(cluster: Cluster, llm: Llm, settings: Settings | None) -> CostModel:
+    costs = CostModel(cluster, llm, settings or Settings())
+    if len({(m.gpu, m.count, m.link) for m in cluster.machines}) > 1:
+        raise ParameterError(
+            f"{cluster.name} has machines of several kinds; this planner divides equal ones.",
+            resolve="choose a cluster of one kind of machine, or a planner for mixed GPUs.",
+        )
+    return costs
+
+
+def _shapes(costs: CostModel) -> list[Shape]:
+    """Configurations that one machine can hold."""
+    found = []
+    for t in _DEGREES:
+        for p in _STAGES:
+            shape = Shape(t, p)
+            if shape.gpus > costs.machines[0].count or not costs.divides(t):
+                continue
+            try:
+                if _pipeline(costs, 0, shape).kv_tokens > 0:
+                    found.append(shape)
+            except InfeasibleError:
+                continue
+    if not found:
+        raise InfeasibleError(
+            f"{costs.llm.name} does not fit the GPUs of one machine of {costs.cluster.name}.",
+            resolve="use larger machines, or a smaller model.",
+        )
+    return found
+
+
+def _pipeline(costs: CostModel, machine: int, shape: Shape) -> Pipeline:
+    least, over = divmod(costs.llm.layers, shape.stages)
+    layers = [least + (k < over) for k in range(shape.stages)]
+    return costs.pipeline([Stage(machine, shape.tensor_parallel, held) for held in layers])
+
+
+def _per_machine(costs: CostModel, shape: Shape) -> int:
+    return costs.machines[0].count // shape.gpus
+
+
+def _splits(costs: CostModel, first: Shape, second: Shape) -> Iterator[tuple[int, int]]:
+    """Numbers of prefill and decode replicas per machine that leave no room for a further one."""
+    count = costs.machines[0].count
+    for prefill in range(1, count // first.gpus + 1):
+        decode = (count - prefill * first.gpus) // second.gpus
+        left = count - prefill * first.gpus - decode * second.gpus
+        if decode >= 1 and left < first.gpus:
+            yield prefill, decode
+
+
+def _split(
+    costs: CostModel, first: Shape, second: Shape, counts: tuple[int, int], transfer: KvTransfer
+) -> _Alternative:
+    nodes: list[Replica] = []
+    pipelines: list[Pipeline] = []
+    roles: tuple[tuple[Role, Shape, int], ...] = (
+        ("prefill", first, counts[0]),
+        ("decode", second, counts[1]),
+    )
+    for role, shape, count in roles:
+        for m, machine in enumerate(costs.machines):
+            for n in range(count):
+                pipelines.append(_pipeline(costs, m, shape))
+                nodes.append(replica(pipelines[-1], f"{machine.name} {role} {n}", role))
+    pairs = [
+        (a, b)
+        for a, one in enumerate(nodes)
+        for b, two in enumerate(nodes)
+        if (one.role, two.role) == ("prefill", "decode")
+    ]
+    links = tuple(
+        (nodes[a].name, nodes[b].name, transfer.link(pipelines[a], pipelines[b])) for a, b in pairs
+    )
+    deployment = Deployment("DistServe", tuple(nodes), links)
+    weights = {(nodes[a].name, nodes[b].name): 1.0 for a, b in pairs}
+    label = " + ".join(
+        f"{count} {role} x (TP={shape.tensor_parallel}, PP={shape.stages})"
+        for role, shape, count in roles
+    )
+    return label, deployment, tuple(pipelines), weights

@@ -1,0 +1,173 @@
+"""A baseline's plan: replicas with fixed shares of the requests, and how good it was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.planners.phases.pipeline import Pipeline
+from hetero.routers import PairShares
+from hetero.simulator import Run, Slo, simulate
+from hetero.streams import stream
+from hetero.workload import Trace
+
+_TRIES = 40
+
+
+@dataclass(frozen=True, repr=False)
+class BaselinePlan(Shown):
+    """What a baseline deploys.
+
+    Attributes
+    ----------
+    system
+        Name of the system.
+    deployment
+        Its replicas.
+    pipelines
+        Configuration of each replica, in their order.
+    weights
+        Share of the requests by pair of replicas; (it, it) where one serves both phases.
+    objective, value
+        What was maximised, in words with its unit, and what was reached.
+    tried
+        Every alternative that was evaluated, with its value.
+    """
+
+    system: str
+    deployment: Deployment
+    pipelines: tuple[Pipeline, ...]
+    weights: Mapping[tuple[str, str], float]
+    objective: str
+    value: float
+    tried: tuple[tuple[str, float], ...] = ()
+
+    def router(self, *, drawn: bool = False) -> PairShares:
+        """The plan's shares as a router; ``drawn`` at random instead of in rotation."""
+        return PairShares(self.weights, drawn=drawn, name=f"shares of {self.system}")
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Price of its GPUs [$/h]."""
+        return self.deployment.usd_per_h
+
+    def table(self) -> Table:
+        """One row per replica."""
+        first: dict[str, float] = {}
+        for (a, b), weight in self.weights.items():
+            for name in {a, b}:
+                first[name] = first.get(name, 0.0) + weight
+        total = sum(self.weights.values())
+        rows = tuple(
+            (
+                node.name,
+                pipeline.label,
+                "TP={}, PP={}".format(*pipeline.degrees),
+                node.role,
+                100.0 * first.get(node.name, 0.0) / total,
+            )
+            for node, pipeline in zip(self.deployment.replicas, self.pipelines, strict=True)
+        )
+        columns = (
+            Column("replica"),
+            Column("GPUs by stage"),
+            Column("strategy"),
+            Column("phase"),
+            Column("requests", "%", 3),
+        )
+        note = f"{self.objective}: {self.value:.4g}; {len(self.tried):,} alternatives evaluated"
+        return Table(self.system, columns, rows, (note,))
+
+
+def attainment(run: Run, slo: Slo) -> float:
+    """Share of all requests that met every target; rejected ones did not.
+
+    A reply of one token has no TPOT and cannot miss it.
+    """
+    good = run.finished.copy()
+    if slo.ttft_s is not None:
+        good &= run.ttft_s <= slo.ttft_s
+    if slo.tpot_s is not None:
+        good &= np.isnan(run.tpot_s) | (run.tpot_s <= slo.tpot_s)
+    if slo.e2e_s is not None:
+        good &= run.e2e_s <= slo.e2e_s
+    return float(good.mean())
+
+
+def attained(
+    deployment: Deployment,
+    weights: Mapping[tuple[str, str], float],
+    trace: Trace,
+    rate_rps: float,
+    slo: Slo,
+    seed: int = 0,
+) -> float:
+    """Attainment of a deployment at a rate of Poisson arrivals; the same draws for every one."""
+    arrivals = trace.poisson(rate_rps, stream(seed, "arrivals"))
+    run = simulate(deployment, arrivals, PairShares(weights), seed=seed)
+    return attainment(run, slo)
+
+
+def goodput_rps(
+    deployment: Deployment,
+    weights: Mapping[tuple[str, str], float],
+    trace: Trace,
+    slo: Slo,
+    *,
+    goal: float = 0.9,
+    start_rps: float = 1.0,
+    precision: float = 0.02,
+    seed: int = 0,
+) -> float:
+    """Largest rate of Poisson arrivals at which the goal of attainment is met; 0 if at none.
+
+    Every rate plays the same requests with the same gaps, stretched.
+
+    Parameters
+    ----------
+    start_rps
+        Where to look first.
+    precision
+        Width of the last bracket over its lower end.
+
+    Raises
+    ------
+    ParameterError
+        If the goal is no share, or no rate is too high for the targets.
+    """
+    if not (0 < goal <= 1 and precision > 0 and start_rps > 0):
+        raise ParameterError(
+            f"goal is {goal}, precision {precision}, start_rps {start_rps}.",
+            resolve="give a share up to 1, and numbers above 0.",
+        )
+
+    def good(rate_rps: float) -> bool:
+        return attained(deployment, weights, trace, rate_rps, slo, seed) >= goal
+
+    low = high = start_rps
+    for _ in range(_TRIES):
+        if good(low):
+            break
+        high, low = low, low / 2.0
+        if low < start_rps * 1e-3:
+            return 0.0
+    if low == high:
+        for _ in range(_TRIES):
+            high *= 2.0
+            if not good(high):
+                break
+            low = high
+        else:
+            raise ParameterError(
+                f"{deployment.name} meets the targets for {len(trace)} requests at any rate.",
+                resolve="give a longer trace, or targets that bind.",
+            )
+    while high > low * (1.0 + precision):
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
