@@ -1,0 +1,252 @@
+"""What a simulation of pipelines leaves behind: requests, nodes, links, and serving figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero.catalog import gpu
+from hetero.deployment import Deployment, Replica
+from hetero.display import Column, Shown, Table
+from hetero.fleet import pipeline_state as state
+from hetero.fleet.state import FINISHED, GAP_BINS, REJECTED
+from hetero.placement.network import Network
+from hetero.simulator.run import Run
+from hetero.workload import Trace
+
+if TYPE_CHECKING:
+    from hetero.simulator.pipelines import Simulation
+
+Floats = NDArray[np.float64]
+PERCENTILES = (5, 25, 50, 75, 95)
+"""Those that Helix reports."""
+
+_NO_ROOM = "no node had KV cache left for it when it was offered"
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A latency over a window.
+
+    Attributes
+    ----------
+    count, mean_s
+        How many were measured, and their mean [s].
+    percentiles_s
+        By percentile, see :data:`PERCENTILES`.
+    """
+
+    count: int
+    mean_s: float
+    percentiles_s: dict[int, float]
+
+
+@dataclass(frozen=True, repr=False)
+class Serving(Shown):
+    """Decode throughput and latencies inside a window, as Helix reports them.
+
+    Attributes
+    ----------
+    decode_tps
+        Tokens after the first of every request, per second.
+    prompt
+        From arrival to the first token, of prompts that ended inside the window.
+    decode
+        From one token to the next, of tokens that came inside the window.
+    """
+
+    name: str
+    window_s: tuple[float, float]
+    decode_tps: float
+    prompt: Latency
+    decode: Latency
+
+    def table(self) -> Table:
+        """Throughput and latencies."""
+        rows: list[tuple[object, ...]] = [("decode throughput", self.decode_tps, "tokens/s")]
+        for label, latency in (("prompt latency", self.prompt), ("decode latency", self.decode)):
+            rows.append((f"{label}, mean", latency.mean_s, "s"))
+            rows += [(f"{label} P{p}", value, "s") for p, value in latency.percentiles_s.items()]
+        columns = (Column("metric"), Column("value"), Column("unit"))
+        return Table(self.name, columns, tuple(rows))
+
+
+@dataclass(frozen=True)
+class PipelineRun(Run):
+    """A run of pipelines: the fields of :class:`Run`, whose replicas are nodes, and the links.
+
+    Attributes
+    ----------
+    network
+        What was simulated.
+    edges
+        Records of the links in use, see :data:`hetero.fleet.pipeline_state.EDGE`.
+    pairs
+        Source and target of every link as indices of the nodes; the coordinator is the last.
+    window_s, end_s
+        Window of throughput and decode latency, and when the last event was played.
+    decode_sum_s, decode_count
+        Sum and number of the decode latencies inside the window.
+    """
+
+    network: Network
+    edges: Any
+    pairs: NDArray[np.int64]
+    window_s: tuple[float, float]
+    end_s: float
+    decode_sum_s: float
+    decode_count: int
+    events: int
+
+    @classmethod
+    def of_simulation(cls, engine: Simulation, requests: Any) -> PipelineRun:
+        """The run that a simulation leaves behind; requests in order of arrival."""
+        floats, integers = engine.memories
+        order = np.argsort(requests["arrival_s"], kind="stable")
+        requests = requests[order]
+        network = engine.network
+        end = float(floats[state.CLOCK])
+        begin, until = engine.window_s
+        trace = Trace(
+            requests["arrival_s"],
+            requests["input_tokens"],
+            requests["output_tokens"],
+            name=engine.trace.name,
+            source=engine.trace.source,
+        )
+        gaps = integers[:GAP_BINS].copy()
+        nodes, edges = engine.nodes[:-1].copy(), engine.edges.copy()
+        for records in (requests, nodes, edges, gaps):
+            records.setflags(write=False)
+        pairs = np.column_stack([edges["source"], edges["target"]])
+        return cls(
+            deployment=_deployment(network, engine.graph.nodes),
+            trace=trace,
+            router=engine.router.name,
+            requests=requests,
+            replicas=nodes,
+            gap_counts=gaps,
+            seed=engine.seed,
+            network=network,
+            edges=edges,
+            pairs=pairs,
+            window_s=(begin, min(until, end)),
+            end_s=end,
+            decode_sum_s=float(floats[state.DECODE_SUM_S]),
+            decode_count=int(integers[state.WINDOW_DECODES]),
+            events=int(integers[state.PLAYED]),
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests by how they ended; together they are all that came."""
+        status = self.requests["status"]
+        found = {"finished": int(self.finished.sum()), "rejected": int((status == REJECTED).sum())}
+        return found | {"in flight": len(status) - sum(found.values())}
+
+    def serving(self) -> Serving:
+        """Decode throughput, prompt and decode latency inside the window."""
+        begin, until = self.window_s
+        first = self.requests["first_token_s"]
+        inside = (first >= begin) & (first <= until)
+        prompt = self.ttft_s[inside]
+        length = max(until - begin, 1e-300)
+        return Serving(
+            name=f"{self.deployment.name}, {self.router}",
+            window_s=self.window_s,
+            decode_tps=self.decode_count / length,
+            prompt=Latency(
+                len(prompt),
+                float(prompt.mean()) if len(prompt) else np.nan,
+                dict(zip(PERCENTILES, np.percentile(prompt, PERCENTILES).tolist(), strict=True))
+                if len(prompt)
+                else dict.fromkeys(PERCENTILES, np.nan),
+            ),
+            decode=Latency(
+                self.decode_count,
+                self.decode_sum_s / self.decode_count if self.decode_count else np.nan,
+                gap_percentiles(self.gap_counts, PERCENTILES),
+            ),
+        )
+
+    @cached_property
+    def node_use(self) -> Floats:
+        """Share of the window that each node spent in batches; shape (M,)."""
+        begin, until = self.window_s
+        return np.asarray(self.replicas["window_busy_s"] / max(until - begin, 1e-300))
+
+    @cached_property
+    def kv_peak(self) -> Floats:
+        """Most that each node held of its KV cache, as a share; above 1 it would have swapped."""
+        return np.asarray(self.replicas["kv_peak"] / self.replicas["kv_entries"])
+
+    def frame(self) -> pd.DataFrame:
+        """One row per request; the replica is the first node of its pipeline."""
+        frame = super().frame()
+        status = self.requests["status"]
+        frame["status"] = np.where(
+            status == FINISHED, "finished", np.where(status == REJECTED, "rejected", "in flight")
+        )
+        frame["reason"] = frame["reason"].where(self.requests["reason"] != state.NO_ROOM, _NO_ROOM)
+        return frame
+
+    def links(self) -> Table:
+        """One row per link: what it carried, and how long prompts waited for it in the window."""
+        names = [*(replica.name for replica in self.deployment.replicas), "coordinator"]
+        rows = tuple(
+            (
+                names[a],
+                names[b],
+                int(edge["messages"]),
+                float(edge["busy_s"] / max(self.end_s, 1e-300)),
+                float(edge["prompt_wait_s"] / edge["prompts"]) if edge["prompts"] else None,
+            )
+            for (a, b), edge in zip(self.pairs.tolist(), self.edges, strict=True)
+        )
+        columns = (
+            Column("from"),
+            Column("to"),
+            Column("messages"),
+            Column("busy", "share", 3),
+            Column("prompts waited", "s"),
+        )
+        ordered = tuple(sorted(rows, key=lambda row: -(row[4] or 0.0)))
+        return Table(f"Links of {self.deployment.name}, {self.router}", columns, ordered)
+
+
+def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> dict[int, float]:
+    """Percentiles of a histogram of inter-token times, linear inside a bin: within 3.2 %."""
+    from hetero.fleet.gaps import gap_edges
+
+    total = int(counts.sum())
+    if not total:
+        return dict.fromkeys(percentiles, np.nan)
+    edges = gap_edges()
+    cumulative = np.concatenate([[0], np.cumsum(counts)]) / total
+    used = np.concatenate([[True], np.diff(cumulative) > 0])
+    values = np.interp(np.array(percentiles) / 100.0, cumulative[used], edges[used])
+    return dict(zip(percentiles, values.tolist(), strict=True))
+
+
+def _deployment(network: Network, nodes: tuple[int, ...]) -> Deployment:
+    """The nodes as replicas of their layers, for names, GPUs and tables."""
+    problem = network.placement.problem
+    replicas = []
+    for k in nodes:
+        node, layers = problem.nodes[k], network.placement.layers(k)
+        replicas.append(
+            Replica(
+                node.name,
+                node.kind.latency.step_model(layers),
+                kv_tokens=node.kind.kv_tokens(layers),
+                gpu=gpu(node.kind.gpu),
+                gpus=node.kind.tensor_parallel,
+            )
+        )
+    name = network.placement.name or f"{problem.llm.name} on {problem.name}"
+    return Deployment(name, tuple(replicas))

@@ -1,0 +1,438 @@
+"""Simulation of layers placed over a network, token by token.
+
+Every request has its own pipeline. A node runs whatever has arrived while its last batch ran; a
+layer takes the time of its prompts plus that of its decoding requests; messages take their turn on
+a link and a latency after that. Compiled: 660 s of 24 busy nodes take a fraction of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.fleet import pipeline_state as state
+from hetero.fleet.state import NO_REPLICA, REJECTED, WAITING
+from hetero.placement.network import Network
+from hetero.placement.problem import NIC_BYTES_S
+from hetero.routers.pipeline_kernels import FLOW
+from hetero.routers.pipelines import PipelineRouter, SwarmRouter
+from hetero.simulator import pipeline_loop as loop
+from hetero.simulator.pipeline_run import PipelineRun
+from hetero.streams import stream
+from hetero.workload import Trace
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Window = tuple[float, float]
+
+PROMPT_TOKENS = 2048
+"""Tokens of a prompt that a batch limit in requests counts on (Helix's artifact)."""
+CONTEXT_TOKENS = 1000
+"""Cached tokens per decoding request that a batch limit counts on (Helix's artifact)."""
+COPY_BYTES_S = 1.0 / (1.0 / 4e9 + 1.0 / 5e9)
+"""Joining what has arrived into one batch and moving it to the GPU, 4 and 5 GB/s one after the
+other (Helix's artifact)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkEvent:
+    """A node or a link fails or comes back at a time, before anything else at that instant.
+
+    Attributes
+    ----------
+    node
+        Name of the node; for a link the pair of names it leads from and to, ``"coordinator"`` for
+        the coordinator.
+
+    Requests whose path leads over what has failed lose their KV cache; they start anew at once,
+    the oldest first, with the tokens they have streamed as part of their prompt.
+    """
+
+    time_s: float
+    node: str | tuple[str, str]
+    what: Literal["fail", "recover"] = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Closed loop: requests come when the cluster has finished others, not when a trace says.
+
+    Attributes
+    ----------
+    first
+        Requests at the start, one every ``delay_s``.
+    by
+        ``"count"``: a request that ends is replaced, so ``first`` are in flight. ``"kv"``: with
+        every prefill and every request that ends comes another one, as long as no layer's KV
+        cache is counted on for more than ``high_water``.
+    delay_s
+        From the end of one to the start of another.
+
+    Notes
+    -----
+    Source: offline serving of Helix's artifact, with 20 requests at the start.
+    """
+
+    first: int = 20
+    by: Literal["kv", "count"] = "kv"
+    high_water: float = 0.8
+    delay_s: float = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes and edges of a network as the simulator holds them.
+
+    Attributes
+    ----------
+    connections
+        Valid connections over links with bandwidth, that lie on a way from the coordinator
+        through every layer back to it; shape (n + 1, n + 1).
+    nodes
+        Indices of the nodes that take part.
+    pairs
+        Source and target of every edge, shape (E, 2), by source.
+    """
+
+    network: Network
+    connections: Flags = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem = self.network.placement.problem
+        valid = self.network.valid() & (problem.links.bandwidth_bytes_s > 0)
+        found = complete(valid)
+        if not found.any():
+            self.network.max_flow()  # says which layer or link is missing
+            raise InfeasibleError(
+                f"No way leads through every layer of {problem.name}.",
+                resolve="place every layer on nodes that links connect.",
+            )
+        object.__setattr__(self, "connections", found)
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """Indices of the nodes that take part."""
+        return tuple(int(k) for k in np.flatnonzero(self.connections[:-1].any(axis=1)))
+
+    @cached_property
+    def pairs(self) -> NDArray[np.int64]:
+        """Source and target of every edge as indices of the problem, by source; shape (E, 2)."""
+        return np.argwhere(self.connections)
+
+    @cached_property
+    def depth(self) -> int:
+        """Edges of the longest path."""
+        placement = self.network.placement
+        longest = {len(placement.ranges): 0}
+        order = sorted(self.nodes, key=lambda k: placement.ranges[k] or (0, 0), reverse=True)
+        order.sort(key=lambda k: -(placement.ranges[k] or (0, 0))[1])
+        for k in order:
+            longest[k] = 1 + max(longest[int(j)] for j in np.flatnonzero(self.connections[k]))
+        return 1 + max(longest[int(j)] for j in np.flatnonzero(self.connections[-1]))
+
+
+def complete(connections: Flags) -> Flags:
+    """Those connections that lie on a way from the coordinator, the last index, back to it."""
+    n = len(connections) - 1
+    forward, backward = np.zeros(n + 1, bool), np.zeros(n + 1, bool)
+    forward[n] = backward[n] = True
+    for reached, step in ((forward, connections), (backward, connections.T)):
+        while True:
+            further = step[reached].any(axis=0) & ~reached
+            if not further.any():
+                break
+            reached |= further
+    return connections & forward[:, None] & backward[None, :]
+
+
+def simulate_pipelines(
+    network: Network,
+    trace: Trace,
+    router: PipelineRouter,
+    *,
+    feed: Feed | None = None,
+    events: Sequence[NetworkEvent] = (),
+    window_s: Window | None = None,
+    until_s: float = np.inf,
+    seed: int = 0,
+) -> PipelineRun:
+    r"""Serve a trace with layers placed over a network.
+
+    A batch of prompts of ``n`` tokens together and ``b`` decoding requests takes a node
+
+        layers (t_prompt(n) + t_decode(b)) + copied bytes / rate
+
+    and a message of ``n`` tokens holds a link for ``n`` (activation + token bytes) / bandwidth, and
+    arrives a latency later. To and from the coordinator only token ids travel. The bandwidth of a
+    link is its own or its share of the network interfaces at both ends, by flow where the router
+    follows one, else by number of links.
+
+    Parameters
+    ----------
+    router
+        One of :mod:`hetero.routers.pipelines`.
+    feed
+        Closed loop: lengths are those of the trace in order, arrivals follow from the feed.
+    events
+        Failures and recoveries.
+    window_s
+        Window of the decode throughput and latency; the whole run by default.
+    until_s
+        When the run stops; requests may then be in flight. Needed by a feed.
+    seed
+        Of routers that draw.
+
+    Raises
+    ------
+    ParameterError
+        If a feed has no end, or an event names what the network does not have.
+    InfeasibleError
+        If no way leads through every layer.
+
+    Notes
+    -----
+    Source: the simulator of Helix (section 6.1) as its artifact has it.
+
+    Examples
+    --------
+    >>> from hetero import workload
+    >>> from hetero.placement.published import placement
+    >>> from hetero.routers.pipelines import FlowRouter
+    >>> trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(200)
+    >>> run = simulate_pipelines(
+    ...     Network(placement("single-24 70B helix")), trace.rescale(rate_rps=0.5), FlowRouter()
+    ... )
+    >>> run.counts
+    {'finished': 200, 'rejected': 0, 'in flight': 0}
+    """
+    if feed is not None and not np.isfinite(until_s):
+        raise ParameterError(
+            "A feed goes on for ever, and the run has no end.", resolve="give until_s."
+        )
+    engine = Simulation(network, trace, router, feed=feed, window_s=window_s, seed=seed)
+    for event in _ordered(events, engine):
+        if event.time_s >= until_s:
+            break
+        engine.play(event.time_s)
+        engine.apply(event)
+    engine.play(until_s)
+    return engine.finish()
+
+
+def _ordered(events: Sequence[NetworkEvent], engine: Simulation) -> list[NetworkEvent]:
+    for event in events:
+        engine.element(event)
+        if not (np.isfinite(event.time_s) and event.time_s >= 0):
+            raise ParameterError(
+                f"An event of {event.node} is at {event.time_s} s.",
+                resolve="give a time of 0 or more.",
+            )
+    return sorted(events, key=lambda event: event.time_s)
+
+
+class Simulation:
+    """A run in progress: the records, and what is done to them between compiled stretches."""
+
+    def __init__(
+        self,
+        network: Network,
+        trace: Trace,
+        router: PipelineRouter,
+        *,
+        feed: Feed | None = None,
+        window_s: Window | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.network, self.trace, self.router, self.seed = network, trace, router, seed
+        self.graph = Graph(network)
+        self.window_s = window_s or (0.0, np.inf)
+        self.at = {k: i for i, k in enumerate(self.graph.nodes)} | {
+            len(network.placement.ranges): len(self.graph.nodes)
+        }
+        arrivals = trace.arrival_s if feed is None else np.full(len(trace), np.inf)
+        self.requests = state.requests(arrivals, trace.input_tokens, trace.output_tokens)
+        self._build(feed)
+        self.weigh()
+        if feed is not None:
+            loop.begin_feed(self.requests, self.plan, *self.memories, feed.first)
+
+    def _build(self, feed: Feed | None) -> None:
+        nodes, tables, segments, firsts = self._nodes()
+        edges = self._edges(nodes, segments)
+        self.nodes, self.edges = nodes, edges
+        plan, floats, integers = state.build(
+            nodes,
+            edges,
+            tables,
+            [np.diff(cuts).tolist() for cuts in segments],
+            firsts,
+            model_layers=self.network.placement.problem.llm.layers,
+            request_count=len(self.trace),
+            depth=self.graph.depth,
+        )
+        self.plan, self.memories = plan[0], (floats, integers)
+        settings: dict[str, Any] = {
+            "router": self.router.code,
+            "late": self.router.late,
+            "reserves": self.router.reserves,
+            "waits": feed is None,
+            "feed": state.FEED_TRACE,
+            "high_water": 1.0,
+            "seed": int(stream(self.seed, "router").integers(2**63)),
+            **self.router.parameters(),
+        }
+        if feed is not None:
+            settings["feed"] = state.FEED_KV if feed.by == "kv" else state.FEED_COUNT
+            settings["feed_delay_s"] = feed.delay_s
+            settings["feed_high_water"] = feed.high_water
+        for name, value in settings.items():
+            self.plan[name] = value
+        floats[state.WINDOW_FROM], floats[state.WINDOW_UNTIL] = self.window_s
+
+    def _nodes(self) -> tuple[Any, list[tuple[Floats, Floats]], list[list[int]], list[int]]:
+        placement = self.network.placement
+        problem = placement.problem
+        n = len(placement.ranges)
+        records = np.zeros(len(self.graph.nodes) + 1, state.NODE)
+        records["segment"] = -1
+        kinds: dict[str, tuple[Floats, Floats]] = {}
+        tables, segments, firsts = [], [], []
+        for i, k in enumerate(self.graph.nodes):
+            kind = problem.nodes[k].kind
+            start, stop = placement.ranges[k] or (0, 0)
+            if kind.name not in kinds:
+                prompt = np.arange(int(kind.latency.prompt_tokens[-1]) + 1)
+                decode = np.arange(int(kind.latency.decode_requests[-1]) + 1)
+                kinds[kind.name] = (
+                    kind.latency.prompt_layer_ms(prompt) / 1e3,
+                    kind.latency.decode_layer_ms(decode) / 1e3,
+                )
+            tables.append(kinds[kind.name])
+            prompts, decodes = kind.batch_limits(stop - start)
+            record = records[i]
+            record["layers"] = stop - start
+            record["max_prompts"] = prompts
+            record["max_prompt_tokens"] = prompts * PROMPT_TOKENS
+            record["max_decodes"] = decodes
+            record["max_context"] = decodes * CONTEXT_TOKENS
+            record["kv_entries"] = kind.kv_entries(stop - start)
+            record["entry_s"] = problem.activation_bytes / COPY_BYTES_S
+            entered = {start}
+            for source in np.flatnonzero(self.graph.connections[:n, k]):
+                entered.add((placement.ranges[int(source)] or (0, start))[1])
+            segments.append([*sorted(entered), stop])
+            firsts.append(start)
+        return records, tables, segments, firsts
+
+    def _edges(self, nodes: Any, segments: list[list[int]]) -> Any:
+        placement = self.network.placement
+        problem = placement.problem
+        n, m = len(placement.ranges), len(self.graph.nodes)
+        records = np.zeros(len(self.graph.pairs), state.EDGE)
+        for e, (a, b) in enumerate(self.graph.pairs.tolist()):
+            record = records[e]
+            record["source"], record["target"] = self.at[a], self.at[b]
+            record["latency_s"] = problem.links.latency_s[a, b]
+            if b < n:
+                cuts = segments[self.at[b]]
+                entry = 0 if a == n else (placement.ranges[a] or (0, 0))[1]
+                record["segment"] = cuts.index(entry)
+                record["layers"] = cuts[-1] - entry
+        for i in range(m + 1):
+            mine = np.flatnonzero(records["source"] == i)
+            nodes["out_first"][i], nodes["out_count"][i] = mine[0], len(mine)
+        if isinstance(self.router, SwarmRouter):
+            records["delay_s"] = records["priority"] = self.router.initial_s
+        return records
+
+    def weigh(self) -> None:
+        """Find which edges lead anywhere now, what they weigh, and how fast they are."""
+        problem = self.network.placement.problem
+        n = len(self.network.placement.ranges)
+        working = self.graph.connections.copy()
+        for i, k in enumerate(self.graph.nodes):
+            if self.nodes["mode"][i] == state.DOWN:
+                working[k, :] = working[:, k] = False
+        a, b = self.graph.pairs.T
+        working[a, b] &= self.edges["broken"] == 0
+        working = complete(working)
+        weight = self.router.weights(self.network, working)
+        self.edges["up"] = working[a, b]
+        self.edges["weight"] = weight[a, b]
+        self.edges["load"] = 0.0
+        whole = problem.activation_bytes + problem.token_bytes
+        size = np.where((a == n) | (b == n), problem.token_bytes, whole)
+        if self.router.code == FLOW:
+            used = weight[a, b] * size
+            out = np.bincount(a, used, n + 1)[a]
+            into = np.bincount(b, used, n + 1)[b]
+            share = np.divide(used, np.maximum(out, into), out=np.ones(len(a)), where=used > 0)
+        else:
+            share = 1.0 / np.bincount(a, minlength=n + 1)[a]
+        speed = np.minimum(problem.links.bandwidth_bytes_s[a, b], NIC_BYTES_S * share)
+        self.edges["token_s"] = size / speed
+        self.plan["degraded"] = bool(
+            (self.nodes["mode"] == state.DOWN).any() or self.edges["broken"].any()
+        )
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """What the kernels work on."""
+        return (self.requests, self.plan, self.nodes, self.edges, *self.memories)
+
+    def play(self, until_s: float) -> None:
+        """Play every event before a time."""
+        loop.play(*self.arrays, until_s)
+
+    def element(self, event: NetworkEvent) -> tuple[str, NDArray[np.int64]]:
+        """What an event is about: a node by index, or edges by index."""
+        problem = self.network.placement.problem
+        names = {node.name: k for k, node in enumerate(problem.nodes)}
+        names["coordinator"] = len(problem.nodes)
+        ends = (event.node,) if isinstance(event.node, str) else event.node
+        for name in ends:
+            if name not in names or (len(ends) == 1 and name == "coordinator"):
+                raise ParameterError(
+                    f"An event at {event.time_s} s names '{name}', which {problem.name} does not "
+                    "have.",
+                    resolve=f"use one of {', '.join(node.name for node in problem.nodes)}.",
+                )
+        if len(ends) == 1:
+            k = names[ends[0]]
+            return "node", np.array([self.at[k]] if k in self.at else [], np.int64)
+        pair = np.array([names[ends[0]], names[ends[1]]])
+        return "link", np.flatnonzero((self.graph.pairs == pair).all(axis=1))
+
+    def apply(self, event: NetworkEvent) -> None:
+        """Let a node or link fail or come back."""
+        what, which = self.element(event)
+        floats, integers = self.memories
+        floats[state.CLOCK] = max(floats[state.CLOCK], event.time_s)
+        if what == "node":
+            down = event.what == "fail"
+            for i in which.tolist():
+                if (self.nodes["mode"][i] == state.DOWN) != down:
+                    self.nodes["mode"][i] = state.DOWN if down else state.IDLE
+                    self.nodes["fresh_tokens"][i] = 0
+        else:
+            self.edges["broken"][which] = int(event.what == "fail")
+            self.edges["free_s"][which] = event.time_s
+        self.weigh()
+        held = np.empty(int(integers[state.NEXT]), np.int64)
+        count = loop.take_out(*self.arrays, event.time_s, held)
+        loop.resume(*self.arrays, event.time_s, held[:count])
+
+    def finish(self) -> PipelineRun:
+        """The run; requests that still wait because something is down are rejected."""
+        come = int(self.memories[1][state.NEXT])
+        requests = self.requests[:come]
+        stuck = (requests["status"] == WAITING) & bool(self.plan["degraded"])
+        requests["status"][stuck] = REJECTED
+        requests["reason"][stuck] = NO_REPLICA
+        return PipelineRun.of_simulation(self, requests)
