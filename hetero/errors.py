@@ -52,6 +52,10 @@ class InfeasibleError(HeteroError):
     """A plan that does not exist; the text names the constraint that binds."""
 
 
+class SolverError(HeteroError):
+    """A solver that ended without the optimum that was asked for; the text gives its status."""
+
+
 class DownloadError(HeteroError):
     """A file that could not be fetched or whose checksum is not the published one."""
 

@@ -1,0 +1,155 @@
+"""Groups of GPUs: how many of which machine, which of them are alike, and first guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.spatial.distance import squareform
+
+from hetero.planners.phases.cost import CostModel
+
+Phase: TypeAlias = Literal["prefill", "decode"]
+PHASES: tuple[Phase, Phase] = ("prefill", "decode")
+Group: TypeAlias = tuple[tuple[int, int], ...]
+"""GPUs of a group: (machine, number) pairs, sorted by machine, numbers above 0."""
+
+Design: TypeAlias = tuple[tuple[Group, Phase], ...]
+"""Groups with their phases, sorted: a solution of the upper level."""
+
+
+def group(counts: Iterable[tuple[int, int]]) -> Group:
+    """The group with these numbers of GPUs per machine; zeros are dropped."""
+    return tuple(sorted((m, int(n)) for m, n in counts if n > 0))
+
+
+def design(parts: Iterable[tuple[Group, Phase]]) -> Design:
+    """The design with these groups, in the order that makes equal ones equal."""
+    return tuple(sorted(parts))
+
+
+def other(phase: Phase) -> Phase:
+    """The phase a flip leads to."""
+    return "decode" if phase == "prefill" else "prefill"
+
+
+@dataclass(frozen=True, eq=False)
+class Fleet:
+    """What the search needs to know of a cluster beside costs.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> fleet = Fleet(CostModel(cluster("thunderserve-cloud-32"), llm("LLaMA-1-30B")))
+    >>> [fleet.fits(group([(0, n)])) for n in (1, 2)]
+    [False, True]
+    """
+
+    model: CostModel
+
+    @cached_property
+    def inventory(self) -> tuple[int, ...]:
+        """GPUs of each machine."""
+        return tuple(machine.count for machine in self.model.machines)
+
+    @cached_property
+    def needed_bytes(self) -> float:
+        """Weights of one copy of the model [bytes]."""
+        return float(self.model.llm.weight_bytes(self.model.settings.precision))
+
+    @cached_property
+    def gpu_bytes(self) -> tuple[float, ...]:
+        """Memory that the engine may use on one GPU of each machine [bytes]."""
+        return tuple(self.model.rates(m, 1).usable_bytes for m in range(len(self.inventory)))
+
+    def fits(self, one: Group) -> bool:
+        """The early check: whether the group's memory together exceeds the weights."""
+        return sum(n * self.gpu_bytes[m] for m, n in one) > self.needed_bytes
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """For each machine, the first one with the same GPUs, links and price."""
+        machines = self.model.machines
+        found: list[int] = []
+        for m, machine in enumerate(machines):
+            key = (machine.gpu, machine.link, machine.count, machine.usd_per_h)
+            same = (
+                k
+                for k in range(m)
+                if (machines[k].gpu, machines[k].link, machines[k].count, machines[k].usd_per_h)
+                == key
+                and self._same_links(k, m)
+            )
+            found.append(next(same, m))
+        return tuple(found)
+
+    def _same_links(self, a: int, b: int) -> bool:
+        """Whether exchanging two machines leaves all links as they are."""
+        order = np.arange(len(self.inventory))
+        order[a], order[b] = b, a
+        at = np.ix_(order, order)
+        return all(
+            bool(np.array_equal(matrix, matrix[at]))
+            for matrix in (self.model.bandwidth_gbs, self.model.latency_s)
+        )
+
+    def canonical(self, one: Design) -> Design:
+        """The same design with machines of a kind renamed, so that mirror images often coincide.
+
+        Machines of a kind are sorted by what the groups take of them; designs that this does not
+        bring together are told apart, which costs time and nothing else.
+        """
+        uses: dict[int, list[tuple[object, ...]]] = {m: [] for m in range(len(self.inventory))}
+        for members, phase in one:
+            shape = tuple(sorted((self.kinds[m], n) for m, n in members))
+            for m, n in members:
+                uses[m].append((n, phase, shape))
+        renamed: dict[int, int] = {}
+        for kind in set(self.kinds):
+            alike = [m for m in range(len(self.kinds)) if self.kinds[m] == kind]
+            ordered = sorted(alike, key=lambda m: (sorted(map(repr, uses[m])), m))
+            renamed |= dict(zip(ordered, alike, strict=True))
+        return design((group((renamed[m], n) for m, n in members), ph) for members, ph in one)
+
+    def clusters(self, rng: np.random.Generator) -> Design:
+        """First design: GPUs clustered by bandwidth, as many groups as fit; phases drawn.
+
+        Hierarchical clustering (average linkage, distance 1 / bandwidth) of the GPU-to-GPU
+        matrix; of all cuts of the tree the one with the most groups of which each can hold the
+        model. GPUs inside one machine are equally far from each other, so a cluster that is a
+        whole machine is divided evenly into as many groups as still fit.
+        """
+        where = np.repeat(np.arange(len(self.inventory)), self.inventory)
+        distance = 1.0 / self.model.bandwidth_gbs[np.ix_(where, where)]
+        np.fill_diagonal(distance, 0.0)
+        parts: list[Group] = [group((m, int(n)) for m, n in enumerate(self.inventory))]
+        if len(where) > 1:
+            tree = linkage(squareform(distance, checks=False), method="average")
+            for k in range(1, len(where) + 1):
+                labels = cut_tree(tree, n_clusters=[k])[:, 0]
+                cut = [
+                    group(zip(*np.unique(where[labels == label], return_counts=True), strict=True))
+                    for label in range(k)
+                ]
+                cut = [tuple((int(m), n) for m, n in one) for one in cut]
+                if all(self.fits(one) for one in cut):
+                    parts = cut
+        parts = [piece for one in parts for piece in self._divided(one)]
+        drawn = rng.integers(0, 2, len(parts))
+        if len(parts) > 1 and drawn.min() == drawn.max():
+            drawn[0] = 1 - drawn[0]  # a design needs both phases
+        return design((one, PHASES[int(k)]) for one, k in zip(parts, drawn, strict=True))
+
+    def _divided(self, one: Group) -> Iterator[Group]:
+        if len(one) > 1:
+            yield one
+            return
+        ((m, n),) = one
+        pieces = max((k for k in range(1, n + 1) if self.fits(((m, n // k),))), default=1)
+        for k in range(pieces):
+            yield ((m, n // pieces + (k < n % pieces)),)

@@ -1,0 +1,86 @@
+r"""The order of pipeline stages: the path with the least communication, by dynamic programming.
+
+Stages on one machine are alike, so a subset of stages is a number of stages per machine. With
+``C(v, a)`` the least cost of a path that has visited the subset ``v`` and ends on machine ``a``
+
+.. math:: C(v + e_b, b) = \min_a\; C(v, a) + \alpha_{ab} + n\, h\, 2 / \beta_{ab}
+
+This is the recursion over subsets of ThunderServe's Appendix B, with the time of a hop in place of
+its bandwidth, and without telling equal stages apart. Where coming back to a machine never pays,
+
+.. math:: hop_{ab} + hop_{cc} \le hop_{ac} + hop_{cb}
+
+for all machines, the stages of each stand together and the subsets are those of the machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def shortest(counts: Sequence[int], hop_s: Floats) -> tuple[tuple[int, ...], float]:
+    """Order of stages with the least total time of hops, and that time [s].
+
+    Parameters
+    ----------
+    counts
+        Stages on each machine, above 0, shape (M,).
+    hop_s
+        Time of a hop from machine to machine [s], shape (M, M); inside on the diagonal.
+
+    Returns
+    -------
+    Indices of the machines along the path, one per stage; of equal paths the first in order.
+
+    Examples
+    --------
+    >>> hop = np.array([[1.0, 9.0, 2.0], [9.0, 1.0, 2.0], [2.0, 2.0, 1.0]])
+    >>> shortest([2, 1, 1], hop)
+    ((0, 0, 2, 1), 5.0)
+    """
+    inside = float(sum((n - 1) * hop_s[m, m] for m, n in enumerate(counts)))
+    if _never_back(hop_s):
+        across = hop_s[~np.eye(len(hop_s), dtype=bool)]
+        if len(across) == 0 or float(across.min()) == float(across.max()):
+            order = tuple(range(len(counts)))
+            cost = float(across[0]) * (len(counts) - 1) if len(across) else 0.0
+        else:
+            order, cost = _recursion([1] * len(counts), hop_s)
+        return tuple(m for m in order for _ in range(counts[m])), cost + inside
+    return _recursion(counts, hop_s)
+
+
+def _never_back(hop_s: Floats) -> bool:
+    """Whether leaving a machine and coming back to it never costs less than staying."""
+    around = hop_s[:, :, None] + hop_s[None, :, :]  # a -> c -> b
+    direct = hop_s[:, None, :] + np.diag(hop_s)[None, :, None]
+    return bool(np.all(direct <= around))
+
+
+def _recursion(counts: Sequence[int], hop_s: Floats) -> tuple[tuple[int, ...], float]:
+    size = len(counts)
+    hop = hop_s.tolist()
+    full = tuple(int(count) for count in counts)
+    best: dict[tuple[tuple[int, ...], int], tuple[float, tuple[int, ...]]] = {}
+    for visited in sorted(product(*(range(count + 1) for count in full)), key=sum):
+        for b in range(size):
+            if visited[b] == 0:
+                continue
+            before = (*visited[:b], visited[b] - 1, *visited[b + 1 :])
+            if not any(before):
+                best[visited, b] = (0.0, (b,))
+                continue
+            options = []
+            for a in range(size):
+                if before[a] > 0:
+                    cost, path = best[before, a]
+                    options.append((cost + hop[a][b], (*path, b)))
+            best[visited, b] = min(options)
+    cost, path = min(best[full, b] for b in range(size) if full[b] > 0)
+    return path, cost

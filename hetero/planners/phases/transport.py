@@ -1,0 +1,78 @@
+r"""Orchestration as a two-stage transportation problem (ThunderServe, section 3.3).
+
+The paper maximises :math:`\sum_{ij} X_i Y_{ij} D_{ij}`, bilinear in the share X of the requests per
+prefill replica and the share Y of these per decode replica. With :math:`Z_{ij} = X_i Y_{ij}` it is
+linear, and capacities, without which everything takes the best pair, enter in the same way:
+
+.. math::
+    \max_{Z \ge 0} \sum_{ij} D_{ij} Z_{ij} \quad\text{so that}\quad \sum_{ij} Z_{ij} \le 1,\;
+    \sum_j Z_{ij} \le A_i,\; \sum_i Z_{ij} \le B_j,\; Z_{ij} \le L_{ij}
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.math_opt.python import mathopt
+
+from hetero.errors import ParameterError, SolverError
+
+Floats = NDArray[np.float64]
+
+
+def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None = None) -> Floats:
+    """Shares Z of the requests per pair that maximise the gain; shape (m, n).
+
+    Parameters
+    ----------
+    gain
+        SLO attainment D of every pair, or another gain; shape (m, n).
+    prefill, decode
+        Largest share of the requests per prefill and decode replica, shapes (m,) and (n,).
+    pair
+        Largest share per pair, shape (m, n); none by default.
+
+    Raises
+    ------
+    ParameterError
+        If shapes do not agree, or a capacity is negative.
+    SolverError
+        If the solver does not return an optimum.
+
+    Examples
+    --------
+    >>> gain = np.array([[0.9, 0.8], [0.7, 0.1]])
+    >>> transport(gain, np.array([0.6, 0.6]), np.array([0.5, 1.0])).round(3)
+    array([[0.1, 0.5],
+           [0.4, 0. ]])
+    """
+    m, n = gain.shape
+    if len(prefill) != m or len(decode) != n or (pair is not None and pair.shape != gain.shape):
+        raise ParameterError(
+            f"Gains of shape {gain.shape} with capacities of {len(prefill)} and {len(decode)}.",
+            resolve="give one capacity per row and one per column.",
+        )
+    if min(prefill.min(), decode.min()) < 0 or (pair is not None and pair.min() < 0):
+        raise ParameterError("A capacity is negative.", resolve="give shares of 0 or more.")
+    model = mathopt.Model()
+    most = np.minimum(prefill[:, None], decode[None, :])
+    most = np.minimum(most if pair is None else np.minimum(most, pair), 1.0)
+    share = [[model.add_variable(lb=0.0, ub=float(most[i, j])) for j in range(n)] for i in range(m)]
+    flat = [cell for row in share for cell in row]
+    model.add_linear_constraint(mathopt.LinearSum(flat) <= 1.0)
+    for i in range(m):
+        model.add_linear_constraint(mathopt.LinearSum(share[i]) <= float(min(prefill[i], 1.0)))
+    for j in range(n):
+        column = [share[i][j] for i in range(m)]
+        model.add_linear_constraint(mathopt.LinearSum(column) <= float(min(decode[j], 1.0)))
+    objective = [float(g) * cell for g, cell in zip(gain.ravel(), flat, strict=True)]
+    model.maximize(mathopt.LinearSum(objective))
+    result = mathopt.solve(model, mathopt.SolverType.GLOP)
+    if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+        raise SolverError(
+            f"The transportation problem of {m} x {n} replicas ended as "
+            f"'{result.termination.reason.name}': {result.termination.detail}.",
+            resolve="report the replicas and the demand; a feasible problem is bounded.",
+        )
+    found = np.array(result.variable_values(flat)).reshape(m, n)
+    return np.asarray(np.clip(found, 0.0, None))
