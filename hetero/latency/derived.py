@@ -132,6 +132,13 @@ def _words(values: Floats) -> str:
     return " ".join(np.format_float_positional(v, 4, False, False, "-") for v in values)
 
 
+def profile_steps() -> pd.DataFrame:
+    """Step model of every layer profile, with its error per kind of step."""
+    from hetero.latency import profiles
+
+    return pd.DataFrame(profiles.to_rows(profiles.profiled_steps(raw=True)))
+
+
 def efficiencies() -> pd.DataFrame:
     """Calibrated efficiencies with their errors, see :mod:`hetero.latency.calibration`."""
     from hetero.latency import calibration
@@ -143,6 +150,7 @@ FILES: dict[str, Callable[[], pd.DataFrame]] = {
     "splitwise_medians": splitwise_medians,
     "helix_layer_knots": helix_layer_knots,
     "aiconfigurator_steps": aiconfigurator_steps,
+    "profile_steps": profile_steps,
     "efficiencies": efficiencies,
 }
 

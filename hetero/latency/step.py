@@ -152,7 +152,8 @@ class StepModel(Shown):
     query-key pairs, the sum over chunks of ``q (start + q/2)`` for ``q`` tokens after ``start``
     cached ones. A decode step is ``n = b, pairs = 0``; a whole prefill is ``n`` = sum of inputs
     and ``c = 0``; a mixed step is ``n > b > 0``, and where a piece has a :class:`Mixed` it reads
-    its cache at a rate of its own and adds ``level(b) + per_token(b) (n - b)``. Xiong et al. eq. 3-4 is the special case of one piece.
+    its cache at a rate of its own and adds ``level(b) + per_token(b) (n - b)``. Xiong et al. eq.
+    3-4 is the special case of one piece.
 
     Attributes
     ----------

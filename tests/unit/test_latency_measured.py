@@ -18,6 +18,7 @@ RAW = {
     "splitwise_medians": "splitwise_perf_model",
     "helix_layer_knots": "helix_layer_latency",
     "aiconfigurator_steps": "aiconfigurator_grid",
+    "profile_steps": "llmservingsim_profile",
 }
 
 
