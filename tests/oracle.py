@@ -17,7 +17,7 @@ from hetero.latency.step import StepModel
 from hetero.simulator import Event
 from hetero.workload import Trace
 
-TOO_LONG, NO_REPLICA, REFUSED = "too long", "no replica", "refused"
+TOO_LONG, NO_REPLICA, REFUSED, DEFERRED = "too long", "no replica", "refused", "deferred"
 
 
 def step_seconds(step: StepModel, n: int, b: int, cached: float, pairs: float) -> float:
@@ -353,6 +353,8 @@ class Fleet:
                 job.chain = tuple(ids[offsets[job.index] : offsets[job.index + 1]])
         self.events = sorted(events, key=lambda event: event.time_s)
         self.transfers: list[Job] = []
+        self.held: list[Job] = []  # at the dispatcher; reason DEFERRED or NO_REPLICA
+        self.changed = False  # whether a request got its first or last token at this instant
         self.gaps: list[float] = []
 
     def run(self) -> Fleet:
@@ -365,17 +367,21 @@ class Fleet:
             times += [events[0].time_s] if events else []
             if not times:
                 return self
+            self.changed = False
             now = min(times)
             for node in self.nodes:
                 if node.end == now:
                     self.end_step(node, now)
             self.end_transfers(now)
+            if self.changed:
+                self.offer(DEFERRED)
             while events and events[0].time_s == now:
                 event = events.popleft()
                 if event.what == "fail":
                     self.fail(self.by_name[event.replica], now)
                 else:
                     self.by_name[event.replica].up = True
+                self.offer(DEFERRED, NO_REPLICA)
             while arrivals and arrivals[0].arrival == now:
                 self.route(arrivals.popleft())
             for node in self.nodes:
@@ -387,6 +393,7 @@ class Fleet:
         """The request gets its next token."""
         if job.done == 0:
             job.first = now
+            self.changed = True
         else:
             self.gaps.append(now - job.last)
         job.last = now
@@ -445,6 +452,7 @@ class Fleet:
 
     def finish(self, node: Node, job: Job, now: float) -> None:
         job.finish = now
+        self.changed = True
         job.reserved = 0
         self.release(node, job)
 
@@ -499,7 +507,16 @@ class Fleet:
 
     def choose(self, job: Job, good: list[Node]) -> Node | None:
         if self.policy == "first":
-            return self.nodes[0] if self.nodes[0] in good else None
+            first = self.nodes[0]
+            if not first.up and first.spec.role != "decode" and first.fits(job):
+                job.reason = DEFERRED
+            return first if first in good else None
+        if self.policy == "least requests below 2":
+            best = min(good, key=lambda n: n.outstanding)
+            if best.outstanding >= 2:
+                job.reason = DEFERRED
+                return None
+            return best
         if self.policy == "least requests":
             return min(good, key=lambda n: n.outstanding)
         if self.policy == "pairs":
@@ -530,11 +547,14 @@ class Fleet:
     def route(self, job: Job) -> None:
         good = self.takers(job)
         job.node = job.target = None
+        job.reason = ""
         node = self.choose(job, good) if good else None
         if node is None:
-            job.reason = REFUSED
             if not good:
                 job.reason = NO_REPLICA if self.takers(job, down_too=True) else TOO_LONG
+            job.reason = job.reason or REFUSED
+            if job.reason in (DEFERRED, NO_REPLICA):
+                self.held.append(job)
             return
         job.node = node
         self.charge(node, job)
@@ -543,6 +563,15 @@ class Fleet:
             assert job.target is not None
             self.charge(job.target, job)
         node.queue.append(job)
+
+    def offer(self, *reasons: str) -> None:
+        """Route held requests again, the oldest first."""
+        waiting, self.held = sorted(self.held, key=lambda job: job.index), []
+        for job in waiting:
+            if job.reason in reasons:
+                self.route(job)
+            else:
+                self.held.append(job)
 
     def fail(self, node: Node, now: float) -> None:
         if not node.up:
@@ -572,11 +601,12 @@ class Fleet:
         node.places, node.chunked, node.chunk, node.stall, node.end = [], 0, 0, 0.0, None
         node.decodes, node.fed = False, 0
         lost += self.rebind(node)
-        for job in sorted(lost, key=lambda job: job.index):
+        for job in lost:
             job.retries += 1
             job.reserved = 0
             job.at_hand = job.swapped = False
-            self.route(job)
+            job.reason = NO_REPLICA
+        self.held += lost
 
     def rebind(self, gone: Node) -> list[Job]:
         """Give requests in prefill another decode replica; return those that get none."""

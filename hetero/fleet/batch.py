@@ -10,6 +10,7 @@ from hetero.fleet.heaps import due_step, entry, heap_pop, heap_push, item_of
 from hetero.fleet.kv import at_hand, blocks, expected, need, unknown_tokens
 from hetero.fleet.prefix import remember
 from hetero.fleet.state import (
+    CHANGES,
     FINISHED,
     LOGGED,
     PAGED,
@@ -102,6 +103,7 @@ def finish(R, e, s, IM, r, released):
     R[r].finish_s = s.clock_s
     R[r].status = FINISHED
     release(R, s, r)
+    IM[CHANGES] += 1
     if e.log > 0:
         IM[e.log + IM[LOGGED]] = r
         IM[LOGGED] += 1
@@ -254,6 +256,7 @@ def prefilled(R, e, s, FM, IM, r):
         R[r].first_token_s = now
     elif done == 1:
         R[r].first_token_s = now
+        IM[CHANGES] += 1
         if e.log > 0:
             IM[e.log + IM[LOGGED]] = ~r
             IM[LOGGED] += 1

@@ -37,8 +37,13 @@ EXPECT_KNOWN, EXPECT_PREDICTED, EXPECT_MAXIMUM = 0, 1, 2
 NOT_ARRIVED, WAITING, RUNNING, IN_TRANSFER, FINISHED, REJECTED = 0, 1, 2, 3, 4, 5
 # Waiting with the KV cache at hand: swapped out before, or transferred from a prefill replica.
 SWAPPED, AT_HAND = 6, 7
+# Waiting at the dispatcher, see hetero.fleet.held.
+HELD = 8
 # Why a request was rejected.
-NO_REASON, TOO_LONG, NO_REPLICA, REFUSED_BY_ROUTER = 0, 1, 2, 3
+NO_REASON, TOO_LONG, NO_REPLICA, REFUSED_BY_ROUTER, DEFERRED_FOR_GOOD = 0, 1, 2, 3, 4
+
+#: What a router answers in place of a replica.
+REJECT, DEFER = -1, -2
 
 #: Inter-token times are counted between 2^-17 s and 2^10 s, see :mod:`hetero.fleet.gaps`.
 GAP_LOW_EXPONENT, GAP_OCTAVES, GAPS_PER_OCTAVE = -17, 27, 32
@@ -164,8 +169,13 @@ REPLICA = np.dtype(
 
 #: Entries of the integer memory after the histogram: the number of KV transfers in progress, the
 #: length of the log of first tokens (written ~request) and finishes (request), and a request
-#: before which all have ended.
+#: before which all have ended; of the requests held at the dispatcher the first, the last and the
+#: number of those that a router deferred; how often a request got its first token or its last, and
+#: up to which of these times held requests have been offered again.
 TRANSFERS, LOGGED, OLDEST = GAP_BINS, GAP_BINS + 1, GAP_BINS + 2
+HELD_HEAD, HELD_TAIL, DEFERRED = GAP_BINS + 3, GAP_BINS + 4, GAP_BINS + 5
+CHANGES, SEEN_CHANGES = GAP_BINS + 6, GAP_BINS + 7
+_COUNTERS = 8
 
 
 class Memory:
@@ -175,10 +185,10 @@ class Memory:
     piece its knots (tokens, seconds, seconds per further token) and times per cached token, those
     of mixed steps behind; per prefill engine the latency and seconds per token of its links; the
     heap of transfer times.
-    ``IM``: the histogram of inter-token times; the number of transfers, the length of the log and
-    the oldest request; the prefix blocks of the requests; per engine the heap of running requests,
-    their order of admission, their count by position within a block, its prefix cache and the
-    dispatcher's books of that; the requests in transfer; the log. Two plain arrays, because
+    ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
+    :data:`SEEN_CHANGES`; the prefix blocks of the requests; per engine the heap of running
+    requests, their order of admission, their count by position within a block, its prefix cache
+    and the dispatcher's books of that; the requests in transfer; the log. Two plain arrays, because
     compiled calls copy the description of every array they pass on.
     """
 
@@ -265,7 +275,9 @@ def build(
     engines["split"] = split
     memory = Memory()
     memory.add("f8", np.full(count, np.inf))
-    memory.add("i8", np.zeros(GAP_BINS + 3, np.int64))
+    counters = np.zeros(GAP_BINS + _COUNTERS, np.int64)
+    counters[[HELD_HEAD, HELD_TAIL]] = -1
+    memory.add("i8", counters)
     engines["transfer_keys"] = memory.add("f8", np.zeros(request_count if split else 0))
     engines["transfer_items"] = memory.add("i8", np.zeros(request_count if split else 0, np.int64))
     if log:

@@ -1,6 +1,8 @@
 """Routers: which replica, or pair of replicas, serves a request."""
 
 from hetero.routers.base import (
+    DEFER,
+    REJECT,
     Builtin,
     CacheAware,
     Choice,
@@ -30,6 +32,8 @@ from hetero.routers.predictors import Normal, Oracle, Predictor, Quantile
 from hetero.routers.xiong import Workload
 
 __all__ = [
+    "DEFER",
+    "REJECT",
     "Builtin",
     "CacheAware",
     "CapacityProportional",

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
+from hetero.fleet import state
 from hetero.routers import kernels, predictive
 
 Floats = NDArray[np.float64]
 Records: TypeAlias = tuple[Any, Any, Any, Floats, NDArray[np.int64]]
 """Request, engine and replica records and the two memories, see :mod:`hetero.fleet.state`."""
 Choice: TypeAlias = int | tuple[int, int]
-"""What becomes of a request: a replica; a prefill and a decode replica; or -1 to reject it.
+"""What becomes of a request: a replica; a prefill and a decode replica; ``REJECT``; ``DEFER``.
 
-For a prefill replica alone, the decode replica is the one of the emptiest KV cache.
+For a prefill replica alone, the decode replica is the one of the emptiest KV cache. ``DEFER``
+holds the request at the dispatcher; it is offered again, the oldest first, when any request gets
+its first or last token and when a replica fails or recovers.
 """
+REJECT: Final = state.REJECT
+DEFER: Final = state.DEFER
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +211,7 @@ class WeightedRoundRobin(Builtin):
 
 @dataclass(frozen=True)
 class SingleInstance(Builtin):
-    """Everything to one replica (Xiong et al., SI)."""
+    """Everything to one replica (Xiong et al., SI); while it is down, requests are held."""
 
     replica: int = 0
     name: str = "single instance"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from hetero.fleet.candidates import may_take
 from hetero.fleet.compiled import compiled
+from hetero.fleet.kv import fits
+from hetero.fleet.state import DECODE_ONLY, DEFER, DOWN, REJECT
 
 
 @compiled
@@ -61,6 +63,8 @@ def interleaved(R, E, S, weight, credit, r):
 
 @compiled
 def single(R, E, S, RM, r):
-    """Always the same replica, if it could hold the request."""
+    """Always the same replica, if it could hold the request; while it is down they wait."""
     i = int(RM[0])
-    return i if may_take(R, E, S, r, i) else -1
+    if S[i].mode == DOWN and E[i].role != DECODE_ONLY and fits(R, E[i], r):
+        return DEFER
+    return i if may_take(R, E, S, r, i) else REJECT

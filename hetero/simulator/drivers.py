@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.errors import ParameterError
-from hetero.fleet import state
+from hetero.fleet import held, state
 from hetero.fleet.replica import advance_all
 from hetero.routers.base import FleetState, Request, Router
 from hetero.simulator import loop
@@ -28,13 +28,19 @@ class Compiled:
         """Route requests as they arrive."""
         loop.arrivals(*self.arrays, start, stop)
 
-    def requeue(self, held: Ints, t: float) -> None:
-        """Route requests again that lost their replica at ``t``."""
-        loop.requeue(*self.arrays, held, t)
+    def wait(self, until: float) -> None:
+        """Offer deferred requests again at every change up to ``until``."""
+        loop.offer_until(*self.arrays, until)
+
+    def requeue(self, lost: Ints, t: float) -> None:
+        """Route requests that lost their replica at ``t``, and those that are held."""
+        loop.requeue(*self.arrays, lost, t)
 
     def drain(self) -> None:
         """Play everything to its end."""
+        self.wait(np.inf)
         advance_all(*self.arrays[:5], np.inf)
+        loop.give_up(self.arrays[0], self.arrays[4])
 
 
 class Plain:
@@ -77,8 +83,8 @@ class Plain:
         try:
             i = operator.index(chosen)
         except TypeError:
-            i = -2
-        if not -1 <= i < self.count:
+            i = self.count
+        if not state.DEFER <= i < self.count:
             raise self._unknown(chosen, r)
         loop.send_from(*self.arrays, r, i, t)
 
@@ -98,7 +104,7 @@ class Plain:
         return ParameterError(
             f"Router '{self.router.name}' chose {chosen!r} for request {r}.",
             resolve=f"return an index of 0 to {self.count - 1}, a pair of a prefill and a decode "
-            "replica, or -1 to reject.",
+            f"replica, {state.REJECT} to reject or {state.DEFER} to hold it.",
         )
 
     def _tell(self) -> None:
@@ -132,14 +138,35 @@ class Plain:
             part[name].tolist() for name in ("arrival_s", "input_tokens", "predicted_tokens")
         )
         for r, (t, inputs, predicted) in enumerate(zip(*columns, strict=True), start):
+            self.wait(t)
             self._choose(Request(r, t, inputs, predicted), t)
 
-    def requeue(self, held: Ints, t: float) -> None:
-        """Route requests again that lost their replica at ``t``."""
-        for r in held.tolist():
-            self._choose(self._request(r), t)
+    def wait(self, until: float) -> None:
+        """Offer deferred requests again at every change up to ``until``."""
+        while self.integers[state.DEFERRED] > 0:
+            t = held.next_change_s(*self.arrays, until)
+            if t == np.inf:
+                return
+            self._offer(float(t), everything=False)
+
+    def _offer(self, t: float, *, everything: bool) -> None:
+        r = int(held.take_all(self.integers))
+        while r >= 0:
+            following = int(self.requests["link"][r])
+            if everything or self.requests["reason"][r] == state.DEFERRED_FOR_GOOD:
+                self._choose(self._request(r), t)
+            else:
+                held.keep(self.requests, self.integers, r)
+            r = following
+
+    def requeue(self, lost: Ints, t: float) -> None:
+        """Route requests that lost their replica at ``t``, and those that are held."""
+        held.merge(self.requests, self.integers, lost)
+        self._offer(t, everything=True)
 
     def drain(self) -> None:
         """Play everything to its end."""
+        self.wait(np.inf)
         advance_all(*self.arrays, np.inf)
+        loop.give_up(self.requests, self.integers)
         self._tell()

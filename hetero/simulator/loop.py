@@ -7,10 +7,22 @@ import numpy as np
 from hetero.fleet.batch import charge
 from hetero.fleet.candidates import candidates, decode_replica, why_nowhere
 from hetero.fleet.compiled import compiled
+from hetero.fleet.held import hold, keep, merge, next_change_s, take_all
 from hetero.fleet.kv import fits
 from hetero.fleet.prefix import hit_tokens, remember
 from hetero.fleet.replica import advance, advance_all, enqueue
-from hetero.fleet.state import DECODE_ONLY, DOWN, PREFILL_ONLY, REFUSED_BY_ROUTER, REJECTED
+from hetero.fleet.state import (
+    DECODE_ONLY,
+    DEFER,
+    DEFERRED,
+    DEFERRED_FOR_GOOD,
+    DOWN,
+    NO_REASON,
+    NO_REPLICA,
+    PREFILL_ONLY,
+    REFUSED_BY_ROUTER,
+    REJECTED,
+)
 from hetero.routers.kernels import choose
 
 
@@ -32,8 +44,14 @@ def send(R, E, S, FM, IM, r, i, j, t):
         usable = j >= 0 and S[j].mode != DOWN and fits(R, E[j], r)
     if not usable:
         reason = why_nowhere(R, E, S, r)
-        reject(R, r, reason if reason else REFUSED_BY_ROUTER)
+        if reason == NO_REPLICA:
+            hold(R, E, S, FM, IM, r, reason, t)
+        elif reason == NO_REASON and i == DEFER:
+            hold(R, E, S, FM, IM, r, DEFERRED_FOR_GOOD, t)
+        else:
+            reject(R, r, reason if reason else REFUSED_BY_ROUTER)
         return
+    R[r].reason = NO_REASON
     R[r].node = i
     R[r].decode_node = j
     R[r].believed_tokens = hit_tokens(R, E[i], IM, E[i].books, r)
@@ -56,14 +74,50 @@ def route(R, E, S, FM, IM, RM, U, code, r, t):
 def arrivals(R, E, S, FM, IM, RM, U, code, start, stop):
     """Route requests ``start`` to ``stop - 1`` when they arrive."""
     for r in range(start, stop):
-        route(R, E, S, FM, IM, RM, U, code, r, R[r].arrival_s)
+        t = R[r].arrival_s
+        if IM[DEFERRED] > 0:
+            offer_until(R, E, S, FM, IM, RM, U, code, t)
+        route(R, E, S, FM, IM, RM, U, code, r, t)
 
 
 @compiled
-def requeue(R, E, S, FM, IM, RM, U, code, held, t):
-    """Route requests again at ``t``."""
-    for k in range(len(held)):
-        route(R, E, S, FM, IM, RM, U, code, held[k], t)
+def offer(R, E, S, FM, IM, RM, U, code, t, everything):
+    """Offer the held requests to their router at ``t``, all or those that it deferred."""
+    r = take_all(IM)
+    while r >= 0:
+        following = np.int64(R[r].link)
+        if everything or R[r].reason == DEFERRED_FOR_GOOD:
+            route(R, E, S, FM, IM, RM, U, code, r, t)
+        else:
+            keep(R, IM, r)
+        r = following
+
+
+@compiled
+def offer_until(R, E, S, FM, IM, RM, U, code, until):
+    """Offer deferred requests again at every change up to ``until``."""
+    while IM[DEFERRED] > 0:
+        t = next_change_s(R, E, S, FM, IM, until)
+        if t == np.inf:
+            return
+        offer(R, E, S, FM, IM, RM, U, code, t, False)
+
+
+@compiled
+def requeue(R, E, S, FM, IM, RM, U, code, lost, t):
+    """Route requests that lost their replica at ``t``, and those that are held."""
+    merge(R, IM, lost)
+    offer(R, E, S, FM, IM, RM, U, code, t, True)
+
+
+@compiled
+def give_up(R, IM):
+    """Reject what is still held."""
+    r = take_all(IM)
+    while r >= 0:
+        following = np.int64(R[r].link)
+        reject(R, r, R[r].reason)
+        r = following
 
 
 @compiled

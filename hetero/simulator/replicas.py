@@ -42,7 +42,8 @@ class Event:
 
     A failing replica loses its KV cache and the step in progress; its requests, waiting and
     running, are routed again at once, the oldest first, with the tokens they have already streamed
-    kept as part of the prompt. KV transfers from or to it are lost as well.
+    kept as part of the prompt. KV transfers from or to it are lost as well. Where no other replica
+    could take them, they and later ones wait at the dispatcher until one recovers.
     """
 
     time_s: float
@@ -70,7 +71,8 @@ def simulate(
     Parameters
     ----------
     router
-        A built-in router, or any object with ``name`` and ``choose(request, fleet)``; it may
+        A built-in router, or any object with ``name`` and ``choose(request, fleet)``, which
+        returns a replica, or ``DEFER`` to be asked again at the next first token or finish; it may
         have ``on_first_token(index, now_s)`` and ``on_finish(index, now_s)``.
     events
         Failures and recoveries.
@@ -115,12 +117,14 @@ def simulate(
         stop = int(np.searchsorted(trace.arrival_s, event.time_s, side="left"))
         done = _route(driver, done, stop, progress)
         k = names[event.replica]
+        driver.wait(event.time_s)
+        lost = np.empty(stop, np.int64)
+        count = 0
         if event.what == "fail":
-            held = np.empty(stop, np.int64)
-            count = fail(*arrays, k, event.time_s, stop, held)
-            driver.requeue(np.sort(held[:count]), event.time_s)
+            count = fail(*arrays, k, event.time_s, stop, lost)
         else:
             recover(replicas[k], event.time_s)
+        driver.requeue(np.sort(lost[:count]), event.time_s)
     _route(driver, done, len(trace), progress)
     driver.drain()
     ended = (requests["status"] == state.FINISHED) | (requests["status"] == state.REJECTED)

@@ -23,8 +23,9 @@ _REASONS = np.array(
     [
         "",
         "longer than the KV cache of every replica",
-        "every replica that could hold it was down",
+        "every replica that could hold it was down, and none came back",
         "the router chose no replica that could take it",
+        "the router held it until nothing was left to wait for",
     ],
     object,
 )

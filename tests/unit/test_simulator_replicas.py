@@ -11,13 +11,16 @@ import pytest
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
-from hetero.routers import LeastRequests, Normal, PowerOfTwo, RoundRobin, SingleInstance
+from hetero.routers import DEFER, LeastRequests, Normal, PowerOfTwo, RoundRobin, SingleInstance
 from hetero.simulator import Event, simulate
 from hetero.workload import Trace
 
 # A step costs 1 s, and 1/8 s per new token; nothing else.
 STEP = StepModel.affine(floor_s=1.0, per_token_s=0.125, per_cached_token_s=0.0)
 ENGINE = Engine(max_batch=8, max_step_tokens=16, block_tokens=4)
+
+
+NONE_CAME_BACK = "every replica that could hold it was down, and none came back"
 
 
 def one(engine: Engine = ENGINE, kv_tokens: int = 100, **fields) -> Deployment:
@@ -181,7 +184,7 @@ def test_a_prefill_replica_that_waits_looks_again_when_its_queue_changes() -> No
     three = (p, d, replace(d, name="e", kv_tokens=100))
     fleet = Deployment("three", three, default_link=KvLink(1.0))
     run = served(fleet, [0.0, 0.0, 0.0], [4, 8, 1], [2, 2, 2], events=[Event(3.0, "e")])
-    assert run.frame().reason.tolist() == ["", "every replica that could hold it was down", ""]
+    assert run.frame().reason.tolist() == ["", NONE_CAME_BACK, ""]
     assert firsts(run)[0] == 1.5
     assert firsts(run)[2] == 3.0 + 1.125
 
@@ -265,7 +268,7 @@ def test_reasons_of_rejections() -> None:
     assert run.counts == {"finished": 1, "rejected": 2}
     assert run.frame().reason.tolist() == [
         "longer than the KV cache of every replica",
-        "every replica that could hold it was down",
+        NONE_CAME_BACK,
         "",
     ]
     refused = served(several((40, 100)), [0.0], [80], [1], SingleInstance(0))
@@ -280,7 +283,7 @@ def test_a_request_too_long_for_every_decode_replica_is_not_refused_by_the_route
     run = served(split(KvLink(1.0), decode_tokens=10), [0.0], [8], [8], LeastRequests())
     assert run.frame().reason.tolist() == ["longer than the KV cache of every replica"]
     down = served(split(KvLink(1.0)), [1.0], [8], [8], LeastRequests(), events=[Event(0.0, "d")])
-    assert down.frame().reason.tolist() == ["every replica that could hold it was down"]
+    assert down.frame().reason.tolist() == [NONE_CAME_BACK]
 
 
 def test_outputs_of_zero_and_one_token() -> None:
@@ -304,6 +307,75 @@ def test_a_replica_may_fail_twice_and_recover_without_having_failed() -> None:
     assert run.counts == {"finished": 0, "rejected": 3}
     assert run.requests["retries"].tolist() == [2, 1, 0]
     assert (run.utilisation() <= 1).all()
+
+
+def test_while_all_are_down_requests_wait_at_the_dispatcher() -> None:
+    # The first loses its token due at 3.125 with both replicas; the oldest goes first.
+    events = [Event(3.0, "a"), Event(3.0, "b"), Event(20.0, "b", "recover")]
+    for router, retries in ((LeastRequests(), 2), (Chooses(1), 1)):
+        run = served(several(), [0.0, 4.0, 5.0], [8, 8, 8], [2, 1, 1], router, events=events)
+        assert run.counts == {"finished": 3, "rejected": 0}
+        assert run.frame().replica.tolist() == ["b", "b", "b"]
+        assert run.requests["retries"].tolist() == [retries, 0, 0]
+        # A prefill takes 16 tokens: the first with the token it has, then the others.
+        assert finishes(run) == [20.0 + 1 + 9 / 8, *[22.125 + 1 + 16 / 8] * 2]
+        assert firsts(run)[0] == 2.0
+
+
+def test_a_request_waits_for_the_only_replica_that_could_hold_it() -> None:
+    # The second fits b alone; the third fits a and need not wait.
+    events = [Event(0.5, "b"), Event(9.0, "b", "recover")]
+    run = served(several((40, 100)), [0.0, 1.0, 2.0], [8, 80, 8], [1, 1, 1], events=events)
+    assert run.frame().replica.tolist() == ["a", "b", "a"]
+    assert firsts(run)[1:] == [9.0 + 1 + 80 / 8, 2.0 + 1 + 8 / 8]
+
+
+def test_a_single_instance_that_is_down_is_waited_for() -> None:
+    events = [Event(0.5, "a"), Event(9.0, "a", "recover")]
+    run = served(several(), [1.0, 2.0], [8, 8], [1, 1], SingleInstance(0), events=events)
+    assert firsts(run) == [9.0 + 1 + 16 / 8] * 2
+    lost = served(several(), [1.0], [8], [1], SingleInstance(0), events=events[:1])
+    held = "the router held it until nothing was left to wait for"
+    assert lost.frame().reason.tolist() == [held]
+
+
+class OneAtATime:
+    """A router in plain Python that sends a request only to an empty replica."""
+
+    name = "one at a time"
+
+    def __init__(self) -> None:
+        self.asked = []
+
+    def choose(self, request, fleet):
+        self.asked.append((request.index, fleet.now_s))
+        free = np.flatnonzero(fleet.eligible & (fleet.outstanding == 0))
+        return int(free[0]) if len(free) else DEFER
+
+
+def test_a_deferred_request_is_offered_at_every_first_token_and_finish() -> None:
+    # Steps of 1 + n / 8: tokens of the first at 2, 3.125 and 4.25; of the second at 6.25.
+    router = OneAtATime()
+    run = served(one(), [0.0, 0.5, 3.0], [8, 8, 8], [3, 1, 1], router)
+    assert finishes(run) == [4.25, 6.25, 8.25]
+    assert firsts(run) == [2.0, 6.25, 8.25]
+    assert router.asked == [
+        (0, 0.0),
+        (1, 0.5),
+        (1, 2.0),
+        (2, 3.0),
+        (1, 4.25),
+        (2, 4.25),
+        (2, 6.25),
+    ]
+
+
+def test_a_request_that_is_deferred_for_good_is_rejected() -> None:
+    run = served(one(), [0.0, 1.0], [8, 8], [3, 1], Chooses(DEFER))
+    assert run.counts == {"finished": 0, "rejected": 2}
+    assert set(run.frame().reason) == {"the router held it until nothing was left to wait for"}
+    too_long = served(one(), [0.0], [101], [1], Chooses(DEFER))
+    assert too_long.frame().reason.tolist() == ["longer than the KV cache of every replica"]
 
 
 def test_events_at_the_time_of_an_arrival_come_first() -> None:
@@ -366,7 +438,7 @@ def test_hooks_come_in_order_of_time_and_once() -> None:
     assert [when for *_, when in router.calls] == sorted(when for *_, when in router.calls)
 
 
-@pytest.mark.parametrize("answer", [2, -2, None, "a", 0.5, [0]])
+@pytest.mark.parametrize("answer", [2, -3, None, "a", 0.5, [0]])
 def test_a_router_that_answers_nonsense_is_named(answer) -> None:
     with pytest.raises(ParameterError, match=r"Router 'plain' chose .* for request 0"):
         served(several(), [0.0], [1], [1], Chooses(answer))
