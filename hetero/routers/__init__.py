@@ -29,6 +29,7 @@ from hetero.routers.heteroserve import (
 )
 from hetero.routers.pairs import PairShares
 from hetero.routers.predictors import Normal, Oracle, Predictor, Quantile
+from hetero.routers.ranges import RangeShares
 from hetero.routers.xiong import Workload
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Predictive",
     "Predictor",
     "Quantile",
+    "RangeShares",
     "Request",
     "RoundRobin",
     "Router",

@@ -7,6 +7,7 @@ from hetero.fleet.compiled import compiled
 from hetero.fleet.replica import advance, advance_all
 from hetero.fleet.state import PREFILL_ONLY
 from hetero.routers.capability import NEXT_EPOCH_S, heteroserve, latency_aware, refresh
+from hetero.routers.lengths import range_shares
 from hetero.routers.load import least_requests, least_tokens, pick
 from hetero.routers.predictive import predictive
 from hetero.routers.prefixes import cache_aware
@@ -17,7 +18,7 @@ from hetero.routers.workload import workload
 ROUND_ROBIN, WEIGHTED_RANDOM, INTERLEAVED, SINGLE = 0, 1, 2, 3
 LEAST_REQUESTS, LEAST_TOKENS, POWER_OF_TWO = 4, 5, 6
 WORKLOAD, HETEROSERVE, LATENCY_AWARE, LENGTH_AWARE, PREDICTIVE = 7, 8, 9, 10, 11
-PAIR_SHARES, CACHE_AWARE = 12, 13
+PAIR_SHARES, CACHE_AWARE, RANGE_SHARES = 12, 13, 14
 
 
 @compiled
@@ -72,6 +73,8 @@ def decide(code, R, E, S, FM, IM, RM, first, second, r, t):
         return cache_aware(R, E, S, IM, RM, r)
     if code == WORKLOAD:
         return workload(R, E, S, RM, r)
+    if code == RANGE_SHARES:
+        return range_shares(R, E, S, RM, r)
     return predictive(R, E, S, FM, IM, RM, r, t)
 
 
