@@ -68,8 +68,21 @@ class Fleet:
         return tuple(self.model.rates(m, 1).usable_bytes for m in range(len(self.inventory)))
 
     def fits(self, one: Group) -> bool:
-        """The early check: whether the group's memory together exceeds the weights."""
-        return sum(n * self.gpu_bytes[m] for m, n in one) > self.needed_bytes
+        """The early checks: memory together exceeds the weights, and stages are not too many."""
+        if sum(n * self.gpu_bytes[m] for m, n in one) <= self.needed_bytes:
+            return False
+        return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages
+
+    @cached_property
+    def _fewest(self) -> tuple[int, ...]:
+        """Fewest stages of 0, 1, ... GPUs of one machine."""
+        return (
+            0,
+            *(
+                min(n // t for t in range(1, n + 1) if n % t == 0 and self.model.divides(t))
+                for n in range(1, max(self.inventory) + 1)
+            ),
+        )
 
     @cached_property
     def kinds(self) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ class Configurations:
         for degrees in self._degrees(group):
             counts = [n // t for (_, n), t in zip(group, degrees, strict=True)]
             stages = sum(counts)
-            if stages > self.model.llm.layers:
+            if stages > min(self.model.llm.layers, self.model.settings.max_stages):
                 continue
             path = self._route(group, counts)
             rates = [self.model.rates(group[k][0], degrees[k]) for k in path]

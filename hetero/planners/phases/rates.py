@@ -26,6 +26,9 @@ class Settings:
         reaches 75 to 80 %.
     max_batch
         Largest number of requests that decode together.
+    max_stages
+        Largest number of pipeline stages. Long pipelines pool many GPUs into one queue, and one
+        failure stops them all; the paper's plans have up to 2.
     efficiency
         Efficiencies of all GPUs; by default those calibrated for each type.
     """
@@ -37,6 +40,7 @@ class Settings:
     network_share: float = 0.56
     inside_share: float = 0.75
     max_batch: int = 256
+    max_stages: int = 4
     efficiency: Efficiency | None = None
 
     def __post_init__(self) -> None:
@@ -46,10 +50,11 @@ class Settings:
                     f"{name} is {getattr(self, name)}.",
                     resolve="give a share above 0 and up to 1.",
                 )
-        if self.max_batch < 1 or not self.overhead_gib >= 0:
+        if min(self.max_batch, self.max_stages) < 1 or not self.overhead_gib >= 0:
             raise ParameterError(
-                f"max_batch is {self.max_batch} and overhead_gib {self.overhead_gib}.",
-                resolve="give a batch of 1 or more, and GiB of 0 or more.",
+                f"max_batch is {self.max_batch}, max_stages {self.max_stages} and overhead_gib "
+                f"{self.overhead_gib}.",
+                resolve="give a batch and stages of 1 or more, and GiB of 0 or more.",
             )
 
 
