@@ -160,6 +160,16 @@ def placements() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def nodes() -> pd.DataFrame:
+    """The artifact's number of every node of our cluster files."""
+    rows = [
+        (name, number, node)
+        for name in ("single-24", "geo-24", "hetero-42")
+        for number, node in sorted(_names(name).items())
+    ]
+    return pd.DataFrame(rows, columns=["cluster", "number", "node"])
+
+
 def _config(name: str) -> configparser.ConfigParser:
     config = configparser.ConfigParser()
     config.read(datasets.path("helix_config", _FILES[name]))
@@ -197,6 +207,7 @@ def _quantity(text: str) -> float:
 FILES: dict[str, Callable[[], pd.DataFrame]] = {
     "measured/helix_machine_limits": machine_limits,
     "published/helix_geo_links": geo_links,
+    "published/helix_nodes": nodes,
     "published/helix_placements": placements,
 }
 

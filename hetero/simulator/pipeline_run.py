@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from hetero.catalog import gpu
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError
 from hetero.fleet import pipeline_state as state
 from hetero.fleet.state import FINISHED, GAP_BINS, REJECTED
 from hetero.placement.network import Network
+from hetero.placement.placement import Placement
 from hetero.simulator.run import Run
 from hetero.workload import Trace
 
@@ -76,7 +78,7 @@ class Serving(Shown):
         return Table(self.name, columns, tuple(rows))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PipelineRun(Run):
     """A run of pipelines: the fields of :class:`Run`, whose replicas are nodes, and the links.
 
@@ -182,8 +184,14 @@ class PipelineRun(Run):
 
     @cached_property
     def kv_peak(self) -> Floats:
-        """Most that each node held of its KV cache, as a share; above 1 it would have swapped."""
-        return np.asarray(self.replicas["kv_peak"] / self.replicas["kv_entries"])
+        """Most that each node held of its KV cache, as a share; above 1 it would have swapped.
+
+        NaN where a node is so full of layers that its cache is not known.
+        """
+        held = np.asarray(self.replicas["kv_entries"], np.float64)
+        share: Floats = np.full(len(held), np.nan)
+        np.divide(self.replicas["kv_peak"], held, out=share, where=held > 0)
+        return share
 
     def frame(self) -> pd.DataFrame:
         """One row per request; the replica is the first node of its pipeline."""
@@ -219,6 +227,16 @@ class PipelineRun(Run):
         return Table(f"Links of {self.deployment.name}, {self.router}", columns, ordered)
 
 
+def kv_entries(placement: Placement, node: int) -> int:
+    """KV cache of a node [tokens times layers]; 0 where it is overfull and the cache unknown."""
+    try:
+        return placement.problem.nodes[node].kind.kv_entries(placement.layers(node))
+    except InfeasibleError:
+        if not placement.allow_overfull:
+            raise
+        return 0
+
+
 def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> dict[int, float]:
     """Percentiles of a histogram of inter-token times, linear inside a bin: within 3.2 %."""
     from hetero.fleet.gaps import gap_edges
@@ -226,10 +244,11 @@ def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> 
     total = int(counts.sum())
     if not total:
         return dict.fromkeys(percentiles, np.nan)
-    edges = gap_edges()
-    cumulative = np.concatenate([[0], np.cumsum(counts)]) / total
-    used = np.concatenate([[True], np.diff(cumulative) > 0])
-    values = np.interp(np.array(percentiles) / 100.0, cumulative[used], edges[used])
+    edges, filled = gap_edges(), np.flatnonzero(counts)
+    upto = np.cumsum(counts)[filled]
+    shares = np.column_stack([upto - counts[filled], upto]).ravel() / total
+    sides = np.column_stack([edges[filled], edges[filled + 1]]).ravel()
+    values = np.interp(np.array(percentiles) / 100.0, shares, sides)
     return dict(zip(percentiles, values.tolist(), strict=True))
 
 
@@ -243,7 +262,7 @@ def _deployment(network: Network, nodes: tuple[int, ...]) -> Deployment:
             Replica(
                 node.name,
                 node.kind.latency.step_model(layers),
-                kv_tokens=node.kind.kv_tokens(layers),
+                kv_tokens=max(kv_entries(network.placement, k) // layers, 1),
                 gpu=gpu(node.kind.gpu),
                 gpus=node.kind.tensor_parallel,
             )

@@ -8,22 +8,23 @@ a link and a latency after that. Compiled: 660 s of 24 busy nodes take a fractio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import ParameterError
 from hetero.fleet import pipeline_state as state
 from hetero.fleet.state import NO_REPLICA, REJECTED, WAITING
 from hetero.placement.network import Network
 from hetero.placement.problem import NIC_BYTES_S
 from hetero.routers.pipeline_kernels import FLOW
 from hetero.routers.pipelines import PipelineRouter, SwarmRouter
+from hetero.simulator import pipeline_failure as failure
 from hetero.simulator import pipeline_loop as loop
-from hetero.simulator.pipeline_run import PipelineRun
+from hetero.simulator.pipeline_graph import Graph, complete
+from hetero.simulator.pipeline_run import PipelineRun, kv_entries
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -83,72 +84,6 @@ class Feed:
     by: Literal["kv", "count"] = "kv"
     high_water: float = 0.8
     delay_s: float = 0.1
-
-
-@dataclass(frozen=True, eq=False)
-class Graph:
-    """Nodes and edges of a network as the simulator holds them.
-
-    Attributes
-    ----------
-    connections
-        Valid connections over links with bandwidth, that lie on a way from the coordinator
-        through every layer back to it; shape (n + 1, n + 1).
-    nodes
-        Indices of the nodes that take part.
-    pairs
-        Source and target of every edge, shape (E, 2), by source.
-    """
-
-    network: Network
-    connections: Flags = field(init=False)
-
-    def __post_init__(self) -> None:
-        problem = self.network.placement.problem
-        valid = self.network.valid() & (problem.links.bandwidth_bytes_s > 0)
-        found = complete(valid)
-        if not found.any():
-            self.network.max_flow()  # says which layer or link is missing
-            raise InfeasibleError(
-                f"No way leads through every layer of {problem.name}.",
-                resolve="place every layer on nodes that links connect.",
-            )
-        object.__setattr__(self, "connections", found)
-
-    @cached_property
-    def nodes(self) -> tuple[int, ...]:
-        """Indices of the nodes that take part."""
-        return tuple(int(k) for k in np.flatnonzero(self.connections[:-1].any(axis=1)))
-
-    @cached_property
-    def pairs(self) -> NDArray[np.int64]:
-        """Source and target of every edge as indices of the problem, by source; shape (E, 2)."""
-        return np.argwhere(self.connections)
-
-    @cached_property
-    def depth(self) -> int:
-        """Edges of the longest path."""
-        placement = self.network.placement
-        longest = {len(placement.ranges): 0}
-        order = sorted(self.nodes, key=lambda k: placement.ranges[k] or (0, 0), reverse=True)
-        order.sort(key=lambda k: -(placement.ranges[k] or (0, 0))[1])
-        for k in order:
-            longest[k] = 1 + max(longest[int(j)] for j in np.flatnonzero(self.connections[k]))
-        return 1 + max(longest[int(j)] for j in np.flatnonzero(self.connections[-1]))
-
-
-def complete(connections: Flags) -> Flags:
-    """Those connections that lie on a way from the coordinator, the last index, back to it."""
-    n = len(connections) - 1
-    forward, backward = np.zeros(n + 1, bool), np.zeros(n + 1, bool)
-    forward[n] = backward[n] = True
-    for reached, step in ((forward, connections), (backward, connections.T)):
-        while True:
-            further = step[reached].any(axis=0) & ~reached
-            if not further.any():
-                break
-            reached |= further
-    return connections & forward[:, None] & backward[None, :]
 
 
 def simulate_pipelines(
@@ -321,7 +256,7 @@ class Simulation:
             record["max_prompt_tokens"] = prompts * PROMPT_TOKENS
             record["max_decodes"] = decodes
             record["max_context"] = decodes * CONTEXT_TOKENS
-            record["kv_entries"] = kind.kv_entries(stop - start)
+            record["kv_entries"] = kv_entries(placement, k)
             record["entry_s"] = problem.activation_bytes / COPY_BYTES_S
             entered = {start}
             for source in np.flatnonzero(self.graph.connections[:n, k]):
@@ -425,8 +360,8 @@ class Simulation:
             self.edges["free_s"][which] = event.time_s
         self.weigh()
         held = np.empty(int(integers[state.NEXT]), np.int64)
-        count = loop.take_out(*self.arrays, event.time_s, held)
-        loop.resume(*self.arrays, event.time_s, held[:count])
+        count = failure.take_out(*self.arrays, event.time_s, held)
+        failure.resume(*self.arrays, event.time_s, held[:count])
 
     def finish(self) -> PipelineRun:
         """The run; requests that still wait because something is down are rejected."""
