@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hetero.catalog import Llm, llm
+from hetero.cluster import Cluster
 from hetero.errors import ParameterError
 from hetero.latency.moe import MoeModel
 from hetero.latency.moe_devices import MoeDevice, moe_device
@@ -197,3 +199,15 @@ class IslandModel:
     def on(self, ranges: LengthRanges) -> IslandModel:
         """The same islands timed on other ranges, such as every single length (5.2.2)."""
         return replace(self, ranges=ranges, _timed={})
+
+
+def layout_of(cluster: Cluster) -> dict[IslandClass, int]:
+    """Islands of a cluster whose machines are islands, as in Table 5.2.
+
+    Examples
+    --------
+    >>> from hetero.cluster import cluster
+    >>> layout_of(cluster("rignall-islands-a"))
+    {IslandClass(gpu='B300-SXM', size=32): 8}
+    """
+    return dict(Counter(IslandClass(m.gpu.name, m.count) for m in cluster.machines))
