@@ -79,13 +79,20 @@ def steps_until_full(e, s, IM, limit):
 
 
 @compiled
+def growth(e, s, IM, n):
+    """Blocks that the batch allocates in its next ``n`` decode steps."""
+    size = e.block_tokens
+    more = (n // size) * s.running
+    for k in range(n - n % size, n):
+        more += grows(e, s, IM, k)
+    return more
+
+
+@compiled
 def grow(e, s, IM, n):
     """Allocate the blocks of ``n`` decode steps."""
     if e.admission == PAGED:
-        size = e.block_tokens
-        s.used += (n // size) * s.running
-        for k in range(n - n % size, n):
-            s.used += grows(e, s, IM, k)
+        s.used += growth(e, s, IM, n)
 
 
 @compiled

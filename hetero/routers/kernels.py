@@ -23,7 +23,7 @@ PAIR_SHARES, CACHE_AWARE, RANGE_SHARES = 12, 13, 14
 
 @compiled
 def _power_of_two(R, E, S, FM, IM, first, second, r, t):
-    """The less loaded of two replicas drawn at random; looks at no other."""
+    """The less loaded of two replicas drawn at random; only if neither can, the least loaded."""
     count = len(E)
     i = pick(first, count)
     j = pick(second, count - 1) if count > 1 else 0
@@ -31,7 +31,10 @@ def _power_of_two(R, E, S, FM, IM, first, second, r, t):
     advance(R, E[i], S[i], FM, IM, t)
     advance(R, E[j], S[j], FM, IM, t)
     if not may_take(R, E, S, r, i):
-        i = j if may_take(R, E, S, r, j) else least_requests(R, E, S, r)
+        i = j
+        if not may_take(R, E, S, r, j):
+            advance_all(R, E, S, FM, IM, t)
+            i = least_requests(R, E, S, r)
     elif may_take(R, E, S, r, j) and S[j].outstanding < S[i].outstanding:
         i = j
     return i

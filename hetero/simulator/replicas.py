@@ -13,10 +13,12 @@ from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.fleet import state
 from hetero.fleet.failure import fail, recover
+from hetero.fleet.replica import advance_all
 from hetero.routers.base import Builtin, Router
 from hetero.routers.predictors import Oracle, Predictor
 from hetero.simulator.drivers import Compiled, Plain
 from hetero.simulator.run import Run
+from hetero.simulator.samples import Sampler
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -59,6 +61,7 @@ def simulate(
     events: Sequence[Event] = (),
     predictor: Predictor | None = None,
     seed: int = 0,
+    sample_s: float | None = None,
     progress: Progress | None = None,
 ) -> Run:
     r"""Serve a trace with a deployment and a router, and report what every request saw.
@@ -81,13 +84,17 @@ def simulate(
         the truth.
     seed
         Of the router's and the predictor's random draws.
+    sample_s
+        Note every so many seconds what each replica holds, for :meth:`Run.timeline`; nothing else
+        changes by it.
     progress
         Called as requests are routed.
 
     Raises
     ------
     ParameterError
-        If an event names an unknown replica or a time that is no number.
+        If the time between samples is not above 0, or an event names an unknown replica or a
+        time that is no number.
 
     Examples
     --------
@@ -111,11 +118,12 @@ def simulate(
         driver = Compiled(arrays, router.code, router.memory(deployment), draws)
     else:
         driver = Plain(arrays, router)
+    sampler = _sampler(arrays, trace, sample_s)
     done = 0
     names = {replica.name: k for k, replica in enumerate(deployment.replicas)}
     for event in _ordered(events, names):
         stop = int(np.searchsorted(trace.arrival_s, event.time_s, side="left"))
-        done = _route(driver, done, stop, progress)
+        done = _route(driver, done, stop, event.time_s, sampler, progress)
         k = names[event.replica]
         driver.wait(event.time_s)
         lost = np.empty(stop, np.int64)
@@ -125,15 +133,49 @@ def simulate(
         else:
             recover(replicas[k], event.time_s)
         driver.requeue(np.sort(lost[:count]), event.time_s)
-    _route(driver, done, len(trace), progress)
+    _route(driver, done, len(trace), np.inf, sampler, progress)
     driver.drain()
     ended = (requests["status"] == state.FINISHED) | (requests["status"] == state.REJECTED)
     if not ended.all():
         raise AssertionError(f"request {int(np.argmin(ended))} neither finished nor was rejected")
-    return Run.of(deployment, trace, router.name, requests, replicas, integers, seed)
+    samples = sampler.samples(tuple(names)) if sampler else None
+    return Run.of(deployment, trace, router.name, requests, replicas, integers, seed, samples)
 
 
-def _route(driver: Compiled | Plain, start: int, stop: int, progress: Progress | None) -> int:
+def _sampler(arrays: tuple[Any, ...], trace: Trace, sample_s: float | None) -> Sampler | None:
+    if sample_s is None:
+        return None
+    if not 0 < sample_s < np.inf:
+        raise ParameterError(
+            f"The time between samples is {sample_s} s.", resolve="give a time above 0 s, or none."
+        )
+    return Sampler(arrays, float(trace.arrival_s[0]) if len(trace) else 0.0, sample_s)
+
+
+def _route(
+    driver: Compiled | Plain,
+    start: int,
+    stop: int,
+    until: float,
+    sampler: Sampler | None,
+    progress: Progress | None,
+) -> int:
+    """Route requests ``start`` to ``stop - 1``, which arrive before ``until``."""
+    if sampler is not None:
+        arrival_s = driver.arrays[0]["arrival_s"]
+        while sampler.next_s < until:
+            t = sampler.next_s
+            last = min(int(np.searchsorted(arrival_s, t, side="right")), stop)
+            start = _dispatch(driver, start, last, progress)
+            driver.wait(t)
+            advance_all(*driver.arrays[:5], t)
+            sampler.take()
+            if start == stop and until == np.inf and sampler.idle:
+                break
+    return _dispatch(driver, start, stop, progress)
+
+
+def _dispatch(driver: Compiled | Plain, start: int, stop: int, progress: Progress | None) -> int:
     step = _CHUNK if progress else max(stop - start, 1)
     for first in range(start, stop, step):
         last = min(first + step, stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
 from hetero.fleet import state
 from hetero.fleet.gaps import gap_edges
+from hetero.simulator.samples import Samples
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
@@ -45,6 +47,8 @@ class Run(Shown):
         Records of the replicas at the end, shape (M,).
     gap_counts
         Histogram of inter-token times of all replicas; edges in :attr:`gap_edges_s`.
+    samples
+        What replicas held over time, where it was asked for.
     """
 
     deployment: Deployment
@@ -54,6 +58,7 @@ class Run(Shown):
     replicas: Any
     gap_counts: NDArray[np.int64]
     seed: int
+    samples: Samples | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(
@@ -65,12 +70,13 @@ class Run(Shown):
         replicas: Any,
         integers: NDArray[np.int64],
         seed: int,
+        samples: Samples | None = None,
     ) -> Run:
         """A run from the arrays of the simulator."""
         gaps = integers[: state.GAP_BINS].copy()
         for records in (requests, replicas, gaps):
             records.setflags(write=False)
-        return cls(deployment, trace, router, requests, replicas, gaps, seed)
+        return cls(deployment, trace, router, requests, replicas, gaps, seed, samples=samples)
 
     @property
     def gap_edges_s(self) -> Floats:
@@ -131,25 +137,22 @@ class Run(Shown):
         # Steps lost to failures may end after the last request has finished.
         return busy / max(self.span_s, float(busy.max()), 1e-300)
 
-    def timeline(self, step_s: float) -> pd.DataFrame:
-        """Requests that wait for their first token and that decode, every ``step_s``.
+    def timeline(self) -> pd.DataFrame:
+        """Queue, decoding requests, KV use and time spent in steps of each replica over time.
 
-        Of those that finished; shape (steps, 3).
+        One row per sample and replica, see :class:`Samples`.
+
+        Raises
+        ------
+        ParameterError
+            If the run was simulated without ``sample_s``.
         """
-        start = float(self.requests["arrival_s"][0])
-        end = float(np.nanmax(self.requests["finish_s"])) if self.finished.any() else start
-        times = np.arange(start, end + step_s, step_s)
-
-        def reached(values: Floats) -> NDArray[np.int64]:
-            return np.searchsorted(np.sort(values), times, side="right")
-
-        served = self.requests[self.finished]
-        arrived = reached(served["arrival_s"])
-        first = reached(served["first_token_s"])
-        last = reached(served["finish_s"])
-        return pd.DataFrame(
-            {"time_s": times - start, "waiting": arrived - first, "decoding": first - last}
-        )
+        if self.samples is None:
+            raise ParameterError(
+                "This run has no samples over time.",
+                resolve="simulate(..., sample_s=1.0) notes every second what replicas hold.",
+            )
+        return self.samples.frame()
 
     def frame(self) -> pd.DataFrame:
         """One row per request, with replica names and the reason of a rejection."""
