@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -121,18 +122,20 @@ def simulate(
     sampler = _sampler(arrays, trace, sample_s)
     done = 0
     names = {replica.name: k for k, replica in enumerate(deployment.replicas)}
-    for event in _ordered(events, names):
-        stop = int(np.searchsorted(trace.arrival_s, event.time_s, side="left"))
-        done = _route(driver, done, stop, event.time_s, sampler, progress)
-        k = names[event.replica]
-        driver.wait(event.time_s)
-        lost = np.empty(stop, np.int64)
-        count = 0
-        if event.what == "fail":
-            count = fail(*arrays, k, event.time_s, stop, lost)
-        else:
-            recover(replicas[k], event.time_s)
-        driver.requeue(np.sort(lost[:count]), event.time_s)
+    for time_s, together in groupby(_ordered(events, names), key=lambda event: event.time_s):
+        stop = int(np.searchsorted(trace.arrival_s, time_s, side="left"))
+        done = _route(driver, done, stop, time_s, sampler, progress)
+        driver.wait(time_s)
+        # All that fails or recovers at a time does so before any request is routed again.
+        lost: list[NDArray[np.int64]] = []
+        for event in together:
+            k = names[event.replica]
+            if event.what == "fail":
+                found = np.empty(stop, np.int64)
+                lost.append(found[: fail(*arrays, k, time_s, stop, found)])
+            else:
+                recover(replicas[k], time_s)
+        driver.requeue(np.sort(np.concatenate([np.empty(0, np.int64), *lost])), time_s)
     _route(driver, done, len(trace), np.inf, sampler, progress)
     driver.drain()
     ended = (requests["status"] == state.FINISHED) | (requests["status"] == state.REJECTED)

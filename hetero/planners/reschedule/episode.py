@@ -4,7 +4,7 @@ Replicas that a change ends fail at that moment in the simulator, or work off wh
 first; those that it brings are down before. A group of GPUs that changes its phase is thus two
 replicas of one simulated deployment, of which never more than one is up. Nothing is cut: requests
 in flight on replicas that stay go on undisturbed, those on replicas that fail are routed again
-with the tokens that they have, and while no replica is up they wait for the next one that is.
+with the tokens that they have, and while no replica is up they wait at the dispatcher.
 
 What is approximated: a request on a replica that fails prefills all its tokens again, where a
 system could move its KV cache; a link that changes interrupts the prefills and transfers of the
@@ -21,10 +21,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.deployment import Deployment, KvLink, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.latency.step import StepModel
 from hetero.routers import PairShares
 from hetero.simulator import Event, Run, simulate
 from hetero.workload import Trace
@@ -32,9 +31,6 @@ from hetero.workload import Trace
 Floats = NDArray[np.float64]
 Change: TypeAlias = Literal["abrupt", "drain"]
 """How replicas end: at once, or after the requests that they hold."""
-
-_NEVER_S = 1e12  # a step of the waiting room outlasts every episode
-_ROOM = "waiting room"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class Episode(Shown):
     Attributes
     ----------
     run
-        What every request saw; its deployment has a replica per life, and the waiting room.
+        What every request saw; its deployment has a replica per life.
     lives
         When each was up.
     waits
@@ -108,9 +104,7 @@ class Episode(Shown):
     @property
     def routed_again(self) -> int:
         """Times that a request lost its replica and was routed to another."""
-        return int(self.run.requests["retries"].sum()) - sum(
-            self.in_flight(end) for _, end in self.waits if np.isfinite(end)
-        )
+        return int(self.run.requests["retries"].sum())
 
     def in_flight(self, at_s: float) -> int:
         """Requests that had arrived and not ended at a time."""
@@ -178,8 +172,7 @@ def play(eras: Sequence[Era], trace: Trace, *, drawn: bool = False, seed: int = 
     Examples
     --------
     >>> from hetero import workload
-    >>> from hetero.latency.step import StepModel
-    >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    >>>     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
     >>> roles = {"a": "prefill", "b": "prefill", "c": "decode"}
     >>> nodes = tuple(Replica(n, step, 50_000, role=role) for n, role in roles.items())
     >>> before = Deployment("two to one", nodes, default_link=KvLink(bandwidth_gbs=10.0))
@@ -320,7 +313,6 @@ def _waits(lives: Sequence[Life]) -> list[tuple[float, float]]:
 def _simulate(
     eras: Sequence[Era], lives: Sequence[Life], trace: Trace, drawn: bool, seed: int
 ) -> Run:
-    waits = _waits(lives)
     nodes = [life.replica for life in lives]
     links = []
     for a, b in _pairs(lives):
@@ -329,8 +321,6 @@ def _simulate(
             shared = eras[min(lives[a].last, lives[b].last)].deployment
             link = _link(shared, lives[a].origin, lives[b].origin) or KvLink(1.0)
             links.append((nodes[a].name, nodes[b].name, link))
-    if waits:
-        nodes.append(_room())
     deployment = Deployment(eras[0].deployment.name, tuple(nodes), tuple(links))
     parts = []
     for k, era in enumerate(eras):
@@ -346,22 +336,19 @@ def _simulate(
             )
         )
     router = PairShares(parts[0][1], parts[1:], drawn=drawn)
-    return simulate(deployment, trace, router, events=_events(lives, waits), seed=seed)
+    return simulate(deployment, trace, router, events=_events(lives), seed=seed)
 
 
-def _events(lives: Sequence[Life], waits: Sequence[tuple[float, float]]) -> list[Event]:
-    ups = [(life.begin_s, life.end_s, life.replica.name) for life in lives]
-    ups += [(start, end, _ROOM) for start, end in waits]
+def _events(lives: Sequence[Life]) -> list[Event]:
     events = []
-    for name in dict.fromkeys(name for _, _, name in ups):
-        spans = [(begin, end) for begin, end, each in ups if each == name]
-        if spans[0][0] > 0:
+    for life in lives:
+        name = life.replica.name
+        if life.begin_s > 0:
             events.append(Event(0.0, name, "fail"))
-        for begin, end in spans:
-            if 0 < begin < np.inf:
-                events.append(Event(begin, name, "recover"))
-            if end < np.inf:
-                events.append(Event(end, name, "fail"))
+        if 0 < life.begin_s < np.inf:
+            events.append(Event(life.begin_s, name, "recover"))
+        if life.end_s < np.inf:
+            events.append(Event(life.end_s, name, "fail"))
     # What comes up does so before what goes down at that time, whose requests it can take.
     return sorted(events, key=lambda event: (event.time_s, event.what == "fail"))
 
@@ -376,10 +363,3 @@ def _empty_s(run: Run, index: int) -> float:
         decode = np.where(records["decode_node"] >= 0, records["decode_node"], records["node"])
         ends = records["finish_s"][decode == index]
     return float(np.nanmax(ends, initial=0.0))
-
-
-def _room() -> Replica:
-    """A replica whose first step never ends: requests that it holds wait."""
-    step = StepModel.affine(floor_s=_NEVER_S, per_token_s=0.0, per_cached_token_s=0.0)
-    engine = Engine(max_batch=1, max_step_tokens=1)
-    return Replica(_ROOM, step, kv_tokens=2**31, engine=engine, gpus=0)
