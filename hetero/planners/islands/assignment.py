@@ -20,6 +20,9 @@ Inventory: TypeAlias = Mapping[str, int]
 """How many GPUs there are of each type."""
 
 
+PHASES: tuple[Phase, Phase] = ("prefill", "decode")
+
+
 def gpus_used(layout: Layout) -> dict[str, int]:
     """GPUs of each type that a layout takes.
 
@@ -167,7 +170,7 @@ class Assignment(Shown):
     def table(self) -> Table:
         """One row per group: islands, phase, the lengths that they serve, use and rate."""
         rows = []
-        for phase in ("prefill", "decode"):
+        for phase in PHASES:
             flow = self.flow_rps(phase)
             for group, rate in zip(self.of(phase), flow, strict=True):
                 served = np.flatnonzero(rate > 1e-9)

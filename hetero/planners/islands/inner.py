@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.islands.assignment import Assignment, IslandGroup, Layout
+from hetero.planners.islands.assignment import PHASES, Assignment, IslandGroup, Layout
 from hetero.planners.islands.programs import Floats, Ints, Limits, Program, Solution, Solver
 from hetero.planners.islands.rates import IslandClass, Phase, RateTable
 
@@ -199,7 +199,7 @@ def _fixed(groups: _Groups, phases: Mapping[IslandClass, int] | None) -> Ints | 
 
 
 def _check_served(rates: RateTable, groups: _Groups) -> None:
-    for phase in ("prefill", "decode"):
+    for phase in PHASES:
         idle = np.flatnonzero(~(groups.rps(phase) > 0).any(axis=0))
         if len(idle):
             raise InfeasibleError(
@@ -226,7 +226,7 @@ def _flow(program: Program, groups: _Groups, fixed: Ints | None) -> tuple[dict[P
     load = program.variables(1, objective=1.0)
     every = np.arange(count)[:, None]
     cells: dict[Phase, Ints] = {}
-    for phase in ("prefill", "decode"):
+    for phase in PHASES:
         rate = groups.rps(phase)
         upper = np.where(rate > 0, groups.counts[:, None], 0.0)
         x = program.variables(count * width, upper=upper.ravel()).reshape(count, width)
@@ -252,7 +252,7 @@ def _sparse(
     cells: dict[Phase, Ints] = {}
     ranges: dict[Phase, Ints] = {}
     price = deviations.weight / (1.0 + groups.share)
-    for phase in ("prefill", "decode"):
+    for phase in PHASES:
         rate = groups.rps(phase)
         x = program.variables(count * width).reshape(count, width)
         decodes = phase == "decode"
@@ -296,7 +296,7 @@ def _printed(
     share, price = groups.share, deviations.weight / (1.0 + groups.share)
     decoding = _decoding(program, groups, fixed)
     cells: dict[Phase, Ints] = {}
-    for phase in ("prefill", "decode"):
+    for phase in PHASES:
         # R_phase enters the objective as the sum of b x.
         rate = groups.rps(phase)
         cells[phase] = program.variables(count * width, objective=rate.ravel()).reshape(rate.shape)

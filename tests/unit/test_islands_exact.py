@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.islands import inner
+from hetero.planners.islands.assignment import gpus_used
+from hetero.planners.islands.exact import exact
+from hetero.planners.islands.programs import Limits, SolverError
+from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.workload.lengths import LengthRanges
+
+
+def table(seed: int, gpus: int = 2, most: int = 5, width: int = 3) -> RateTable:
+    """Rates with noise, so that neither small nor large islands win throughout."""
+    random = np.random.default_rng(seed)
+    share = random.dirichlet(np.ones(width))
+    edges = np.arange(width + 1) * 100
+    ranges = LengthRanges(edges[:-1], edges[1:], edges[:-1] + 50, share)
+    classes = tuple(IslandClass(f"gpu{g}", s) for g in range(gpus) for s in range(1, most + 1))
+    sizes = np.array([c.size for c in classes])[:, None]
+    grow = random.choice([0.8, 1.0, 1.2])
+    prefill, decode = (
+        sizes**grow * random.uniform(0.6, 1.4, (len(classes), width)) for _ in ("p", "d")
+    )
+    decode[np.flatnonzero(sizes[:, 0] == 1)] = 0.0
+    return RateTable(classes, ranges, prefill, decode)
+
+
+def partitions(total: int, sizes: list[int]) -> Iterator[dict[int, int]]:
+    if not sizes:
+        yield {}
+        return
+    for count in range(total // sizes[0] + 1):
+        for rest in partitions(total - count * sizes[0], sizes[1:]):
+            yield {sizes[0]: count, **rest} if count else rest
+
+
+def brute_force(rates: RateTable, inventory: dict[str, int], allowed: list[int]) -> float:
+    best = 0.0
+    choices = [list(partitions(count, allowed)) for count in inventory.values()]
+    for parts in itertools.product(*choices):
+        layout = {
+            IslandClass(gpu, size): count
+            for gpu, part in zip(inventory, parts, strict=True)
+            for size, count in part.items()
+        }
+        try:
+            found = inner.solve(rates, layout, "flow").objective
+        except (InfeasibleError, ParameterError):
+            continue
+        best = max(best, found)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("method", ["splits", "program"])
+def test_brute_force_over_tiny_inventories(seed: int, method: str) -> None:
+    rates, inventory = table(seed), {"gpu0": 4, "gpu1": 3}
+    found = exact(rates, inventory, method=method, limits=Limits(gap=1e-9))  # type: ignore[arg-type]
+    assert found.served_rps == pytest.approx(brute_force(rates, inventory, [1, 2, 3, 4]), rel=1e-6)
+    assert found.bound == pytest.approx(found.served_rps, rel=1e-5)
+    assert all(used <= inventory[gpu] for gpu, used in gpus_used(found.layout).items())
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), first=st.integers(2, 14), second=st.integers(0, 11))
+def test_both_methods_prove_the_same_optimum(seed: int, first: int, second: int) -> None:
+    rates = table(seed, most=7)
+    inventory = {"gpu0": first, "gpu1": second}
+    try:
+        one = exact(rates, inventory, method="splits", limits=Limits(gap=1e-7))
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            exact(rates, inventory, method="program")
+        return
+    other = exact(rates, inventory, method="program", limits=Limits(gap=1e-7))
+    assert one.served_rps == pytest.approx(other.served_rps, rel=1e-5)
+    assert one.bound >= other.served_rps * (1 - 1e-6)
+    assert other.bound >= one.served_rps * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("method", ["splits", "program"])
+def test_rules_on_sizes_hold_and_cost_throughput(method: str) -> None:
+    rates, inventory = table(3, most=8), {"gpu0": 12, "gpu1": 8}
+    free = exact(rates, inventory, method=method)  # type: ignore[arg-type]
+    pairs = exact(rates, inventory, pairs=True, method=method)  # type: ignore[arg-type]
+    large = exact(rates, inventory, minimum=3, method=method)  # type: ignore[arg-type]
+    powers = exact(rates, inventory, sizes=(2, 4, 8), method=method)  # type: ignore[arg-type]
+    assert all(c.size % 2 == 0 for c in pairs.layout)
+    assert all(c.size >= 3 for c in large.layout)
+    assert all(c.size in (2, 4, 8) for c in powers.layout)
+    for ruled in (pairs, large, powers):
+        assert ruled.served_rps <= free.bound * (1 + 1e-9)
+    assert pairs.served_rps >= powers.served_rps * (1 - 2e-4)
+    only = brute_force(rates, {"gpu0": 6}, [3, 5])
+    found = exact(rates, {"gpu0": 6}, sizes=(3, 5), method=method)  # type: ignore[arg-type]
+    assert found.served_rps == pytest.approx(only, rel=1e-4)
+
+
+def test_a_limit_is_reported_with_a_bound_that_holds() -> None:
+    rates, inventory = table(5, gpus=3, most=12), {"gpu0": 40, "gpu1": 40, "gpu2": 40}
+    proven = exact(rates, inventory, limits=Limits(gap=1e-6))
+    stopped = exact(rates, inventory, limits=Limits(gap=1e-9, nodes=4))
+    assert proven.status == "optimal"
+    assert proven.gap <= 1e-6
+    assert stopped.status == "limit"
+    assert stopped.served_rps <= proven.bound * (1 + 1e-9)
+    assert stopped.bound >= proven.served_rps * (1 - 1e-9)
+    with pytest.raises(SolverError, match="No layout was found"):
+        exact(rates, inventory, limits=Limits(nodes=1))
+
+
+def test_errors_name_the_cause() -> None:
+    rates = table(0)
+    with pytest.raises(ParameterError, match="no GPU called 'H1000'"):
+        exact(rates, {"H1000": 8})
+    with pytest.raises(InfeasibleError, match="1 gpu1 GPUs are fewer than the smallest island, 2"):
+        exact(rates, {"gpu0": 8, "gpu1": 1}, minimum=2)
+    with pytest.raises(InfeasibleError, match="No size of gpu0 islands is allowed: minimum 6"):
+        exact(rates, {"gpu0": 8}, minimum=6)
+    with pytest.raises(InfeasibleError, match="serves every range of lengths in both phases"):
+        exact(rates, {"gpu0": 2})
+    with pytest.raises(InfeasibleError, match="serves every range of lengths in both phases"):
+        exact(rates, {"gpu0": 2}, method="program")
+    with pytest.raises(ParameterError, match="inventory holds no GPU"):
+        exact(rates, {"gpu0": 0})
+    with pytest.raises(ParameterError, match="inventory of -1 gpu0"):
+        exact(rates, {"gpu0": -1})
+    with pytest.raises(ParameterError, match="no method called 'guess'"):
+        exact(rates, {"gpu0": 8}, method="guess")  # type: ignore[arg-type]
+    many = table(1, gpus=5, most=2)
+    with pytest.raises(ParameterError, match="splits into phases"):
+        exact(many, dict.fromkeys(many.gpus, 60), method="splits")
