@@ -8,8 +8,9 @@ Pollaczek and Khinchine and is taken as exponential beyond its atom at 0 (exact 
           P(W > w) = \rho\, e^{-\rho w / E[W]}
 
 Decode is a batch in equilibrium: requests arrive at rate :math:`\mu`, stay :math:`(o - 1) T(b)`
-and so fill a batch of mean :math:`b = \mu E[o - 1] T(b)`, with the spread of a Poisson variable.
-A batch beyond what memory holds stretches the time per token in proportion. A request of input s
+and so fill a batch of mean :math:`b = \mu E[o - 1] T(b)`; the cached tokens spread as a compound
+Poisson variable, :math:`b\, E[c^2] / E[c]^2` in units of a mean request. A batch beyond what
+memory holds stretches the time per token in proportion. A request of input s
 and output o meets its targets if
 
 .. math::
@@ -94,8 +95,9 @@ class Decode:
         token = pipeline.decode_step_s(batch, batch * context)
         stay = max(demand.mean_output - 1.0, 1e-9)
         rate = np.maximum.accumulate(batch / (stay * token))
-        # The mean batch whose standard deviation above still fits: b + sqrt(b) = most.
-        mean = (np.sqrt(most + 0.25) - 0.5) ** 2
+        # The mean batch whose standard deviation above still fits: b + sqrt(v b) = most.
+        spread = demand.context_spread
+        mean = (np.sqrt(most + spread / 4.0) - np.sqrt(spread) / 2.0) ** 2
         room = float(np.interp(mean, batch, rate)) * min(1.0, mean)
         return cls(
             batch, token, rate, most, MOST_LOAD * room if most >= 1 else 0.0, pipeline.kv_tokens
@@ -228,7 +230,7 @@ class Pairs:
         found = np.empty((len(self.decode), len(_LEVELS)))
         for j, (one, rate) in enumerate(zip(self.decode, decode_rps, strict=True)):
             mean = one.mean_batch(float(rate))
-            batch = np.maximum(mean + np.sqrt(mean) * _LEVELS, 1.0)
+            batch = np.maximum(mean + np.sqrt(self.demand.context_spread * mean) * _LEVELS, 1.0)
             stretch = np.maximum(batch / max(one.most_batch, 1e-9), 1.0)
             found[j] = np.interp(batch, one.batch, one.token_s) * stretch
         return found

@@ -100,6 +100,14 @@ class Demand(Shown):
         held = self.input_tokens + self.output_tokens / 2.0
         return float(weight @ held / weight.sum())
 
+    @cached_property
+    def context_spread(self) -> float:
+        """Mean square of the same over its squared mean: 1 where all requests are alike."""
+        weight = self.share * np.maximum(self.output_tokens - 1.0, 1e-9)
+        held = self.input_tokens + self.output_tokens / 2.0
+        mean = float(weight @ held / weight.sum())
+        return float(weight @ held**2 / weight.sum()) / mean**2
+
     def table(self) -> Table:
         """One row per kind."""
         rows = tuple(

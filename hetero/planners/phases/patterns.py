@@ -45,7 +45,7 @@ _MOST_WHOLE = 4
 _EPSILON = 1e-2
 _GAP = 5e-3
 _NODES = 100
-_STARTS = (LEVELS, (LEVELS[0],), (LEVELS[-1],))
+_STARTS = ((LEVELS[0], LEVELS[2]), *((level,) for level in LEVELS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,8 @@ def _decode_met(one: Decode, rate_rps: float, evaluator: Evaluator) -> float:
     if target is None:
         target = (slo.e2e_s or np.inf) / 2.0 / max(demand.mean_output - 1.0, 1.0)
     batch = one.mean_batch(rate_rps)
-    token = float(np.interp(batch + np.sqrt(batch), one.batch, one.token_s))
+    high = batch + np.sqrt(demand.context_spread * batch)
+    token = float(np.interp(high, one.batch, one.token_s))
     return float(min(1.0, target / token))
 
 
