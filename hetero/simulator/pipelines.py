@@ -95,6 +95,7 @@ def simulate_pipelines(
     events: Sequence[NetworkEvent] = (),
     window_s: Window | None = None,
     until_s: float = np.inf,
+    copy_bytes_s: float = COPY_BYTES_S,
     seed: int = 0,
 ) -> PipelineRun:
     r"""Serve a trace with layers placed over a network.
@@ -120,6 +121,8 @@ def simulate_pipelines(
         Window of the decode throughput and latency; the whole run by default.
     until_s
         When the run stops; requests may then be in flight. Needed by a feed.
+    copy_bytes_s
+        Rate at which what has arrived at a node becomes a batch on its GPU [bytes/s].
     seed
         Of routers that draw.
 
@@ -150,7 +153,15 @@ def simulate_pipelines(
         raise ParameterError(
             "A feed goes on for ever, and the run has no end.", resolve="give until_s."
         )
-    engine = Simulation(network, trace, router, feed=feed, window_s=window_s, seed=seed)
+    engine = Simulation(
+        network,
+        trace,
+        router,
+        feed=feed,
+        window_s=window_s,
+        copy_bytes_s=copy_bytes_s,
+        seed=seed,
+    )
     for event in _ordered(events, engine):
         if event.time_s >= until_s:
             break
@@ -182,9 +193,11 @@ class Simulation:
         *,
         feed: Feed | None = None,
         window_s: Window | None = None,
+        copy_bytes_s: float = COPY_BYTES_S,
         seed: int = 0,
     ) -> None:
         self.network, self.trace, self.router, self.seed = network, trace, router, seed
+        self.copy_bytes_s = copy_bytes_s
         self.graph = Graph(network)
         self.window_s = window_s or (0.0, np.inf)
         self.at = {k: i for i, k in enumerate(self.graph.nodes)} | {
@@ -236,19 +249,19 @@ class Simulation:
         n = len(placement.ranges)
         records = np.zeros(len(self.graph.nodes) + 1, state.NODE)
         records["segment"] = -1
-        kinds: dict[str, tuple[Floats, Floats]] = {}
+        kinds: dict[int, tuple[Floats, Floats]] = {}
         tables, segments, firsts = [], [], []
         for i, k in enumerate(self.graph.nodes):
             kind = problem.nodes[k].kind
             start, stop = placement.ranges[k] or (0, 0)
-            if kind.name not in kinds:
+            if id(kind.latency) not in kinds:
                 prompt = np.arange(int(kind.latency.prompt_tokens[-1]) + 1)
                 decode = np.arange(int(kind.latency.decode_requests[-1]) + 1)
-                kinds[kind.name] = (
+                kinds[id(kind.latency)] = (
                     kind.latency.prompt_layer_ms(prompt) / 1e3,
                     kind.latency.decode_layer_ms(decode) / 1e3,
                 )
-            tables.append(kinds[kind.name])
+            tables.append(kinds[id(kind.latency)])
             prompts, decodes = kind.batch_limits(stop - start)
             record = records[i]
             record["layers"] = stop - start
@@ -257,7 +270,7 @@ class Simulation:
             record["max_decodes"] = decodes
             record["max_context"] = decodes * CONTEXT_TOKENS
             record["kv_entries"] = kv_entries(placement, k)
-            record["entry_s"] = problem.activation_bytes / COPY_BYTES_S
+            record["entry_s"] = problem.activation_bytes / self.copy_bytes_s
             entered = {start}
             for source in np.flatnonzero(self.graph.connections[:n, k]):
                 entered.add((placement.ranges[int(source)] or (0, start))[1])

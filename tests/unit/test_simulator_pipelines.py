@@ -1,0 +1,302 @@
+"""Pipelines over layers: hand-played runs, errors, failures, and Helix's published results."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pipeline_oracle import small_problem
+
+from hetero import datasets, workload
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.fleet.gaps import gap_edges
+from hetero.placement import Network, Placement
+from hetero.placement.published import placement
+from hetero.routers import Request
+from hetero.routers.pipelines import FlowRouter, PipelineState, RandomRouter, SwarmRouter
+from hetero.simulator import helix, metrics
+from hetero.simulator.helix_flow import artifact_flow, artifact_network, pruned
+from hetero.simulator.pipeline_run import gap_percentiles
+from hetero.simulator.pipelines import (
+    Feed,
+    NetworkEvent,
+    Simulation,
+    simulate_pipelines,
+)
+from hetero.workload import Trace
+
+MS = 2.0**-10
+
+
+def chain(**options) -> Network:
+    """Two nodes with three layers each; times are multiples of 2^-10 s."""
+    problem = small_problem([(3, 1), (3, 1)], 6, **options)
+    return Network(Placement(problem, ((0, 3), (3, 6))))
+
+
+def test_one_request_takes_the_sum_of_its_layers_and_links() -> None:
+    network = chain()
+    run = simulate_pipelines(network, Trace([0.0], [64], [3]), FlowRouter(), copy_bytes_s=np.inf)
+    ids, whole = 2.0 / 2**20, (2.0**10 + 2.0) / 2**20
+    prompt = 6 * 4 * MS + 2 * 64 * ids + 64 * whole + 3 * 2.0**-6
+    step = 6 * 1 * MS + 2 * ids + whole + 3 * 2.0**-6
+    assert run.requests["first_token_s"][0] == prompt
+    assert run.requests["finish_s"][0] == prompt + 2 * step
+    assert run.decode_count == 2
+    assert run.serving().decode.mean_s == step
+
+
+def test_copying_to_the_gpu_is_paid_once_per_node_and_token() -> None:
+    network, trace = chain(), Trace([0.0], [64], [1])
+    fast = simulate_pipelines(network, trace, FlowRouter(), copy_bytes_s=np.inf)
+    slow = simulate_pipelines(network, trace, FlowRouter(), copy_bytes_s=2.0**20)
+    assert slow.ttft_s[0] - fast.ttft_s[0] == 2 * 64 * 2.0**10 / 2**20
+
+
+def test_what_arrives_while_a_batch_runs_forms_the_next() -> None:
+    network = chain()
+    # Both arrive while the first prompt runs; two prompts fit into no batch of the first node.
+    trace = Trace([0.0, 0.01, 0.011], [64, 64, 64], [1, 1, 1])
+    run = simulate_pipelines(network, trace, FlowRouter(), copy_bytes_s=np.inf)
+    assert run.replicas["batches"].tolist()[0] == 3
+    assert run.replicas["prefill_tokens"].tolist() == [3 * 64 * 3] * 2
+
+
+def test_messages_share_a_link_in_order() -> None:
+    slow = chain(bandwidth=2.0**16)
+    trace = Trace([0.0, 0.0], [64, 64], [1, 1])
+    run = simulate_pipelines(slow, trace, FlowRouter(), copy_bytes_s=np.inf)
+    between = run.edges[[tuple(pair) == (0, 1) for pair in run.pairs.tolist()]][0]
+    length = 64 * (2.0**10 + 2.0) / 2**16
+    # The second prompt is ready 12 ms after the first, and waits for the rest of its message.
+    assert between["busy_s"] == 2 * length
+    assert between["prompt_wait_s"] == length - 3 * 4 * MS
+
+
+def test_the_kv_cache_decides_who_waits() -> None:
+    # A node with 64 blocks of 16 tokens holds 1024 tokens; each request is expected to take 500.
+    network = chain()
+    trace = Trace([0.0, 0.0, 0.0], [400, 400, 400], [2, 2, 2])
+    router = FlowRouter(high_water=1.0, expected_output_tokens=100.0)
+    run = simulate_pipelines(network, trace, router)
+    assert run.requests["first_token_s"][2] > run.requests["finish_s"][:2].min()
+    assert (run.kv_peak < 1).all()
+    big = Trace([0.0, 1.0], [1000, 100], [2, 2])
+    run = simulate_pipelines(network, big, router)
+    assert run.counts == {"finished": 1, "rejected": 1, "in flight": 0}
+    assert "longer than the KV cache" in run.frame()["reason"][0]
+
+
+def test_a_feed_keeps_its_number_in_flight() -> None:
+    network = chain()
+    trace = Trace(np.zeros(500), np.full(500, 64), np.full(500, 4))
+    run = simulate_pipelines(
+        network, trace, RandomRouter(), feed=Feed(first=5, by="count"), until_s=8.0
+    )
+    assert run.counts["in flight"] <= 5
+    assert run.counts["finished"] > 50
+    assert metrics(run).output_tps == pytest.approx(4 * run.counts["finished"] / run.span_s)
+
+
+def test_a_run_has_the_frame_and_metrics_of_replicas() -> None:
+    network = chain()
+    run = simulate_pipelines(network, Trace([0.0, 1.0], [64, 64], [3, 3]), FlowRouter())
+    assert run.frame()["replica"].tolist() == ["n0", "n0"]
+    assert metrics(run).finished == 2
+    assert [row[0] for row in run.by_replica().rows] == ["n0", "n1"]
+    assert run.links().rows[0][:2] in {("n0", "n1"), ("coordinator", "n0"), ("n1", "coordinator")}
+
+
+# Failures -------------------------------------------------------------------------------------
+
+
+def pair() -> Network:
+    """Two ways through the first three layers, one node for the rest."""
+    problem = small_problem([(3, 2), (3, 2), (3, 1)], 6, kv_blocks=1024)
+    return Network(Placement(problem, ((0, 3), (0, 3), (3, 6))))
+
+
+def test_the_router_avoids_what_has_failed_and_counts_what_starts_anew() -> None:
+    network = pair()
+    trace = Trace(np.arange(40) * 0.05, np.full(40, 64), np.full(40, 8))
+    events = [NetworkEvent(1.0, "n0"), NetworkEvent(1.5, "n0", "recover")]
+    run = simulate_pipelines(network, trace, FlowRouter(), events=events)
+    assert run.counts["finished"] == 40
+    r = run.requests
+    moved = r["retries"] > 0
+    assert moved.any()
+    assert (r["node"][moved] == 1).all()
+    within = (r["arrival_s"] >= 1.0) & (r["arrival_s"] < 1.5)
+    assert (r["node"][within] == 1).all()
+    assert (r["node"][r["arrival_s"] >= 1.5] == 0).any()
+    assert run.decode_count == (r["output_tokens"] - 1).sum()
+
+
+def test_a_link_that_fails_is_avoided() -> None:
+    network = pair()
+    trace = Trace(np.arange(20) * 0.05, np.full(20, 64), np.full(20, 4))
+    run = simulate_pipelines(
+        network, trace, SwarmRouter(), events=[NetworkEvent(0.0, ("n0", "n2"))]
+    )
+    assert run.counts["finished"] == 20
+    assert (run.requests["node"] == 1).all()
+
+
+def test_without_a_way_requests_wait_for_recovery_or_are_rejected() -> None:
+    network, trace = chain(), Trace([0.0, 2.0], [64, 64], [2, 2])
+    down = NetworkEvent(1.0, "n1")
+    run = simulate_pipelines(network, trace, FlowRouter(), events=[down])
+    assert run.counts == {"finished": 1, "rejected": 1, "in flight": 0}
+    assert "down" in run.frame()["reason"][1]
+    up = NetworkEvent(5.0, "n1", "recover")
+    run = simulate_pipelines(network, trace, FlowRouter(), events=[down, up])
+    assert run.requests["first_token_s"][1] > 5.0
+
+
+def test_errors_say_what_to_do() -> None:
+    network, trace = chain(), Trace([0.0], [64], [2])
+    with pytest.raises(ParameterError, match="names 'x'"):
+        simulate_pipelines(network, trace, FlowRouter(), events=[NetworkEvent(1.0, "x")])
+    with pytest.raises(ParameterError, match="no end"):
+        simulate_pipelines(network, trace, FlowRouter(), feed=Feed())
+    with pytest.raises(ParameterError, match="high_water"):
+        FlowRouter(high_water=1.5)
+    with pytest.raises(ParameterError, match="no method"):
+        helix.router("x", "online")
+    problem = network.placement.problem
+    gap = Network(Placement(problem, ((0, 2), (3, 6))))
+    with pytest.raises(InfeasibleError, match="holds layer 2"):
+        simulate_pipelines(gap, trace, FlowRouter())
+    dead = problem.links.bandwidth_bytes_s.copy()
+    dead[0, 1] = 0.0
+    cut = replace(problem, links=replace(problem.links, bandwidth_bytes_s=dead))
+    with pytest.raises(InfeasibleError, match="'n0' to 'n1'"):
+        simulate_pipelines(Network(Placement(cut, ((0, 3), (3, 6)))), trace, FlowRouter())
+
+
+# Routers --------------------------------------------------------------------------------------
+
+
+def test_the_flow_router_follows_the_flow() -> None:
+    problem = small_problem([(3, 1), (3, 3), (3, 1)], 6)
+    network = Network(Placement(problem, ((0, 3), (0, 3), (3, 6))))
+    flow = network.max_flow().link_tokens_per_s
+    trace = Trace(np.arange(200) * 1.0, np.full(200, 64), np.full(200, 1))
+    run = simulate_pipelines(network, trace, FlowRouter())
+    counts = np.bincount(run.requests["node"], minlength=2)
+    share = flow[3, 0] / flow[3, :2].sum()
+    assert abs(counts[0] - 200 * share) <= 1
+
+
+def test_a_live_router_chooses_the_chain_that_the_simulator_takes() -> None:
+    network = Network(placement("single-24 70B helix"))
+    trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(20)
+    router = FlowRouter()
+    run = simulate_pipelines(network, replace(trace, arrival_s=np.arange(20) * 1e4), router)
+    engine = Simulation(network, trace, router)
+    live = router.live()
+    plan, nodes, edges, integers = engine.plan, engine.nodes, engine.edges, engine.memories[1]
+    for k in range(20):
+        state = PipelineState(
+            0.0,
+            nodes["outstanding"],
+            nodes["queued"],
+            nodes["kv_entries"],
+            nodes["kv_reserved"],
+            (plan, nodes, edges, integers),
+        )
+        request = Request(k, 0.0, int(trace.input_tokens[k]), 240)
+        chain = live.choose(request, state)
+        assert chain[0] == run.requests["node"][k]
+        layers = [network.placement.ranges[engine.graph.nodes[i]] for i in chain]
+        assert layers[0][0] == 0
+        assert layers[-1][1] == 80
+        for a, b in itertools.pairwise(layers):
+            assert a[1] == b[0]
+        # The simulator's decoded tokens count too.
+        for e in _edges(edges, chain, len(nodes) - 1):
+            edges["load"][e] += (int(trace.output_tokens[k]) - 1) / edges["weight"][e]
+
+
+def _edges(edges, chain, coordinator):
+    hops = [coordinator, *chain, coordinator]
+    for a, b in itertools.pairwise(hops):
+        yield int(np.flatnonzero((edges["source"] == a) & (edges["target"] == b))[0])
+
+
+# Helix ----------------------------------------------------------------------------------------
+
+
+def test_percentiles_of_gaps_are_those_of_the_values() -> None:
+    values = np.random.default_rng(0).lognormal(-1, 0.5, 5000)
+    counts = np.histogram(values, gap_edges())[0]
+    found = gap_percentiles(counts, (5, 50, 95))
+    for p, value in found.items():
+        assert value == pytest.approx(np.percentile(values, p), rel=0.02)
+
+
+def test_pruning_leaves_the_links_of_table_8() -> None:
+    # 876 variables: 24 starts, 174 layer counts, and a flow and a validity for every link.
+    from hetero.placement.published import problem
+
+    whole = problem("geo-24", "70B")
+    kept = pruned("geo-24", whole)
+    counts = sum(node.max_layers for node in whole.nodes)
+    assert len(whole.nodes) + counts + 2 * kept.sum() == 876
+
+
+def test_preflow_push_finds_a_maximum_flow() -> None:
+    for name in ("geo-24 70B helix", "hetero-42 70B helix", "single-24 70B petals"):
+        network = artifact_network(name)
+        flow = artifact_flow(network, name.split()[0])
+        assert flow[-1].sum() == pytest.approx(network.max_flow().tokens_per_s, rel=1e-4)
+
+
+def test_online_requests_come_at_the_rate_asked_for() -> None:
+    trace = helix.online_requests("twin", 700.0)
+    tokens = trace.input_tokens.sum() + trace.output_tokens.sum() - len(trace)
+    assert tokens / 1800 == pytest.approx(700, rel=0.1)
+    with pytest.raises(ParameterError, match="bring no request"):
+        helix.online_requests("twin", 1e-3, 3.0)
+
+
+EXPECTED = {"single-24": "single24", "geo-24": "geo24", "hetero-42": "hetero42"}
+
+
+@pytest.mark.skipif(
+    not (datasets.available("helix_expected") and datasets.available("azure2023_conv")),
+    reason="needs the published results and the real trace",
+)
+def test_decode_throughput_is_within_5_percent_of_the_artifact() -> None:
+    frame = pd.read_csv(datasets.path("helix_expected"))
+    for name, case in helix.cases().items():
+        for mode in ("offline", "online"):
+            if mode == "online" and case.cluster == "hetero-42":
+                continue  # these take longest and are in the notebook
+            setting = f"{EXPECTED[case.cluster]}/{mode}/simulation"
+            mine = frame[
+                (frame["setting"] == setting)
+                & (frame["model"].str.endswith(case.model))
+                & (frame["method"] == case.method)
+                & frame["experiment"].isin(
+                    ["single_cluster", "geo_distributed", "high_heterogeneity"]
+                )
+            ].set_index("metric")["value"]
+            served = helix.run(case, mode, "real", raw=True).serving
+            assert served.decode_tps == pytest.approx(mine["decode_throughput"], rel=0.05), name
+            if mode == "online":
+                for p, value in served.prompt.percentiles_s.items():
+                    # Published to 0.01 s.
+                    expected = mine[f"prompt_latency_p{p}"]
+                    assert value == pytest.approx(expected, rel=0.1, abs=0.01), (name, p)
+                for p, value in served.decode.percentiles_s.items():
+                    expected = mine[f"decode_latency_p{p}"]
+                    assert value == pytest.approx(expected, rel=0.1, abs=0.01), (name, p)
