@@ -68,9 +68,10 @@ def colocated(
 
     Examples
     --------
+    >>> import numpy as np
     >>> from hetero import catalog, workload
     >>> from hetero.cluster import cluster
-    >>> chats = workload.load("azure2023_conv").head(800)
+    >>> chats = workload.load("azure2023_conv").sample(1000, np.random.default_rng(0))
     >>> found = colocated(
     ...     cluster("thunderserve-a100-8"), catalog.llm("LLaMA-1-30B"), chats, Slo(e2e_s=40.0)
     ... )

@@ -172,7 +172,8 @@ def play(eras: Sequence[Era], trace: Trace, *, drawn: bool = False, seed: int = 
     Examples
     --------
     >>> from hetero import workload
-    >>>     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    >>> from hetero.latency.step import StepModel
+    >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
     >>> roles = {"a": "prefill", "b": "prefill", "c": "decode"}
     >>> nodes = tuple(Replica(n, step, 50_000, role=role) for n, role in roles.items())
     >>> before = Deployment("two to one", nodes, default_link=KvLink(bandwidth_gbs=10.0))

@@ -1,0 +1,153 @@
+"""What can happen to a cluster in service: GPUs lost or gained, machines lost, links that slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hetero.catalog import Link
+from hetero.cluster import Cluster, Machine, Network
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.reschedule.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A cluster after something has happened to it.
+
+    Attributes
+    ----------
+    what
+        In words.
+    cluster
+        What is there now.
+    lost
+        Names of the groups in service that can serve no longer.
+    """
+
+    what: str
+    cluster: Cluster
+    lost: frozenset[str] = frozenset()
+
+
+def lose_gpu(service: Service, group: str, machine: str | None = None) -> Change:
+    """One GPU of a group fails; the group is lost with it.
+
+    Parameters
+    ----------
+    machine
+        Machine of the GPU, where the group spans several; by default its first.
+    """
+    stages = service.group(group).pipeline.stages
+    known = service.model.machines
+    where = machine or known[stages[0].machine].name
+    if where not in service.group(group).machines:
+        raise ParameterError(
+            f"Group {group} has no GPU of machine '{where}'.",
+            resolve=f"use {' or '.join(sorted(service.group(group).machines))}.",
+        )
+    return Change(
+        f"a GPU of {where} in group {group} fails",
+        fewer(service.cluster, {where: 1}),
+        frozenset({group}),
+    )
+
+
+def lose_machine(service: Service, machine: str) -> Change:
+    """A whole machine fails, and every group that uses it."""
+    gone = service.cluster.machine(machine)
+    lost = frozenset(one.name for one in service.groups if machine in one.machines)
+    return Change(f"machine {machine} fails", fewer(service.cluster, {machine: gone.count}), lost)
+
+
+def lose_groups(service: Service, names: frozenset[str]) -> Change:
+    """All GPUs of some groups become unavailable."""
+    counts: dict[str, int] = {}
+    for name in names:
+        for stage in service.group(name).pipeline.stages:
+            where = service.model.machines[stage.machine].name
+            counts[where] = counts.get(where, 0) + stage.gpus
+    what = f"{sum(counts.values())} GPUs of {', '.join(sorted(counts))} become unavailable"
+    return Change(what, fewer(service.cluster, counts), names)
+
+
+def gain_machine(service: Service, machine: Machine) -> Change:
+    """A machine is added; groups in service stay as they are."""
+    cluster = service.cluster
+    return Change(
+        f"machine {machine.name} is added",
+        replace(cluster, machines=(*cluster.machines, machine)),
+    )
+
+
+def slow_link(service: Service, a: str, b: str, share: float = 0.1) -> Change:
+    """The link between two machines drops to a share of its bandwidth."""
+    cluster = service.cluster
+    link = cluster.link(a, b)
+    if a == b or not 0 < share <= 1:
+        raise ParameterError(
+            f"The link from '{a}' to '{b}' at {share} of its bandwidth.",
+            resolve="name two machines, and a share above 0 and up to 1.",
+        )
+    slow = Link(
+        name=f"{link.name} at {share:g}",
+        bandwidth_gbs=share * link.bandwidth_gbs,
+        latency_s=link.latency_s,
+        kind=link.kind,
+        source=link.source,
+    )
+    network = cluster.network or Network()
+    pairs = {**network.machines, frozenset((a, b)): slow}
+    return Change(
+        f"the link between {a} and {b} drops to {share:g}",
+        replace(cluster, network=replace(network, machines=pairs)),
+    )
+
+
+def fewer(cluster: Cluster, lost: dict[str, int]) -> Cluster:
+    """The cluster without some GPUs of machines; those that have none left are gone.
+
+    Raises
+    ------
+    ParameterError
+        If a machine has fewer GPUs than it is to lose.
+    InfeasibleError
+        If nothing is left.
+
+    Examples
+    --------
+    >>> from hetero.cluster import cluster
+    >>> left = fewer(cluster("thunderserve-cloud-32"), {"a40": 2, "a5000-1": 4})
+    >>> left.gpus, len(left.machines)
+    (26, 6)
+    """
+    machines = []
+    for machine in cluster.machines:
+        count = machine.count - lost.get(machine.name, 0)
+        if count < 0:
+            raise ParameterError(
+                f"Machine '{machine.name}' has {machine.count} GPUs and cannot lose "
+                f"{lost[machine.name]}.",
+                resolve="lose no more than it has.",
+            )
+        # What is left is rented as before: a machine that lacks a GPU costs the same.
+        if count:
+            machines.append(replace(machine, count=count))
+    for name in lost:
+        cluster.machine(name)
+    if not machines:
+        raise InfeasibleError(
+            f"Nothing is left of {cluster.name}.", resolve="wait for machines to come back."
+        )
+    names = {machine.name for machine in machines}
+    network = cluster.network
+    if network is not None:
+        regions = {machine.region for machine in machines}
+        network = replace(
+            network,
+            machines={pair: link for pair, link in network.machines.items() if pair <= names},
+            regions={pair: link for pair, link in network.regions.items() if pair <= regions},
+            coordinator_region=network.coordinator_region
+            if network.coordinator_region in regions
+            else "",
+        )
+    return replace(cluster, machines=tuple(machines), network=network)

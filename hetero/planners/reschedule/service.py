@@ -1,0 +1,228 @@
+"""A plan in service: groups of GPUs with names that last while their phases change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hetero.cluster import Cluster
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.phases.cost import CostModel, Stage
+from hetero.planners.phases.demand import Demand
+from hetero.planners.phases.evaluate import Evaluator
+from hetero.planners.phases.groups import Phase
+from hetero.planners.phases.pipeline import Pipeline
+from hetero.planners.phases.plan import PhasePlan
+from hetero.planners.phases.replicas import replica
+from hetero.planners.phases.transfer import KvTransfer
+from hetero.routers import PairShares
+from hetero.simulator import Slo
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServingGroup:
+    """A group of GPUs that holds the model and serves a phase."""
+
+    name: str
+    pipeline: Pipeline
+    phase: Phase
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """Names of its machines."""
+        known = self.pipeline.model.machines
+        return frozenset(known[stage.machine].name for stage in self.pipeline.stages)
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Service(Shown):
+    """Groups in service, and the share of the requests of every pair.
+
+    Attributes
+    ----------
+    demand, slo, transfer
+        What it was planned for.
+    weights
+        Share by (prefill group, decode group).
+    attainment
+        Share of the requests that meet their targets, by the planner's estimate.
+    """
+
+    groups: tuple[ServingGroup, ...]
+    weights: Mapping[tuple[str, str], float]
+    demand: Demand
+    slo: Slo
+    transfer: KvTransfer
+    attainment: float
+    label: str = ""
+
+    @classmethod
+    def of(cls, plan: PhasePlan, label: str = "", names: Iterable[str] | None = None) -> Service:
+        """A plan with names for its groups: given ones, or G1, G2, ... in its order."""
+        built: list[tuple[Pipeline, Phase]] = [(one, "prefill") for one in plan.prefill]
+        built += [(one, "decode") for one in plan.decode]
+        called = list(names) if names is not None else [f"G{k + 1}" for k in range(len(built))]
+        groups = tuple(
+            ServingGroup(name, pipeline, phase)
+            for name, (pipeline, phase) in zip(called, built, strict=True)
+        )
+        share = plan.orchestration.share
+        count = len(plan.prefill)
+        weights = {
+            (called[i], called[count + j]): float(share[i, j])
+            for i in range(share.shape[0])
+            for j in range(share.shape[1])
+            if share[i, j] > 0
+        }
+        if not weights:
+            plan.router()  # which says why
+        one = plan.evaluator
+        return cls(groups, weights, one.demand, one.slo, one.transfer, plan.value.attainment, label)
+
+    @property
+    def model(self) -> CostModel:
+        """Cost model of its groups."""
+        return self.groups[0].pipeline.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """Cluster that it runs on."""
+        return self.model.cluster
+
+    def in_phase(self, phase: Phase) -> list[ServingGroup]:
+        """Groups that serve a phase."""
+        return [one for one in self.groups if one.phase == phase]
+
+    @property
+    def ratio(self) -> tuple[int, int]:
+        """Numbers of prefill and of decode groups."""
+        return len(self.in_phase("prefill")), len(self.in_phase("decode"))
+
+    def group(self, name: str) -> ServingGroup:
+        """Group of that name.
+
+        Raises
+        ------
+        ParameterError
+            If there is none.
+        """
+        for one in self.groups:
+            if one.name == name:
+                return one
+        raise ParameterError(
+            f"No group is called '{name}'.",
+            resolve=f"use one of {', '.join(one.name for one in self.groups)}.",
+        )
+
+    @cached_property
+    def deployment(self) -> Deployment:
+        """The groups as replicas, with the KV links between them."""
+        nodes = tuple(replica(one.pipeline, one.name, one.phase) for one in self.groups)
+        links = tuple(
+            (a.name, b.name, self.transfer.link(a.pipeline, b.pipeline))
+            for a in self.in_phase("prefill")
+            for b in self.in_phase("decode")
+        )
+        return Deployment(self.label or "service", nodes, links)
+
+    def router(self, *, drawn: bool = False) -> PairShares:
+        """The shares as a router of the deployment."""
+        return PairShares(self.weights, drawn=drawn)
+
+    def without(self, names: frozenset[str]) -> Service:
+        """What is left when groups are gone, the other shares as they were.
+
+        Raises
+        ------
+        InfeasibleError
+            If a phase has no group left.
+        """
+        left = tuple(one for one in self.groups if one.name not in names)
+        for phase in ("prefill", "decode"):
+            if not any(one.phase == phase for one in left):
+                raise InfeasibleError(
+                    f"No group is left to {phase}.",
+                    resolve="change the phase of another group (light), or plan anew (full).",
+                )
+        first = [one.name for one in left if one.phase == "prefill"]
+        second = [one.name for one in left if one.phase == "decode"]
+        weights = {pair: w for pair, w in self.weights.items() if not names & set(pair)}
+        # Groups that only had pairs with lost ones would idle: they share what others take on.
+        weights = weights or {(a, b): 1.0 for a in first for b in second}
+        return replace(self, groups=left, weights=weights)
+
+    def evaluator(self, demand: Demand | None = None, model: CostModel | None = None) -> Evaluator:
+        """Evaluator whose group k is group k in service, with the configuration that it has."""
+        tagged = tuple((((k, 1),), one.pipeline) for k, one in enumerate(self.groups))
+        return _Kept(
+            model or self.model, demand or self.demand, self.slo, self.transfer, fixed=tagged
+        )
+
+    def table(self) -> Table:
+        """One row per group."""
+        shares: dict[str, float] = {}
+        for pair, weight in self.weights.items():
+            for name in pair:
+                shares[name] = shares.get(name, 0.0) + weight
+        total = sum(self.weights.values())
+        rows = tuple(
+            (
+                one.name,
+                one.pipeline.label,
+                "TP={}, PP={}".format(*one.pipeline.degrees),
+                one.phase,
+                100.0 * shares.get(one.name, 0.0) / total,
+            )
+            for one in self.groups
+        )
+        columns = (
+            Column("group"),
+            Column("GPUs by stage"),
+            Column("strategy"),
+            Column("phase"),
+            Column("requests", "%", 3),
+        )
+        note = f"{100 * self.attainment:.1f} % meet their targets, by estimate"
+        return Table(self.label or "Service", columns, rows, (note,))
+
+
+class _Everything:
+    """A fleet whose groups are fixed, so that every one of them fits."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+
+    def fits(self, one: object) -> bool:
+        return True
+
+
+class _Kept(Evaluator):
+    """Evaluates phases of groups in service, which hold the model already."""
+
+    @cached_property
+    def fleet(self) -> _Everything:  # type: ignore[override]
+        return _Everything(self.model)
+
+
+def moved(pipeline: Pipeline, model: CostModel) -> Pipeline:
+    """The same stages costed on another state of the cluster, machines found by name.
+
+    Raises
+    ------
+    InfeasibleError
+        If a machine or GPUs that it uses are gone.
+    """
+    index = {machine.name: k for k, machine in enumerate(model.machines)}
+    stages = []
+    for stage in pipeline.stages:
+        name = pipeline.model.machines[stage.machine].name
+        if name not in index:
+            raise InfeasibleError(
+                f"{pipeline.label} used machine '{name}', which is gone.",
+                resolve="count the group among the lost ones.",
+            )
+        stages.append(Stage(index[name], stage.gpus, stage.layers))
+    return Pipeline(model, tuple(stages))
