@@ -1,0 +1,176 @@
+"""Uncertainty of plans: draws against closed forms, and what they do to rankings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hetero import uncertainty, workload
+from hetero.catalog import gpu, llm
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.errors import ParameterError
+from hetero.latency import fit, for_gpu, measured
+from hetero.latency.expected import StepError
+from hetero.latency.profiles import profiled_step
+from hetero.routers import LeastTokens
+from hetero.simulator import metrics, simulate
+
+ERROR = StepError(
+    level="carried",
+    prefill_sd=0.2,
+    decode_sd=0.1,
+    correlation=0.5,
+    prefill_scatter=0.05,
+    decode_scatter=0.05,
+    prefill_p90_percent=30.0,
+    decode_p90_percent=20.0,
+    rows=100,
+)
+MODEL = llm("Llama-3.1-8B")
+
+
+def deployment(name: str, count: int = 1) -> Deployment:
+    step = for_gpu(gpu(name), MODEL).step_model()
+    one = Replica("0", step, kv_tokens=50_000, gpu=gpu(name), usd_per_h=2.0, engine=Engine())
+    return Deployment(name, tuple(replace(one, name=str(k)) for k in range(count)))
+
+
+def case(name: str) -> uncertainty.Case:
+    """Judged by one decode step: its logarithm is that of the drawn factor."""
+
+    def evaluate(found: Deployment) -> dict[str, float]:
+        step = found.replicas[0].step
+        return {
+            "decode_s": float(step.decode_seconds([500] * 8)),
+            "prefill_s": float(step.prefill_seconds([2000])),
+        }
+
+    return uncertainty.Case(deployment(name), evaluate)
+
+
+def test_draws_have_the_deviations_they_are_drawn_with() -> None:
+    found = uncertainty.draw_factors({"a": ERROR, "b": ERROR}, 20_000, seed=3, common=0.6)
+    logs = np.hstack([np.log(found["a"]), np.log(found["b"])])
+    np.testing.assert_allclose(logs.std(axis=0), [0.2, 0.1, 0.2, 0.1], rtol=0.03)
+    np.testing.assert_allclose(np.median(logs, axis=0), 0.0, atol=0.005)
+    correlation = np.corrcoef(logs.T)
+    assert correlation[0, 1] == pytest.approx(0.5, abs=0.02)
+    assert correlation[0, 2] == pytest.approx(0.6, abs=0.02)
+    again = uncertainty.draw_factors({"b": ERROR}, 20_000, seed=3, common=0.6)
+    np.testing.assert_array_equal(again["b"], found["b"])  # whoever else is drawn
+
+
+def test_scaling_reaches_every_part_of_a_step() -> None:
+    step = profiled_step("RTX-PRO-6000-Server", "Llama-3.1-8B").model
+    both = uncertainty.scaled(step, 3.0, 3.0)
+    n = np.array([1, 64, 100, 300, 900, 2048, 5000])
+    for b, cached, pairs in ((0, 0, 0), (0, 0, 5e5), (50, 4e4, 1e5)):
+        own = both.seconds(n + b, b, cached, pairs)
+        # Geometric steps between 256 and 1,024 tokens follow the table's knots closely.
+        np.testing.assert_allclose(own, 3.0 * step.seconds(n + b, b, cached, pairs), rtol=0.01)
+    decode = uncertainty.scaled(step, 1.0, 3.0)
+    assert float(decode.decode_seconds([700] * 40)) == pytest.approx(
+        3 * float(step.decode_seconds([700] * 40)), rel=0.01
+    )
+    assert float(decode.prefill_seconds([2000])) == pytest.approx(
+        float(step.prefill_seconds([2000])), rel=0.01
+    )
+
+
+def test_outcomes_follow_the_closed_form() -> None:
+    cases = {"H100": case("H100-SXM"), "A100": case("A100-SXM-80GB")}
+    errors = {"H100-SXM": ERROR, "A100-SXM-80GB": ERROR}
+    found = uncertainty.propagate(cases, draws=4000, seed=1, errors=errors)
+    low, high = found.interval("H100", "decode_s")
+    nominal = found.nominal[0, 0]
+    assert np.log(high / nominal) == pytest.approx(stats.norm.ppf(0.95) * 0.1, rel=0.08)
+    assert np.log(low / nominal) == pytest.approx(-stats.norm.ppf(0.95) * 0.1, rel=0.08)
+    gap = np.log(found.nominal[1, 0] / nominal)
+    expected = stats.norm.sf(gap / (np.sqrt(2) * 0.1))
+    assert found.flips("H100", "A100", "decode_s") == pytest.approx(expected, abs=0.02)
+    assert sum(found.wins("decode_s", largest=False).values()) == pytest.approx(1.0)
+    assert found.rankings("decode_s").rows[0][2] == found.flips("H100", "A100", "decode_s")
+    assert "H100" in str(found)
+
+
+def test_errors_of_one_gpu_type_never_flip_plans_on_it() -> None:
+    small, large = case("H100-SXM"), case("H100-SXM")
+    large = uncertainty.Case(
+        large.deployment, lambda d: {k: 1.001 * v for k, v in small.evaluate(d).items()}
+    )
+    found = uncertainty.propagate({"small": small, "large": large}, draws=300)
+    assert found.flips("small", "large", "decode_s") == 0.0
+
+
+def test_robust_choices_can_differ() -> None:
+    values = np.array([[[10.0], [10.0], [1.0]], [[6.0], [6.0], [6.0]], [[9.0], [3.0], [7.5]]])
+    found = uncertainty.Outcomes(
+        ("bold", "safe", "odd"), ("x",), np.array([[5], [6], [9.0]]), values
+    )
+    assert found.best("x", "nominal") == "odd"
+    assert found.best("x", "best mean") == "bold"
+    assert found.best("x", "best worst case") == "safe"
+    assert found.best("x", "best worst case", largest=False) == "safe"
+    assert found.best("x", "best mean", largest=False) == "safe"
+    # Nominally bold < safe; drawn it is above twice and below once.
+    assert found.flips("bold", "safe", "x") == pytest.approx(2 / 3)
+    with pytest.raises(ParameterError, match="best mean"):
+        found.best("x", "worst")  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match="plan"):
+        found.of("none", "x")
+
+
+def test_throughput_ttft_and_cost_of_a_simulated_plan() -> None:
+    trace = workload.load("azure2023_conv").head(150)
+
+    def serve(found: Deployment) -> dict[str, float]:
+        result = metrics(simulate(found, trace, LeastTokens()))
+        assert result.usd_per_mtok is not None
+        return {
+            "tps": result.total_tps,
+            "ttft_s": result.percentiles["ttft_s"][95],
+            "usd_per_mtok": result.usd_per_mtok,
+        }
+
+    # Fewer than the trace needs, so that the step times decide.
+    plan = uncertainty.Case(deployment("A100-SXM-80GB", 1), serve)
+    found = uncertainty.propagate({"a": plan}, draws=20, seed=0)
+    for measure in ("ttft_s", "usd_per_mtok"):
+        low, high = found.interval("a", measure)
+        assert low < found.nominal[0, found.measures.index(measure)] < high
+    again = uncertainty.propagate({"a": plan}, draws=20, seed=0)
+    np.testing.assert_array_equal(found.values, again.values)
+
+
+def test_drawn_fits_have_the_spread_that_the_fit_claims() -> None:
+    table = next(t for t in measured.splitwise() if t.label == "Llama-2-70B on H100-SXM x4")
+    prefill, decode = fit(table, form="cross")
+    linear = decode.linear
+    drawn = linear.draw(4000, np.random.default_rng(0))
+    degrees = linear.accuracy.rows - len(linear.coefficients)
+    quantile = stats.t.ppf(0.5 + linear.confidence / 2, degrees)
+    deviation = (linear.high - linear.low) / 2 / quantile
+    np.testing.assert_allclose(drawn.std(axis=0), deviation, rtol=0.05)
+    np.testing.assert_allclose(drawn.mean(axis=0), linear.coefficients, atol=0.1 * deviation.max())
+    steps = uncertainty.fitted_steps(prefill, decode, 100, seed=2)
+    times = np.array([float(s.decode_seconds([600] * 16)) for s in steps])
+    band = decode.expected([16.0], [600.0])
+    assert bool(((times > 0.9 * band.low_s) & (times < 1.1 * band.high_s)).mean() > 0.9)
+    assert len(np.unique(times)) == 100
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    bare = Deployment("x", (Replica("r", deployment("T4").replicas[0].step, kv_tokens=1000),))
+    with pytest.raises(ParameterError, match="no GPU"):
+        uncertainty.propagate({"x": uncertainty.Case(bare, lambda _: {"a": 1.0})})
+    with pytest.raises(ParameterError, match="no plan"):
+        uncertainty.propagate({})
+    with pytest.raises(ParameterError, match="0 draws"):
+        uncertainty.draw_factors({"a": ERROR}, 0)
+    other = uncertainty.Case(deployment("T4"), lambda _: {"b": 1.0})
+    cases = {"x": case("T4"), "y": other}
+    with pytest.raises(ParameterError, match="same measures"):
+        uncertainty.propagate(cases, draws=1)
