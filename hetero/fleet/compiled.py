@@ -20,7 +20,7 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 def _fingerprint() -> int:
     """One number for the text of all kernels."""
     found = 0
-    for package in ("fleet", "routers", "simulator"):
+    for package in ("fleet", "routers", "simulator", "planners/maxflow"):
         for path in sorted((Path(__file__).parents[1] / package).glob("*.py")):
             text = path.read_bytes()
             found = zlib.crc32(text, found) if b"@compiled" in text else found

@@ -158,6 +158,20 @@ class Problem(Shown):
             raw=self.raw,
         )
 
+    def only(self, nodes: Sequence[int]) -> Problem:
+        """The problem of some nodes, whose throughput stays as it is in the whole cluster."""
+        kept = list(nodes)
+        return Problem(
+            name=self.name,
+            llm=self.llm,
+            nodes=tuple(self.nodes[k] for k in kept),
+            links=self.links.subset(kept),
+            point=self.point,
+            activation_bytes=self.activation_bytes,
+            token_bytes=self.token_bytes,
+            raw=self.raw,
+        )
+
     def index(self, name: str) -> int:
         """Place of a node in the order of ``nodes``.
 

@@ -1,0 +1,52 @@
+"""Equal nodes counted instead of named: what the planner's programs are about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.placement import Problem
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Nodes of one region with one table of throughput.
+
+    Attributes
+    ----------
+    tokens_per_s
+        T(k), shape (max_layers + 1,), entry 0 is 0.
+    members
+        Indices of the nodes.
+    """
+
+    region: str
+    tokens_per_s: Floats
+    members: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+        return len(self.members)
+
+    @property
+    def max_layers(self) -> int:
+        """Most layers that one of them holds."""
+        return len(self.tokens_per_s) - 1
+
+
+def groups(problem: Problem, *, by_region: bool = True) -> tuple[Group, ...]:
+    """Nodes grouped by their table of throughput and, if asked for, their region."""
+    found: dict[tuple[str, bytes], list[int]] = {}
+    for k, node in enumerate(problem.nodes):
+        if node.max_layers:
+            key = (node.region if by_region else "", node.tokens_per_s.tobytes())
+            found.setdefault(key, []).append(k)
+    return tuple(
+        Group(region, problem.nodes[members[0]].tokens_per_s, tuple(members))
+        for (region, _), members in found.items()
+    )
