@@ -23,10 +23,12 @@ _GROUPS = (
     "data",
     "trace",
     "fit",
+    "gpus",
     "profile",
     "measure",
     "estimate",
     "simulate",
+    "sweep",
     "plan",
     "bench",
     "pipeline",
@@ -59,4 +61,12 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # a full disk, a folder that may not be written to, a lost mount
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"Error: {error.strerror or error}{where}. Resolve: free space on the disk, or use "
+            "another folder; what was finished is kept.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

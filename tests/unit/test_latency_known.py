@@ -1,0 +1,45 @@
+"""What is known of each GPU: one row each, and the README's copy is current."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from hetero import paths
+from hetero.catalog import gpus
+from hetero.latency import known
+from hetero.latency.expected import expected_error
+
+
+def test_the_readme_has_the_table_of_the_command() -> None:
+    text = (paths.root() / "README.md").read_text(encoding="utf-8")
+    start, end = text.index(known.BEGIN), text.index(known.END) + len(known.END)
+    assert text[start:end] == known.markdown().rstrip("\n"), (
+        "put the output of `hetero gpus --markdown` between the marks"
+    )
+
+
+def test_every_gpu_has_a_row_with_its_error() -> None:
+    rows = {row[0]: row for row in known.known().rows}
+    assert list(rows) == [gpu.name for gpu in gpus()]
+    for name, row in rows.items():
+        assert row[5] == expected_error(name).decode_p90_percent
+
+
+def test_rows_say_what_the_tables_hold() -> None:
+    rows = {row[0]: row for row in known.known().rows}
+    assert rows["T4"][2] == "layers: LLaMA-1-30B, Llama-2-70B"
+    assert "steps: BLOOM-176B, Llama-2-70B" in rows["H100-SXM"][2]
+    assert rows["RTX-4090"][2] == "layers: Llama-3.1-8B"
+    assert rows["H800-SXM"][3] == "estimated from H100-SXM"
+    assert rows["MI300X"][2:4] == ("nothing", "assumed")
+    assert rows["H800-SXM"][6] == "assumed"
+    assert rows["A800-SXM-80GB"][6] == "none"
+
+
+def test_the_command_prints_it() -> None:
+    code = "from hetero.cli import main; main(['gpus', '--markdown'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=paths.root()
+    )
+    assert done.stdout == known.markdown()
