@@ -9,9 +9,9 @@ import numpy as np
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
+from hetero.planners.phases.attainment import MOST_LOAD
 from hetero.planners.phases.cost import CostModel
 from hetero.planners.phases.demand import Demand
-from hetero.planners.phases.groups import Design, design
 from hetero.planners.phases.plan import Search, plan, replan
 from hetero.planners.phases.tabu import TabuSettings
 from hetero.planners.reschedule.change import Change
@@ -218,7 +218,7 @@ def _left(service: Service, change: Change, demand: Demand) -> Service | None:
     if standing is None or 0 in standing.ratio:
         return None
     kept = standing.without(change.lost)
-    pairs = kept.evaluator(demand).pairs(_design(kept))
+    pairs = kept.evaluator(demand).pairs(kept.phases())
     if pairs is None:
         return None
     # The estimate for the shares that the groups go on with.
@@ -228,11 +228,10 @@ def _left(service: Service, change: Change, demand: Demand) -> Service | None:
     share = np.array([[kept.weights.get((a, b), 0.0) / total for b in columns] for a in rows])
     rate = demand.rate_rps
     gain = pairs.attainment(rate * share.sum(axis=1), rate * share.sum(axis=0))
+    # Where more arrives than is served the queue grows, and in the end nobody is in time.
+    gain = np.where(share.sum(axis=1)[:, None] * MOST_LOAD < pairs.prefill_share[:, None], gain, 0)
+    gain = np.where(share.sum(axis=0)[None, :] * MOST_LOAD < pairs.decode_share[None, :], gain, 0)
     return replace(kept, demand=demand, attainment=float((share * gain).sum()))
-
-
-def _design(service: Service) -> Design:
-    return design((((k, 1),), one.phase) for k, one in enumerate(service.groups))
 
 
 def _light(service: Service, change: Change, demand: Demand, seed: int) -> Service:
@@ -244,11 +243,6 @@ def _light(service: Service, change: Change, demand: Demand, seed: int) -> Servi
             "phase needs one.",
             resolve="reschedule in full, which may divide what is left anew.",
         )
-    made = replan(standing.evaluator(demand), _design(standing), seed=seed)
-    ordered = [
-        standing.groups[members[0][0]].name
-        for phase in ("prefill", "decode")
-        for members, own in made.design
-        if own == phase
-    ]
-    return Service.of(made, "light rescheduling", ordered)
+    evaluator = standing.evaluator(demand)
+    found = replan(evaluator, standing.phases(), seed=seed)
+    return replace(standing, label="light rescheduling").planned(evaluator, found.design)

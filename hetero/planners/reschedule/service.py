@@ -13,7 +13,7 @@ from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.phases.cost import CostModel, Stage
 from hetero.planners.phases.demand import Demand
 from hetero.planners.phases.evaluate import Evaluator
-from hetero.planners.phases.groups import Phase
+from hetero.planners.phases.groups import PHASES, Design, Phase, design
 from hetero.planners.phases.pipeline import Pipeline
 from hetero.planners.phases.plan import PhasePlan
 from hetero.planners.phases.replicas import replica
@@ -81,6 +81,50 @@ class Service(Shown):
             plan.router()  # which says why
         one = plan.evaluator
         return cls(groups, weights, one.demand, one.slo, one.transfer, plan.value.attainment, label)
+
+    @classmethod
+    def given(
+        cls,
+        parts: Iterable[tuple[Pipeline, Phase]],
+        demand: Demand,
+        slo: Slo,
+        *,
+        transfer: KvTransfer | None = None,
+        label: str = "",
+    ) -> Service:
+        """Groups and phases set by hand, such as those of a published plan; shares are planned.
+
+        Raises
+        ------
+        InfeasibleError
+            If a phase has no group.
+        """
+        groups = tuple(
+            ServingGroup(f"G{k + 1}", pipeline, phase) for k, (pipeline, phase) in enumerate(parts)
+        )
+        bare = cls(groups, {}, demand, slo, transfer or KvTransfer(), 0.0, label)
+        return bare.planned(bare.evaluator())
+
+    def planned(self, evaluator: Evaluator, phases: Design | None = None) -> Service:
+        """The same groups with other phases, and with shares planned for them.
+
+        Parameters
+        ----------
+        phases
+            Group k as ((k, 1),) with its phase, as :meth:`evaluator` numbers them.
+        """
+        chosen = self.phases() if phases is None else phases
+        ordered = [
+            self.groups[members[0][0]].name
+            for phase in PHASES
+            for members, own in chosen
+            if own == phase
+        ]
+        return Service.of(PhasePlan.of(evaluator, chosen), self.label, ordered)
+
+    def phases(self) -> Design:
+        """Group k as ((k, 1),) with its phase."""
+        return design((((k, 1),), one.phase) for k, one in enumerate(self.groups))
 
     @property
     def model(self) -> CostModel:
