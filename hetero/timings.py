@@ -31,7 +31,7 @@ class Timing:
     seconds
         The statistic over the repeats [s].
     statistic
-        ``"median"``, ``"best"`` or ``"single"``.
+        ``"median"``, ``"best"``, ``"worst"`` or ``"single"``.
     repeats
         Number of runs behind it.
     clock

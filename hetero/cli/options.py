@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Any, get_args
+import re
+from typing import TYPE_CHECKING, Any, get_args
 
 from hetero.errors import ParameterError
+
+if TYPE_CHECKING:
+    from hetero.simulator import Slo
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
 
 
 def choice(option: str, value: str, allowed: Any) -> Any:
@@ -46,6 +53,36 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
         raise ParameterError(
             f"{option} cannot read '{text}'.", resolve="write whole numbers, such as 1,2,4."
         ) from None
+
+
+def targets(text: str) -> Slo:
+    """Targets of an ``--slo`` option, such as ``ttft=500ms,tpot=50ms``; none for an empty text.
+
+    Raises
+    ------
+    ParameterError
+        If a part cannot be read or is given twice.
+    """
+    from hetero.simulator import Slo
+
+    found: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        match = _TARGET.fullmatch(part)
+        if match is None:
+            raise ParameterError(
+                f"--slo cannot read '{part.strip()}'.",
+                resolve="write targets with their unit, such as ttft=500ms,tpot=50ms,e2e=30s.",
+            )
+        try:
+            value_s = float(match[2]) * _UNITS_S[match[3]]
+        except ValueError:
+            raise ParameterError(
+                f"--slo: '{match[2]}' is no number.", resolve="write one, such as 0.5."
+            ) from None
+        if f"{match[1]}_s" in found:
+            raise ParameterError(f"--slo gives {match[1]} twice.", resolve="give each target once.")
+        found[f"{match[1]}_s"] = value_s
+    return Slo(**found)
 
 
 def to_json(value: object) -> str:

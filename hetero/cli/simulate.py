@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,14 +13,12 @@ if TYPE_CHECKING:
     from hetero.cluster import Cluster
     from hetero.display import Table
     from hetero.routers import Builtin
-    from hetero.simulator import Metrics, Slo
+    from hetero.simulator import Metrics
     from hetero.workload import Trace
 
 _ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
 _SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
 
 
 def register(app: typer.Typer) -> None:
@@ -84,7 +81,7 @@ def simulate(
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.cli.options import choice, to_json
+    from hetero.cli.options import choice, targets, to_json
     from hetero.deployment import Engine
     from hetero.planners.replicated import replicated
     from hetero.progress import progress
@@ -93,7 +90,7 @@ def simulate(
 
     batching = _ENGINES[choice("--engine", engine, _ENGINES)]
     chosen = _routers(router or list(_DEFAULT))
-    targets = _slo(slo)
+    wanted = targets(slo)
     if output is not None:
         _check_output(output, force)
     machines, llm = clusters.find(cluster), catalog.find_llm(model)
@@ -118,7 +115,7 @@ def simulate(
     for one in chosen:
         with progress(len(requested), one.name) as advance:
             run = run_simulation(deployment, requested, one, seed=seed, progress=advance)
-        found.append((one.name, metrics(run, targets)))
+        found.append((one.name, metrics(run, wanted)))
         if output is not None:
             frame = run.frame()
             frame.insert(0, "router", one.name)
@@ -177,30 +174,6 @@ def _routers(names: list[str]) -> list[Builtin]:
 
     known = _factories()
     return [known[choice("--router", name, known)]() for name in dict.fromkeys(names)]
-
-
-def _slo(text: str) -> Slo:
-    from hetero.errors import ParameterError
-    from hetero.simulator import Slo
-
-    targets: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        match = _TARGET.fullmatch(part)
-        if match is None:
-            raise ParameterError(
-                f"--slo cannot read '{part.strip()}'.",
-                resolve="write targets with their unit, such as ttft=500ms,tpot=50ms,e2e=30s.",
-            )
-        try:
-            value_s = float(match[2]) * _UNITS_S[match[3]]
-        except ValueError:
-            raise ParameterError(
-                f"--slo: '{match[2]}' is no number.", resolve="write one, such as 0.5."
-            ) from None
-        if f"{match[1]}_s" in targets:
-            raise ParameterError(f"--slo gives {match[1]} twice.", resolve="give each target once.")
-        targets[f"{match[1]}_s"] = value_s
-    return Slo(**targets)
 
 
 def _arrivals(trace: Trace, requests: int | None, rate: float | None, seed: int) -> Trace:

@@ -7,7 +7,7 @@ import importlib
 import typer
 
 # Each module adds its command to the group in ``register(group)``.
-_COMMANDS = ("simulate",)
+_COMMANDS = ("simulate", "phases")
 
 
 def register(app: typer.Typer) -> None:

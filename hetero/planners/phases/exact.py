@@ -38,7 +38,7 @@ def partitions(fleet: Fleet) -> Iterator[tuple[Group, ...]]:
     >>> from hetero.planners.phases.cost import CostModel
     >>> small = Fleet(CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B")))
     >>> len(list(partitions(small)))
-    15
+    14
     """
     yield from _divide(fleet, fleet.inventory, None)
 

@@ -1,0 +1,203 @@
+"""``hetero plan phases``: prefill and decode on different groups of GPUs (ThunderServe)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero.planners.phases.plan import PhasePlan
+    from hetero.workload import Trace
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group."""
+    group.command("phases")(phases)
+
+
+def phases(
+    cluster: Annotated[
+        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Dense model of the catalog, or a Hugging Face config.json.")
+    ] = "LLaMA-1-30B",
+    trace: Annotated[
+        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
+    ] = "azure2023_conv",
+    source: Annotated[
+        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
+    ] = "twin",
+    rate: Annotated[float, typer.Option(help="Request rate to plan for [requests/s].")] = 4.0,
+    slo: Annotated[
+        str, typer.Option(help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")
+    ] = "",
+    slo_scale: Annotated[
+        float,
+        typer.Option(help="Without --slo: targets as multiples of a mean request on an A100."),
+    ] = 8.0,
+    search: Annotated[
+        str, typer.Option(help="'patterns' (ours), 'tabu' (the paper's) or 'exact' (small fleets).")
+    ] = "patterns",
+    steps: Annotated[
+        int | None, typer.Option(min=0, help="Steps of the search; by default its own number.")
+    ] = None,
+    bits: Annotated[int, typer.Option(help="Bits per value of KV transfers: 16, 8 or 4.")] = 4,
+    overlap: Annotated[
+        bool, typer.Option(help="Send KV caches layer by layer while prefill goes on.")
+    ] = False,
+    max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 4,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option(min=0, help="Requests of a simulation of the plan; 0 for none.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of twin, search and arrivals.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Processes that evaluate designs.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Divide a mixed fleet into groups, give each a phase, and route requests between them.
+
+    The plan says which GPUs serve which phase with which parallelism, and which share of the
+    requests each pair of groups takes. Attainment is an estimate for Poisson arrivals; --requests
+    simulates the plan with as many of them.
+    """
+    from hetero import catalog, workload
+    from hetero import cluster as clusters
+    from hetero.cli.options import choice, targets, to_json
+    from hetero.errors import ParameterError
+    from hetero.files import writing
+    from hetero.planners.phases.budget import best_part
+    from hetero.planners.phases.cost import Settings
+    from hetero.planners.phases.demand import Demand, reference, scaled
+    from hetero.planners.phases.plan import Search, plan
+    from hetero.planners.phases.tabu import TabuSettings
+    from hetero.planners.phases.transfer import KvTransfer
+    from hetero.progress import progress
+
+    if not 0 < rate < float("inf"):
+        raise ParameterError(
+            f"--rate is {rate:g} requests/s.", resolve="give a number above 0, such as 4."
+        )
+    if output is not None and output.exists() and not force:
+        raise ParameterError(f"{output} exists.", resolve="choose another file, or add --force.")
+    method: Search = choice("--search", search, Search)
+    transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
+    fleet, llm = clusters.find(cluster), catalog.find_llm(model)
+    lengths = workload.open_trace(
+        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+    )
+    demand = Demand.of(lengths, rate)
+    target = targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
+    settings = Settings(max_stages=max_stages)
+    if budget is not None:
+        fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
+    tabu = None
+    if steps is not None:
+        tabu = TabuSettings(steps=steps, patience=6 if method == "patterns" else None)
+    count = steps if steps is not None else {"patterns": 30, "tabu": 100, "exact": 1}[method]
+    with progress(count, f"{method} search", unit="steps") as advance:
+        found = plan(
+            fleet,
+            llm,
+            demand,
+            target,
+            search=method,
+            settings=settings,
+            transfer=transfer,
+            tabu=tabu,
+            seed=seed,
+            jobs=jobs,
+            progress=lambda _: advance(1),
+        )
+    record = _record(found)
+    if requests:
+        record["simulated"] = _simulated(found, lengths, requests, seed)
+    text = to_json(record)
+    if output is not None:
+        with writing(output, force=force) as part:
+            part.write_text(text, encoding="utf-8")
+    if as_json:
+        print(text, end="")
+        return
+    print(found)
+    goals = {"TTFT": target.ttft_s, "TPOT": target.tpot_s, "E2E": target.e2e_s}
+    print("Targets: " + ", ".join(f"{k} {1e3 * v:,.0f} ms" for k, v in goals.items() if v) + ".")
+    if requests:
+        met = record["simulated"]
+        print(
+            f"Simulated with {requests:,} requests: "
+            + ", ".join(f"{key} {100 * share:.1f} %" for key, share in met["attainment"].items())
+            + f" met; {met['usd_per_mtok'] or float('nan'):,.3f} $ per 10^6 tokens."
+        )
+
+
+def _record(found: PhasePlan) -> dict[str, Any]:
+    """The plan as JSON values."""
+    slo, share = found.evaluator.slo, found.orchestration.share
+    first, second = found.names
+    machines = found.evaluator.model.machines
+    replicas = [
+        {
+            "name": name,
+            "phase": phase,
+            "stages": [
+                {
+                    "machine": machines[stage.machine].name,
+                    "gpus": stage.gpus,
+                    "layers": stage.layers,
+                }
+                for stage in pipeline.stages
+            ],
+            "kv_tokens": pipeline.kv_tokens,
+        }
+        for names, built, phase in (
+            (first, found.prefill, "prefill"),
+            (second, found.decode, "decode"),
+        )
+        for name, pipeline in zip(names, built, strict=True)
+    ]
+    return {
+        "cluster": found.evaluator.model.cluster.name,
+        "model": found.evaluator.model.llm.name,
+        "gpus": found.evaluator.model.cluster.gpu_counts,
+        "usd_per_h": found.usd_per_h,
+        "rate_rps": found.evaluator.demand.rate_rps,
+        "targets": {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s},
+        "attainment": found.value.attainment,
+        "headroom": found.value.headroom,
+        "search": found.search,
+        "designs_evaluated": found.tried,
+        "replicas": replicas,
+        "shares": [
+            {"prefill": a, "decode": b, "share": float(share[i, j])}
+            for i, a in enumerate(first)
+            for j, b in enumerate(second)
+            if share[i, j] > 0
+        ],
+    }
+
+
+def _simulated(found: PhasePlan, lengths: Trace, requests: int, seed: int) -> dict[str, Any]:
+    """Attainment and cost of the plan in a simulation with Poisson arrivals."""
+    from hetero.simulator import metrics, simulate
+    from hetero.streams import stream
+
+    rng = stream(seed, "arrivals")
+    served = lengths.sample(requests, rng).poisson(found.evaluator.demand.rate_rps, rng)
+    run = simulate(found.deployment(), served, found.router(), seed=seed)
+    seen = metrics(run, found.evaluator.slo)
+    return {
+        "requests": requests,
+        "attainment": seen.attainment,
+        "usd_per_mtok": seen.usd_per_mtok,
+        "output_tps": seen.output_tps,
+    }
