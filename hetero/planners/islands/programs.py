@@ -155,6 +155,7 @@ class Program:
         *,
         solver: Solver = "highs",
         relaxed: bool = False,
+        start: ArrayLike | None = None,
         names: str = "the program",
     ) -> Solution:
         """Solve, and check what the solver says.
@@ -163,6 +164,8 @@ class Program:
         ----------
         relaxed
             Drop integrality: the LP relaxation, whose optimum bounds that of the program.
+        start
+            Values to start from, shape (variables,); a hint that the solver may complete.
         names
             What the program is, for the text of errors.
 
@@ -182,7 +185,12 @@ class Program:
         mixed = bool(integer.any())
         try:
             with _silent(mixed):
-                result = mathopt.solve(model, kind, params=_parameters(limits, mixed))
+                result = mathopt.solve(
+                    model,
+                    kind,
+                    params=_parameters(limits, mixed),
+                    model_params=_hints(model, start),
+                )
         except (RuntimeError, ValueError, AttributeError) as error:
             # The binding hides the solver's message behind an AttributeError of its own.
             reason = error.__context__ or error
@@ -258,6 +266,17 @@ def _silent(mixed: bool) -> Iterator[None]:
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)
+
+
+def _hints(model: object, start: ArrayLike | None) -> object:
+    from ortools.math_opt.python import mathopt
+
+    if start is None:
+        return mathopt.ModelSolveParameters()
+    values = np.asarray(start, dtype=np.float64)
+    chosen = dict(zip(model.variables(), values.tolist(), strict=True))  # type: ignore[attr-defined]
+    hint = mathopt.SolutionHint(variable_values=chosen)
+    return mathopt.ModelSolveParameters(solution_hints=[hint])
 
 
 def _parameters(limits: Limits, mixed: bool) -> object:

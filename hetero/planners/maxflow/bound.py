@@ -120,9 +120,7 @@ def _reachable(found: Sequence[Group], layers: int, flow: float, steps: int) -> 
     usable = size > 0
     group, held, size = group[usable], held[usable], size[usable]
     best, choice = np.zeros(steps + 1), np.zeros(steps + 1, dtype=np.int64)
-    columns = [
-        np.where(np.arange(len(size)) == i, -(-steps // size[i]), 0) for i in range(len(size))
-    ]
+    columns = list(np.diag(-(-steps // size)))
     for rounds in range(1, _ROUNDS + 1):
         covered, price = _master(group, held, counts, np.array(columns, dtype=np.float64))
         if covered >= layers * (1 + 1e-9):

@@ -10,9 +10,9 @@ from hetero.planners.maxflow.groups import Group
 
 
 def chain(found: Sequence[Group], layers: int) -> tuple[float, list[tuple[int, int]]] | None:
-    """Largest flow of a single chain, and its nodes as pairs (group, layers held).
+    r"""Largest flow of a single chain, and its nodes as pairs (group, layers held).
 
-    The largest F with :math:`\\sum_j \\max\\{k : T_j(k) \\ge F\\} \\ge L`; nodes that hold most
+    The largest F with :math:`\sum_j \max\{k : T_j(k) \ge F\} \ge L`; nodes that hold most
     come first, and the last one is cut to what is left. None if the nodes hold too few layers.
     """
     values = np.unique(np.concatenate([g.tokens_per_s[1:] for g in found]))

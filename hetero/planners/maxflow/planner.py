@@ -1,4 +1,4 @@
-"""Our planner: bound, chain, line of blocks, regions, exchange and, where it is small, an exact one.
+"""Our planner: a bound, chains, lines of blocks, regions, exchange, and an exact end if small.
 
 Every candidate is judged by its exact maximum flow on all links, none pruned.
 """

@@ -83,10 +83,8 @@ class Found:
 def _shape(layout: Layout) -> bytes:
     """Equal for layouts that differ only in which of several equal nodes does what."""
     kinds = [(node.kind.name, node.region) for node in layout.problem.nodes]
-    rows = sorted(
-        (kind, int(s), int(e))
-        for kind, s, e in zip(kinds, layout.starts, layout.stops, strict=True)
-    )
+    held = zip(layout.starts.tolist(), layout.stops.tolist(), strict=True)
+    rows = sorted(zip(kinds, held, strict=True))
     return repr((rows, round(layout.value, 3))).encode()
 
 
