@@ -10,6 +10,7 @@ e_i = s_j is L d <= L + (e_i - s_j) (the paper has a sign wrong), and every node
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
