@@ -1,8 +1,9 @@
-"""Runs of real serving engines, replayed request by request by the simulator.
+"""Runs of real serving engines and of a real cluster, replayed by the simulators.
 
 Two runs of vLLM 0.19.0 on RTX PRO 6000 (LLMServingSim, ``bench/examples``): 300 requests of
 ShareGPT at 10 per second, more than either replica can serve, so that times to first token are
-queueing. Nothing of the step models or of the engine is fitted to them.
+queueing. And the 24 GPUs that Helix's prototype ran on (its section 6.3). Nothing of the step
+models or of the engines is fitted to them.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from hetero.latency.frames import derived_frame
 from hetero.latency.step import StepModel
 from hetero.memory import Budget
 from hetero.routers import SingleInstance
-from hetero.simulator import Run, simulate
-from hetero.workload import Trace
+from hetero.simulator import Run, helix, simulate
+from hetero.workload import Trace, TraceSource
 
 Floats = NDArray[np.float64]
 
@@ -303,3 +304,74 @@ def _derived(name: str) -> RealRun:
         },
         requests={},
     )
+
+
+# Helix's cluster ------------------------------------------------------------------------------
+
+_HELIX_MODELS = {"30B": "LLaMA-1 30B", "70B": "LLaMA-2 70B"}
+_HELIX_METRICS = {
+    "decode_throughput": "decode_tps",
+    "prompt_latency_mean": "prompt_s",
+    "decode_latency_mean": "decode_s",
+}
+
+
+def helix_prototype() -> pd.DataFrame:
+    """What Helix's prototype did on 24 real GPUs, as ``data/measured/helix_prototype.csv`` has it.
+
+    One row per method, mode and part of the cluster that serves on its own: decode throughput
+    [tokens/s], mean prompt and decode latency [s].
+    """
+    frame = pd.read_csv(datasets.path("helix_expected"))
+    frame = frame[frame["experiment"] == "single_cluster"]
+    rows = []
+    for case in helix.cases().values():
+        if case.cluster != "single-24":
+            continue
+        for mode in ("offline", "online"):
+            of = frame[
+                (frame["setting"] == f"single24/{mode}/prototype")
+                & (frame["model"] == _HELIX_MODELS[case.model])
+            ]
+            for part in case.parts:
+                kind = part.placement.split()[-1].split("-")[-1]
+                name = case.method if len(case.parts) == 1 else f"{case.method}_{kind}"
+                own = of[of["method"] == name].set_index("metric")["value"].astype(float)
+                rows.append((case.name, mode, name, *(own[m] for m in _HELIX_METRICS)))
+    return pd.DataFrame(rows, columns=["case", "mode", "part", *_HELIX_METRICS.values()])
+
+
+def replay_helix(
+    source: TraceSource, *, offline_s: float = 600.0, online_s: float = 1800.0
+) -> pd.DataFrame:
+    """Helix's methods on its cluster, simulated, beside what its prototype measured.
+
+    Parameters
+    ----------
+    offline_s, online_s
+        Length of the runs after a minute of warm-up offline and none online; the paper's are 600
+        and 1,800 s.
+
+    Returns
+    -------
+    One row per part and quantity: case, mode, part, quantity, measured, simulated, error_percent.
+    """
+    prototype = derived_frame("helix_prototype")
+    rows = []
+    for (name, mode), group in prototype.groupby(["case", "mode"], sort=False):
+        result = helix.run(
+            helix.cases()[str(name)],
+            "offline" if mode == "offline" else "online",
+            source,
+            offline_s=(60.0, 60.0 + offline_s),
+            online_s=online_s,
+        )
+        for measured, run in zip(group.to_dict("records"), result.runs, strict=True):
+            served = run.serving()
+            own = (served.decode_tps, served.prompt.mean_s, served.decode.mean_s)
+            for quantity, simulated in zip(_HELIX_METRICS.values(), own, strict=True):
+                truth = float(measured[quantity])
+                error = 100.0 * (simulated / truth - 1.0)
+                rows.append((name, mode, measured["part"], quantity, truth, simulated, error))
+    columns = ["case", "mode", "part", "quantity", "measured", "simulated", "error_percent"]
+    return pd.DataFrame(rows, columns=columns)

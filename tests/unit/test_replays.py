@@ -90,3 +90,18 @@ def test_errors_are_simulated_over_measured() -> None:
     assert row["error_percent"] == pytest.approx(100 * (row["simulated_s"] / row["measured_s"] - 1))
     assert replayed.request_errors().empty
     assert "TTFT" in str(replayed)
+
+
+def test_committed_prototype_is_what_the_file_gives(need) -> None:
+    need("helix_expected")
+    committed = paths.data("measured", "helix_prototype.csv").read_text(encoding="utf-8")
+    assert replays.helix_prototype().to_csv(index=False, lineterminator="\n") == committed
+
+
+def test_helix_cluster_comes_near_on_the_whole() -> None:
+    """Short runs: the size of the errors in the notebook is that of the published lengths."""
+    found = replays.replay_helix("twin", offline_s=60.0, online_s=120.0)
+    assert len(found) == 24 * 3
+    error = found["simulated"] / found["measured"] - 1
+    np.testing.assert_allclose(100 * error, found["error_percent"])
+    assert abs(found.loc[found["quantity"] == "decode_s", "error_percent"].median()) < 25

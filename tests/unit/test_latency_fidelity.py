@@ -1,0 +1,51 @@
+"""Row errors: the same as the fits and tables say one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero import latency
+from hetero.catalog import gpu, llm
+from hetero.latency import fidelity, measured, roofline
+
+
+def test_errors_are_those_of_the_models() -> None:
+    found = fidelity.row_errors("splitwise", most_batch=16, most_tokens=2048)
+    table = next(t for t in measured.splitwise() if t.label == "Llama-2-70B on H100-SXM x4")
+    rows = found[(found["gpu"] == "H100-SXM") & (found["llm"] == "Llama-2-70B")]
+    rows = rows[rows["degree"] == 4]
+    model = roofline.for_gpu(gpu("H100-SXM"), llm("Llama-2-70B"), 4, source="splitwise")
+    own = 100 * (model.seconds(*table.step_arguments) / table.seconds - 1)
+    of = rows[rows["model"] == "roofline"]
+    np.testing.assert_allclose(of["error_percent"], own)
+    inner = table.where((table.batch <= 16) & (table.length_tokens <= 2048))
+    _, decode = latency.fit(inner, form="cross")
+    at = rows[(rows["model"] == "affine") & (rows["phase"] == "decode")]
+    steps = table.phase("decode")
+    expected = 100 * (decode.predict(steps.batch, steps.length_tokens).seconds / steps.seconds - 1)
+    np.testing.assert_allclose(at["error_percent"], expected)
+    assert at["inside"].sum() == len(inner.phase("decode").batch)
+
+
+def test_affine_fits_err_more_beyond_their_range() -> None:
+    found = fidelity.row_errors("aiconfigurator")
+    size = fidelity.summarise(found, ["model", "phase", "inside"]).set_index(
+        ["model", "phase", "inside"]
+    )["mape"]
+    for phase in ("prefill", "decode"):
+        assert size["affine", phase, False] > size["affine", phase, True]
+
+
+def test_helix_has_one_length_and_no_affine_fit() -> None:
+    assert set(fidelity.row_errors("helix")["model"]) == {"roofline"}
+
+
+def test_groups_are_summarised() -> None:
+    found = fidelity.row_errors("helix")
+    table = fidelity.summarise(found, ["gpu", "phase"])
+    assert table["rows"].sum() == len(found)
+    one = found[(found["gpu"] == "T4") & (found["phase"] == "decode")]["error_percent"]
+    row = table[(table["gpu"] == "T4") & (table["phase"] == "decode")].iloc[0]
+    assert row["mape"] == pytest.approx(one.abs().mean())
+    assert row["largest"] == pytest.approx(one.abs().max())
