@@ -170,6 +170,23 @@ def nodes() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["cluster", "number", "node"])
 
 
+def solver_logs() -> pd.DataFrame:
+    """Incumbent and bound over time of the artifact's solver runs, thinned.
+
+    Kept are the first and last line of every run, and lines at which the incumbent grows or the
+    bound has fallen by at least 1 %.
+    """
+    frame = pd.read_csv(datasets.path("helix_gurobi_traces"))
+    kept = []
+    for _, log in frame.groupby("run", sort=False):
+        best, least = -1.0, float("inf")
+        for index, incumbent, bound in zip(log.index, log["incumbent"], log["bound"], strict=True):
+            if incumbent > best * (1 + 1e-6) or bound <= 0.99 * least or index == log.index[-1]:
+                best, least = max(best, incumbent), min(least, bound)
+                kept.append(index)
+    return frame.loc[kept]
+
+
 def _config(name: str) -> configparser.ConfigParser:
     config = configparser.ConfigParser()
     config.read(datasets.path("helix_config", _FILES[name]))
@@ -209,6 +226,7 @@ FILES: dict[str, Callable[[], pd.DataFrame]] = {
     "published/helix_geo_links": geo_links,
     "published/helix_nodes": nodes,
     "published/helix_placements": placements,
+    "published/helix_solver_logs": solver_logs,
 }
 
 

@@ -1,0 +1,81 @@
+"""``hetero plan layers``: which node of a cluster holds which layers of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group."""
+    group.command("layers")(layers)
+
+
+def layers(
+    cluster: Annotated[str, typer.Argument(help="Name of a cluster, or a cluster file.")],
+    llm: Annotated[str, typer.Argument(help="Name of a model.")] = "Llama-2-70B",
+    seed: Annotated[int, typer.Option(help="Seed of the exchanges.")] = 0,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw the best placement into this PNG or SVG file.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace the file of the figure.")] = False,
+) -> None:
+    """Place the layers of a model on the nodes of a cluster for the largest flow of tokens.
+
+    Prints the best placements with their maximum flow and the bound that no placement exceeds,
+    then the best one node by node with its bottleneck.
+    """
+    from hetero import catalog
+    from hetero.cli.options import to_json
+    from hetero.cluster import find
+    from hetero.planners.maxflow import plan
+
+    found = plan(find(cluster), catalog.llm(llm), seed=seed)
+    if figure is not None:
+        _draw(found.best[0].flow, figure, force)
+    if not as_json:
+        print(found)
+        print()
+        print(found.best[0].flow)
+        print(f"Planned in {found.seconds:.1f} s.")
+        return
+    best = found.best[0]
+    print(
+        to_json(
+            {
+                "tokens_per_s": best.tokens_per_s,
+                "bound_tokens_per_s": best.bound,
+                "gap": best.gap,
+                "bottleneck": best.flow.bottleneck,
+                "layers": {node.name: list(held) for _, node, held in best.placement.nodes()},
+                "seconds": found.seconds,
+            }
+        ),
+        end="",
+    )
+
+
+def _draw(flow: object, path: Path, force: bool) -> None:
+    from hetero import figures
+    from hetero.drawing import figure_of
+    from hetero.errors import ParameterError
+    from hetero.files import writing
+    from hetero.placement import Flow
+
+    assert isinstance(flow, Flow)
+    if path.suffix not in (".png", ".svg"):
+        raise ParameterError(
+            f"{path} is neither a PNG nor an SVG file.", resolve="give a name ending in .png."
+        )
+    figures.use_style()
+    placement = flow.network.placement
+    picture = figure_of(
+        flow,
+        title=f"{placement.problem.llm.name} on {placement.problem.name}: "
+        f"{flow.tokens_per_s:,.0f} tokens/s",
+    )
+    with writing(path, force=force) as part:
+        picture.savefig(part, format=path.suffix[1:])
