@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@# The build backend first, so that it comes pinned too.
 	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[pipeline,lab,bayes,serving,dev]'
+	@$(PIP) --no-build-isolation --editable '.[pipeline,lab,bayes,serving,dask,ray,dev]'
 	@touch $@
 
 test: setup

@@ -32,7 +32,7 @@ from pipelines import schema, source
 GIVEN = ("output", "profile", "source")
 
 # One thread, one hash seed, one clock: what makes two runs equal. Set before the kernel starts.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "SOURCE_DATE_EPOCH": "0",
     "TZ": "UTC",
@@ -248,7 +248,7 @@ def _literal(path: Path) -> str:
 def _environment() -> Iterator[None]:
     """Environment of the kernel for the time of a run; the user's own IPython stays outside."""
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
-        wanted = _ENVIRONMENT | {"IPYTHONDIR": folder, "PYTHONPATH": str(paths.root())}
+        wanted = ENVIRONMENT | {"IPYTHONDIR": folder, "PYTHONPATH": str(paths.root())}
         before = {key: os.environ.get(key) for key in wanted}
         os.environ.update(wanted)
         try:

@@ -104,12 +104,25 @@ class HeteroServe(Section):
     dampings: Swept = Field(description="dampening factors lambda; 2 in the paper")
 
 
+class IslandInnerLoop(Section):
+    """Parameters of 06_island_inner_loop."""
+
+    width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
+    lengths: int = Field(ge=8, description="input lengths at which 64 GPUs are benchmarked")
+    replay_requests: int = Field(
+        ge=1000,
+        description="requests per played trace; below 200,000 the longest outputs are not over",
+    )
+    seed: int = Field(ge=0, description="seed of the played arrivals")
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
     "tensor_parallel_search": TensorParallelSearch,
     "request_scheduling": RequestScheduling,
     "heteroserve": HeteroServe,
+    "island_inner_loop": IslandInnerLoop,
 }
 
 
@@ -166,12 +179,66 @@ def load(path: Path | None = None, *, source: str | None = None) -> Params:
     return parse(text, path, source=source)
 
 
-def parse(text: str, path: Path, *, source: str | None = None) -> Params:
+def section(
+    stage: str,
+    over: Mapping[str, Any],
+    *,
+    profile: str,
+    source: str,
+    where: str,
+    path: Path | None = None,
+) -> dict[str, Any]:
+    """Parameters of one stage in a profile, with some of them set anew.
+
+    A value for a parameter that is a list is taken as a list of one.
+
+    Raises
+    ------
+    ParameterError
+        If a name is none of the stage's parameters, or a value is not as its section wants it.
+    """
+    file = path or paths.root() / "params.yaml"
+    kind = SECTIONS.get(stage)
+    if kind is None:
+        raise ParameterError(
+            f"{where}: there is no stage '{stage}'.",
+            resolve=f"use one of {_or(SECTIONS)}{near(stage, SECTIONS)}.",
+        )
+    text = file.read_text(encoding="utf-8")
+    values = parse(text, file, source=source, profile=profile).of(stage)
+    for name, value in over.items():
+        listed = isinstance(values.get(name), list) and not isinstance(value, list)
+        values[name] = [value] if listed else value
+    return _check(kind, values, Path(where), stage, {}, profile).model_dump()
+
+
+def plain_yaml(path: Path) -> dict[str, Any]:
+    """Content of a YAML file of names and values, without aliases.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, is too large, or is not plain YAML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise DataError(
+            f"The file cannot be read ({reason}).", path=path, resolve="check its name."
+        ) from error
+    return _yaml(text, path)
+
+
+def parse(
+    text: str, path: Path, *, source: str | None = None, profile: str | None = None
+) -> Params:
     """Check the text of a parameter file as ``load`` does; ``path`` only names it in errors."""
     raw = _yaml(text, path)
     known = ["profile", "workload", *SECTIONS]
     _names(raw, known, where=path.name)
-    profile = _choice(raw["profile"], PROFILES, f"{path.name}, 'profile'")
+    asked = raw["profile"] if profile is None else profile
+    profile = _choice(asked, PROFILES, f"{path.name}, 'profile'")
     workload = _mapping(raw["workload"], f"{path.name}, 'workload'")
     _names(workload, ["source"], where=f"{path.name}, 'workload'")
     said = _choice(workload["source"], SOURCES, f"{path.name}, 'workload.source'")

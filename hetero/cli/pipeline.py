@@ -1,4 +1,4 @@
-"""``hetero repro | status | claims | figures``: the pipeline of a checkout and what it shows."""
+"""``hetero repro | status | verify | claims | figures``: a checkout and what it shows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     app.command("repro")(repro)
     app.command("status")(status)
+    app.command("verify")(verify)
     app.command("claims")(claims)
     app.command("figures")(figures)
 
@@ -40,6 +41,25 @@ def repro(
 def status(as_json: _JSON = False) -> None:
     """Show which results are fresh, which are stale, and why."""
     _print(_pipeline("status").status().table(), as_json)
+
+
+def verify(
+    source: Annotated[
+        str | None, typer.Option(help="twin or real traces; by default those of params.yaml.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Leave the clone that ran in this new folder.")
+    ] = None,
+    as_json: _JSON = False,
+) -> None:
+    """Rerun the last commit from nothing in a temporary clone, and compare every result.
+
+    Exits with 1 if a result did not come out again, up to the last digits.
+    """
+    found = _pipeline("verify").verify(traces=source, keep=keep)
+    _print(found.table(), as_json)
+    if not found.reproduced:
+        raise typer.Exit(1)
 
 
 def claims(

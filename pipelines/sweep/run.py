@@ -1,0 +1,179 @@
+"""Run a sweep file: what is finished is kept, the rest is run, the table and figure are written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from hetero import paths
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.files import writing
+from pipelines import run as stage_run
+from pipelines import source
+from pipelines.sweep import search, spec, table
+from pipelines.sweep.point import Job
+from pipelines.sweep.workers import run_all
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Swept(Shown):
+    """Result of a sweep.
+
+    Attributes
+    ----------
+    frame
+        One row per finished point.
+    effects
+        Mean of every measure over each value of each parameter.
+    failed
+        By point: its parameters and why it failed; the traceback stands in its file.
+    """
+
+    name: str
+    folder: Path
+    planned: int
+    frame: pd.DataFrame
+    effects: pd.DataFrame
+    failed: tuple[tuple[str, str, str], ...]
+
+    def table(self) -> Table:
+        """Main effects."""
+        columns = (
+            Column("parameter"),
+            Column("value"),
+            Column("measure"),
+            Column("mean", "", 5),
+            Column("95 % low", "", 5),
+            Column("95 % high", "", 5),
+            Column("points"),
+        )
+        notes = [f"{len(self.frame)} of {self.planned} points finished; {self.folder}"]
+        notes += [f"failed: {values}: {why} ({file})" for file, values, why in self.failed]
+        rows = tuple(tuple(row) for row in self.effects.itertuples(index=False, name=None))
+        return Table(f"Sweep {self.name}: main effects", columns, rows, tuple(notes))
+
+
+def sweep(
+    path: Path | str,
+    *,
+    on: str = "loky",
+    workers: int = 0,
+    folder: Path | None = None,
+    show: bool | None = None,
+) -> Swept:
+    """Run every point that is not finished, and collect what all of them found.
+
+    Parameters
+    ----------
+    path
+        The sweep file.
+    on, workers
+        See :func:`pipelines.sweep.workers.run_all`.
+    folder
+        Where points and tables go; by default ``results/sweeps/NAME`` of the checkout.
+    show
+        Whether to draw a progress bar; by default where stderr is a terminal.
+
+    Raises
+    ------
+    ParameterError
+        If the file does not fit the notebook.
+    SweepError
+        If the workers die again and again.
+    """
+    file = Path(path)
+    found = spec.read(file)
+    target = (folder or paths.results() / "sweeps" / file.stem).resolve()
+    if found.search is not None:
+        jobs = search.run(found, lambda points: jobs_of(found, points, target), on, workers, show)
+    else:
+        jobs = jobs_of(found, spec.points(found, file.name), target)
+        run_all(jobs, on=on, workers=workers, show=show)
+    return collected(found, file.stem, jobs, target)
+
+
+def jobs_of(found: spec.Sweep, points: list[spec.Point], folder: Path) -> list[Job]:
+    """Jobs of points; equal points become one."""
+    notebook = source.notebook_path(source.notebook_of(found.stage))
+    stage_run.check_names(notebook, found.stage, points[0].parameters)
+    rests_on = _rests_on(found, notebook)
+    jobs = {}
+    for point in points:
+        key = point.key(rests_on)
+        jobs[key] = Job(
+            root=str(paths.root()),
+            folder=str(folder),
+            key=key,
+            notebook=str(notebook),
+            values=point.parameters | {"profile": found.profile, "source": found.source},
+            record={
+                "swept": point.swept,
+                "repeat": point.repeat,
+                "parameters": point.parameters,
+                "stage": found.stage,
+            },
+            limit_s=found.limit_s,
+        )
+    return list(jobs.values())
+
+
+def _rests_on(found: spec.Sweep, notebook: Path) -> str:
+    """Digest of the code and data that a point depends on: when they change, points are new."""
+    files = [notebook, *source.dependencies(found.stage)]
+    built = paths.root() / "pipelines" / "build"
+    prints = stage_run.fingerprints([f for f in files if f.exists() and built not in f.parents])
+    text = json.dumps([prints, found.stage, found.profile, found.source], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Swept:
+    """Write the table (Parquet and CSV), the effects and their figure, and return them."""
+    frame = table.collect(found, jobs)
+    failed = []
+    for job in jobs:
+        if job.target.is_dir():  # what killed workers left of it
+            for left in job.target.parent.glob(f".{job.key}-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        if job.failure.is_file():
+            said = json.loads(job.failure.read_text(encoding="utf-8"))
+            failed.append(
+                (str(job.failure), json.dumps(said["swept"] | said["repeat"]), said["why"])
+            )
+    main = table.effects(frame, found)
+    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder / "points.parquet", force=True) as part:
+        frame.to_parquet(part, index=False)
+    for content, file in ((frame, "points.csv"), (main, "effects.csv")):
+        with writing(folder / file, force=True) as part:
+            content.to_csv(part, index=False, float_format="%.10g", lineterminator="\n")
+    if len(frame):
+        from hetero import figures
+
+        drawn = table.figure(frame, found)
+        lines = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
+        figures.stamp(drawn, lines)
+        figures.save(drawn, folder / "effects")
+    return Swept(name, folder, len(jobs), frame, main, tuple(failed))
+
+
+def check(found: Swept) -> None:
+    """Exit with an error if points failed.
+
+    Raises
+    ------
+    ParameterError
+        Naming the first of them.
+    """
+    if found.failed:
+        file, values, why = found.failed[0]
+        raise ParameterError(
+            f"{len(found.failed)} of {found.planned} points failed, the first with {values}: {why}",
+            resolve=f"read {file} for its traceback, and run the same command again; finished "
+            "points are kept.",
+        )

@@ -1,0 +1,186 @@
+"""Where the points of a sweep run: processes of this machine, or a Dask or Ray cluster.
+
+joblib runs them all. A worker that dies takes one point with it, which is run again; only a point
+whose workers die again and again is given up.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import HeteroError, ParameterError
+from hetero.progress import progress
+from pipelines.sweep import point
+from pipelines.sweep.point import Job
+
+_ROUNDS_WITHOUT_PROGRESS = 5
+
+
+class SweepError(HeteroError):
+    """A sweep whose workers do not come back."""
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    on: str = "loky",
+    workers: int = 0,
+    show: bool | None = None,
+) -> None:
+    """Run the points that are not finished, until each is finished or has failed.
+
+    What failed in an earlier call is tried again.
+
+    Parameters
+    ----------
+    on
+        ``"loky"``, ``"dask:ADDRESS"`` or ``"ray:ADDRESS"`` (``ray:auto`` finds a local one).
+    workers
+        Processes at once; 0 takes all cores, or all that the cluster has.
+    show
+        Whether to draw a progress bar; by default where stderr is a terminal.
+
+    Raises
+    ------
+    SweepError
+        If the workers die again and again without any point ending.
+    """
+    for job in jobs:
+        job.failure.unlink(missing_ok=True)
+    pending = [job for job in jobs if not job.ended]
+    if not pending:
+        return
+    shutil.rmtree(Path(pending[0].folder) / "running", ignore_errors=True)
+    idle, last = 0, ""
+    with (
+        _backend(on, workers) as options,
+        progress(len(jobs), "points", unit="points", show=show) as advance,
+        _watching(pending, advance),
+    ):
+        advance(len(jobs) - len(pending))
+        while pending:
+            before = len(pending)
+            # What ran when a worker died runs alone, so that a deadly point takes no other along.
+            alone = [job for job in pending if job.running.is_file()]
+            together = [job for job in pending if job not in alone]
+            for batch in (*([job] for job in alone), together):
+                last = _run(batch, options) or last
+            pending = [job for job in pending if not job.ended]
+            idle = 0 if len(pending) < before else idle + 1
+            if idle >= _ROUNDS_WITHOUT_PROGRESS:
+                raise SweepError(
+                    f"No point ended in {idle} rounds; {len(pending)} are left ({last[:300]}).",
+                    resolve="look for a lack of memory or disk, and run the same command again; "
+                    "finished points are kept.",
+                )
+
+
+def _run(batch: Sequence[Job], options: dict[str, Any]) -> str:
+    """Run points; what the engine says if one of its workers died, else nothing."""
+    import joblib
+
+    try:
+        with joblib.parallel_config(**options):
+            joblib.Parallel(batch_size=1, pre_dispatch="all")(
+                joblib.delayed(point.run)(job) for job in batch
+            )
+    except (HeteroError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # each engine tells the death of a worker in its own way
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+@contextmanager
+def _backend(on: str, workers: int) -> Iterator[dict[str, Any]]:
+    kind, _, address = on.partition(":")
+    if on == "loky":
+        # One worker is one process too: a point must never run in the process that watches over it.
+        yield {"backend": "loky", "n_jobs": max(workers or os.cpu_count() or 1, 2)}
+    elif kind == "dask" and address:
+        yield from _dask(address, workers)
+    elif kind == "ray" and address:
+        yield from _ray(address, workers)
+    else:
+        raise ParameterError(
+            f"'{on}' is no place to run a sweep.",
+            resolve="use loky, dask:ADDRESS (as dask:tcp://host:8786) or ray:ADDRESS.",
+        )
+
+
+def _dask(address: str, workers: int) -> Iterator[dict[str, Any]]:
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise _missing("dask") from error
+    try:
+        connect: Any = Client
+        client = connect(address, timeout="15s", set_as_default=True)
+    except (OSError, TimeoutError, ValueError) as error:
+        raise SweepError(
+            f"No Dask scheduler answers at {address} ({error}).",
+            resolve="start one with `dask scheduler`, and workers with `dask worker ADDRESS`.",
+        ) from error
+    with client:
+        yield {"backend": "dask", "n_jobs": workers or -1}
+
+
+def _ray(address: str, workers: int) -> Iterator[dict[str, Any]]:
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+    except ModuleNotFoundError as error:
+        raise _missing("ray") from error
+    try:
+        ray.init(address=address, log_to_driver=False, ignore_reinit_error=True)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise SweepError(
+            f"No Ray cluster answers at {address} ({error}).",
+            resolve="start one with `ray start --head`.",
+        ) from error
+    try:
+        register: Any = register_ray
+        register()
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        total = int(resources.get("CPU", 1))
+        yield {"backend": "ray", "n_jobs": workers or total}
+    finally:
+        ray.shutdown()
+
+
+def _missing(extra: str) -> ParameterError:
+    return ParameterError(
+        f"This sweep is to run on {extra}, which is not installed.",
+        resolve=f"install it with `pip install 'hetero[{extra}]'`, here and on every worker.",
+    )
+
+
+@contextmanager
+def _watching(jobs: Sequence[Job], advance: Callable[[int], None]) -> Iterator[None]:
+    """Report points as they end; their folders are what all engines have in common."""
+    done, left = threading.Event(), list(jobs)
+
+    def report() -> None:
+        ended = [job for job in left if job.ended]
+        if ended:
+            advance(len(ended))
+            left[:] = [job for job in left if job not in ended]
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            report()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        report()

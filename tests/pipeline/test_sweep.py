@@ -1,0 +1,293 @@
+"""Sweeps of a small notebook: resumed, killed, failing, hanging, on real clusters."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from hetero.errors import DataError
+from pipelines.sweep import spec
+from tests.pipeline.conftest import Project, cell, write_notebook
+
+PARAMETERS = """\
+count: int = 1
+scale: float = 1.0
+kinds: list[str] = ["up"]
+output: str = ""
+profile: str = "interactive"
+source: str = "twin"
+"""
+
+BODY = """\
+import os
+import time
+import pandas as pd
+from pathlib import Path
+from hetero.results import ResultFolder
+
+marks = Path(os.environ["SWEEP_MARKS"]) if "SWEEP_MARKS" in os.environ else None
+if marks is not None:
+    (marks / f"{count}-{scale}-{os.getpid()}-{time.time_ns()}").touch()
+if count == 13:
+    raise ValueError("thirteen is no count")
+if count == 14:
+    time.sleep(60)
+if count == 15:
+    os.kill(os.getpid(), 9)
+time.sleep(0.05)
+out = ResultFolder("01_tiny", output=output, profile=profile, source=source, seeds=[0])
+out.table(pd.DataFrame({"kind": kinds, "y [s]": [count * scale] * len(kinds)}), "y", caption="y")
+"""
+
+SWEEP = """\
+stage: tiny
+grid:
+  count: [1, 2, 3, 4]
+  scale: [0.5, 1.0, 2.0]
+measures:
+  y: {table: y, column: "y [s]", where: {kind: up}}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(fresh: Project, tmp_path_factory) -> Project:
+    made = fresh.copy(tmp_path_factory.mktemp("sweep") / "project")
+    notebook = made.root / "notebooks" / "01_tiny.ipynb"
+    parts = [cell("markdown", "# Tiny"), cell("code", PARAMETERS, tags=["parameters"])]
+    write_notebook(notebook, *parts, cell("code", BODY))
+    return made
+
+
+def start(project: Project, text: str, folder: Path, *options: str, **environment: str):
+    file = folder.with_suffix(".yaml")
+    file.write_text(text)
+    command = "from hetero.cli import main; main()"
+    call = ["sweep", str(file), "--output", str(folder), "--workers", "2", *options]
+    return subprocess.Popen(
+        [sys.executable, "-c", command, *call],
+        cwd=project.root,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, seconds: float = 120) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out, err
+
+
+def expected() -> pd.DataFrame:
+    rows = [(c, s, c * s) for c in (1, 2, 3, 4) for s in (0.5, 1.0, 2.0)]
+    return pd.DataFrame(rows, columns=["count", "scale", "y"])
+
+
+def check(folder: Path) -> None:
+    found = pd.read_parquet(folder / "points.parquet")
+    pd.testing.assert_frame_equal(found.drop(columns="point"), expected(), check_dtype=False)
+    assert not list((folder / "points").glob(".*")), "half-written points are left"
+
+
+def test_a_sweep_killed_at_random_moments_ends_as_an_uninterrupted_one(project, tmp_path):
+    code, _, err = finish(start(project, SWEEP, tmp_path / "whole"))
+    assert code == 0, err
+    whole = (tmp_path / "whole" / "points.csv").read_bytes()
+    rng = random.Random(0)
+    folder, kills = tmp_path / "killed", 0
+    while kills < 20:
+        process = start(project, SWEEP, folder)
+        # Moments are counted in points, so that a slow machine is killed as far in as a fast one.
+        most = rng.choice([0, 1, 2, 4, 7])
+        end = time.monotonic() + rng.uniform(0.0, 4.0)
+        while process.poll() is None and time.monotonic() < end:
+            done = len([p for p in folder.glob("points/*") if not p.name.startswith(".")])
+            if done > most and rng.random() < 0.2:
+                break
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        for point in folder.glob("points/[!.]*"):
+            assert (point / "point.json").is_file(), "a half-written point counts as finished"
+    code, _, err = finish(start(project, SWEEP, folder))
+    assert code == 0, err
+    assert (folder / "points.csv").read_bytes() == whole
+    check(folder)
+
+
+def test_failing_hanging_and_deadly_points_are_listed_and_the_others_stay(project, tmp_path):
+    text = """\
+stage: tiny
+points: [{count: 1}, {count: 13}, {count: 14}, {count: 15}, {count: 2}]
+fixed: {scale: 2.0}
+measures:
+  y: {table: y, column: "y [s]", where: {kind: up}}
+limit_s: 6
+"""
+    folder = tmp_path / "bad"
+    code, out, err = finish(start(project, text, folder))
+    assert code == 1
+    assert "3 of 5 points failed" in err
+    assert "thirteen is no count" in out
+    assert "past its limit of 6 s" in out
+    assert "worker died" in out
+    assert "Traceback" not in err
+    assert list(pd.read_parquet(folder / "points.parquet")["y"]) == [2.0, 4.0]
+    reasons = [json.loads(path.read_text()) for path in folder.glob("failed/*.json")]
+    raised = next(one for one in reasons if one["swept"]["count"] == 13)
+    assert "ValueError" in raised["traceback"]
+
+
+def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, tmp_path):
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    folder = tmp_path / "grown"
+    small = SWEEP.replace("[1, 2, 3, 4]", "[1, 2]")
+    assert finish(start(project, small, folder, SWEEP_MARKS=str(marks)))[0] == 0
+    assert len(list(marks.iterdir())) == 6
+    code, out, _ = finish(start(project, SWEEP, folder, "--json", SWEEP_MARKS=str(marks)))
+    assert code == 0
+    assert json.loads(out)["planned"] == 12
+    assert len(list(marks.iterdir())) == 12
+    check(folder)
+
+
+def test_two_sweeps_at_once_share_a_folder(project, tmp_path):
+    folder = tmp_path / "shared"
+    both = [start(project, SWEEP, folder) for _ in range(2)]
+    assert [finish(one)[0] for one in both] == [0, 0]
+    check(folder)
+
+
+def test_a_full_disk_keeps_what_is_finished(project, tmp_path):
+    folder = tmp_path / "full"
+    small = SWEEP.replace("[1, 2, 3, 4]", "[1, 2]")
+    assert finish(start(project, small, folder))[0] == 0
+    # A process that may not write files longer than this gets the error of a full disk.
+    file = folder.with_suffix(".yaml")
+    text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
+    text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    text += "from hetero.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", text, "sweep", str(file), "--output", str(folder)],
+        cwd=project.root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "Resolve:" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(pd.read_csv(folder / "points.csv")) == 6
+    assert finish(start(project, SWEEP, folder))[0] == 0
+    check(folder)
+
+
+def test_a_search_asks_for_full_batches_and_goes_on_where_it_stopped(project, tmp_path):
+    pytest.importorskip("ax", reason="the bayes extra is not installed")
+    text = """\
+stage: tiny
+search:
+  trials: 12
+  batch: 4
+  ranges:
+    count: {low: 1, high: 9, whole: true}
+    scale: {low: 0.1, high: 10.0, log: true}
+  maximise: y
+measures:
+  y: {table: y, column: "y [s]", where: {kind: up}}
+"""
+    folder = tmp_path / "search"
+    first = start(project, text.replace("trials: 12", "trials: 4"), folder)
+    code, _, err = finish(first)
+    assert code == 0, err
+    code, _, err = finish(start(project, text, folder))
+    assert code == 0, err
+    found = pd.read_parquet(folder / "points.parquet")
+    assert len(found) >= 10  # whole counts may coincide
+    # Tables hold ten digits.
+    assert (found["y"] / (found["count"] * found["scale"]) - 1).abs().max() < 1e-9
+    assert found["y"].max() > 40
+
+
+@pytest.mark.parametrize("kind", ["dask", "ray"])
+def test_a_cluster_gives_the_same_table_though_a_worker_is_killed(project, tmp_path, kind):
+    pytest.importorskip({"dask": "distributed", "ray": "ray"}[kind])
+    from tests.pipeline import clusters
+
+    folder = tmp_path / kind
+    with clusters.running(kind, project.root, tmp_path) as cluster:
+        process = start(project, SWEEP, folder, "--on", f"{kind}:{cluster.address}")
+        end = time.monotonic() + 90
+        while not list(folder.glob("points/[!.]*")) and time.monotonic() < end:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        cluster.kill_a_worker()
+        code, _, err = finish(process)
+        assert code == 0, err
+    check(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("stage: tiny", "stage: tinny", r"no stage 'tinny'.*did you mean"),
+        ("count: [1, 2, 3, 4]", "counts: [1]", r"no parameter.*'counts'"),
+        ("count: [1, 2, 3, 4]", "count: [0]", "greater than or equal to 1"),
+        ("count: [1, 2, 3, 4]", "count: []", "at least 1 item"),
+        ("grid:", "grids:", "grids"),
+        ("measures:", "sobol: {count: 4, ranges: {scale: {low: 2, high: 1}}}\nmeasures:", "range"),
+        ('column: "y [s]", ', "", "needs 'table' and 'column'"),
+        ("count: [1, 2, 3, 4]", "count: &a [1]\n  scale2: *a", "aliases"),
+    ],
+)
+def test_a_wrong_sweep_file_is_refused_with_its_reason(project, tmp_path, old, new, says):
+    assert old in SWEEP
+    process = start(project, SWEEP.replace(old, new), tmp_path / "wrong")
+    code, _, err = finish(process)
+    assert code == 1
+    assert "Resolve:" in err
+    assert "Traceback" not in err
+    assert re.search(says, err), err
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_measure_that_is_not_there_names_what_is(project, tmp_path):
+    text = SWEEP.replace("[1, 2, 3, 4]", "[1]").replace('"y [s]"', "z")
+    code, _, err = finish(start(project, text, tmp_path / "measure"))
+    assert code == 1
+    assert "no column 'z'" in err
+    assert "kind, y [s]" in err
+
+
+def test_sobol_points_fill_their_ranges():
+    design = spec.Sobol(
+        count=64,
+        ranges={
+            "a": spec.Range(low=1, high=100, log=True),
+            "b": spec.Range(low=0, high=9, whole=True),
+        },
+    )
+    found = pd.DataFrame(spec._sobol(design))
+    assert found["a"].between(1, 100).all()
+    assert abs((found["a"] < 10).mean() - 0.5) < 0.05
+    assert set(found["b"]) == set(range(10))
+    with pytest.raises(ValueError, match="range by ratio"):
+        spec.Range(low=0, high=1, log=True)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        spec.read(tmp_path / "none.yaml")
