@@ -149,6 +149,8 @@ def solve(
         found = program.solve(limits, solver=solver, relaxed=relaxed, names=name)
     except InfeasibleError as error:
         raise _why_infeasible(groups) from error
+    if form.startswith("flow") and found.objective <= 0:
+        raise _why_infeasible(groups)
     label = f"{form}, relaxed" if relaxed else form
     return _assignment(rates, groups, cells, decoding, found, label, relaxed)
 

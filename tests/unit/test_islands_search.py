@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero.errors import DataError, InfeasibleError, ParameterError
+from hetero.planners.islands.assignment import gpus_used
+from hetero.planners.islands.direct import Direct
+from hetero.planners.islands.divider import Divider, divide
+from hetero.planners.islands.exact import exact
+from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.planners.islands.search import Floats, Objective, Search, Space, search
+from hetero.workload.lengths import LengthRanges
+
+BAYES = all(importlib.util.find_spec(name) for name in ("botorch", "ax", "numpyro"))
+needs_bayes = pytest.mark.skipif(not BAYES, reason="the extra 'bayes' is not installed")
+INVENTORY = {"gpu0": 16, "gpu1": 12}
+
+
+@pytest.fixture(scope="module")
+def rates() -> RateTable:
+    random = np.random.default_rng(3)
+    share = random.dirichlet(np.ones(4))
+    edges = np.arange(5) * 100
+    ranges = LengthRanges(edges[:-1], edges[1:], edges[:-1] + 50, share)
+    classes = tuple(IslandClass(gpu, s) for gpu, n in INVENTORY.items() for s in range(2, n + 1))
+    sizes = np.array([c.size for c in classes])[:, None]
+    prefill = sizes**0.8 * random.uniform(0.8, 1.2, (len(classes), 4))
+    decode = sizes**1.3 * random.uniform(0.8, 1.2, (len(classes), 4)) * (sizes >= 4)
+    return RateTable(classes, ranges, prefill, decode)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    total=st.integers(0, 200),
+    target=st.integers(0, 40),
+    skew=st.floats(-5, 5),
+    minimum=st.integers(1, 20),
+)
+def test_divider_uses_every_gpu(total: int, target: int, skew: float, minimum: int) -> None:
+    sizes = divide(total, target, skew, minimum)
+    count = min(target, total // minimum)
+    assert len(sizes) == count
+    if count:
+        assert sum(sizes) == total
+        assert min(sizes) >= minimum
+        ideal = np.arange(1, count + 1) ** skew
+        ideal = minimum + ideal / ideal.sum() * (total - count * minimum)
+        # Largest remainder: no island is off by one or more.
+        assert np.all(np.abs(np.array(sizes) - ideal) < 1 + 1e-9)
+
+
+def test_divider_by_hand() -> None:
+    # k^1 over 1..4 is 0.1, 0.2, 0.3, 0.4 of the 12 GPUs beyond the minimum: 1.2, 2.4, 3.6, 4.8.
+    assert divide(20, 4, 1.0, 2) == (3, 4, 6, 7)
+    assert divide(20, 4, -1.0, 2)[0] > divide(20, 4, -1.0, 2)[-1]
+    assert divide(10, 3, 1e-12, 1) == (4, 3, 3)
+    assert divide(5, 0, 0.0) == divide(0, 5, 0.0) == divide(1, 5, 0.0, 2) == ()
+    assert divide(6, 3, 2.0, 2) == (2, 2, 2)
+    for bad in ((-1, 2, 0.0, 1), (4, -2, 0.0, 1), (4, 2, 0.0, 0), (4, 2, float("nan"), 1)):
+        with pytest.raises(ParameterError, match="no division"):
+            divide(*bad)
+
+
+@pytest.mark.parametrize("space", [Divider(INVENTORY), Direct(INVENTORY, slots=4)])
+def test_every_point_of_a_space_is_a_layout_within_the_inventory(space: Space) -> None:
+    random = np.random.default_rng(0)
+    points = space.from_unit(random.random((200, len(space.names))))
+    for reach in (0.02, 0.3):
+        points = np.concatenate([points, space.mutated(points[:100], random, reach)])
+    assert np.all(points >= space.lower)
+    assert np.all(points <= space.upper)
+    whole = points[:, space.integer]
+    assert np.array_equal(whole, np.round(whole))
+    for columns, total in space.totals:
+        assert np.all(points[:, columns].sum(axis=1) <= total)
+    for point in points:
+        used = gpus_used(space.layout(point))
+        assert all(used.get(gpu, 0) <= count for gpu, count in INVENTORY.items())
+    assert np.all(points[200:] != points[:100].repeat(2, 0), axis=None) or len(points) == 400
+
+
+def test_direct_draws_are_uniform_over_what_the_inventory_allows() -> None:
+    space = Direct({"gpu0": 3}, slots=2, minimum=1)
+    grid = (np.arange(64) + 0.5) / 64
+    first, second = np.meshgrid(grid, grid)
+    points = space.from_unit(np.stack([first.ravel(), second.ravel()], axis=1))
+    found, counts = np.unique(points, axis=0, return_counts=True)
+    assert len(found) == 10  # x1 + x2 <= 3
+    # Cuts that coincide can be drawn in one order only, the others in two.
+    assert counts.max() == 2 * counts.min()
+
+
+def run(rates: RateTable, method: object, **more: object) -> Search:
+    space = more.pop("space", Divider(INVENTORY))
+    settings: dict[str, object] = {"batch": 4, "iterations": 3, "seed": 1} | more
+    return search(space, Objective(rates), method, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["random", "sobol", "mutation"])
+@pytest.mark.parametrize("space", [Divider(INVENTORY), Direct(INVENTORY, slots=3)])
+def test_baselines_fill_batches_and_repeat(rates: RateTable, method: str, space: Space) -> None:
+    one, two = (run(rates, method, space=space) for _ in "ab")
+    assert one.points.shape == (12, len(space.names))
+    assert np.array_equal(one.points, two.points)
+    assert np.array_equal(one.values_rps, two.values_rps)
+    optimum = exact(rates, INVENTORY, minimum=2)
+    assert np.all(one.values_rps <= optimum.bound * (1 + 1e-9))
+    assert np.all(np.diff(one.trace_rps) >= 0)
+    assert one.best is not None
+    assert one.best.throughput_rps == pytest.approx(one.values_rps.max())
+    assert 0 <= one.regret(optimum.bound)[-1] < 1
+    assert "best so far" in str(one)
+    assert len(one.trials().rows) == 12
+
+
+@needs_bayes
+@pytest.mark.parametrize("space", [Divider(INVENTORY), Direct(INVENTORY, slots=3)])
+def test_bayesian_batches_are_full_new_and_feasible(rates: RateTable, space: Space) -> None:
+    found = run(rates, "bo", space=space, batch=16, iterations=3)
+    assert len(found.values_rps) == 48
+    layouts = [tuple(sorted(space.layout(point).items())) for point in found.points]
+    assert not set(layouts[16:]) & set(layouts[:16])
+    assert len(set(layouts[16:])) == 32
+    for columns, total in space.totals:
+        assert np.all(found.points[:, columns].sum(axis=1) <= total)
+
+
+@needs_bayes
+def test_bayesian_search_beats_random_on_the_same_budget(rates: RateTable) -> None:
+    ends = {
+        method: [run(rates, method, batch=8, iterations=4, seed=s).trace_rps[-1] for s in range(2)]
+        for method in ("bo", "random")
+    }
+    assert np.mean(ends["bo"]) > np.mean(ends["random"])
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", ["mutation", "sobol", pytest.param("bo", marks=needs_bayes)])
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_killed_search_resumes_to_the_same_trials(
+    rates: RateTable, tmp_path: Path, method: str, after: int
+) -> None:
+    whole = run(rates, method)
+    file = tmp_path / "search.json"
+    batches = 0
+
+    def kill(_: int) -> None:
+        nonlocal batches
+        batches += 1
+        if batches == after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(rates, method, state=file, progress=kill)
+    resumed = run(rates, method, state=file)
+    assert np.array_equal(resumed.points, whole.points)
+    assert np.array_equal(resumed.values_rps, whole.values_rps)
+    assert str(resumed.trials()) == str(whole.trials())
+    # A finished search is read, a longer one goes on, a shorter one is cut.
+    again = run(rates, "mutation" if method == "mutation" else method, state=file)
+    assert np.array_equal(again.points, whole.points)
+    assert len(run(rates, method, state=file, iterations=2).values_rps) == 8
+
+
+def test_a_search_does_not_take_the_file_of_another(rates: RateTable, tmp_path: Path) -> None:
+    file = tmp_path / "search.json"
+    run(rates, "random", state=file)
+    with pytest.raises(DataError, match="search with seed 1, not 2"):
+        run(rates, "random", state=file, seed=2)
+    with pytest.raises(DataError, match="search with space divider"):
+        run(rates, "random", state=file, space=Direct(INVENTORY))
+    file.write_text("{}")
+    with pytest.raises(DataError, match="holds no search"):
+        run(rates, "random", state=file)
+
+
+@needs_bayes
+def test_ax_fills_the_batch_after_its_initialisation(rates: RateTable) -> None:
+    found = run(rates, "ax", batch=3, iterations=2, space=Divider({"gpu0": 16}))
+    assert found.points.shape == (6, 2)
+
+
+@needs_bayes
+def test_the_sparse_model_proposes_a_full_batch(
+    rates: RateTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hetero.planners.islands import search_bayes
+
+    monkeypatch.setattr(search_bayes, "WARMUP", 4)
+    monkeypatch.setattr(search_bayes, "SAMPLES", 4)
+    monkeypatch.setattr(search_bayes, "THINNING", 2)
+    space = Direct(INVENTORY, slots=2)
+    found = run(rates, "saasbo", space=space, iterations=2)
+    assert found.points.shape == (8, 4)
+    assert np.all(found.points[:, :2].sum(axis=1) <= INVENTORY["gpu0"])
+
+
+def test_errors_name_the_cause(rates: RateTable) -> None:
+    with pytest.raises(ParameterError, match="no search method called 'guess'"):
+        run(rates, "guess")
+    with pytest.raises(ParameterError, match="0 batches"):
+        run(rates, "random", iterations=0)
+    with pytest.raises(InfeasibleError, match="1 gpu1 GPUs are fewer than the smallest island"):
+        Divider({"gpu0": 4, "gpu1": 1})
+    with pytest.raises(ParameterError, match="0 slots"):
+        Direct(INVENTORY, slots=0)
+
+    def lazy(
+        space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
+    ) -> Floats:
+        return points[:1]
+
+    with pytest.raises(ParameterError, match="lazy proposed 1 layouts instead of 4"):
+        run(rates, lazy)
