@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
 
 from hetero.figures import gpu_colour
@@ -57,9 +58,12 @@ def draw(flow: Flow, axes: Axes | None = None, *, title: str = "", names: bool =
             edgecolor=_BOTTLENECK if cut[k, k] else "#333333", linewidth=1.6 if cut[k, k] else 0.5,
         )  # fmt: skip
         if names:
+            # About how many layers a name takes in a row; on narrow bars it stands upright.
+            wide = 0.0055 * problem.llm.layers * len(node.name) <= stop - start
             axes.text(
-                (start + stop) / 2, lanes[k], node.name, ha="center", va="center",
-                fontsize=5.5, zorder=5, clip_on=True,
+                (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=5.5,
+                color="white" if _dark(colour) else "black", rotation=0 if wide else 90,
+                zorder=5, clip_on=True,
             )  # fmt: skip
     kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
     handles = [Patch(color=gpu_colour(gpu)) for gpu in kinds]
@@ -74,6 +78,12 @@ def draw(flow: Flow, axes: Axes | None = None, *, title: str = "", names: bool =
     axes.set_xlabel("layer")
     axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
     return axes
+
+
+def _dark(colour: str) -> bool:
+    """Whether black letters would be hard to read on it."""
+    red, green, blue = to_rgb(colour)
+    return 0.3 * red + 0.6 * green + 0.1 * blue < 0.45
 
 
 def _lanes(flow: Flow) -> dict[int, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero import paths
 from hetero.catalog import llm as find_llm
@@ -14,6 +15,8 @@ from hetero.errors import ParameterError
 from hetero.placement.links import Links
 from hetero.placement.placement import LayerRange, Placement
 from hetero.placement.problem import Problem
+
+Floats = NDArray[np.float64]
 
 CLUSTERS = {
     "single-24": "helix-single-24",
@@ -27,6 +30,17 @@ MODELS = {"30B": "LLaMA-1-30B", "70B": "Llama-2-70B"}
 """Short names of Helix's models."""
 
 COORDINATOR = "coordinator"
+
+_LOGS = {
+    ("single-24", ""): "single_cluster/layout_llama70b/ilp",
+    ("geo-24", ""): "distributed_clusters/layout_llama70b/ilp",
+    ("geo-24", "none"): "ablation/layouts/raw_24",
+    ("geo-24", "no-prune"): "ablation/layouts/no_prune_24",
+    ("hetero-42", ""): "high_heterogeneity/layout_llama70b/ilp",
+    ("hetero-42", "none"): "ablation/layouts/raw_42",
+    ("hetero-42", "no-prune"): "ablation/layouts/no_prune_42",
+    ("small-10", ""): "ablation/layouts/quality",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,33 @@ def geo_links() -> Links:
             bandwidth[i, j] = 1e6 * float(row.mbyte_s)  # type: ignore[arg-type]
             latency[i, j] = 1e-3 * float(row.latency_ms)  # type: ignore[arg-type]
     return Links(bandwidth, latency)
+
+
+def solver_log(cluster: str, *, start: str = "") -> tuple[Floats, Floats, Floats]:
+    """Time [s], best objective and bound [tokens/s] of the artifact's solver, thinned.
+
+    Parameters
+    ----------
+    cluster
+        Short name of a cluster.
+    start
+        Which of its runs, where there are several: empty for the one the paper used, ``"none"``
+        without a heuristic start, ``"no-prune"`` on all links.
+
+    Notes
+    -----
+    Gurobi 11 on 20 threads; see the README of ``data/published``.
+    """
+    import pandas as pd
+
+    if (cluster, start) not in _LOGS:
+        raise ParameterError(
+            f"The artifact has no solver log of '{cluster}' with the start '{start}'.",
+            resolve=f"use one of {', '.join(f'{c} {s}'.strip() for c, s in _LOGS)}.",
+        )
+    frame = pd.read_csv(paths.data("published", "helix_solver_logs.csv"))
+    log = frame[frame["run"] == _LOGS[cluster, start]]
+    return tuple(log[name].to_numpy(dtype=np.float64) for name in ("time_s", "incumbent", "bound"))  # type: ignore[return-value]
 
 
 def placement(name: str, *, raw: bool = False) -> Placement:
