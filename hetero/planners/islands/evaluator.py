@@ -1,120 +1,123 @@
-"""A plan at the resolution of single lengths (Rignall, section 5.2.2)."""
+"""Throughput at every single length, where the solver saw the middles of ranges only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.planners.islands.assignment import Assignment
+from hetero.planners.islands.assignment import PHASES, Assignment
 from hetero.planners.islands.rates import Floats, Phase, RateTable
-from hetero.workload.lengths import LengthRanges
-
-_PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Evaluation(Shown):
-    r"""What a plan yields at every length, and what its model of ranges said it would.
+    r"""Throughput per length, as the model has it and with the rates of each exact length.
 
     Attributes
     ----------
-    ranges
-        The S lengths or narrow ranges.
-    range_of
-        Shape (S,); the plan's range that each lies in.
+    assignment
+        What was evaluated.
+    tokens
+        Shape (S,), the lengths with requests [tokens].
+    share
+        Shape (S,), p(s) of each.
     model_rps, evaluated_rps
-        By phase, shape (S,); :math:`\sum_i b_i x_{ij}\, p(s) / p_j` with the rate at the middle of
-        range j, and with that at the length s [requests/s].
-    served_rps
-        By phase, shape (J,); what each range of the plan is served if its islands work on its mix
-        of lengths: the mean time of a request counts, not the mean rate [requests/s].
+        By phase, shape (S,): :math:`\sum_i x_i(r) b_i(s_r) p(s) / p_r` with the rate at the
+        middle of the length's range r, and with :math:`b_i(s)` at the length itself
+        [requests/s].
+    carried_rps
+        By phase: the load of the mix that the islands carry when each length takes its own time
+        in the share of its range [requests/s].
     """
 
-    ranges: LengthRanges
-    range_of: NDArray[np.int64]
-    model_rps: Mapping[Phase, Floats]
-    evaluated_rps: Mapping[Phase, Floats]
-    served_rps: Mapping[Phase, Floats]
+    assignment: Assignment
+    tokens: Floats
+    share: Floats
+    model_rps: dict[Phase, Floats]
+    evaluated_rps: dict[Phase, Floats]
+    carried_rps: dict[Phase, float]
+
+    @property
+    def throughput_rps(self) -> float:
+        """The smaller phase with exact lengths [requests/s]."""
+        return float(min(rate.sum() for rate in self.evaluated_rps.values()))
+
+    @property
+    def served_rps(self) -> float:
+        """Load of the mix that both phases carry with exact lengths [requests/s]."""
+        return min(self.carried_rps.values())
 
     def table(self) -> Table:
-        """Throughput of each phase: of the model, evaluated, and by the mean time."""
+        """One row per phase."""
         rows = tuple(
             (
                 phase,
                 float(self.model_rps[phase].sum()),
                 float(self.evaluated_rps[phase].sum()),
-                float(self.served_rps[phase].sum()),
+                self.carried_rps[phase],
             )
-            for phase in _PHASES
+            for phase in PHASES
         )
         columns = (
             Column("phase"),
             Column("model", "requests/s"),
             Column("evaluated", "requests/s"),
-            Column("by mean time", "requests/s"),
+            Column("carried", "requests/s"),
         )
-        return Table(f"The plan at {len(self.ranges):,} lengths", columns, rows)
+        notes = (
+            "Model: rates at the middle of each range. Evaluated: at each exact length, weighted "
+            "by its share (5.2.2). Carried: each length takes its own time, at the given mix.",
+        )
+        return Table(f"Evaluation at {len(self.tokens)} lengths", columns, rows, notes)
 
 
-def evaluate(plan: Assignment, single: RateTable) -> Evaluation:
-    """Apply the assignment of each range to every length in it (section 5.2.2).
+def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
+    r"""Evaluate an assignment with the rates of every single length (Rignall, section 5.2.2).
+
+    The thesis weights rates: :math:`\sum_i x_i(r) b_i(s) p(s) / p_r`. Time adds up instead: an
+    island that gives the share x of its time to a range serves
+    :math:`x / \sum_{s \in r} (p(s) / p_r) / b(s)` of its mix; ``carried_rps`` is that.
 
     Parameters
     ----------
-    single
-        Rates of the plan's island classes on single lengths, or on ranges that lie within those
-        of the plan, each with the parallelism chosen at that resolution.
+    exact
+        Rates of the same classes on ranges of one length each, such as
+        ``model.on(ranges(lengths, 1))`` gives.
 
     Raises
     ------
     ParameterError
-        If a class is missing, or a length lies in no range of the plan.
-
-    Examples
-    --------
-    >>> from hetero.planners.islands import IslandClass
-    >>> from hetero.planners.islands.inner import solve
-    >>> from hetero.workload.lengths import ranges
-    >>> lengths, islands = [100, 100, 300, 900], {IslandClass("a", 8): 2}
-    >>> plan = solve(RateTable(tuple(islands), ranges(lengths, 1000), [[8.0]], [[8.0]]), islands)
-    >>> fine = RateTable(tuple(islands), ranges(lengths, 500), [[9.0, 3.0]], [[8.0, 8.0]])
-    >>> print(evaluate(plan, fine))
-    The plan at 2 lengths
-    phase    model [requests/s]  evaluated [requests/s]  by mean time [requests/s]
-    -------  ------------------  ----------------------  -------------------------
-    prefill               8.000                   7.500                      6.000
-    decode                8.000                   8.000                      8.000
+        If a range of ``exact`` holds several lengths, or lies outside the assignment's ranges.
     """
-    coarse, fine = plan.rates.ranges, single.ranges
-    where = coarse.index(fine.start_tokens)
-    inside = (fine.start_tokens >= coarse.start_tokens[where]) & (
-        fine.end_tokens <= coarse.end_tokens[where]
-    )
-    if not inside.all():
-        first = int(np.argmin(inside))
+    fine, coarse = exact.ranges, assignment.rates.ranges
+    if np.any(fine.end_tokens - fine.start_tokens != 1):
         raise ParameterError(
-            f"{single.named(first)[0].upper()}{single.named(first)[1:]} lie in no range of the "
-            "plan.",
-            resolve="evaluate at lengths that the plan was made for.",
+            "The exact rates are on ranges of several lengths.",
+            resolve="tabulate them on ranges of width 1.",
         )
-    weight = fine.share / np.bincount(where, fine.share, minlength=len(coarse))[where]
+    of = coarse.index(fine.start_tokens)
+    mass = np.bincount(of, fine.share, minlength=len(coarse))
+    within = fine.share / mass[of]  # p(s) / p_r
     model: dict[Phase, Floats] = {}
     evaluated: dict[Phase, Floats] = {}
-    served: dict[Phase, Floats] = {}
-    for phase in _PHASES:
-        groups = plan.of(phase)
-        rows = [single.index(g.island.gpu, g.island.size) for g in groups]
-        rate = single.rps(phase)[rows]
-        work = np.array([g.count * g.share for g in groups]).reshape(len(groups), len(coarse))
-        model[phase] = plan.rate_rps(phase)[where] * weight
-        evaluated[phase] = np.asarray((rate * work[:, where]).sum(axis=0) * weight)
+    carried: dict[Phase, float] = {}
+    for phase in PHASES:
+        groups = assignment.of(phase)
+        middle = assignment.flow_rps(phase)
+        rows = [exact.index(g.island.gpu, g.island.size) for g in groups]
+        at_length = exact.rps(phase)[rows]
+        time = np.array([g.count * g.share for g in groups])
+        model[phase] = middle.sum(axis=0)[of] * within
+        evaluated[phase] = (time[:, of] * at_length).sum(axis=0) * within
         with np.errstate(divide="ignore"):
-            time = weight / rate
-        mean = np.array([np.bincount(where, row, minlength=len(coarse)) for row in time])
-        served[phase] = np.asarray((work / mean.reshape(work.shape)).sum(axis=0))
-    return Evaluation(fine, where, model, evaluated, served)
+            slow = np.array(
+                [np.bincount(of, within / rate, minlength=len(coarse)) for rate in at_length]
+            )
+        served = (time / slow).sum(axis=0)
+        used = mass > 0
+        carried[phase] = float((served[used] / mass[used]).min())
+    tokens = fine.start_tokens.astype(np.float64)
+    return Evaluation(assignment, tokens, fine.share, model, evaluated, carried)

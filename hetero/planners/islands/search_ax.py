@@ -86,8 +86,10 @@ def propose(
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    level = logging.getLogger("ax").level
-    logging.getLogger("ax").setLevel(logging.ERROR)
+    loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n[:3] == "ax."]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -100,4 +102,5 @@ def propose(
             return full_batch(found, space, count)[1]
     finally:
         torch.set_num_threads(threads)
-        logging.getLogger("ax").setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
