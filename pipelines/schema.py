@@ -116,6 +116,18 @@ class IslandInnerLoop(Section):
     seed: int = Field(ge=0, description="seed of the played arrivals")
 
 
+class Fidelity(Section):
+    """Parameters of 12_fidelity."""
+
+    helix_offline_s: float = Field(
+        gt=0, description="length of Helix's offline runs after a minute of warm-up [s]"
+    )
+    helix_online_s: float = Field(gt=0, description="length of Helix's online runs [s]")
+    requests: int = Field(ge=100, description="requests per simulated plan")
+    draws: int = Field(ge=10, description="draws of the step times")
+    seed: int = Field(ge=0, description="seed of the draws and of the workload")
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
@@ -123,6 +135,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "request_scheduling": RequestScheduling,
     "heteroserve": HeteroServe,
     "island_inner_loop": IslandInnerLoop,
+    "fidelity": Fidelity,
 }
 
 
