@@ -24,13 +24,13 @@ class Cluster:
         if self.workers:
             os.killpg(self.workers[0].pid, signal.SIGKILL)
             return
-        # Ray starts its workers itself; one that runs tasks is named after them.
+        # Ray starts its workers itself and names them; its agents, named alike, are the node.
         end = time.monotonic() + 30
         while time.monotonic() < end:
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     line = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-                    if line.startswith(b"ray::") and b"IDLE" not in line:
+                    if line.startswith(b"ray::PoolActor"):
                         os.kill(int(process.name), signal.SIGKILL)
                         return
             time.sleep(0.05)
