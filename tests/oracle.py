@@ -375,12 +375,15 @@ class Fleet:
             self.end_transfers(now)
             if self.changed:
                 self.offer(DEFERRED)
+            eventful = False
             while events and events[0].time_s == now:
                 event = events.popleft()
                 if event.what == "fail":
                     self.fail(self.by_name[event.replica], now)
                 else:
                     self.by_name[event.replica].up = True
+                eventful = True
+            if eventful:
                 self.offer(DEFERRED, NO_REPLICA)
             while arrivals and arrivals[0].arrival == now:
                 self.route(arrivals.popleft())
@@ -565,11 +568,13 @@ class Fleet:
         node.queue.append(job)
 
     def offer(self, *reasons: str) -> None:
-        """Route held requests again, the oldest first."""
+        """Route held requests again, the oldest first; deferred ones until one is deferred."""
         waiting, self.held = sorted(self.held, key=lambda job: job.index), []
+        asks = True
         for job in waiting:
-            if job.reason in reasons:
+            if job.reason in reasons and (asks or job.reason != DEFERRED):
                 self.route(job)
+                asks = asks and job.reason != DEFERRED
             else:
                 self.held.append(job)
 

@@ -26,6 +26,7 @@ from hetero.planners.replicated import replicated
 from hetero.routers import (
     Builtin,
     CacheAware,
+    Choice,
     FleetState,
     HeteroServe,
     LeastRequests,
@@ -259,7 +260,7 @@ def _decision_us(deployment: Deployment, router: Builtin, rate_rps: float, count
     class Timed:
         name = router.name
 
-        def choose(self, request: Request, fleet: FleetState) -> int:
+        def choose(self, request: Request, fleet: FleetState) -> Choice:
             start = time.perf_counter_ns()
             chosen = live.choose(request, fleet)
             spent.append(time.perf_counter_ns() - start)

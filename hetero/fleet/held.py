@@ -1,9 +1,9 @@
 """Requests that wait at the dispatcher.
 
 A request is held where its router defers it, or where every replica that could take it is down.
-Those that a router deferred are offered to it again, the oldest first, whenever a request gets its
-first token or its last; all are when a replica fails or recovers. What is held in the end, when
-nothing is left to wait for, is rejected.
+Those that a router deferred are offered to it again, the oldest first and until it defers one,
+whenever a request gets its first token or its last; the others when a replica fails or recovers.
+What is held in the end, when nothing is left to wait for, is rejected.
 """
 
 from __future__ import annotations
@@ -65,6 +65,34 @@ def merge(R, IM, lost):
             following = np.int64(R[r].link)
             keep(R, IM, r)
             r = following
+
+
+@compiled
+def is_deferred(R, r):
+    """Whether a request is held because its router deferred it."""
+    return R[r].status == HELD and R[r].reason == DEFERRED_FOR_GOOD
+
+
+@compiled
+def first_deferred(R, IM):
+    """The oldest request that a router deferred, and the one held before it; -1 for none."""
+    r, before = IM[HELD_HEAD], np.int64(-1)
+    while r >= 0 and R[r].reason != DEFERRED_FOR_GOOD:
+        r, before = np.int64(R[r].link), r
+    return r, before
+
+
+@compiled
+def drop(R, IM, r, before):
+    """Take a deferred request, which stands behind ``before``, out of those that are held."""
+    following = np.int64(R[r].link)
+    if before < 0:
+        IM[HELD_HEAD] = following
+    else:
+        R[before].link = following
+    if following < 0:
+        IM[HELD_TAIL] = before
+    IM[DEFERRED] -= 1
 
 
 @compiled

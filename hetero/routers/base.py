@@ -26,8 +26,8 @@ Choice: TypeAlias = int | tuple[int, int]
 """What becomes of a request: a replica; a prefill and a decode replica; ``REJECT``; ``DEFER``.
 
 For a prefill replica alone, the decode replica is the one of the emptiest KV cache. ``DEFER``
-holds the request at the dispatcher; it is offered again, the oldest first, when any request gets
-its first or last token and when a replica fails or recovers.
+holds the request at the dispatcher. Held requests are offered again, the oldest first and until one
+is deferred, when any request gets its first or last token and when a replica fails or recovers.
 """
 REJECT: Final = state.REJECT
 DEFER: Final = state.DEFER
@@ -287,8 +287,10 @@ class CacheAware(Builtin):
 class Predictive(Builtin):
     """Least predicted time to first token, plus the price of what the request takes from others.
 
-    Equation and reasons: :mod:`hetero.routers.predictive`. Throughput, attainment and tail change
-    little when a parameter is halved or doubled; none is set by cluster or workload.
+    While every replica is full, requests wait at the dispatcher, the oldest first, for the first
+    that has room. Equation and reasons: :mod:`hetero.routers.predictive`. Throughput, attainment
+    and tail change little when a parameter is halved or doubled; none is set by cluster or
+    workload.
 
     Parameters
     ----------
@@ -301,8 +303,9 @@ class Predictive(Builtin):
         eta: weight of the completion of replies longer than average.
     target_s
         Target for the time to first token that as many requests as possible should meet, at the
-        expense of all others; none by default. A little below the promised time leaves room for
-        what cannot be predicted.
+        expense of the tail; none by default. A request that would miss it everywhere waits for a
+        replica that has room to spare. A little below the promised time leaves room for what
+        cannot be predicted.
     """
 
     price_s: float = 2.0

@@ -28,10 +28,15 @@ The request goes to the replica i of least
 
 Tokens of the prompt that the dispatcher's books say are cached on a replica need no prefill there.
 
-With a target for the first token, replicas that would miss it count only when all would; the
-request then goes to the fullest of them, which spoils no other target. Beyond capacity this
-meets the target for most requests and leaves the rest, and the throughput of the whole run, to
-one replica; without a target all wait alike.
+While all replicas are full, ``u_i`` above 1 or a standing queue, requests wait at the dispatcher,
+the oldest first: which replica has room first, and for which request, is then seen instead of
+predicted, and no replica runs dry beside the queue of another. A paged engine counts as full by
+what a request holds on average, its prompt and half of its reply.
+
+With a target for the first token, replicas that would miss it do not count. A request that would
+miss it on all waits until one, with the request, is at most 90 % full; beyond capacity those that
+can still meet the target thus go first, and the others use what they leave. Without a target all
+wait alike, which is what keeps the tail short: the two aims are opposed there.
 
 Predicted outputs are used as far as finished requests bear them out: ``O`` is the regression of
 true on predicted outputs over the finished ones, so a predictor without skill counts as its
@@ -51,8 +56,19 @@ import numpy as np
 
 from hetero.fleet.candidates import may_take
 from hetero.fleet.compiled import compiled
+from hetero.fleet.held import is_deferred
 from hetero.fleet.prefix import hit_tokens
-from hetero.fleet.state import CHUNKED, FINISHED, IN_DECODE, IN_PREFILL, REJECTED
+from hetero.fleet.state import (
+    CHUNKED,
+    DEFER,
+    DEFERRED,
+    FINISHED,
+    IN_DECODE,
+    IN_PREFILL,
+    PAGED,
+    REJECT,
+    REJECTED,
+)
 from hetero.fleet.steps import step_s
 
 # Header entries: the parameters; means over recent arrivals; what finished requests taught.
@@ -62,7 +78,7 @@ NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 7, 8, 9, 10, 11, 12
 HEADER = 13
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
-_LATE_S = 1e9  # a cost above any other
+_SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
 _PRIOR = 20.0  # finished requests that outweigh taking predictions at their word
 
 
@@ -144,18 +160,37 @@ def _first_token_s(R, e, s, FM, t, inputs, pairs, usage, renewal):
 
 
 @compiled
+def _fullness(e, s, RM, inputs, outputs):
+    """Share of a replica taken with this request: of its cache or batch; above 1 it must wait."""
+    if s.outstanding == 0:
+        return 0.0
+    taken = s.outstanding_tokens + inputs + outputs
+    if e.admission == PAGED:
+        # On average a request holds its prompt and half of its reply.
+        taken *= (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
+    full = max(taken / e.kv_tokens, (s.outstanding + 1) / e.max_batch)
+    # A queue that stands while the replica decodes shows that it is full.
+    return max(full, 2.0) if s.waiting > 0 and s.mode == IN_DECODE else full
+
+
+@compiled
 def predictive(R, E, S, FM, IM, RM, r, t):
     """The replica of least first token, priced share of its time, and delay of a long reply."""
+    again = is_deferred(R, r)
+    target = RM[TARGET_S]
+    if target == 0.0 and not again and IM[DEFERRED] > 0:
+        return DEFER  # behind those that wait
     _learn(R, RM, r)
     inputs, outputs = float(R[r].input_tokens), _expected(RM, R[r].predicted_tokens)
-    RM[ARRIVED] += 1.0
-    weight = 1.0 / min(RM[ARRIVED], _RECENT)
+    RM[ARRIVED] += 0.0 if again else 1.0
+    weight = 0.0 if again else 1.0 / min(RM[ARRIVED], _RECENT)
     RM[INPUT] += weight * (inputs - RM[INPUT])
     RM[OUTPUT] += weight * (outputs - RM[OUTPUT])
     mean = RM[INPUT] + RM[OUTPUT]
     longer = max(outputs - RM[OUTPUT], 0.0)
     late = RM[LONG_REPLY] * longer * longer / RM[OUTPUT]
-    best, least, credit = -1, np.inf, 0.0
+    best, least, credit = REJECT, np.inf, 0.0
+    waits = False
     for i in range(len(E)):
         e = E[i]
         slot = 1.0 / e.max_batch
@@ -174,6 +209,11 @@ def predictive(R, E, S, FM, IM, RM, r, t):
         RM[HEADER + i] += weight * (share - RM[HEADER + i])
         if not may_take(R, E, S, r, i):
             continue
+        if target == 0.0 or again:
+            most = _SPARE if target > 0.0 else 1.0
+            if _fullness(e, S[i], RM, inputs, outputs) > most:
+                waits = True
+                continue
         usage = max(
             (S[i].outstanding_tokens + inputs + outputs) / e.kv_tokens,
             (S[i].outstanding + 1) * slot,
@@ -187,10 +227,13 @@ def predictive(R, E, S, FM, IM, RM, r, t):
         price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
         average = RM[HEADER + i]
         cost = first + price * (share / average if average > 0.0 else 1.0) + late * step
-        if RM[TARGET_S] > 0.0 and first > RM[TARGET_S]:
-            cost = _LATE_S - usage
+        if target > 0.0 and not again and first > target:
+            waits = True
+            continue
         if cost < least:
             best, least, credit = i, cost, share
     if best >= 0:
         R[r].credit = credit
+    elif waits:
+        return DEFER
     return best

@@ -70,7 +70,8 @@ class Plain:
             records=arrays,
         )
 
-    def _choose(self, request: Request, t: float) -> None:
+    def _ask(self, request: Request, t: float) -> tuple[int, int | None]:
+        """Replica, and decode replica where the router names one."""
         r = request.index
         loop.look(*self.arrays, r, t, self.eligible, self.known)
         self._tell()
@@ -78,15 +79,20 @@ class Plain:
         object.__setattr__(self.fleet, "now_s", t)
         chosen = self.router.choose(request, self.fleet)
         if isinstance(chosen, tuple):
-            loop.send(*self.arrays, r, *self._pair(chosen, r), t)
-            return
+            return self._pair(chosen, r)
         try:
             i = operator.index(chosen)
         except TypeError:
             i = self.count
         if not state.DEFER <= i < self.count:
             raise self._unknown(chosen, r)
-        loop.send_from(*self.arrays, r, i, t)
+        return i, None
+
+    def _send(self, r: int, i: int, j: int | None, t: float) -> None:
+        if j is None:
+            loop.send_from(*self.arrays, r, i, t)
+        else:
+            loop.send(*self.arrays, r, i, j, t)
 
     def _pair(self, chosen: tuple[int, int], r: int) -> tuple[int, int]:
         """A prefill and a decode replica, checked."""
@@ -139,7 +145,7 @@ class Plain:
         )
         for r, (t, inputs, predicted) in enumerate(zip(*columns, strict=True), start):
             self.wait(t)
-            self._choose(Request(r, t, inputs, predicted), t)
+            self._send(r, *self._ask(Request(r, t, inputs, predicted), t), t)
 
     def wait(self, until: float) -> None:
         """Offer deferred requests again at every change up to ``until``."""
@@ -147,22 +153,32 @@ class Plain:
             t = held.next_change_s(*self.arrays, until)
             if t == np.inf:
                 return
-            self._offer(float(t), everything=False)
+            self._offer(float(t))
 
-    def _offer(self, t: float, *, everything: bool) -> None:
-        r = int(held.take_all(self.integers))
+    def _offer(self, t: float) -> None:
+        """Offer deferred requests at ``t``, the oldest first, until the router defers one."""
+        r, before = held.first_deferred(self.requests, self.integers)
         while r >= 0:
-            following = int(self.requests["link"][r])
-            if everything or self.requests["reason"][r] == state.DEFERRED_FOR_GOOD:
-                self._choose(self._request(r), t)
-            else:
-                held.keep(self.requests, self.integers, r)
-            r = following
+            i, j = self._ask(self._request(r), t)
+            if i == state.DEFER:
+                return
+            held.drop(self.requests, self.integers, r, before)
+            self._send(r, i, j, t)
+            r, before = held.first_deferred(self.requests, self.integers)
 
     def requeue(self, lost: Ints, t: float) -> None:
         """Route requests that lost their replica at ``t``, and those that are held."""
         held.merge(self.requests, self.integers, lost)
-        self._offer(t, everything=True)
+        r = int(held.take_all(self.integers))
+        asks = True
+        while r >= 0:
+            following = int(self.requests["link"][r])
+            if asks or self.requests["reason"][r] != state.DEFERRED_FOR_GOOD:
+                self._send(r, *self._ask(self._request(r), t), t)
+                asks = asks and not held.is_deferred(self.requests, r)
+            else:
+                held.keep(self.requests, self.integers, r)
+            r = following
 
     def drain(self) -> None:
         """Play everything to its end."""

@@ -7,7 +7,16 @@ import numpy as np
 from hetero.fleet.batch import charge
 from hetero.fleet.candidates import candidates, decode_replica, why_nowhere
 from hetero.fleet.compiled import compiled
-from hetero.fleet.held import hold, keep, merge, next_change_s, take_all
+from hetero.fleet.held import (
+    drop,
+    first_deferred,
+    hold,
+    is_deferred,
+    keep,
+    merge,
+    next_change_s,
+    take_all,
+)
 from hetero.fleet.kv import fits
 from hetero.fleet.prefix import hit_tokens, remember
 from hetero.fleet.replica import advance, advance_all, enqueue
@@ -81,13 +90,29 @@ def arrivals(R, E, S, FM, IM, RM, U, code, start, stop):
 
 
 @compiled
-def offer(R, E, S, FM, IM, RM, U, code, t, everything):
-    """Offer the held requests to their router at ``t``, all or those that it deferred."""
+def offer(R, E, S, FM, IM, RM, U, code, t):
+    """Offer deferred requests to their router at ``t``, the oldest first, until it defers one."""
+    r, before = first_deferred(R, IM)
+    while r >= 0:
+        i, j = choose(code, R, E, S, FM, IM, RM, U, r, t)
+        if i == DEFER:
+            R[r].decode_node = -1
+            return
+        drop(R, IM, r, before)
+        send(R, E, S, FM, IM, r, i, j, t)
+        r, before = first_deferred(R, IM)
+
+
+@compiled
+def offer_all(R, E, S, FM, IM, RM, U, code, t):
+    """Offer all held requests at ``t``, those that the router deferred until it defers one."""
     r = take_all(IM)
+    asks = True
     while r >= 0:
         following = np.int64(R[r].link)
-        if everything or R[r].reason == DEFERRED_FOR_GOOD:
+        if asks or R[r].reason != DEFERRED_FOR_GOOD:
             route(R, E, S, FM, IM, RM, U, code, r, t)
+            asks = asks and not is_deferred(R, r)
         else:
             keep(R, IM, r)
         r = following
@@ -100,14 +125,14 @@ def offer_until(R, E, S, FM, IM, RM, U, code, until):
         t = next_change_s(R, E, S, FM, IM, until)
         if t == np.inf:
             return
-        offer(R, E, S, FM, IM, RM, U, code, t, False)
+        offer(R, E, S, FM, IM, RM, U, code, t)
 
 
 @compiled
 def requeue(R, E, S, FM, IM, RM, U, code, lost, t):
     """Route requests that lost their replica at ``t``, and those that are held."""
     merge(R, IM, lost)
-    offer(R, E, S, FM, IM, RM, U, code, t, True)
+    offer_all(R, E, S, FM, IM, RM, U, code, t)
 
 
 @compiled

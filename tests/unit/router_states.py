@@ -68,7 +68,7 @@ class Check:
         chosen = self.live.choose(request, fleet)
         assert chosen in expected, (request, chosen, expected)
         self.decisions.append(chosen)
-        if hasattr(self.reference, "dispatched"):
+        if chosen >= 0 and hasattr(self.reference, "dispatched"):
             self.reference.dispatched(request, chosen)
         return chosen
 
