@@ -147,7 +147,8 @@ def _timed(what: str, gpus: int, work: str) -> tuple[Search, Design]:
     one = evaluator(gpus, work)
     cpu, wall = time.process_time(), time.perf_counter()
     if what == "patterns":
-        search = polish(one)
+        # A plan of 256 GPUs takes a second to evaluate a few designs, and starts well.
+        search = polish(one, TabuSettings(steps=100 if gpus <= 32 else 20))
     else:
         search = TabuSearch.start(one)
         search.run()

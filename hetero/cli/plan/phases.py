@@ -100,10 +100,8 @@ def phases(
     settings = Settings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
-    tabu = None
-    if steps is not None:
-        tabu = TabuSettings(steps=steps, patience=6 if method == "patterns" else None)
-    count = steps if steps is not None else {"patterns": 30, "tabu": 100, "exact": 1}[method]
+    tabu = TabuSettings() if steps is None else TabuSettings(steps=steps)
+    count = {"patterns": 2 * tabu.steps, "tabu": tabu.steps, "exact": 1}[method]
     with progress(count, f"{method} search", unit="steps") as advance:
         found = plan(
             fleet,

@@ -1,6 +1,8 @@
 r"""SLO attainment of every pair of a prefill and a decode replica, from the load they carry.
 
-Prefill is an M/G/1 queue whose service time is the occupancy S of its pipeline. With arrival rate
+Prefill is an M/G/1 queue whose service time S is the occupancy of its pipeline, or what its memory
+allows if that is longer: a cache of s tokens stays from the start of its prefill to the end of its
+transfer, and the next needs room, :math:`(s + E[s] / 2) / M` of the M tokens. With arrival rate
 :math:`\lambda` and :math:`\rho = \lambda E[S] < 1` the waiting time W has the mean of
 Pollaczek and Khinchine and is taken as exponential beyond its atom at 0 (exact for M/M/1):
 
@@ -9,16 +11,16 @@ Pollaczek and Khinchine and is taken as exponential beyond its atom at 0 (exact 
 
 Decode is a batch in equilibrium: requests arrive at rate :math:`\mu`, stay :math:`(o - 1) T(b)`
 and so fill a batch of mean :math:`b = \mu E[o - 1] T(b)`; the cached tokens spread as a compound
-Poisson variable, :math:`b\, E[c^2] / E[c]^2` in units of a mean request. A batch beyond what
-memory holds stretches the time per token in proportion. A request of input s
-and output o meets its targets if
+Poisson variable, :math:`b\, E[c^2] / E[c]^2` in units of a mean request. Of a batch beyond the
+largest B that memory holds the rest waits, :math:`V = (b - B) E[o - 1] T(B) / B`. A request of
+input s and output o meets its targets if
 
 .. math::
-    W + latency(s) \le TTFT, \quad T(b) + T_{ij}(s) / (o - 1) \le TPOT, \quad
-    W + latency(s) + T_{ij}(s) + (o - 1) T(b) \le E2E
+    W + latency(s) \le TTFT, \quad T(b) + (T_{ij}(s) + V) / (o - 1) \le TPOT, \quad
+    W + latency(s) + T_{ij}(s) + V + (o - 1) T(b) \le E2E
 
 with the transfer :math:`T_{ij}` of :mod:`hetero.planners.phases.transfer`; the first token comes
-from the prefill replica, so waiting for the transfer counts to the time per token. Sources:
+from the prefill replica, so what comes before the second counts to the time per token. Sources:
 ThunderServe, section 3.3 (which takes DistServe's simulator); the queue is ours.
 """
 
@@ -41,17 +43,26 @@ Floats = NDArray[np.float64]
 MOST_LOAD = 0.95
 """Largest utilisation of a prefill replica, a link or a batch that a plan may count on."""
 
-_LEVELS = np.asarray(norm.ppf((np.arange(8) + 0.5) / 8))  # the batch, in standard deviations
+_LEVELS = np.asarray(norm.ppf((np.arange(12) + 0.5) / 12))  # the batch, in standard deviations
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Prefill:
-    """A pipeline that prefills a demand: times per kind of request, shape (K,), and moments."""
+    """A pipeline that prefills a demand: times per kind of request, shape (K,).
+
+    Attributes
+    ----------
+    latency_s
+        From the start of a prefill to its first token; infinite where its cache has no room.
+    busy_s
+        Occupancy.
+    share
+        Share of the memory that a prompt takes, and what is lost beside it.
+    """
 
     latency_s: Floats
-    mean_s: float
-    square_s2: float
-    most_rps: float
+    busy_s: Floats
+    share: Floats
 
     @classmethod
     def of(cls, pipeline: Pipeline, demand: Demand) -> Prefill:
@@ -59,8 +70,13 @@ class Prefill:
         busy = pipeline.prefill_occupancy_s(demand.input_tokens)
         latency = pipeline.prefill_latency_s(demand.input_tokens)
         latency = np.where(demand.input_tokens > pipeline.kv_tokens, np.inf, latency)
-        mean = float(demand.share @ busy)
-        return cls(latency, mean, float(demand.share @ busy**2), MOST_LOAD / mean)
+        share = (demand.input_tokens + demand.mean_input / 2.0) / max(pipeline.kv_tokens, 1)
+        return cls(latency, busy, np.minimum(share, 1.0))
+
+    def service_s(self, transfer_s: Floats) -> Floats:
+        """Service times S for given times of transfer, shape (K,)."""
+        held = np.where(np.isinf(self.latency_s), 0.0, self.latency_s) + transfer_s
+        return np.asarray(np.maximum(self.busy_s, held * self.share))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -151,7 +167,7 @@ class Pairs:
     @cached_property
     def prefill_share(self) -> Floats:
         """Largest share of the requests per prefill replica, shape (m,)."""
-        return np.array([one.most_rps for one in self.prefill]) / self.demand.rate_rps
+        return np.asarray(MOST_LOAD / (self._moments[0] * self.demand.rate_rps))
 
     @cached_property
     def decode_share(self) -> Floats:
@@ -175,7 +191,10 @@ class Pairs:
 
     @cached_property
     def _moments(self) -> Floats:
-        return np.array([(one.mean_s, one.square_s2) for one in self.prefill]).T
+        """Mean [s] and mean square [s^2] of the service times, shape (2, m)."""
+        transfer = self._transfer_s.mean(axis=1)
+        times = [one.service_s(t) for one, t in zip(self.prefill, transfer, strict=True)]
+        return np.array([[self.demand.mean(t**power) for t in times] for power in (1, 2)])
 
     @cached_property
     def _room(self) -> NDArray[np.bool_]:
@@ -192,7 +211,7 @@ class Pairs:
             Requests per second of each prefill replica, shape (m,), and decode replica, (n,).
         """
         later = np.maximum(self.demand.output_tokens - 1.0, 0.0)
-        token = self._token_s(decode_rps)  # (n, Q)
+        token, wait = self._token_s(decode_rps)  # (n, Q) each
         transfer = self._transfer_s  # (m, n, K)
         # What is left for waiting, by pair, kind and level of the batch: shape (m, n, K, Q).
         left = np.full((*transfer.shape, token.shape[1]), np.inf)
@@ -200,18 +219,17 @@ class Pairs:
         if self.slo.ttft_s is not None:
             left = np.minimum(left, self.slo.ttft_s - latency)
         if self.slo.e2e_s is not None:
-            decoding = token[:, None, :] * later[:, None]  # (n, K, Q)
+            decoding = token[:, None, :] * later[:, None] + wait[:, None, :]  # (n, K, Q)
             left = np.minimum(left, self.slo.e2e_s - latency - transfer[..., None] - decoding[None])
         if self.slo.tpot_s is not None:
-            spread = transfer / np.maximum(later, 1.0)  # (m, n, K)
-            late = (token[None, :, None, :] + spread[..., None] > self.slo.tpot_s) & (later > 0)[
-                :, None
-            ]
+            before = transfer[..., None] + wait[None, :, None, :]
+            each = token[None, :, None, :] + before / np.maximum(later, 1.0)[:, None]
+            late = (each > self.slo.tpot_s) & (later > 0)[:, None]
             left = np.where(late, -np.inf, left)
         left = np.where(np.isinf(latency), -np.inf, left)
         met = self._in_time(left, prefill_rps).mean(axis=3)
         met = np.where(self._room[None], met, 0.0)
-        return np.asarray(met @ self.demand.share)
+        return np.asarray((met * self.demand.share).sum(axis=-1))
 
     def _in_time(self, left: Floats, prefill_rps: Floats) -> Floats:
         """P(W <= left) of each prefill replica."""
@@ -225,12 +243,15 @@ class Pairs:
         tail = np.where(np.isnan(tail), 0.0, tail)
         return np.asarray(np.where(left >= 0, 1.0 - tail, 0.0))
 
-    def _token_s(self, decode_rps: Floats) -> Floats:
-        """Time per token of each decode replica at the levels of its batch, shape (n, Q)."""
-        found = np.empty((len(self.decode), len(_LEVELS)))
+    def _token_s(self, decode_rps: Floats) -> tuple[Floats, Floats]:
+        """Time per token and wait of each decode replica at the levels of its batch, (n, Q)."""
+        token = np.empty((len(self.decode), len(_LEVELS)))
+        wait = np.empty_like(token)
+        spread = self.demand.context_spread
         for j, (one, rate) in enumerate(zip(self.decode, decode_rps, strict=True)):
             mean = one.mean_batch(float(rate))
-            batch = np.maximum(mean + np.sqrt(self.demand.context_spread * mean) * _LEVELS, 1.0)
-            stretch = np.maximum(batch / max(one.most_batch, 1e-9), 1.0)
-            found[j] = np.interp(batch, one.batch, one.token_s) * stretch
-        return found
+            batch = np.maximum(mean + np.sqrt(spread * mean) * _LEVELS, 1.0)
+            token[j] = np.interp(batch, one.batch, one.token_s)
+            excess = np.maximum(batch / max(one.most_batch, 1e-9) - 1.0, 0.0)
+            wait[j] = excess * (self.demand.mean_output - 1.0) * one.token_s[-1]
+        return token, wait

@@ -79,15 +79,22 @@ class Demand(Shown):
         """The same kinds at another rate."""
         return replace(self, rate_rps=rate_rps)
 
+    def mean(self, values: Floats) -> float:
+        """Mean of a value per kind, shape (K,).
+
+        Summed in a fixed order: dot products may come out otherwise in another process.
+        """
+        return float((self.share * values).sum())
+
     @cached_property
     def mean_input(self) -> float:
         """Mean input [tokens]."""
-        return float(self.share @ self.input_tokens)
+        return self.mean(self.input_tokens)
 
     @cached_property
     def mean_output(self) -> float:
         """Mean output [tokens]."""
-        return float(self.share @ self.output_tokens)
+        return self.mean(self.output_tokens)
 
     @cached_property
     def context_tokens(self) -> float:
@@ -98,15 +105,15 @@ class Demand(Shown):
         """
         weight = self.share * np.maximum(self.output_tokens - 1.0, 1e-9)
         held = self.input_tokens + self.output_tokens / 2.0
-        return float(weight @ held / weight.sum())
+        return float((weight * held).sum() / weight.sum())
 
     @cached_property
     def context_spread(self) -> float:
         """Mean square of the same over its squared mean: 1 where all requests are alike."""
         weight = self.share * np.maximum(self.output_tokens - 1.0, 1e-9)
         held = self.input_tokens + self.output_tokens / 2.0
-        mean = float(weight @ held / weight.sum())
-        return float(weight @ held**2 / weight.sum()) / mean**2
+        mean = float((weight * held).sum() / weight.sum())
+        return float((weight * held**2).sum() / weight.sum()) / mean**2
 
     def table(self) -> Table:
         """One row per kind."""

@@ -135,7 +135,9 @@ class Fleet:
         Hierarchical clustering (average linkage, distance 1 / bandwidth) of the GPU-to-GPU
         matrix; of all cuts of the tree the one with the most groups of which each can hold the
         model. GPUs inside one machine are equally far from each other, so a cluster that is a
-        whole machine is divided evenly into as many groups as still fit.
+        whole machine is divided evenly into as many groups as still fit. Clusters too small for
+        the model, such as a machine that has lost GPUs, are joined, together or to the smallest
+        other one.
         """
         where = np.repeat(np.arange(len(self.inventory)), self.inventory)
         distance = 1.0 / self.model.bandwidth_gbs[np.ix_(where, where)]
@@ -150,13 +152,29 @@ class Fleet:
                     for label in range(k)
                 ]
                 cut = [tuple((int(m), n) for m, n in one) for one in cut]
-                if all(self.fits(one) for one in cut):
+                cut = self._joined(cut)
+                if len(cut) >= len(parts) and all(self.fits(one) for one in cut):
                     parts = cut
         parts = [piece for one in parts for piece in self._divided(one)]
         drawn = rng.integers(0, 2, len(parts))
         if len(parts) > 1 and drawn.min() == drawn.max():
             drawn[0] = 1 - drawn[0]  # a design needs both phases
         return design((one, PHASES[int(k)]) for one, k in zip(parts, drawn, strict=True))
+
+    def _joined(self, cut: list[Group]) -> list[Group]:
+        """A cut with the clusters that are too small for the model joined."""
+        small = [one for one in cut if not self.fits(one)]
+        if not small:
+            return cut
+        large = sorted(
+            (one for one in cut if self.fits(one)), key=lambda one: sum(n for _, n in one)
+        )
+        joined = small[0]
+        for one in small[1:]:
+            joined = _together(joined, one)
+        if not self.fits(joined) and large:
+            joined = _together(joined, large.pop(0))
+        return [*large, joined]
 
     def _divided(self, one: Group) -> Iterator[Group]:
         if len(one) > 1:
@@ -166,3 +184,10 @@ class Fleet:
         pieces = max((k for k in range(1, n + 1) if self.fits(((m, n // k),))), default=1)
         for k in range(pieces):
             yield ((m, n // pieces + (k < n % pieces)),)
+
+
+def _together(one: Group, other_: Group) -> Group:
+    counts = dict(one)
+    for m, n in other_:
+        counts[m] = counts.get(m, 0) + n
+    return group(counts.items())

@@ -24,7 +24,7 @@ from hetero.planners.phases.transport import transport
 
 Floats = NDArray[np.float64]
 _STEPS = (1.0, 0.5, 0.25, 0.1)
-_TINY = 1e-6
+_TINY = 1e-4  # less is not worth leaving shares in proportion to capacity
 
 
 @dataclass(frozen=True, eq=False, slots=True)

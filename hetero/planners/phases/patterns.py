@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from ortools.math_opt.python import mathopt
 
 from hetero.errors import InfeasibleError, SolverError
-from hetero.planners.phases.attainment import Decode, Prefill
+from hetero.planners.phases.attainment import MOST_LOAD, Decode, Prefill
 from hetero.planners.phases.evaluate import Evaluator
 from hetero.planners.phases.groups import PHASES, Design, Fleet, Group, Phase, design, group
 from hetero.planners.phases.tabu import Step, TabuSearch, TabuSettings
@@ -117,7 +117,8 @@ def columns(evaluator: Evaluator, levels: Sequence[float] = LEVELS) -> list[Colu
             for level in levels:
                 if phase == "prefill":
                     first = Prefill.of(pipeline, evaluator.demand)
-                    rate = level * first.most_rps
+                    service = first.service_s(np.zeros_like(first.busy_s))
+                    rate = level * MOST_LOAD / evaluator.demand.mean(service)
                     met = _prefill_met(first, rate, evaluator)
                 else:
                     second = Decode.of(pipeline, evaluator.demand)
@@ -132,11 +133,12 @@ def _prefill_met(one: Prefill, rate_rps: float, evaluator: Evaluator) -> float:
     """Share of the requests whose first token is in time; with E2E alone, leaves decode half."""
     slo = evaluator.slo
     target = slo.ttft_s if slo.ttft_s is not None else (slo.e2e_s or np.inf) / 2.0
-    load = rate_rps * one.mean_s
-    wait = rate_rps * one.square_s2 / (2.0 * (1.0 - load))
+    service = one.service_s(np.zeros_like(one.busy_s))
+    load = rate_rps * evaluator.demand.mean(service)
+    wait = rate_rps * evaluator.demand.mean(service**2) / (2.0 * (1.0 - load))
     left = target - one.latency_s
     tail = load * np.exp(-np.maximum(left, 0.0) * load / wait)
-    return float(evaluator.demand.share @ np.where(left >= 0, 1.0 - tail, 0.0))
+    return evaluator.demand.mean(np.where(left >= 0, 1.0 - tail, 0.0))
 
 
 def _decode_met(one: Decode, rate_rps: float, evaluator: Evaluator) -> float:
@@ -268,21 +270,23 @@ def polish(
     jobs: int = 1,
     progress: Callable[[Step], None] | None = None,
 ) -> TabuSearch:
-    """Local search from the best design of the integer program.
+    """Tabu search from two designs: the best of the integer program, and the paper's clusters.
 
-    By default 30 steps that restart from the best design after 6 without a better one.
+    The second search is that of the paper, seed for seed, so what is found is never worse.
 
     Raises
     ------
     InfeasibleError
         If the fleet cannot hold two copies of the model.
     """
-    # The clusters are a start as well, and say so where the fleet cannot hold the model twice.
-    fallback = TabuSearch.start(evaluator, seed=seed).current
-    options = [*starts(evaluator), fallback]
+    # The clusters come first: they say so where the fleet cannot hold the model twice.
+    second = TabuSearch.start(evaluator, settings, seed=seed)
+    options = starts(evaluator)
     values = [value.score for value in evaluator.values(options, jobs)]
-    best = options[int(np.argmax(values))]
-    chosen = settings or TabuSettings(steps=30, patience=6)
-    search = TabuSearch.start(evaluator, chosen, seed=seed, start=best)
-    search.run(jobs=jobs, progress=progress)
-    return search
+    searches = [second]
+    if options:
+        best = options[int(np.argmax(values))]
+        searches.insert(0, TabuSearch.start(evaluator, settings, seed=seed, start=best))
+    for search in searches:
+        search.run(jobs=jobs, progress=progress)
+    return max(searches, key=lambda search: search.history[-1].best)

@@ -251,7 +251,7 @@ def plan(
     search
         See :data:`Search`.
     tabu
-        Parameters of the tabu search, or of the local search that follows the integer program.
+        Parameters of the tabu search, or of both searches that follow the integer program.
     jobs
         Processes that evaluate neighbours; the plan is the same.
 

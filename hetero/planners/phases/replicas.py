@@ -84,7 +84,7 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
 def replica(
     pipeline: Pipeline, name: str, role: Role = "both", *, engine: Engine | None = None
 ) -> Replica:
-    """A pipeline as a replica that serves a phase.
+    """A pipeline as a replica that serves a phase; by default its KV cache is paged.
 
     Examples
     --------
@@ -103,7 +103,8 @@ def replica(
         step=step_model(pipeline, role),
         kv_tokens=pipeline.kv_tokens,
         kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(settings.kv_precision)),
-        engine=engine or Engine(max_batch=settings.max_batch, max_step_tokens=2048),
+        engine=engine
+        or Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048),
         role=role,
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,

@@ -8,7 +8,7 @@ Stages on one machine are alike, so a subset of stages is a number of stages per
 This is the recursion over subsets of ThunderServe's Appendix B, with the time of a hop in place of
 its bandwidth, and without telling equal stages apart. Where coming back to a machine never pays,
 
-.. math:: hop_{ab} + hop_{cc} \le hop_{ac} + hop_{cb}
+.. math:: hop_{ab} + hop_{cc} \le hop_{ac} + hop_{cb}, \qquad hop_{cc} \le hop_{ac}
 
 for all machines, the stages of each stand together and the subsets are those of the machines.
 """
@@ -60,7 +60,7 @@ def _never_back(hop_s: Floats) -> bool:
     """Whether leaving a machine and coming back to it never costs less than staying."""
     around = hop_s[:, :, None] + hop_s[None, :, :]  # a -> c -> b
     direct = hop_s[:, None, :] + np.diag(hop_s)[None, :, None]
-    return bool(np.all(direct <= around))
+    return bool(np.all(direct <= around) and np.all(np.diag(hop_s)[None, :] <= hop_s))
 
 
 def _recursion(counts: Sequence[int], hop_s: Floats) -> tuple[tuple[int, ...], float]:

@@ -1,0 +1,276 @@
+"""The upper level: designs, moves, tabu search, enumeration, the integer program and plans."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetero import workload
+from hetero.catalog import llm
+from hetero.cli import main
+from hetero.cluster import Cluster, cluster
+from hetero.errors import DataError, InfeasibleError, ParameterError
+from hetero.planners.phases.budget import within
+from hetero.planners.phases.cost import CostModel
+from hetero.planners.phases.demand import Demand, reference, scaled
+from hetero.planners.phases.evaluate import Evaluator
+from hetero.planners.phases.exact import designs, enumerate_all, partitions
+from hetero.planners.phases.groups import Fleet, design, group
+from hetero.planners.phases.moves import neighbours
+from hetero.planners.phases.patterns import columns, lay, sizes, solve, starts
+from hetero.planners.phases.plan import PhasePlan, keep, plan, replan
+from hetero.planners.phases.tabu import TabuSearch, TabuSettings
+from hetero.simulator import Slo, metrics, simulate
+from hetero.streams import stream
+
+PAIR = "thunderserve-a40-3090ti-40gbit"
+CLOUD = "thunderserve-cloud-32"
+
+
+def evaluator(name: str, rate: float, model: str = "LLaMA-1-30B", scale: float = 8.0) -> Evaluator:
+    chosen = llm(model)
+    demand = Demand.of(workload.load("azure2023_conv"), rate)
+    target = scaled(reference(chosen, demand), scale)
+    return Evaluator(CostModel(cluster(name), chosen), demand, target)
+
+
+@pytest.fixture(scope="module")
+def small() -> Evaluator:
+    return evaluator(PAIR, 1.0)
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Evaluator:
+    return evaluator(CLOUD, 5.0)
+
+
+def used(one, machines: int) -> np.ndarray:
+    counts = np.zeros(machines, int)
+    for members, _ in one:
+        for m, n in members:
+            counts[m] += n
+    return counts
+
+
+# Designs --------------------------------------------------------------------------------------
+
+
+def test_partitions_agree_with_a_plain_recursion():
+    """All set partitions of eight GPUs, of which equal ones are merged."""
+    fleet = Fleet(CostModel(cluster(PAIR), llm("LLaMA-1-13B")))
+    gpus = [0] * 4 + [1] * 4
+
+    def divide(left):
+        if not left:
+            yield []
+            return
+        first, rest = left[0], left[1:]
+        for mask in range(2 ** len(rest)):
+            chosen = [first] + [g for k, g in enumerate(rest) if mask >> k & 1]
+            others = [g for k, g in enumerate(rest) if not mask >> k & 1]
+            one = group((m, chosen.count(m)) for m in (0, 1))
+            if fleet.fits(one):
+                for more in divide(others):
+                    yield [one, *more]
+
+    plain = {tuple(sorted(found)) for found in divide(gpus)}
+    listed = [tuple(sorted(found)) for found in partitions(fleet)]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == plain
+
+
+def test_mirror_images_are_one_design(cloud):
+    one = design([(group([(0, 4), (2, 2)]), "prefill"), (group([(1, 4)]), "decode")])
+    mirrored = design([(group([(1, 4), (3, 2)]), "prefill"), (group([(0, 4)]), "decode")])
+    assert cloud.fleet.kinds == (0, 0, 2, 2, 4, 5, 5)
+    assert cloud.fleet.canonical(one) == cloud.fleet.canonical(mirrored)
+    assert cloud.value(one) == cloud.value(mirrored)
+
+
+def test_first_design_clusters_by_bandwidth(cloud):
+    first = cloud.fleet.clusters(stream(0, "tabu"))
+    assert {phase for _, phase in first} == {"prefill", "decode"}
+    assert (used(first, 7) == cloud.fleet.inventory).all()
+    # Links inside machines are the fastest, so no group spans two.
+    assert all(len(members) == 1 and cloud.fleet.fits(members) for members, _ in first)
+
+
+# Searches -------------------------------------------------------------------------------------
+
+
+def test_searches_keep_to_memory_and_inventory(cloud):
+    rng = np.random.default_rng(3)
+    current = cloud.fleet.clusters(rng)
+    for _ in range(40):
+        options = neighbours(cloud.fleet, current, 10, rng)
+        assert len(set(options)) == len(options)
+        for one in options:
+            assert one != current
+            assert (used(one, 7) == cloud.fleet.inventory).all()
+            assert all(cloud.fleet.fits(members) for members, _ in one)
+            assert {phase for _, phase in one} == {"prefill", "decode"}
+        current = options[int(rng.integers(len(options)))]
+
+
+def test_flips_alone_keep_the_groups(cloud):
+    current = cloud.fleet.clusters(stream(0, "tabu"))
+    for one in neighbours(cloud.fleet, current, 20, np.random.default_rng(0), moves=("flip",)):
+        assert [members for members, _ in one] == [members for members, _ in current]
+        assert sum(a != b for a, b in zip(one, current, strict=True)) == 1
+
+
+def test_tabu_finds_the_optimum_of_small_fleets(small):
+    best = enumerate_all(small)
+    assert best.designs == len(designs(small.fleet))
+    found = []
+    for seed in range(20):
+        search = TabuSearch.start(small, TabuSettings(steps=20), seed=seed)
+        search.run()
+        found.append(search.history[-1].best)
+    assert max(found) <= best.value.score + 1e-12
+    assert sum(value >= best.value.score - 1e-9 for value in found) >= 19
+
+
+def test_the_tabu_list_is_not_entered(small):
+    search = TabuSearch.start(small, TabuSettings(steps=30, memory=5), seed=1)
+    visited = []
+    while not search.done:
+        before = list(search.tabu)
+        search.step()
+        assert search.current not in before
+        assert len(search.tabu) <= 5
+        visited.append(search.current)
+    assert search.history[-1].best == max(one.best for one in search.history)
+    best = [one.best for one in search.history]
+    assert best == sorted(best)
+
+
+def test_a_saved_search_goes_on_as_if_it_had_not_stopped(small, tmp_path):
+    whole = TabuSearch.start(small, TabuSettings(steps=12), seed=5)
+    whole.run()
+    part = TabuSearch.start(small, TabuSettings(steps=5), seed=5)
+    part.run()
+    file = part.save(tmp_path / "search.json")
+    rest = TabuSearch.resume(file, small, steps=12)
+    rest.run()
+    assert (rest.best, rest.current, rest.tabu) == (whole.best, whole.current, whole.tabu)
+    assert [one.best for one in rest.history] == [one.best for one in whole.history]
+    with pytest.raises(DataError, match="search for LLaMA-1-30B"):
+        TabuSearch.resume(file, evaluator(CLOUD, 1.0))
+    file.write_text("{}")
+    with pytest.raises(DataError, match="no saved search"):
+        TabuSearch.resume(file, small)
+
+
+def test_processes_find_the_same(small):
+    options = designs(small.fleet)[:6]
+    alone = replace(small, _values={})
+    together = replace(small, _values={})
+    assert alone.values(options) == together.values(options, jobs=2)
+
+
+def test_the_program_keeps_to_the_inventory_and_starts_well(cloud):
+    pool = columns(cloud)
+    one = lay(cloud.fleet, solve(cloud.fleet, pool[:: len(pool) // 200], 5.0))
+    assert (used(one, 7) <= cloud.fleet.inventory).all()
+    found = [cloud.value(start).score for start in starts(cloud)]
+    assert max(found) > cloud.value(cloud.fleet.clusters(stream(0, "tabu"))).score
+    assert [sizes(n) for n in (1, 4, 12)] == [[1], [1, 2, 4], [1, 3, 6, 12]]
+
+
+def test_a_fleet_too_small_says_what_is_missing():
+    with pytest.raises(InfeasibleError, match="39 GiB, which do not hold two copies"):
+        plan_for("thunderserve-a5000-pair", "tabu")
+    with pytest.raises(InfeasibleError, match="do not hold two copies"):
+        plan_for("thunderserve-a5000-pair", "patterns")
+    with pytest.raises(InfeasibleError, match="cannot hold LLaMA-1-30B twice"):
+        plan_for("thunderserve-a5000-pair", "exact")
+
+
+def plan_for(name: str, search, **options) -> PhasePlan:
+    one = evaluator(name, 1.0)
+    return plan(cluster(name), one.model.llm, one.demand, one.slo, search=search, **options)
+
+
+# Plans ----------------------------------------------------------------------------------------
+
+
+def test_estimated_attainment_is_what_a_simulation_finds(cloud):
+    for rate in (3.0, 5.0):
+        one = replace(cloud, demand=cloud.demand.at(rate), _values={}, _prefill={}, _decode={})
+        best = max(starts(one), key=lambda start: one.value(start).score)
+        found = PhasePlan.of(one, best)
+        rng = np.random.default_rng(0)
+        trace = workload.load("azure2023_conv").sample(3000, rng).poisson(rate, rng)
+        run = simulate(found.deployment(), trace, found.router())
+        seen = metrics(run, one.slo, warmup_s=60.0).attainment["joint"]
+        assert seen == pytest.approx(found.value.attainment, abs=0.03)
+        assert run.counts["rejected"] == 0
+
+
+def test_light_rescheduling_flips_phases_and_loads_nothing(cloud):
+    start = starts(cloud)[0]
+    before = PhasePlan.of(cloud, start)
+    coding = Demand.of(workload.load("azure2023_code"), 5.0)
+    after = Evaluator(cloud.model, coding, cloud.slo, fixed=keep(before))
+    light = replan(after, before.design)
+    assert [members for members, _ in light.design] == [members for members, _ in before.design]
+    assert light.value.score >= after.value(before.design).score
+    kept = dict(keep(before))
+    for members, phase in light.design:
+        assert after.pipeline(members, phase) is kept[members]
+    with pytest.raises(InfeasibleError, match="each phase needs one"):
+        replan(after, before.design[:1])
+
+
+def test_plans_follow_the_network():
+    """Appendix H: inputs of 1,024 tokens without end; where KV caches cross a slow link, not."""
+    chosen = llm("LLaMA-1-30B")
+    lengths = np.array([1024.0]), np.array([64.0]), np.array([1.0])
+    shares = {}
+    for speed in (40, 5):
+        fleet = cluster(f"thunderserve-a40-3090ti-{speed}gbit")
+        one = Evaluator(CostModel(fleet, chosen), Demand(20.0, *lengths), Slo())
+        shares[speed] = PhasePlan.of(one, enumerate_all(one).best).gpu_share
+    assert shares[40]("A40", "prefill") >= 0.75
+    assert shares[40]("RTX-3090Ti", "decode") == 1.0
+    assert shares[5]("A40", "prefill") == shares[5]("RTX-3090Ti", "decode") == 0.5
+
+
+def test_budgets_rent_maximal_parts():
+    offer = cluster(CLOUD)
+    for part in within(offer, 5.0):
+        assert part.usd_per_h <= 5.0
+        left = [m for m in offer.machines if m.name not in {k.name for k in part.machines}]
+        assert all(part.usd_per_h + m.usd_per_h > 5.0 for m in left)
+    with pytest.raises(InfeasibleError, match=r"cheapest costs 0\.892"):
+        within(offer, 0.5)
+    free = Cluster(
+        "free", (replace(offer.machines[0], gpu=cluster("xiong-8xv100").machines[0].gpu),)
+    )
+    assert free.usd_per_h is not None
+
+
+def test_the_command_plans_and_simulates(capsys, tmp_path):
+    target = tmp_path / "plan.json"
+    arguments = [PAIR, "--rate", "0.5", "--search", "exact", "--requests", "100", "-o", str(target)]
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "phases", *arguments])
+    assert end.value.code in (0, None)
+    said = json.loads(target.read_text())
+    assert sum(row["share"] for row in said["shares"]) == pytest.approx(1.0, abs=1e-6)
+    gpus = sum(stage["gpus"] for row in said["replicas"] for stage in row["stages"])
+    assert gpus == 8
+    assert "Simulated with 100 requests" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "phases", PAIR, "--search", "exakt"])
+    assert end.value.code == 1
+    assert "did you mean 'exact'" in capsys.readouterr().err
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ParameterError, match="neighbours"):
+        TabuSettings(neighbours=0)
