@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.colors import to_rgb
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from hetero.figures import gpu_colour
 from hetero.placement.network import Flow
@@ -17,9 +17,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BOTTLENECK = "#B00020"
+_HALO = withStroke(linewidth=1.4, foreground="white")  # names stay readable on any colour
 
 
-def draw(flow: Flow, axes: Axes | None = None, *, title: str = "", names: bool = True) -> Axes:
+def draw(
+    flow: Flow,
+    axes: Axes | None = None,
+    *,
+    title: str = "",
+    names: bool = True,
+    legend: bool = True,
+) -> Axes:
     """Nodes as bars over the layers they hold, filled as far as the flow uses them.
 
     Lines between bars are flows, as wide as they are large; a red frame or line is in the smallest
@@ -62,15 +70,16 @@ def draw(flow: Flow, axes: Axes | None = None, *, title: str = "", names: bool =
             wide = 0.0055 * problem.llm.layers * len(node.name) <= stop - start
             axes.text(
                 (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=5.5,
-                color="white" if _dark(colour) else "black", rotation=0 if wide else 90,
+                rotation=0 if wide else 90, path_effects=[_HALO],
                 zorder=5, clip_on=True,
             )  # fmt: skip
     kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
     handles = [Patch(color=gpu_colour(gpu)) for gpu in kinds]
-    axes.legend(
-        handles, list(kinds), ncols=len(kinds), fontsize=7,
-        loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
-    )  # fmt: skip
+    if legend:
+        axes.legend(
+            handles, list(kinds), ncols=len(kinds), fontsize=7,
+            loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
+        )  # fmt: skip
     axes.set_xlim(0, problem.llm.layers)
     axes.set_ylim(max(lanes.values()) + 0.6, -0.6)
     axes.set_yticks([])
@@ -78,12 +87,6 @@ def draw(flow: Flow, axes: Axes | None = None, *, title: str = "", names: bool =
     axes.set_xlabel("layer")
     axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
     return axes
-
-
-def _dark(colour: str) -> bool:
-    """Whether black letters would be hard to read on it."""
-    red, green, blue = to_rgb(colour)
-    return 0.3 * red + 0.6 * green + 0.1 * blue < 0.45
 
 
 def _lanes(flow: Flow) -> dict[int, int]:

@@ -116,6 +116,53 @@ class IslandInnerLoop(Section):
     seed: int = Field(ge=0, description="seed of the played arrivals")
 
 
+class IslandOuterLoop(Section):
+    """Parameters of 07_island_outer_loop."""
+
+    width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
+    seeds: Seeds
+    iterations: int = Field(
+        ge=2, description="batches of the divider searches; 15 or 20 in the thesis"
+    )
+    batches: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="layouts per batch"
+    )
+    skews: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=2, description="largest absolute skew of the divider"
+    )
+    minimums: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="smallest island [GPUs], each twice the one before"
+    )
+    direct_iterations: int = Field(
+        ge=2, description="batches of the direct searches; 10 in the thesis"
+    )
+    direct_batches: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="layouts per batch of the direct searches"
+    )
+    slots: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="K, islands per GPU type in the direct search"
+    )
+    saas_seeds: Seeds
+    state: str = Field(
+        description="folder of the checkout that searches are saved to and resumed from; none if "
+        "empty"
+    )
+
+
+class LayerPlacement(Section):
+    """Parameters of 08_layer_placement."""
+
+    planned: list[str] = Field(
+        min_length=1, description="settings that our planner plans, as cluster and model"
+    )
+    window_s: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=2,
+        max_length=2,
+        description="warm-up and end of the simulated offline serving [s]; 60 and 660 in the paper",
+    )
+    seed: int = Field(ge=0, description="seed of the planner's exchanges and of the requests")
+
+
 class Fidelity(Section):
     """Parameters of 12_fidelity."""
 
@@ -135,6 +182,8 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "request_scheduling": RequestScheduling,
     "heteroserve": HeteroServe,
     "island_inner_loop": IslandInnerLoop,
+    "island_outer_loop": IslandOuterLoop,
+    "layer_placement": LayerPlacement,
     "fidelity": Fidelity,
 }
 

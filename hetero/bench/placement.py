@@ -15,6 +15,7 @@ from hetero.placement import Problem
 from hetero.placement.published import problem
 from hetero.planners.maxflow import Plan, search
 from hetero.planners.maxflow.milp import Milp
+from hetero.planners.maxflow.planner import timing_key
 from hetero.streams import stream
 from hetero.timings import Timing
 
@@ -69,17 +70,6 @@ class Planned:
             )
             for step in self.plan.steps
         ]
-
-
-def timing_key(cluster: str, model: str, step: str) -> str:
-    """Key of the time after a step.
-
-    Examples
-    --------
-    >>> timing_key("hetero-42", "70B", "blocks and exchange")
-    'placement.hetero-42.70B.blocks-and-exchange'
-    """
-    return f"placement.{cluster}.{model}.{step.replace(' ', '-')}"
 
 
 def bench(

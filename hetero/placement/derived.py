@@ -187,6 +187,32 @@ def solver_logs() -> pd.DataFrame:
     return frame.loc[kept]
 
 
+def expected() -> pd.DataFrame:
+    """Decode throughput and latencies that the artifact prints, simulated and from its cluster."""
+    frame = pd.read_csv(datasets.path("helix_expected"))
+    where = frame["setting"].str.extract(r"^(\w+)/(\w+)/(simulation|prototype)$")
+    mine = frame["metric"].str.match(r"decode_throughput|(prompt|decode)_latency")
+    kept = where.notna().all(axis=1) & mine & ~frame["method"].str.contains("_a100|_l4|_t4")
+    frame, where = frame[kept], where[kept]
+    names = {"single24": "single-24", "geo24": "geo-24", "hetero42": "hetero-42"}
+    # "stated" and "sum of sub-clusters" are the whole method, in the text beside its parts.
+    table = pd.DataFrame(
+        {
+            "experiment": frame["experiment"],
+            "cluster": where[0].map(names),
+            "model": frame["model"].str.extract(r"(\d+B)")[0],
+            "method": frame["method"].str.replace(r" \(.*\)", "", regex=True),
+            "mode": where[1],
+            "run": where[2],
+            "metric": frame["metric"],
+            "value": frame["value"],
+            "source": frame["source_file"],
+        }
+    )
+    keys = ["experiment", "cluster", "model", "method", "mode", "run", "metric"]
+    return table.drop_duplicates(keys, keep="last")
+
+
 def _config(name: str) -> configparser.ConfigParser:
     config = configparser.ConfigParser()
     config.read(datasets.path("helix_config", _FILES[name]))
@@ -223,6 +249,7 @@ def _quantity(text: str) -> float:
 
 FILES: dict[str, Callable[[], pd.DataFrame]] = {
     "measured/helix_machine_limits": machine_limits,
+    "published/helix_expected": expected,
     "published/helix_geo_links": geo_links,
     "published/helix_nodes": nodes,
     "published/helix_placements": placements,

@@ -44,13 +44,17 @@ class Links:
             If it states none between two machines or to the coordinator.
         """
         n = len(cluster.machines)
+        stated = cluster.network
+        if n > 1 and stated is None:
+            cluster.link(cluster.machines[0].name, cluster.machines[1].name)  # says what is missing
         bandwidth, latency = np.zeros((n + 1, n + 1)), np.zeros((n + 1, n + 1))
         for i, a in enumerate(cluster.machines):
             to_coordinator = cluster.coordinator_link(a.name)
             bandwidth[i, n] = bandwidth[n, i] = 1e9 * to_coordinator.bandwidth_gbs
             latency[i, n] = latency[n, i] = to_coordinator.latency_s
             for j, b in enumerate(cluster.machines[:i]):
-                link = cluster.link(a.name, b.name)
+                link = stated.between(a, b) if stated is not None else None
+                assert link is not None, "clusters state a link between any two machines"
                 bandwidth[i, j] = bandwidth[j, i] = 1e9 * link.bandwidth_gbs
                 latency[i, j] = latency[j, i] = link.latency_s
         return cls(bandwidth, latency)

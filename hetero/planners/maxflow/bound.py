@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 
 _COARSE, _FINE = 24_000, 400_000  # steps that throughputs are rounded to
 PROOF = 5e-6  # a bound this close to a placement proves it optimal; twice the finest step
+_NEAR = 0.005  # distance to a placement at which the last digits of the bound count
 _ROUNDS = 400  # configurations generated at most for one flow
 
 
@@ -96,7 +97,9 @@ def flow_bound(
         if not above:
             return FlowBound(known * (1 + PROOF), simple, programs)
     for steps in (_COARSE, _FINE):
-        # Rounding up hides a little: the last digits need finer steps.
+        if steps == _FINE and high > known * (1 + _NEAR):
+            break
+        # Rounding up hides a little: where a placement is near, the last digits count.
         floor = low
         precision = gap if steps == _FINE else max(gap, 4e-4)
         while high - floor > precision * high:

@@ -203,6 +203,10 @@ def search(
     if not found.layouts or upper > found.best.value * (1 + 2 * PROOF):
         regions(problem, found, upper, effort, seed)
         done("blocks and exchange")
+        if found.layouts and 1 + 2 * PROOF < upper / found.best.value <= 1.005:
+            bound = flow_bound(whole, layers, known=found.best.value)
+            upper = min(upper, bound.tokens_per_s)
+            done("finer configurations")
     if not found.layouts:
         raise _nothing_flows(problem)
     if upper > found.best.value * (1 + 2 * PROOF):
@@ -229,6 +233,17 @@ def search(
         FlowBound(upper, bound.simple_tokens_per_s, bound.programs),
         tuple(steps),
     )
+
+
+def timing_key(cluster: str, model: str, step: str) -> str:
+    """Key of the recorded time after a step of planning one of Helix's clusters.
+
+    Examples
+    --------
+    >>> timing_key("hetero-42", "70B", "blocks and exchange")
+    'placement.hetero-42.70B.blocks-and-exchange'
+    """
+    return f"placement.{cluster}.{model}.{step.replace(' ', '-')}"
 
 
 def _nothing_flows(problem: Problem) -> InfeasibleError:

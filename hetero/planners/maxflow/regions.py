@@ -17,9 +17,11 @@ from hetero.planners.maxflow.groups import Group, groups
 from hetero.streams import stream
 
 _WHOLE = 150  # nodes beyond which a region is parted
+_LINKED = 300  # nodes beyond which regions are planned apart
 _PART = 50  # nodes of a part
 _REGIONS = 4  # regions up to which every set of them is considered
 _NARROW = (0.75, 0.5, 0.25)  # quantiles of the links into a region that its entry is made for
+_MANY = 60  # nodes beyond which less is tried per line, as every flow takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,12 @@ def regions(problem: Problem, found: Found, upper: float, effort: Effort, seed: 
     """Search all regions as one line and, where links between them bind, sets of regions."""
     parts = _parts(problem, upper)
     everything = list(range(len(problem.nodes)))
-    if len(problem.nodes) <= _WHOLE or len(parts) > 1:
+    count = len(problem.nodes)
+    if count <= _WHOLE or (len(parts) > 1 and count <= _LINKED):
         _line_of(problem, everything, parts, found, upper, effort, seed)
-    if len(parts) > 1:
+    if len(parts) > 1 and count <= _LINKED:
         _sets(problem, parts, found, upper, effort, seed)
-    if len(problem.nodes) > _WHOLE:
+    if count > _WHOLE:
         _parted(problem, parts, found, effort, seed)
 
 
@@ -162,7 +165,7 @@ def _line_of(
         if (best_chain := chain(kinds, layers)) is not None:
             layout = of_chain(problem, kinds, best_chain[1])
             found.add(layout, "chain")
-            if layout.value < best_chain[0] * (1 - 1e-9):
+            if layout.value < best_chain[0] * (1 - 1e-9) and len(nodes) <= _MANY:
                 found.add(exchange(layout, effort.exchanges, draws), "chain, exchanged")
         return
     own = [[t for t, g in enumerate(kinds) if g.members[0] in set(part)] for part in parts]
@@ -170,20 +173,27 @@ def _line_of(
         (layout.value for layout, _ in found.layouts.values() if _uses(layout, inside)), default=0.0
     )
     variants: list[tuple[list[Pool], int]] = []
+    many = len(nodes) > _MANY
+    rounds = int(effort.exchanges * min(1.0, (_MANY / len(nodes)) ** 2))
+    precision = max(effort.precision, 1e-3) if many or len(parts) > 1 else effort.precision
     if len(parts) == 1:
         variants.append(([Pool(tuple(own[0]))], 0))
     else:
-        for quantile in _NARROW:
+        order = sorted(
+            range(len(parts)),
+            key=lambda p: -sum(problem.nodes[k].tokens_per_s.max() for k in parts[p]),
+        )
+        for quantile in (0.5,) if many else _NARROW:
             pools = [
                 Pool(tuple(members), _into(problem, part, parts, quantile))
                 for part, members in zip(parts, own, strict=True)
             ]
-            variants += [(pools, first) for first in range(len(parts))]
+            variants += [(pools, first) for first in (order[:2] if many else order)]
     top = min(upper, simple_bound(kinds, layers))
     for pools, first in variants:
         low, high = best, top
-        flow = low * (1 + 10 * effort.precision) if low > 0 else high / 2
-        while high - low > effort.precision * high and flow < high:
+        flow = low * (1 + 10 * precision) if low > 0 else high / 2
+        while high - low > precision * high and flow < high:
             made = line(
                 pools, kinds, layers, flow, first=first, steps=effort.steps, variety=effort.variety
             )
@@ -192,7 +202,7 @@ def _line_of(
             else:
                 layout = of_line(problem, kinds, made, first)
                 if layout.value < flow * (1 - 1e-3):
-                    layout = exchange(layout, effort.exchanges // 3, draws, target=flow)
+                    layout = exchange(layout, rounds // 3, draws, target=flow)
                 found.add(layout, "blocks")
                 best = max(best, layout.value)
                 low = max(flow, min(layout.value, high))
@@ -208,7 +218,7 @@ def _line_of(
         (layout for layout, _ in found.layouts.values() if _uses(layout, inside)),
         key=lambda one: one.value,
     )
-    found.add(exchange(start, effort.exchanges, draws, target=upper), "exchange")
+    found.add(exchange(start, rounds, draws, target=upper), "exchange")
 
 
 def _uses(layout: Layout, inside: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:
@@ -233,15 +243,20 @@ def _sets(
 ) -> None:
     """Copies of the model side by side: every set of regions that holds one carries its own."""
     count = len(parts)
-    sizes = range(1, count) if count <= _REGIONS else (1, 2)
-    sets = [chosen for size in sizes for chosen in combinations(range(count), size)]
+    if len(problem.nodes) > _MANY:
+        # Regions that hold a copy stand alone, the others together.
+        small = tuple(p for p in range(count) if not _holds(problem, parts[p]))
+        sets = [(p,) for p in range(count) if p not in small] + ([small] if small else [])
+    else:
+        sizes = range(1, count) if count <= _REGIONS else (1, 2)
+        sets = [chosen for size in sizes for chosen in combinations(range(count), size)]
     nodes = {s: [k for p in s for k in parts[p]] for s in sets}
     sets = [s for s in sets if _holds(problem, nodes[s])]
     tops = {s: simple_bound(groups(problem.only(nodes[s])), problem.llm.layers) for s in sets}
     done: dict[tuple[int, ...], Layout] = {}
     for cover in _covers(sets, tops):
         known = found.best.value if found.layouts else 0.0
-        if sum(tops[s] for s in cover) <= known * (1 + 1e-4) or len(cover) < 2 <= len(sets):
+        if sum(tops[s] for s in cover) <= known * (1 + 1e-3) or len(cover) < 2 <= len(sets):
             continue
         for s in cover:
             if s not in done:
