@@ -33,7 +33,7 @@ AROUND = 512  # candidates around the best trials, and in each further round
 BEST = 8  # trials that candidates are mutated from
 ROUNDS = 2  # rounds in which the best candidates are mutated again
 POOL = 512  # candidates that a batch is chosen from
-WARMUP, SAMPLES, THINNING = 128, 128, 16  # of the sampler of the fully Bayesian model
+WARMUP, SAMPLES, THINNING = 64, 64, 8  # of the sampler of the fully Bayesian model
 REACHES = (0.03, 0.1, 0.3)  # how far mutations go, as a share of the span
 _NOISE = 1e-6  # variance of the standardised objective, which has no noise
 
