@@ -37,6 +37,8 @@ def step_seconds(step: StepModel, n: int, b: int, cached: float, pairs: float) -
         if piece.mixed is not None and n > b > 0:
             rate = float(piece.mixed.per_cached_token_s[at])
             base += float(piece.mixed.level_s[at]) + float(piece.mixed.per_token_s[at]) * (n - b)
+        if piece.decode_level_s is not None and b > 0 and n <= b:
+            base += float(piece.decode_level_s[at])
         times.append(base + rate * cached + piece.per_pair_s * pairs)
     return max(times)
 

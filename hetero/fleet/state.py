@@ -183,7 +183,7 @@ class Memory:
 
     ``FM``: M times when what a replica is doing ends (infinite while idle or down); per engine and
     piece its knots (tokens, seconds, seconds per further token) and times per cached token, those
-    of mixed steps behind; per prefill engine the latency and seconds per token of its links; the
+    of mixed steps and the levels of decode steps behind; per prefill engine the latency and seconds per token of its links; the
     heap of transfer times.
     ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
     :data:`SEEN_CHANGES`; the prefix blocks of the requests; per engine the heap of running
@@ -293,7 +293,7 @@ def build(
             table = np.column_stack([piece.knots_tokens, piece.knots_s, slope])
             engines["knots"][m, p] = memory.add("f8", table)
             engines["knot_count"][m, p] = len(slope)
-            rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows])
+            rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows, piece.levels])
             engines["rates"][m, p] = memory.add("f8", rates)
             engines["rate_count"][m, p] = len(piece.per_cached_token_s)
             engines["pair_s"][m, p] = piece.per_pair_s

@@ -26,6 +26,13 @@ def cached_rate(e, FM, p, b):
 
 
 @compiled
+def decode_level(e, FM, p, b):
+    """Time of a decode step of ``b`` requests without cached tokens."""
+    count = e.rate_count[p]
+    return token_s(e, FM, p, b) + FM[e.rates[p] + 4 * count + max(min(b, count) - 1, 0)]
+
+
+@compiled
 def piece_s(e, FM, p, n, b, cached, pairs):
     """Time of one step in piece ``p``; one that prefills and decodes has rates of its own."""
     count = e.rate_count[p]
@@ -34,6 +41,8 @@ def piece_s(e, FM, p, n, b, cached, pairs):
     if n > b and b > 0:
         mixed = FM[j + 2 * count] + FM[j + 3 * count] * (n - b)
         return time + mixed + FM[j + count] * cached
+    if b > 0:
+        time += FM[j + 4 * count]
     return time + FM[j] * cached
 
 
@@ -54,11 +63,11 @@ def decode_run(e, FM, b, cached, limit):
     step number and the step time their maximum: the line changes at most once.
     """
     rate = cached_rate(e, FM, 0, b)
-    first = token_s(e, FM, 0, b) + rate * cached
+    first = decode_level(e, FM, 0, b) + rate * cached
     slope = rate * b
     if e.pieces == 2:
         rate = cached_rate(e, FM, 1, b)
-        other = token_s(e, FM, 1, b) + rate * cached
+        other = decode_level(e, FM, 1, b) + rate * cached
         steep = rate * b
         if other > first or (other == first and steep > slope):
             first, other = other, first

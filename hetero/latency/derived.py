@@ -116,6 +116,7 @@ def aiconfigurator_steps() -> pd.DataFrame:
                 "knots_tokens": " ".join(f"{n:.0f}" for n in piece.knots_tokens),
                 "knots_us": _words(1e6 * piece.knots_s),
                 "longest_tokens": " ".join(map(str, longest)),
+                "decode_us": _words(1e6 * reduction.model.seconds(batches, batches)),
                 "per_cached_ns": _words(1e9 * piece.per_cached_token_s[batches.astype(int) - 1]),
                 "per_pair_ns": float(f"{1e9 * piece.per_pair_s:.4g}"),
                 "prefill_mean_error_percent": round(prefill.mape_percent, 2),

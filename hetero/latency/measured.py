@@ -128,16 +128,25 @@ def _derived_steps() -> tuple[tuple[Measurements, StepModel], ...]:
     for row in derived_frame("aiconfigurator_steps").to_dict("records"):
         numbers = {
             name: np.array(str(row[name]).split(), dtype=np.float64)
-            for name in ("knots_tokens", "knots_us", "longest_tokens", "per_cached_ns")
+            for name in (
+                "knots_tokens",
+                "knots_us",
+                "decode_us",
+                "longest_tokens",
+                "per_cached_ns",
+            )
         }
         longest, rates = numbers["longest_tokens"], numbers["per_cached_ns"] / 1e9
         batches = GRID_BATCHES[longest > 0]
+        decoding = np.arange(1.0, batches[-1] + 1.0)
         piece = Piece(
             numbers["knots_tokens"],
             numbers["knots_us"] / 1e6,
-            np.interp(np.arange(1, int(batches[-1]) + 1), batches, rates),
+            np.interp(decoding, batches, rates),
             row["per_pair_ns"] / 1e9,
         )
+        alone = np.interp(decoding, batches, numbers["decode_us"] / 1e6)
+        piece = replace(piece, decode_level_s=alone - piece.seconds(decoding, 0, 0.0, 0.0))
         batch, length = map(np.ravel, np.meshgrid(GRID_BATCHES, GRID_LENGTHS, indexing="ij"))
         held = length <= np.repeat(longest, len(GRID_LENGTHS))
         grid = _grid(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,9 +58,9 @@ def reduce_table(measured: Measurements) -> Reduction:
     ``n`` of new tokens and one common rate, by least squares of the relative error; without two
     prompts of different length at the same total, or where the rate comes out negative, it is 0.
     Decode times at ``b`` requests are split as ``a_b + r_b b L`` the same way; a batch measured
-    at one length only takes the rate of the nearest batch measured at several. Knots are
-    ``(b, a_b)`` and, beyond the largest ``b``, ``(n, g(n))``: below it the decode steps decide,
-    because steps that small are decode steps.
+    at one length only takes the rate of the nearest batch measured at several. Knots are ``(n,
+    g(n))`` and, below the smallest ``n``, ``(b, a_b)``, because steps that small are decode steps;
+    what a decode step differs by from a prefill of as many tokens is its level.
 
     Raises
     ------
@@ -77,25 +77,15 @@ def reduce_table(measured: Measurements) -> Reduction:
     batches, levels, rates = _split_decode(decode)
 
     largest = batches[-1]
-    if len(shared := np.flatnonzero(totals == largest)):
-        # One knot serves both phases here; the decode rate takes up what it can.
-        rows = decode.batch == largest
-        cached, seconds = largest * decode.length_tokens[rows], decode.seconds[rows]
-        if values[shared[0]] < seconds.min():
-            levels[-1] = values[shared[0]]
-            x, y = cached / seconds, 1.0 - levels[-1] / seconds
-            rates[-1] = max(0.0, float((x * y).sum() / (x * x).sum()))
-    beyond = totals > largest
+    small = batches < totals.min(initial=np.inf)
+    knots = np.concatenate([batches[small], totals])
+    times = np.concatenate([levels[small], values])
     decoding = np.arange(1, int(largest) + 1)
+    piece = Piece(knots, times, np.interp(decoding, batches, rates), per_pair)
+    # Between the batches that were measured the sum of both is linear, whatever knots lie there.
+    level = np.interp(decoding, batches, levels) - piece.seconds(decoding, 0, 0.0, 0.0)
     model = StepModel(
-        (
-            Piece(
-                np.concatenate([batches, totals[beyond]]),
-                np.concatenate([levels, values[beyond]]),
-                np.interp(decoding, batches, rates),
-                per_pair,
-            ),
-        ),
+        (replace(piece, decode_level_s=level) if bool(np.any(level)) else piece,),
         source=f"{measured.label}, {measured.engine}",
         provenance=measured.provenance,
         max_tokens=float(max(totals.max(initial=0.0), largest)),

@@ -63,6 +63,9 @@ class Piece:
     mixed
         What steps with prefill and decode tokens cost in another way, for the same B; None: they
         cost the sum of both.
+    decode_level_s
+        Shape (B,): time on top of ``knots_s`` of steps in which all of 1, 2, ..., B requests
+        decode, negative where a prefill of as many tokens takes longer; None: as long.
     """
 
     knots_tokens: Floats
@@ -70,9 +73,11 @@ class Piece:
     per_cached_token_s: Floats
     per_pair_s: float = 0.0
     mixed: Mixed | None = None
+    decode_level_s: Floats | None = None
 
     def __post_init__(self) -> None:
-        for name in ("knots_tokens", "knots_s", "per_cached_token_s"):
+        names = ["knots_tokens", "knots_s", "per_cached_token_s"]
+        for name in [*names, "decode_level_s"] if self.decode_level_s is not None else names:
             array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
@@ -87,6 +92,9 @@ class Piece:
                 for a in (self.knots_s, self.per_cached_token_s, self.mixed_rows)
             )
             and self.mixed_rows.shape == (3, len(self.per_cached_token_s))
+            and self.levels.shape == self.per_cached_token_s.shape
+            and bool(np.all(np.isfinite(self.levels)))
+            and bool(np.all(self._at_decode_batches() + self.levels >= 0))
             and np.isfinite(self.per_pair_s)
             and self.per_pair_s >= 0
         )
@@ -108,20 +116,36 @@ class Piece:
         none = np.zeros_like(self.per_cached_token_s)
         return np.array([self.per_cached_token_s, none, none])
 
-    def seconds(
-        self, tokens: ArrayLike, decoding: ArrayLike, cached: ArrayLike, pairs: ArrayLike
-    ) -> Floats:
-        """Time of this piece [s]; arguments broadcast, see :meth:`StepModel.seconds`."""
-        n = np.asarray(tokens, dtype=np.float64)
+    @property
+    def levels(self) -> Floats:
+        """Time of decode steps on top of the knots [s]; shape (B,)."""
+        level = self.decode_level_s
+        return np.zeros_like(self.per_cached_token_s) if level is None else level
+
+    def _at_decode_batches(self) -> Floats:
+        return self._base(np.arange(1, len(self.per_cached_token_s) + 1, dtype=np.float64))
+
+    def _base(self, n: Floats) -> Floats:
         base = np.interp(n, self.knots_tokens, self.knots_s)
         if len(self.knots_tokens) > 1:
             slope = (self.knots_s[-1] - self.knots_s[-2]) / (
                 self.knots_tokens[-1] - self.knots_tokens[-2]
             )
             base = base + slope * np.maximum(n - self.knots_tokens[-1], 0.0)
+        return np.asarray(base)
+
+    def seconds(
+        self, tokens: ArrayLike, decoding: ArrayLike, cached: ArrayLike, pairs: ArrayLike
+    ) -> Floats:
+        """Time of this piece [s]; arguments broadcast, see :meth:`StepModel.seconds`."""
+        n = np.asarray(tokens, dtype=np.float64)
+        base = self._base(n)
         last = len(self.per_cached_token_s) - 1
         at = np.clip(np.asarray(decoding, np.int64) - 1, 0, last)
         rate = self.per_cached_token_s[at]
+        if self.decode_level_s is not None:
+            alone = (np.asarray(decoding) > 0) & (n <= np.asarray(decoding))
+            base = base + np.where(alone, self.decode_level_s[at], 0.0)
         if self.mixed is not None:
             prefill = n - np.asarray(decoding, np.float64)
             is_mixed = (prefill > 0) & (np.asarray(decoding) > 0)

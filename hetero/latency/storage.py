@@ -31,6 +31,7 @@ class _PieceText(BaseModel):
     per_cached_token_s: list[float]
     per_pair_s: float = 0.0
     mixed: _MixedText | None = None
+    decode_level_s: list[float] | None = None
 
 
 class _StepModelText(BaseModel):
@@ -71,6 +72,9 @@ def to_json(model: StepModel) -> str:
                     level_s=piece.mixed.level_s.tolist(),
                     per_token_s=piece.mixed.per_token_s.tolist(),
                 ),
+                decode_level_s=None
+                if piece.decode_level_s is None
+                else piece.decode_level_s.tolist(),
             )
             for piece in model.pieces
         ],
@@ -112,6 +116,7 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
                     np.array(piece.mixed.level_s),
                     np.array(piece.mixed.per_token_s),
                 ),
+                None if piece.decode_level_s is None else np.array(piece.decode_level_s),
             )
             for piece in read.pieces
         ),

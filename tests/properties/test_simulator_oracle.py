@@ -110,7 +110,9 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         rates = times(4, draw(st.integers(1, 5))) * draw(st.sampled_from([0.0, 2.0**-6, 1.0]))
         pairs = float(times(4)) * draw(st.sampled_from([0.0, 2.0**-5]))
         mixed = Mixed(*times(3, (3, len(rates)))) if draw(st.booleans()) else None
-        return Piece(x, y, rates, pairs, mixed)
+        # Levels may be negative where the knots leave room for it.
+        level = times(3, len(rates)) - tick / 2 if draw(st.booleans()) else None
+        return Piece(x, y, rates, pairs, mixed, level)
 
     longest = draw(st.sampled_from([1, 3, 12, 40]))
     paged_block = draw(st.sampled_from([1, 2, 4, 16]))
