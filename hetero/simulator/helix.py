@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero import datasets, workload
+from hetero import datasets, paths, workload
 from hetero.errors import ParameterError
 from hetero.placement.network import Network
 from hetero.routers.pipelines import (
@@ -205,7 +205,7 @@ def online_requests(
     Parameters
     ----------
     offered_tps
-        Prompt and output tokens per second.
+        Prompt and output tokens per second; where they bring no request, one comes all the same.
     """
     rng, pool, bins = random.Random(seed), _pool(source), _bins(source)
     factor = 3.0 * offered_tps / sum(mean_tokens(source)) / float(bins.mean())
@@ -219,10 +219,7 @@ def online_requests(
         arrivals += sorted(3.0 * k + 3.0 * rng.random() for _ in range(count))
         index += [rng.randint(0, len(pool) - 1) for _ in range(count)]
     if not arrivals:
-        raise ParameterError(
-            f"{offered_tps} tokens/s bring no request within {duration_s} s.",
-            resolve="offer more, or for longer.",
-        )
+        arrivals, index = [duration_s / 2], [rng.randint(0, len(pool) - 1)]
     return _draw(pool, index, np.array(arrivals))
 
 
@@ -365,6 +362,46 @@ def run(
             )
     found = tuple(runs)
     return Result(case.name, mode, found, combine(case.name, found))
+
+
+@lru_cache(maxsize=1)
+def _expected() -> Any:
+    import pandas as pd
+
+    return pd.read_csv(paths.data("published", "helix_expected.csv"))
+
+
+def expected(
+    case: str, mode: Mode, *, how: str = "simulation", experiment: str | None = None
+) -> dict[str, float]:
+    """What the artifact prints for a case: decode throughput and latencies by metric.
+
+    Parameters
+    ----------
+    how
+        ``"simulation"``, or ``"prototype"`` for its real 24 nodes.
+    experiment
+        ``"model_placement"`` or ``"request_scheduling"`` where not that of Fig. 6 to 8.
+
+    Examples
+    --------
+    >>> expected("geo-24 70B helix", "offline")
+    {'decode_throughput': 98.0}
+    """
+    cluster, model, method = case.split(" ", 2)
+    usual = {"single-24": "single_cluster", "geo-24": "geo_distributed"}
+    frame = _expected()
+    wanted = {
+        "experiment": experiment or usual.get(cluster, "high_heterogeneity"),
+        "cluster": cluster,
+        "model": model,
+        "method": method.replace(" ", "_"),
+        "mode": mode,
+        "run": how,
+    }
+    for column, value in wanted.items():
+        frame = frame[frame[column] == value]
+    return dict(zip(frame["metric"], frame["value"], strict=True))
 
 
 def peak_tps(served: Serving, source: TraceSource) -> float:

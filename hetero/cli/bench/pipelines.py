@@ -1,0 +1,46 @@
+"""``hetero bench pipelines``: simulated seconds per second over layers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group."""
+    group.command("pipelines")(pipelines)
+
+
+def pipelines(
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of which the best counts.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    record: Annotated[
+        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
+    ] = False,
+) -> None:
+    """Measure the pipeline simulator: 660 s of Helix's clusters, kept full by its scheduler.
+
+    CPU time of one core, placement and requests at hand, kernels compiled.
+    """
+    from hetero import timings
+    from hetero.bench.pipelines import bench
+    from hetero.cli.options import to_json
+
+    found = bench(repeats=repeats)
+    if record:
+        timings.record(
+            timings.Timing.here(
+                f"pipelines.{row.setting}",
+                row.seconds,
+                command="hetero bench pipelines --record",
+                statistic="best",
+                repeats=repeats,
+                clock="cpu",
+            )
+            for row in found.rows
+        )
+    if as_json:
+        print(to_json(found.record()), end="")
+    else:
+        print(found.table())
