@@ -175,6 +175,22 @@ class Fidelity(Section):
     seed: int = Field(ge=0, description="seed of the draws and of the workload")
 
 
+class PhaseSplitting(Section):
+    """Parameters of 10_phase_splitting."""
+
+    seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
+    requests: int = Field(ge=50, description="requests per simulated run")
+    loads: Swept = Field(description="arrival rates over what the best ratio sustains")
+    slo_scale: float = Field(
+        gt=0, description="targets over the latencies of a mean request on an A100"
+    )
+    rate_rps: float = Field(gt=0, description="rate of the plans for 32 GPUs [requests/s]")
+    steps: int = Field(ge=0, description="steps of the tabu searches; 100 in the paper")
+    stages: list[Annotated[int, Field(ge=1)]] = Field(
+        min_length=1, description="pipeline stages that a group of a plan may have"
+    )
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
@@ -184,6 +200,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "island_inner_loop": IslandInnerLoop,
     "island_outer_loop": IslandOuterLoop,
     "layer_placement": LayerPlacement,
+    "phase_splitting": PhaseSplitting,
     "fidelity": Fidelity,
 }
 

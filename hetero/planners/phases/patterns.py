@@ -44,8 +44,8 @@ _MOST_PAIRS = 40
 _MOST_WHOLE = 4
 _EPSILON = 1e-2
 _GAP = 5e-3
-_NODES = 100
-_STARTS = ((LEVELS[0], LEVELS[2]), *((level,) for level in LEVELS))
+_NODES = 50
+_STARTS = ((LEVELS[0], LEVELS[2]), (LEVELS[0],), (LEVELS[-1],))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def _merged(parts: Sequence[tuple[int, int]]) -> Group:
 
 
 def starts(evaluator: Evaluator) -> list[Design]:
-    """Designs of the integer program, for all levels together and for each alone.
+    """Designs of the integer program, for two levels together and for low and high load alone.
 
     Raises
     ------
