@@ -307,7 +307,15 @@ def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:
             decode * mixed.level_s,
             prefill * mixed.per_token_s,
         )
-    return Piece(knots, times, decode * piece.per_cached_token_s, prefill * piece.per_pair_s, mixed)
+    level = piece.decode_level_s
+    return Piece(
+        knots,
+        times,
+        decode * piece.per_cached_token_s,
+        prefill * piece.per_pair_s,
+        mixed,
+        None if level is None else decode * level,
+    )
 
 
 def fitted_steps(

@@ -71,6 +71,13 @@ def test_scaling_reaches_every_part_of_a_step() -> None:
         own = both.seconds(n + b, b, cached, pairs)
         # Geometric steps between 256 and 1,024 tokens follow the table's knots closely.
         np.testing.assert_allclose(own, 3.0 * step.seconds(n + b, b, cached, pairs), rtol=0.01)
+    levels = measured.aiconfigurator_step_models()[0]
+    assert levels.pieces[0].decode_level_s is not None
+    np.testing.assert_allclose(
+        uncertainty.scaled(levels, 1.0, 2.0).decode_seconds([700] * 100),
+        2 * levels.decode_seconds([700] * 100),
+        rtol=0.01,
+    )
     decode = uncertainty.scaled(step, 1.0, 3.0)
     assert float(decode.decode_seconds([700] * 40)) == pytest.approx(
         3 * float(step.decode_seconds([700] * 40)), rel=0.01
