@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from hetero.deployment import Deployment, Replica
 from hetero.errors import ParameterError
 from hetero.latency.affine import Affine
 from hetero.latency.phase import fit_phase
+from hetero.latency.step import StepModel
 from hetero.routers import kernels, workload
 from hetero.routers.base import Builtin
 
@@ -37,14 +39,26 @@ def profile(
     -----
     Source: Xiong et al., sections 3.1 and 4.1; relative weights, no negative coefficient.
     """
-    points = [(b, n) for b in batches for n in lengths_tokens if b * n <= replica.kv_tokens]
+    return _fitted(
+        replica.step, replica.kv_tokens, tuple(batches), tuple(lengths_tokens), replica.name
+    )
+
+
+@lru_cache(maxsize=1024)  # optimisers start thousands of runs with the same replicas
+def _fitted(
+    step: StepModel,
+    kv_tokens: int,
+    batches: tuple[int, ...],
+    lengths_tokens: tuple[int, ...],
+    name: str,
+) -> Affine:
+    points = [(b, n) for b in batches for n in lengths_tokens if b * n <= kv_tokens]
     if len({b for b, _ in points}) < 2 or len({n for _, n in points}) < 2:
         raise ParameterError(
-            f"The KV cache of {replica.name} ({replica.kv_tokens} tokens) is too small to profile.",
+            f"The KV cache of {name} ({kv_tokens} tokens) is too small to profile.",
             resolve="profile smaller batches and lengths, or leave the replica out.",
         )
     batch, length = (np.array(column, np.float64) for column in zip(*points, strict=True))
-    step = replica.step
     prefill_s = step.seconds(batch * length, 0, 0.0, batch * length * length / 2.0)
     decode_s = step.seconds(batch, batch, batch * length)
     return Affine.from_fits(
