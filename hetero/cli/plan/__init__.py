@@ -7,7 +7,7 @@ import importlib
 import typer
 
 # Each module adds its command to the group in ``register(group)``.
-_COMMANDS: tuple[str, ...] = ("phases", "layers")
+_COMMANDS: tuple[str, ...] = ("phases", "layers", "islands")
 
 
 def register(app: typer.Typer) -> None:

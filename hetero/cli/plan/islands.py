@@ -1,0 +1,220 @@
+"""``hetero plan islands``: a fleet cut into islands that prefill or decode ranges of lengths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero.planners.islands.assignment import Assignment
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group."""
+    group.command("islands")(islands)
+
+
+def islands(
+    inventory: Annotated[
+        list[str], typer.Argument(help="GPUs, as H200=64 H20=128; with --load the most on offer.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Mixture-of-experts model: a name or a config.json.")
+    ] = "DeepSeek-V3",
+    trace: Annotated[str, typer.Option(help="Trace: a name or a file.")] = "azure2023_conv",
+    source: Annotated[str, typer.Option(help="Named traces: twin or real.")] = "twin",
+    width: Annotated[int, typer.Option(min=1, help="Width of a range of lengths [tokens].")] = 400,
+    reading: Annotated[str, typer.Option(help="What throughput counts.")] = "fitting",
+    minimum: Annotated[int, typer.Option(min=1, help="Smallest island [GPUs].")] = 2,
+    largest: Annotated[int, typer.Option(min=1, help="Largest island [GPUs].")] = 128,
+    pairs: Annotated[bool, typer.Option(help="Even sizes only: GPUs come in pairs.")] = False,
+    powers: Annotated[bool, typer.Option(help="Sizes that are powers of two only.")] = False,
+    method: Annotated[
+        str, typer.Option(help="'exact', or a search: bo, saasbo, ax, mutation, sobol, random.")
+    ] = "exact",
+    batch: Annotated[int, typer.Option(min=1, help="Layouts per batch of a search.")] = 16,
+    iterations: Annotated[int, typer.Option(min=1, help="Batches of a search.")] = 15,
+    seed: Annotated[int, typer.Option(help="Seed of a search and of the twin.")] = 0,
+    state: Annotated[
+        Path | None, typer.Option(help="File that a search is saved to and resumed from.")
+    ] = None,
+    price: Annotated[
+        list[str] | None, typer.Option(help="Price of a GPU [$/h], as H200=4; repeat per type.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Most that all islands may cost [$/h].")
+    ] = None,
+    load: Annotated[
+        float | None, typer.Option(help="Buy the cheapest GPUs for this load [requests/s].")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Draw who serves which lengths into this PNG or SVG.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace the file of the figure.")] = False,
+) -> None:
+    """Cut GPUs into islands, give each a phase and ranges of input lengths to serve.
+
+    By default the best layout of all, with the bound that no layout exceeds. A search takes the
+    divider's layouts and shows its distance from the best of all.
+    """
+    from hetero import catalog, workload
+    from hetero.cli.options import choice, to_json
+    from hetero.errors import ParameterError
+    from hetero.planners.islands import cost
+    from hetero.planners.islands.exact import exact, usable
+    from hetero.planners.islands.model import IslandModel
+    from hetero.planners.islands.parallelism import reading as reading_of
+    from hetero.planners.islands.search import Method
+
+    if figure is not None and figure.exists() and not force:
+        raise ParameterError(f"{figure} exists.", resolve="choose another file, or add --force.")
+    if method != "exact":
+        choice("--method", method, Method)
+    if method != "exact" and (load is not None or budget is not None or pairs or powers):
+        raise ParameterError(
+            "A search knows no load, budget, pairs or powers.",
+            resolve="leave them out, or use --method exact.",
+        )
+    lengths = workload.open_trace(
+        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+    )
+    islands_of = IslandModel.of_trace(
+        lengths, width, model=catalog.find_llm(model), reading=reading_of(reading)
+    )
+    held = {
+        islands_of.device(gpu).name: int(count) for gpu, count in _pairs("GPUs", inventory, int)
+    }
+    prices = {
+        islands_of.device(gpu).name: usd for gpu, usd in _pairs("--price", price or [], float)
+    }
+    most = min(largest, max(held.values(), default=0))
+    sizes = [s for s in range(minimum, most + 1) if not (powers and s & (s - 1))]
+    rates = islands_of.rates([(gpu, s) for gpu in held for s in sizes])
+    found: Any
+    if load is not None:
+        allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
+        found = cost.cheapest(allowed, {g: prices.get(g, 0.0) for g in offer}, load, most=offer)
+        plan: Assignment = found.plan
+    elif budget is not None:
+        allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
+        found = cost.front(allowed, offer, prices, [budget])
+        plan = found.plans[0]
+    else:
+        plan = found = exact(rates, held, minimum=minimum, pairs=pairs)
+    optimum = plan.bound
+    if method != "exact":
+        found = _searched(rates, held, minimum, method, batch, iterations, seed, state)
+        if found.best is None:
+            raise ParameterError(
+                f"None of the {len(found.values_rps)} layouts tried can serve the workload.",
+                resolve="raise --iterations, or use --method exact.",
+            )
+        plan = found.best
+    if figure is not None:
+        _draw(plan, figure, force)
+    if as_json:
+        print(to_json(_record(plan, prices, optimum)), end="")
+        return
+    if found is not plan:
+        print(found, end="\n\n")
+    print(plan)
+    if method != "exact":
+        print(f"No layout carries more than {optimum:.4g} requests/s.")
+    if prices:
+        missing = sorted({c.gpu for c in plan.layout} - set(prices))
+        if missing:
+            raise ParameterError(
+                f"No price is given for {missing[0]}.", resolve="add --price for each type."
+            )
+        print(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
+
+
+def _pairs(what: str, texts: list[str], number: type[int] | type[float]) -> list[tuple[str, Any]]:
+    """Names and numbers of texts such as H200=64."""
+    from hetero.errors import ParameterError
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        try:
+            found[name] = number(value)
+        except ValueError:
+            raise ParameterError(
+                f"{what}: '{text}' is no name and number.", resolve="write, for example, H200=64."
+            ) from None
+    return list(found.items())
+
+
+def _searched(
+    rates: Any,
+    held: dict[str, int],
+    minimum: int,
+    method: str,
+    batch: int,
+    iterations: int,
+    seed: int,
+    state: Path | None,
+) -> Any:
+    from hetero.planners.islands.divider import Divider
+    from hetero.planners.islands.search import Objective, search
+    from hetero.progress import progress
+
+    most = max(rates.sizes)
+    if most < max(held.values()):
+        from hetero.errors import ParameterError
+
+        raise ParameterError(
+            f"The divider makes islands of up to {max(held.values())} GPUs, --largest is {most}.",
+            resolve=f"pass --largest {max(held.values())}.",
+        )
+    with progress(batch * iterations, method, unit="layouts") as advance:
+        return search(
+            Divider(held, minimum=minimum),
+            Objective(rates),
+            method,  # type: ignore[arg-type]
+            batch=batch,
+            iterations=iterations,
+            seed=seed,
+            state=state,
+            progress=advance,
+        )
+
+
+def _draw(plan: Assignment, file: Path, force: bool) -> None:
+    from hetero import figures
+    from hetero.files import writing
+    from hetero.island_drawing import draw
+
+    figures.use_style()
+    with writing(file, force=force) as part:
+        draw(plan).savefig(part)
+
+
+def _record(plan: Assignment, prices: dict[str, float], optimum: float) -> dict[str, object]:
+    from hetero.planners.islands import cost
+    from hetero.planners.islands.assignment import PHASES
+
+    groups = [
+        {
+            "phase": phase,
+            "islands": group.count,
+            "gpu": group.island.gpu,
+            "gpus_per_island": group.island.size,
+            "requests_per_s": [round(float(v), 6) for v in flow],
+        }
+        for phase in PHASES
+        for group, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True)
+    ]
+    known = all(c.gpu in prices for c in plan.layout)
+    return {
+        "served_rps": plan.served_rps,
+        "bound_rps": optimum,
+        "status": plan.status,
+        "usd_per_h": cost.cost_usd_per_h(plan, prices) if prices and known else None,
+        "range_start_tokens": plan.rates.ranges.start_tokens.tolist(),
+        "range_end_tokens": plan.rates.ranges.end_tokens.tolist(),
+        "groups": groups,
+    }
