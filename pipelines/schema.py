@@ -191,6 +191,26 @@ class PhaseSplitting(Section):
     )
 
 
+class ThunderServe(Section):
+    """Parameters of 11_thunderserve."""
+
+    seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
+    requests: int = Field(ge=100, description="requests per simulated run")
+    rates_rps: Swept = Field(description="arrival rates, rising [requests/s]")
+    plan_scale: float = Field(gt=0, description="SLO scale that plans are made for")
+    tabu_seeds: Seeds = Field(description="tabu searches with the paper's numbers of neighbours")
+    tabu_steps: int = Field(ge=1, description="steps of each; 100 in the paper")
+    max_stages: int = Field(ge=1, description="pipeline stages of a group; 2 in the paper's plans")
+    search_steps: int = Field(
+        ge=0, description="steps of the local search that follows the integer program"
+    )
+    hexgen_generations: int = Field(ge=1, description="generations of HexGen's search")
+    loss_rate_rps: float = Field(gt=0, description="arrival rate when GPUs are lost [requests/s]")
+    every_loss: list[Literal["coding", "conversation"]] = Field(
+        description="workloads for which every group, machine and some links are lost in turn"
+    )
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
@@ -201,6 +221,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "island_outer_loop": IslandOuterLoop,
     "layer_placement": LayerPlacement,
     "phase_splitting": PhaseSplitting,
+    "thunderserve": ThunderServe,
     "fidelity": Fidelity,
 }
 
