@@ -139,26 +139,36 @@ def step_model(
 
 
 def all_reduce_knots() -> pd.DataFrame:
-    """Rows of ``data/measured/all_reduce.csv``: two RTX PRO 6000, in steps of 3 % error."""
+    """Rows of ``data/measured/all_reduce.csv``: two RTX PRO 6000, in steps of 3 % error.
+
+    Two versions of vLLM were measured, each on a host of its own.
+    """
     folder = Path(str(_package().__file__)).parent / "systems/data/rtx_pro_6000_server/comm"
-    own = pd.read_parquet(folder / "vllm/0.19.0/custom_allreduce_perf.parquet")
-    own = own[(own["num_gpus"] == 2) & (own["backend"] == "vllm_graph")]
     nccl = pd.read_parquet(folder / "nccl/2.29.2/nccl_perf.parquet")
     nccl = nccl[(nccl["num_gpus"] == 2) & (nccl["op_name"] == "all_reduce")]
-    nccl = nccl[nccl["nccl_dtype"] == "half"]
+    nccl = nccl[(nccl["nccl_dtype"] == "half") & (nccl["message_size"] > _CUSTOM_BYTES)]
     rows = []
-    for kernel, table in (
-        ("vLLM 0.19.0 custom", own[own["message_size"] <= _CUSTOM_BYTES]),
-        ("NCCL 2.29.2", nccl[nccl["message_size"] > _CUSTOM_BYTES]),
-    ):
-        table = table.sort_values("message_size")
-        x = table["message_size"].to_numpy(dtype=np.float64)
-        y = 1e3 * table["latency"].to_numpy(dtype=np.float64)
-        rows += [
-            ("RTX-PRO-6000-Server", 2, kernel, int(x[k]), round(float(y[k]), 2))
-            for k in simplify(x, y, KNOT_ERROR)
-        ]
-    return pd.DataFrame(rows, columns=["gpu", "gpus", "kernel", "message_bytes", "us"])
+    for version in ("0.19.0", "0.24.0"):
+        own = pd.read_parquet(folder / f"vllm/{version}/custom_allreduce_perf.parquet")
+        own = own[(own["num_gpus"] == 2) & (own["backend"] == "vllm_graph")]
+        own = own[own["message_size"] <= _CUSTOM_BYTES]
+        for kernel, table in (("custom", own), ("NCCL 2.29.2", nccl)):
+            table = table.sort_values("message_size")
+            x = table["message_size"].to_numpy(dtype=np.float64)
+            y = 1e3 * table["latency"].to_numpy(dtype=np.float64)
+            rows += [
+                (
+                    "RTX-PRO-6000-Server",
+                    2,
+                    f"vLLM {version}",
+                    kernel,
+                    int(x[k]),
+                    round(float(y[k]), 2),
+                )
+                for k in simplify(x, y, KNOT_ERROR)
+            ]
+    columns = ["gpu", "gpus", "engine", "kernel", "message_bytes", "us"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _package() -> Any:

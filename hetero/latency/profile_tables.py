@@ -136,8 +136,14 @@ def layer_profiles() -> tuple[LayerProfile, ...]:
     return tuple(found)
 
 
-def all_reduce_s(gpu: str, gpus: int, size_bytes: ArrayLike) -> Floats:
+def all_reduce_s(gpu: str, gpus: int, size_bytes: ArrayLike, engine: str = ENGINE) -> Floats:
     """Time [s] of an all-reduce between GPUs of one machine, as aiconfigurator measured it.
+
+    Parameters
+    ----------
+    engine
+        ``vLLM 0.19.0`` or ``vLLM 0.24.0``; they were measured on different hosts, and without
+        NVLink it is the host that decides.
 
     Raises
     ------
@@ -145,11 +151,12 @@ def all_reduce_s(gpu: str, gpus: int, size_bytes: ArrayLike) -> Floats:
         If it was not measured there.
     """
     frame = derived_frame("all_reduce")
-    rows = frame[(frame["gpu"] == gpu) & (frame["gpus"] == gpus)]
+    rows = frame[(frame["gpu"] == gpu) & (frame["gpus"] == gpus) & (frame["engine"] == engine)]
     if rows.empty:
+        known = ", ".join(sorted(set(frame["gpu"] + " under " + frame["engine"])))
         raise ParameterError(
-            f"No all-reduce of {gpus} {gpu} is in data/measured.",
-            resolve=f"use {', '.join(sorted(set(frame['gpu'])))}.",
+            f"No all-reduce of {gpus} {gpu} under {engine} is in data/measured.",
+            resolve=f"use two of {known}.",
         )
     x, y = rows["message_bytes"].to_numpy(float), rows["us"].to_numpy(float)
     # Linear in the size between knots: a latency and a bandwidth.

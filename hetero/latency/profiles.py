@@ -19,7 +19,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.frames import derived_frame
-from hetero.latency.profile_tables import LayerProfile, layer_profiles
+from hetero.latency.profile_tables import LayerProfile, all_reduce_s, layer_profiles
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -83,6 +83,31 @@ class ProfiledStep(Shown):
         rates = piece.per_cached_token_s * factor
         ragged = replace(piece, per_cached_token_s=rates, mixed=mixed)
         return replace(self.model, pieces=(ragged,), source=f"{self.model.source}, ragged batches")
+
+    def on_other_host(self, step: StepModel, engine: str = "vLLM 0.24.0") -> StepModel:
+        """``step`` with the all-reduces of another measured host, two per layer.
+
+        Parameters
+        ----------
+        step
+            :attr:`model`, or what :meth:`ragged` made of it.
+
+        Raises
+        ------
+        ParameterError
+            If none was measured between the GPUs of this replica under that engine.
+        """
+        from hetero.catalog import llm
+
+        model, piece = llm(self.llm), step.pieces[0]
+        size_bytes = 2 * model.hidden * piece.knots_tokens
+        times = [
+            all_reduce_s(self.gpu, self.tensor_parallel, size_bytes, host)
+            for host in (engine, self.engine)
+        ]
+        knots_s = piece.knots_s + 2 * model.layers * (times[0] - times[1])
+        source = f"{step.source}, all-reduce of {engine}"
+        return replace(step, pieces=(replace(piece, knots_s=knots_s),), source=source)
 
     def table(self) -> Table:
         """Error of the reduction per kind of step."""

@@ -64,4 +64,5 @@ def test_step_models_carry_their_error() -> None:
 def test_committed_all_reduce_is_what_the_package_gives() -> None:
     committed = pd.read_csv(paths.data("measured", "all_reduce.csv"))
     pd.testing.assert_frame_equal(committed, operators.all_reduce_knots(), check_dtype=False)
-    assert bool(np.all(np.diff(committed["message_bytes"]) > 0))
+    for _, rows in committed.groupby("engine"):
+        assert bool(np.all(np.diff(rows["message_bytes"]) > 0))

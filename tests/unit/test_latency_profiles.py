@@ -124,3 +124,17 @@ def test_unknown_profiles_name_those_there_are() -> None:
         profiles.profiled_step("T4", "Llama-3.1-8B")
     with pytest.raises(ParameterError, match="RTX-PRO-6000-Server"):
         profile_tables.all_reduce_s("T4", 2, 1e6)
+
+
+def test_another_host_changes_two_all_reduces_per_layer() -> None:
+    found = profiles.profiled_step("RTX-PRO-6000-Server", "Qwen3-32B", 2)
+    other = found.on_other_host(found.model)
+    n = float(found.model.pieces[0].knots_tokens[-1])
+    size = 2 * 5120 * n
+    slow, fast = (
+        float(profile_tables.all_reduce_s("RTX-PRO-6000-Server", 2, size, e))
+        for e in ("vLLM 0.19.0", "vLLM 0.24.0")
+    )
+    change = float(found.model.seconds(n) - other.seconds(n))
+    assert change == pytest.approx(2 * 64 * (slow - fast), abs=1e-9)
+    assert float(other.decode_seconds([900] * 128)) < float(found.model.decode_seconds([900] * 128))
