@@ -119,8 +119,11 @@ class IslandInnerLoop(Section):
 class IslandOuterLoop(Section):
     """Parameters of 07_island_outer_loop."""
 
+    workloads: list[Literal["code", "conv"]] = Field(
+        min_length=1, description="Azure traces of Table 5.1"
+    )
     width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
-    seeds: Seeds
+    seeds: Seeds = Field(description="trials of every search; 5 or 10 in the thesis")
     iterations: int = Field(
         ge=2, description="batches of the divider searches; 15 or 20 in the thesis"
     )
@@ -142,7 +145,9 @@ class IslandOuterLoop(Section):
     slots: list[Annotated[int, Field(ge=2)]] = Field(
         min_length=2, description="K, islands per GPU type in the direct search"
     )
-    saas_seeds: Seeds
+    saas_seeds: list[Annotated[int, Field(ge=0)]] = Field(
+        description="trials with SAASBO; none leaves it out"
+    )
     state: str = Field(
         description="folder of the checkout that searches are saved to and resumed from; none if "
         "empty"
@@ -161,6 +166,23 @@ class LayerPlacement(Section):
         description="warm-up and end of the simulated offline serving [s]; 60 and 660 in the paper",
     )
     seed: int = Field(ge=0, description="seed of the planner's exchanges and of the requests")
+
+
+class HelixServing(Section):
+    """Parameters of 09_helix_serving."""
+
+    settings: list[str] = Field(min_length=1, description="clusters and models that are served")
+    offline_s: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=2, max_length=2, description="warm-up and end of offline serving [s]"
+    )
+    online_s: float = Field(ge=3, description="test of online serving [s]; 1800 in the paper")
+    shares: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+        min_length=1, description="of the largest KV cache per layer, in the chains that are tried"
+    )
+    shallow: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+        description="shares of the largest flow for which shallower placements are sought"
+    )
+    seed: int = Field(ge=0, description="seed of requests, routers and planners")
 
 
 class Fidelity(Section):
@@ -220,6 +242,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "island_inner_loop": IslandInnerLoop,
     "island_outer_loop": IslandOuterLoop,
     "layer_placement": LayerPlacement,
+    "helix_serving": HelixServing,
     "phase_splitting": PhaseSplitting,
     "thunderserve": ThunderServe,
     "fidelity": Fidelity,

@@ -160,8 +160,8 @@ def _pool(source: TraceSource) -> Trace:
 
 @lru_cache(maxsize=4)
 def _bins(source: TraceSource) -> NDArray[np.int64]:
-    """Arrivals in 1200 equal parts of an hour; the artifact's own where the real trace is asked."""
-    if source == "real":
+    """Arrivals in 1200 equal parts; with the real trace the artifact's own, where they are here."""
+    if source == "real" and datasets.available("helix_arrivals"):
         file = datasets.path("helix_arrivals")
         return np.loadtxt(file, skiprows=1, dtype=np.int64)
     arrival = _pool(source).arrival_s
