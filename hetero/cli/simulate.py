@@ -72,6 +72,13 @@ def simulate(
         Path | None,
         typer.Option("-o", "--output", help="One row per request and router (.csv, .parquet)."),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for figures (.png, .svg): queue, KV use and time in steps of every "
+            "replica over time, times to first token."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Serve a trace with whole replicas of a model and compare routers.
@@ -83,6 +90,7 @@ def simulate(
     from hetero import cluster as clusters
     from hetero.cli.options import choice, targets, to_json
     from hetero.deployment import Engine
+    from hetero.errors import DataError
     from hetero.planners.replicated import replicated
     from hetero.progress import progress
     from hetero.simulator import metrics
@@ -93,6 +101,8 @@ def simulate(
     wanted = targets(slo)
     if output is not None:
         _check_output(output, force)
+    if figures is not None and not figures.is_dir():
+        raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
     machines, llm = clusters.find(cluster), catalog.find_llm(model)
     requested = workload.open_trace(
         trace, source=choice("--source", source, workload.TraceSource), seed=seed
@@ -111,10 +121,20 @@ def simulate(
             max_step_tokens=budget,
         ),
     )
-    found, frames = [], []
+    found, frames, runs = [], [], []
+    sample_s = None
+    if figures is not None:
+        from hetero.cli import timelines
+
+        span_s = float(requested.arrival_s[-1] - requested.arrival_s[0])
+        sample_s = max(span_s / timelines.POINTS, 1.0)
     for one in chosen:
         with progress(len(requested), one.name) as advance:
-            run = run_simulation(deployment, requested, one, seed=seed, progress=advance)
+            run = run_simulation(
+                deployment, requested, one, seed=seed, sample_s=sample_s, progress=advance
+            )
+        if figures is not None:
+            runs.append((one.name, run))
         found.append((one.name, metrics(run, wanted)))
         if output is not None:
             frame = run.frame()
@@ -122,6 +142,8 @@ def simulate(
             frames.append(frame)
     if output is not None:
         _write(output, frames)
+    if figures is not None:
+        timelines.draw(figures, runs, f"{requested.source}, {batching}, seed {seed}")
     if as_json:
         setting = {
             "cluster": machines.name,

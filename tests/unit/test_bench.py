@@ -26,7 +26,7 @@ def test_the_smallest_run_measures_everything(capsys) -> None:
     speeds = found["speeds"]
     assert {one["replicas"] for one in speeds} == {8, 9}
     assert {one["load"] for one in speeds} == set(LOADS)
-    assert len({one["router"] for one in speeds}) == len(found["decision_us"]) == 9
+    assert len({one["router"] for one in speeds}) == len(found["decision_us"]) == 10
     assert {one["engine"] for one in speeds} == {"prefill first, known", "chunked, paged"}
     assert max(one["requests"] for one in speeds) == 300
     for one in [*speeds, found["plain"], found["recorded"]]:
