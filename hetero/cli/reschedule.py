@@ -1,0 +1,305 @@
+"""``hetero reschedule``: what becomes of a service when GPUs, links or the workload change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero.planners.reschedule.change import Change
+    from hetero.planners.reschedule.episode import Episode
+    from hetero.planners.reschedule.policy import Rescheduling
+    from hetero.planners.reschedule.service import Service
+
+_POLICIES = ("none", "light", "full")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("reschedule")(reschedule)
+
+
+def reschedule(
+    cluster: Annotated[
+        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="Dense model of the catalog, or a Hugging Face config.json.")
+    ] = "LLaMA-1-30B",
+    trace: Annotated[
+        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
+    ] = "azure2023_conv",
+    source: Annotated[
+        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
+    ] = "twin",
+    rate: Annotated[float, typer.Option(help="Request rate [requests/s].")] = 4.0,
+    slo: Annotated[
+        str, typer.Option(help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")
+    ] = "",
+    slo_scale: Annotated[
+        float,
+        typer.Option(help="Without --slo: targets as multiples of a mean request on an A100."),
+    ] = 8.0,
+    budget: Annotated[
+        float | None,
+        typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
+    ] = None,
+    lose: Annotated[
+        list[str] | None, typer.Option(help="Machine that fails; may be given several times.")
+    ] = None,
+    lose_gpu: Annotated[
+        str, typer.Option(help="Machine of which one GPU fails, with a group that uses it.")
+    ] = "",
+    slow: Annotated[
+        str, typer.Option(help="Link that slows, as in a40,3090ti-1=0.1 (share of bandwidth).")
+    ] = "",
+    shift: Annotated[
+        str, typer.Option(help="Trace or workload that takes over instead of a loss.")
+    ] = "",
+    policies: Annotated[
+        str, typer.Option(help="Policies to compare: none, light, full, separated by commas.")
+    ] = "none,light,full",
+    at: Annotated[float, typer.Option(help="Time of the change [s].")] = 60.0,
+    search_s: Annotated[
+        float | None,
+        typer.Option(help="Time until the new plan is there [s]; by default as measured here."),
+    ] = None,
+    disk_gbs: Annotated[float, typer.Option(help="Disk bandwidth of a machine [GB/s].")] = 1.2,
+    drain: Annotated[
+        bool, typer.Option(help="Groups finish their requests before they change their phase.")
+    ] = False,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of the episode.")] = 1000,
+    max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of twin, search and arrivals.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Plan a service, let something happen to it, and play the episode under each policy.
+
+    'none' goes on with what is left; 'light' changes phases and shares of the groups that are left
+    and loads nothing; 'full' plans anew and restarts. Requests in flight are followed throughout.
+    """
+    import time
+
+    from hetero import catalog, workload
+    from hetero import cluster as clusters
+    from hetero.cli.options import choice, targets, to_json
+    from hetero.errors import InfeasibleError, ParameterError
+    from hetero.planners.phases.budget import best_part
+    from hetero.planners.phases.cost import Settings
+    from hetero.planners.phases.demand import Demand, reference, scaled
+    from hetero.planners.phases.plan import plan
+    from hetero.planners.reschedule import policy as policy_
+    from hetero.planners.reschedule.reload import Disk
+    from hetero.planners.reschedule.service import Service
+    from hetero.streams import stream
+
+    chosen = [part.strip() for part in policies.split(",")]
+    for one in chosen:
+        if one not in _POLICIES:
+            raise ParameterError(
+                f"--policies: there is no policy '{one}'.",
+                resolve=f"use {', '.join(_POLICIES)}, separated by commas.",
+            )
+    if not 0 < rate < float("inf") or not at >= 0:
+        raise ParameterError(
+            f"--rate is {rate:g} requests/s and --at {at:g} s.",
+            resolve="give a rate above 0 and a time of 0 or more.",
+        )
+    kind = choice("--source", source, workload.TraceSource)
+    fleet, llm = clusters.find(cluster), catalog.find_llm(model)
+    lengths = workload.open_trace(trace, source=kind, seed=seed)
+    demand = Demand.of(lengths, rate)
+    target = targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
+    settings = Settings(max_stages=max_stages)
+    if budget is not None:
+        fleet = best_part(fleet, budget, llm, demand, target, settings=settings)
+    made = plan(fleet, llm, demand, target, settings=settings, seed=seed)
+    service = Service.of(made, "service")
+    later = workload.open_trace(shift, source=kind, seed=seed) if shift else None
+    change = _change(service, lose or [], lose_gpu, slow, shift)
+    new = Demand.of(later, rate) if later is not None else None
+    rng = stream(seed, "arrivals")
+    served = lengths.sample(min(requests, len(lengths)), rng).poisson(rate, rng)
+    if later is not None:
+        served = _joined(served, later, at, rng)
+    found: dict[str, tuple[Rescheduling, Episode, float] | str] = {}
+    for one in chosen:
+        start = time.perf_counter()
+        try:
+            answer = policy_.reschedule(
+                service,
+                change,
+                one,  # type: ignore[arg-type]
+                demand=new,
+                disk=Disk(bandwidth_gbs=disk_gbs),
+                seed=seed,
+            )
+        except InfeasibleError as error:
+            found[one] = str(error)
+            continue
+        took = time.perf_counter() - start if search_s is None else search_s
+        took = 0.0 if one == "none" else took
+        episode = answer.episode(
+            served, at, search_s=took, ending="drain" if drain else "abrupt", seed=seed
+        )
+        found[one] = (answer, episode, took)
+    record = _record(service, change, found, at, target)
+    if as_json:
+        print(to_json(record), end="")
+        return
+    print(made)
+    print(f"\nAt {at:g} s {change.what}.\n")
+    for outcome in found.values():
+        if not isinstance(outcome, str):
+            print(outcome[0], end="\n\n")
+    print(_table(record))
+
+
+def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) -> Change:
+    """What happens, from the options."""
+    from hetero.errors import ParameterError
+    from hetero.planners.reschedule import change
+
+    given = [bool(lose), bool(gpu), bool(slow), bool(shift)]
+    if sum(given) != 1:
+        raise ParameterError(
+            f"{sum(given) or 'None'} of --lose, --lose-gpu, --slow and --shift given.",
+            resolve="give one of them (--lose may be repeated).",
+        )
+    if shift:
+        return change.Change(f"the workload shifts to {shift}", service.cluster)
+    if gpu:
+        service.cluster.machine(gpu)
+        users = [one.name for one in service.groups if gpu in one.machines]
+        if not users:
+            return change.Change(
+                f"an idle GPU of {gpu} fails", change.fewer(service.cluster, {gpu: 1})
+            )
+        return change.lose_gpu(service, users[0], gpu)
+    if slow:
+        pair, _, share = slow.partition("=")
+        names = [name.strip() for name in pair.split(",")]
+        try:
+            value = float(share)
+        except ValueError:
+            value = -1.0
+        if len(names) != 2:
+            raise ParameterError(
+                f"--slow cannot read '{slow}'.", resolve="write two machines, as a,b=0.1."
+            )
+        return change.slow_link(service, names[0], names[1], value)
+    lost = frozenset(
+        one.name for one in service.groups if any(name in one.machines for name in lose)
+    )
+    counts = {name: service.cluster.machine(name).count for name in lose}
+    verb = "fails" if len(lose) == 1 else "fail"
+    return change.Change(f"{', '.join(lose)} {verb}", change.fewer(service.cluster, counts), lost)
+
+
+def _joined(first: Any, later: Any, at_s: float, rng: Any) -> Any:
+    """Requests of one trace before a time, and of another from then on."""
+    import numpy as np
+
+    from hetero.workload import Trace
+
+    before = first.arrival_s < at_s
+    chosen = rng.integers(0, len(later), int((~before).sum()))
+    rest = later.all_at_once().take(chosen)
+    return Trace(
+        first.arrival_s,
+        np.concatenate([first.input_tokens[before], rest.input_tokens]),
+        np.concatenate([first.output_tokens[before], rest.output_tokens]),
+        name=f"{first.name}, then {later.name}",
+    )
+
+
+def _record(
+    service: Service,
+    change: Change,
+    found: dict[str, tuple[Rescheduling, Episode, float] | str],
+    at_s: float,
+    target: Any,
+) -> dict[str, Any]:
+    """Everything as JSON values."""
+    from hetero.planners.baselines.plan import attainment
+
+    rows: list[dict[str, Any]] = []
+    for name, one in found.items():
+        if isinstance(one, str):
+            rows.append({"policy": name, "error": one})
+            continue
+        answer, episode, took = one
+        run = episode.run
+        price = answer.after.cluster.usd_per_h
+        tokens = run.requests["input_tokens"] + run.requests["output_tokens"]
+        later = (run.requests["arrival_s"] >= at_s) & run.finished
+        span = float(run.requests["finish_s"][later].max() - at_s) if later.any() else 0.0
+        cost = None
+        if price is not None and span > 0:
+            cost = price * span / 3600.0 / float(tokens[later].sum()) * 1e6
+        reasons = run.frame()["reason"]
+        rows.append(
+            {
+                "policy": name,
+                "prefill_groups": answer.after.ratio[0],
+                "decode_groups": answer.after.ratio[1],
+                "turned": list(answer.turned),
+                "search_s": took,
+                "reload_s": answer.reload_s,
+                "estimate": answer.after.attainment,
+                "attainment_of_episode": attainment(run, target),
+                "in_flight_at_change": episode.in_flight(at_s),
+                "routed_again": episode.routed_again,
+                "lost": episode.lost,
+                "reasons": sorted({str(reason) for reason in reasons if reason}),
+                "nothing_up_s": sum(end - begin for begin, end in episode.waits),
+                "usd_per_mtok": cost,
+            }
+        )
+    return {
+        "cluster": service.cluster.name,
+        "usd_per_h": service.cluster.usd_per_h,
+        "what": change.what,
+        "at_s": at_s,
+        "policies": rows,
+    }
+
+
+def _table(record: dict[str, Any]) -> Any:
+    from hetero.display import Column, Table
+
+    rows, notes = [], []
+    for row in record["policies"]:
+        if "error" in row:
+            rows.append((row["policy"], *[None] * 9))
+            notes.append(f"{row['policy']}: {row['error']}")
+            continue
+        rows.append(
+            (
+                row["policy"],
+                f"{row['prefill_groups']}:{row['decode_groups']}",
+                100 * row["estimate"],
+                100 * row["attainment_of_episode"],
+                row["search_s"],
+                row["reload_s"],
+                row["in_flight_at_change"],
+                row["routed_again"],
+                row["lost"],
+                row["usd_per_mtok"],
+            )
+        )
+        notes += [f"{row['policy']}: lost because {reason}" for reason in row["reasons"]]
+    columns = (
+        Column("policy"),
+        Column("prefill:decode"),
+        Column("estimate", "%"),
+        Column("met in the episode", "%"),
+        Column("search", "s", 3),
+        Column("reload", "s", 3),
+        Column("in flight"),
+        Column("routed again"),
+        Column("lost"),
+        Column("cost after", "$/10^6 tokens"),
+    )
+    return Table(f"After {record['what']}", columns, tuple(rows), tuple(notes))
