@@ -295,3 +295,23 @@ def test_gpus_and_models_of_ones_own() -> None:
     assert (rates.decode_rps[0] > rates.decode_rps[1]).all()
     dense = sample(model=llm("Llama-3.1-70B"), oddities=CORRECTED).rates([("H100-SXM", 4)])
     assert (dense.decode_rps > 0).all()
+
+
+def test_ranges_may_have_outputs_of_their_own() -> None:
+    trace = workload.load("azure2023_conv")
+    whole = IslandModel.of_trace(trace, 400)
+    own = IslandModel.of_trace(trace, 400, by_range=True)
+    of = own.ranges.index(trace.input_tokens)
+    means = np.asarray(own.output_tokens)
+    for j in (0, 2, 5):
+        assert means[j] == round(float(trace.output_tokens[of == j].mean()))
+    one, each = (m.rates([("H200", 16)]) for m in (whole, own))
+    assert (each.prefill_rps == one.prefill_rps).all()
+    # Decode time is nearly the output times the time of a step.
+    ratio = each.decode_rps[0] / one.decode_rps[0]
+    assert each.decode_choice == one.decode_choice
+    np.testing.assert_allclose(ratio * means / whole.output_tokens, 1.0, atol=0.02)
+    single = own.on(occupied(ranges(trace.input_tokens, 1)))
+    assert np.asarray(single.output_tokens)[0] == means[0]
+    with pytest.raises(ParameterError, match="3 mean outputs for"):
+        replace(own, output_tokens=np.array([1, 2, 3]))

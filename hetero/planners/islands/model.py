@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.catalog import Llm, llm
 from hetero.cluster import Cluster
@@ -38,7 +39,8 @@ class IslandModel:
         Ranges of input lengths that hold requests.
     output_tokens, max_output_tokens
         Mean output, which sets the time of a decode, and largest, which memory must hold
-        (section 4.3.2).
+        (section 4.3.2). The thesis takes one mean for all lengths; an array of shape (J,) has
+        one per range.
     reading, oddities
         What throughput counts, and which oddities of the latency model are kept.
     devices
@@ -55,7 +57,7 @@ class IslandModel:
 
     llm: Llm
     ranges: LengthRanges
-    output_tokens: int
+    output_tokens: int | NDArray[np.int64]
     max_output_tokens: int
     reading: Reading = READINGS["fitting"]
     oddities: Oddities = FAITHFUL
@@ -63,10 +65,17 @@ class IslandModel:
     _timed: dict[tuple[str, int, Phase], Benchmark] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.output_tokens <= self.max_output_tokens:
+        means = np.asarray(self.output_tokens)
+        if means.shape not in ((), (len(self.ranges),)):
             raise ParameterError(
-                f"A mean output of {self.output_tokens} and a largest of "
-                f"{self.max_output_tokens} tokens do not go together.",
+                f"{len(means)} mean outputs for {len(self.ranges)} ranges.",
+                resolve="give one for all lengths, or one per range.",
+            )
+        wrong = (means < 1) | (means > self.max_output_tokens)
+        if wrong.any():
+            raise ParameterError(
+                f"A mean output of {np.atleast_1d(means)[np.atleast_1d(wrong)][0]} and a largest "
+                f"of {self.max_output_tokens} tokens do not go together.",
                 resolve="give 1 <= output_tokens <= max_output_tokens.",
             )
 
@@ -104,13 +113,18 @@ class IslandModel:
         trace: Trace,
         width_tokens: int,
         *,
+        by_range: bool = False,
         model: Llm | None = None,
         reading: Reading = READINGS["fitting"],
         oddities: Oddities = FAITHFUL,
         devices: tuple[MoeDevice, ...] = (),
     ) -> IslandModel:
-        """Islands for the lengths of a trace: its mean output, rounded, and its largest."""
-        return cls.of(
+        """Islands for the lengths of a trace: its mean output, rounded, and its largest.
+
+        ``by_range`` takes the mean output of each range, for replies that grow or shrink with
+        their prompts.
+        """
+        made = cls.of(
             trace.input_tokens,
             width_tokens,
             output_tokens=max(1, round(float(trace.output_tokens.mean()))),
@@ -120,6 +134,11 @@ class IslandModel:
             oddities=oddities,
             devices=devices,
         )
+        if not by_range:
+            return made
+        of = made.ranges.index(trace.input_tokens)
+        means = np.bincount(of, trace.output_tokens) / np.bincount(of)
+        return replace(made, output_tokens=np.maximum(1, np.rint(means).astype(np.int64)))
 
     def device(self, gpu: str) -> MoeDevice:
         """Device of a GPU name: one of the user's own, else of the catalog.
@@ -198,7 +217,10 @@ class IslandModel:
 
     def on(self, ranges: LengthRanges) -> IslandModel:
         """The same islands timed on other ranges, such as every single length (5.2.2)."""
-        return replace(self, ranges=ranges, _timed={})
+        outputs = self.output_tokens
+        if not isinstance(outputs, int):
+            outputs = outputs[self.ranges.index(ranges.start_tokens)]
+        return replace(self, ranges=ranges, output_tokens=outputs, _timed={})
 
 
 def layout_of(cluster: Cluster) -> dict[IslandClass, int]:

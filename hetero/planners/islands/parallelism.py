@@ -220,13 +220,14 @@ def benchmark_decode(
     share: ArrayLike,
     how: Reading,
     *,
-    output_tokens: int,
+    output_tokens: int | Ints,
     max_output_tokens: int,
 ) -> Benchmark:
     """Decode throughput of all (tp, dp), each of dp expert groups having size / dp GPUs (4.6.2).
 
     R = dp * 1000 / sum t times the requests that a step advances, see :data:`Batch`; tp divides
-    the GPUs of a group, since attention cannot spread over more than it has.
+    the GPUs of a group, since attention cannot spread over more than it has. ``output_tokens``
+    is one mean for all lengths, or one per length.
     """
     lengths, weights = np.asarray(length_tokens, np.float64), np.asarray(share, np.float64)
     pairs = [(t, size // e) for e in _divisors(size)[::-1] for t in _divisors(int(e))]
