@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from hetero import workload
 from hetero.catalog import llm
 from hetero.cli import main
-from hetero.cluster import Cluster, cluster
+from hetero.cluster import Machine, cluster
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.planners.phases.budget import within
 from hetero.planners.phases.cost import CostModel
@@ -20,7 +21,7 @@ from hetero.planners.phases.evaluate import Evaluator
 from hetero.planners.phases.exact import designs, enumerate_all, partitions
 from hetero.planners.phases.groups import Fleet, design, group
 from hetero.planners.phases.moves import neighbours
-from hetero.planners.phases.patterns import columns, lay, sizes, solve, starts
+from hetero.planners.phases.patterns import columns, sizes, solve, starts
 from hetero.planners.phases.plan import PhasePlan, keep, plan, replan
 from hetero.planners.phases.tabu import TabuSearch, TabuSettings
 from hetero.simulator import Slo, metrics, simulate
@@ -45,6 +46,12 @@ def small() -> Evaluator:
 @pytest.fixture(scope="module")
 def cloud() -> Evaluator:
     return evaluator(CLOUD, 5.0)
+
+
+@pytest.fixture(scope="module")
+def started(cloud) -> list:
+    """Designs of the integer program on the cloud at 5 requests/s."""
+    return starts(cloud)
 
 
 def used(one, machines: int) -> np.ndarray:
@@ -166,19 +173,62 @@ def test_a_saved_search_goes_on_as_if_it_had_not_stopped(small, tmp_path):
 
 
 def test_processes_find_the_same(small):
-    options = designs(small.fleet)[:6]
+    options = designs(small.fleet)[:3]
     alone = replace(small, _values={})
     together = replace(small, _values={})
     assert alone.values(options) == together.values(options, jobs=2)
 
 
-def test_the_program_keeps_to_the_inventory_and_starts_well(cloud):
-    pool = columns(cloud)
-    one = lay(cloud.fleet, solve(cloud.fleet, pool[:: len(pool) // 200], 5.0))
-    assert (used(one, 7) <= cloud.fleet.inventory).all()
-    found = [cloud.value(start).score for start in starts(cloud)]
-    assert max(found) > cloud.value(cloud.fleet.clusters(stream(0, "tabu"))).score
+def test_the_program_keeps_to_the_inventory_and_starts_well(cloud, started):
+    clusters = cloud.fleet.clusters(stream(0, "tabu"))
+    assert max(cloud.value(one).score for one in started) > cloud.value(clusters).score
+    for one in started:
+        assert (used(one, 7) <= cloud.fleet.inventory).all()
+        assert all(cloud.fleet.fits(members) for members, _ in one)
     assert [sizes(n) for n in (1, 4, 12)] == [[1], [1, 2, 4], [1, 3, 6, 12]]
+
+
+def test_the_program_agrees_with_enumeration(small):
+    """Every choice of columns of two small pools that keeps to the inventory, tried."""
+    pool = columns(small, (0.5,))
+    rate = 1.0
+    for some in (pool[::9], pool[1::9]):
+        if {column.phase for column in some} != {"prefill", "decode"}:
+            continue
+        chosen = dict(solve(small.fleet, some, rate))
+        best, found = -1.0, -1.0
+        for counts in product(range(3), repeat=len(some)):
+            gpus = np.zeros(2, int)
+            for column, n in zip(some, counts, strict=True):
+                for kind, k in column.shape:
+                    gpus[kind] += n * k
+            if (gpus > small.fleet.inventory).any():
+                continue
+            value = worth(some, counts, rate)
+            best = max(best, value)
+            if counts == tuple(chosen.get(column, 0) for column in some):
+                found = value
+        assert found == pytest.approx(best, rel=6e-3)
+
+
+def worth(pool, counts, rate) -> float:
+    """The objective for given numbers of groups: the best columns of each phase served first."""
+    served, spare = {}, []
+    for phase in ("prefill", "decode"):
+        own = [(c, n) for c, n in zip(pool, counts, strict=True) if c.phase == phase and n]
+        if not own:
+            return -1.0
+        spare.append(sum(c.rate_rps * n for c, n in own))
+        served[phase] = sorted(own, key=lambda one: -one[0].met)
+    total = min(rate, *spare)
+    gained = 0.0
+    for own in served.values():
+        left = total
+        for column, n in own:
+            part = min(left, column.rate_rps * n)
+            gained += column.met * part
+            left -= part
+    return gained + 1e-2 * min(*spare, 3.0 * rate)
 
 
 def test_a_fleet_too_small_says_what_is_missing():
@@ -198,10 +248,10 @@ def plan_for(name: str, search, **options) -> PhasePlan:
 # Plans ----------------------------------------------------------------------------------------
 
 
-def test_estimated_attainment_is_what_a_simulation_finds(cloud):
+def test_estimated_attainment_is_what_a_simulation_finds(cloud, started):
     for rate in (3.0, 5.0):
         one = replace(cloud, demand=cloud.demand.at(rate), _values={}, _prefill={}, _decode={})
-        best = max(starts(one), key=lambda start: one.value(start).score)
+        best = max(started, key=lambda start: one.value(start).score)
         found = PhasePlan.of(one, best)
         rng = np.random.default_rng(0)
         trace = workload.load("azure2023_conv").sample(3000, rng).poisson(rate, rng)
@@ -211,9 +261,8 @@ def test_estimated_attainment_is_what_a_simulation_finds(cloud):
         assert run.counts["rejected"] == 0
 
 
-def test_light_rescheduling_flips_phases_and_loads_nothing(cloud):
-    start = starts(cloud)[0]
-    before = PhasePlan.of(cloud, start)
+def test_light_rescheduling_flips_phases_and_loads_nothing(cloud, started):
+    before = PhasePlan.of(cloud, started[0])
     coding = Demand.of(workload.load("azure2023_code"), 5.0)
     after = Evaluator(cloud.model, coding, cloud.slo, fixed=keep(before))
     light = replan(after, before.design)
@@ -248,10 +297,13 @@ def test_budgets_rent_maximal_parts():
         assert all(part.usd_per_h + m.usd_per_h > 5.0 for m in left)
     with pytest.raises(InfeasibleError, match=r"cheapest costs 0\.892"):
         within(offer, 0.5)
-    free = Cluster(
-        "free", (replace(offer.machines[0], gpu=cluster("xiong-8xv100").machines[0].gpu),)
-    )
-    assert free.usd_per_h is not None
+    unpriced = replace(offer, machines=(replace_price(offer.machines[0]),))
+    with pytest.raises(ParameterError, match="has no price"):
+        within(unpriced, 5.0)
+
+
+def replace_price(machine: Machine) -> Machine:
+    return Machine(machine.name, replace(machine.gpu, usd_per_h=None), machine.count)
 
 
 def test_the_command_plans_and_simulates(capsys, tmp_path):

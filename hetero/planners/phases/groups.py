@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
-from scipy.cluster.hierarchy import cut_tree, linkage
+from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
 from hetero.planners.phases.cost import CostModel
@@ -30,6 +30,20 @@ def group(counts: Iterable[tuple[int, int]]) -> Group:
 def design(parts: Iterable[tuple[Group, Phase]]) -> Design:
     """The design with these groups, in the order that makes equal ones equal."""
     return tuple(sorted(parts))
+
+
+def merged(a: Group, b: Group) -> Group:
+    """The GPUs of two groups together.
+
+    Examples
+    --------
+    >>> merged(((0, 2), (1, 1)), ((1, 3),))
+    ((0, 2), (1, 4))
+    """
+    counts: dict[int, int] = {}
+    for m, n in (*a, *b):
+        counts[m] = counts.get(m, 0) + n
+    return group(counts.items())
 
 
 def other(phase: Phase) -> Phase:
@@ -145,16 +159,13 @@ class Fleet:
         parts: list[Group] = [group((m, int(n)) for m, n in enumerate(self.inventory))]
         if len(where) > 1:
             tree = linkage(squareform(distance, checks=False), method="average")
-            for k in range(1, len(where) + 1):
-                labels = cut_tree(tree, n_clusters=[k])[:, 0]
-                cut = [
-                    group(zip(*np.unique(where[labels == label], return_counts=True), strict=True))
-                    for label in range(k)
-                ]
-                cut = [tuple((int(m), n) for m, n in one) for one in cut]
-                cut = self._joined(cut)
-                if len(cut) >= len(parts) and all(self.fits(one) for one in cut):
-                    parts = cut
+            # The tree from its leaves: after k merges there are k clusters less than GPUs.
+            left = {k: group([(int(m), 1)]) for k, m in enumerate(where)}
+            cuts = [list(left.values())]
+            for k, (a, b, *_) in enumerate(tree):
+                left[len(where) + k] = merged(left.pop(int(a)), left.pop(int(b)))
+                cuts.append(list(left.values()))
+            parts = next((cut for cut in cuts if all(self.fits(one) for one in cut)), parts)
         parts = [piece for one in parts for piece in self._divided(one)]
         drawn = rng.integers(0, 2, len(parts))
         if len(parts) > 1 and drawn.min() == drawn.max():

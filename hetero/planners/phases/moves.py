@@ -7,7 +7,17 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hetero.planners.phases.groups import PHASES, Design, Fleet, Group, Phase, design, group, other
+from hetero.planners.phases.groups import (
+    PHASES,
+    Design,
+    Fleet,
+    Group,
+    Phase,
+    design,
+    group,
+    merged,
+    other,
+)
 
 Move: TypeAlias = Literal["flip", "split", "merge", "move"]
 MOVES: tuple[Move, ...] = ("flip", "split", "merge", "move")
@@ -80,9 +90,9 @@ def _merge(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
     if len(parts) < 2:
         return None
     i, j = (int(k) for k in rng.choice(len(parts), 2, replace=False))
-    merged = _sum(parts[i][0], parts[j][0])
+    whole = merged(parts[i][0], parts[j][0])
     rest = [part for k, part in enumerate(parts) if k not in (i, j)]
-    return [*rest, (merged, _phase(rng))]
+    return [*rest, (whole, _phase(rng))]
 
 
 def _move(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
@@ -97,14 +107,7 @@ def _move(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
     if not left:
         return None
     rest = [part for k, part in enumerate(parts) if k not in (i, j)]
-    return [*rest, (left, source[1]), (_sum(target[0], ((m, moved),)), target[1])]
-
-
-def _sum(a: Group, b: Group) -> Group:
-    counts: dict[int, int] = {}
-    for m, n in (*a, *b):
-        counts[m] = counts.get(m, 0) + n
-    return group(counts.items())
+    return [*rest, (left, source[1]), (merged(target[0], ((m, moved),)), target[1])]
 
 
 _BY_NAME: dict[Move, Callable[[list[Part], np.random.Generator], list[Part] | None]] = {

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations_with_replacement, product
 
 import numpy as np
@@ -30,7 +31,7 @@ from ortools.math_opt.python import mathopt
 from hetero.errors import InfeasibleError, SolverError
 from hetero.planners.phases.attainment import MOST_LOAD, Decode, Prefill
 from hetero.planners.phases.evaluate import Evaluator
-from hetero.planners.phases.groups import PHASES, Design, Fleet, Group, Phase, design, group
+from hetero.planners.phases.groups import PHASES, Design, Fleet, Group, Phase, design, group, merged
 from hetero.planners.phases.tabu import Step, TabuSearch, TabuSettings
 
 Floats = NDArray[np.float64]
@@ -222,14 +223,10 @@ def lay(fleet: Fleet, chosen: Sequence[tuple[Column, int]]) -> Design:
         m = min(alike, key=lambda m: (m not in {a for a, _ in members[k]}, free[m], m))
         free[m] -= n
         members[k].append((m, n))
-    return design((_merged(one), phase) for one, phase in zip(members, phases, strict=True))
-
-
-def _merged(parts: Sequence[tuple[int, int]]) -> Group:
-    counts: dict[int, int] = {}
-    for m, n in parts:
-        counts[m] = counts.get(m, 0) + n
-    return group(counts.items())
+    return design(
+        (reduce(merged, ((part,) for part in one)), phase)
+        for one, phase in zip(members, phases, strict=True)
+    )
 
 
 def starts(evaluator: Evaluator) -> list[Design]:
