@@ -11,6 +11,11 @@ tables
 reduction          measured tables to step models
 calibration,       roofline efficiencies fitted to the measured tables, and those committed
 efficiencies
+profiles,          times per operator of one layer reduced to replicas, ragged and mixed steps
+profile_tables     included; the published tables they come from
+operators          aiconfigurator's operator measurements, the optional extra ``silicon``
+expected, known    the error to expect of every GPU, and what is known of it
+fidelity           errors of the models row by row, inside and outside their range
 derived            makes ``data/measured``
 =================  ==============================================================================
 
