@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Patch
+from numpy.typing import NDArray
 
 from hetero.figures import gpu_colour
 from hetero.planners.islands.assignment import PHASES, Assignment
+from hetero.planners.islands.rates import Floats
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -59,9 +62,7 @@ def draw(plan: Assignment) -> Figure:
     return fig
 
 
-def _name(
-    axis: plt.Axes, text: str, share: np.ndarray, base: np.ndarray, start: np.ndarray
-) -> None:
+def _name(axis: Axes, text: str, share: Floats, base: Floats, start: NDArray[np.int64]) -> None:
     """Label a group where its widest run of full bars is."""
     full = share > 25.0
     best, run = (0, 0), 0

@@ -62,8 +62,9 @@ def islands(
     """
     from hetero import catalog, workload
     from hetero.cli.options import choice, to_json
-    from hetero.errors import ParameterError
+    from hetero.errors import InfeasibleError, ParameterError
     from hetero.planners.islands import cost
+    from hetero.planners.islands.assignment import check_inventory
     from hetero.planners.islands.exact import exact, usable
     from hetero.planners.islands.model import IslandModel
     from hetero.planners.islands.parallelism import reading as reading_of
@@ -90,7 +91,13 @@ def islands(
     prices = {
         islands_of.device(gpu).name: usd for gpu, usd in _pairs("--price", price or [], float)
     }
-    most = min(largest, max(held.values(), default=0))
+    for gpu, count in check_inventory(held).items():
+        if count < minimum:
+            raise InfeasibleError(
+                f"{count} {gpu} GPUs are fewer than the smallest island, {minimum}.",
+                resolve="add GPUs of the type, lower --minimum, or leave it out.",
+            )
+    most = min(largest, max(held.values()))
     sizes = [s for s in range(minimum, most + 1) if not (powers and s & (s - 1))]
     rates = islands_of.rates([(gpu, s) for gpu in held for s in sizes])
     found: Any

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hetero.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "islands", *arguments])
+    shown = capsys.readouterr()
+    return int(ended.value.code or 0), shown.out, shown.err
+
+
+FLEET = ("H200=16", "H20=32", "--powers", "--trace", "azure2023_code")
+
+
+def test_a_plan_with_bound_cost_and_picture(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "plan.svg"
+    prices = ("--price", "H200=4", "--price", "H20=1")
+    status, out, err = run(capsys, *FLEET, *prices, "--figure", str(picture))
+    assert (status, err) == (0, "")
+    assert "proven" in out
+    assert "$/h" in out
+    assert picture.read_text().lstrip().startswith("<?xml")
+    status, out, err = run(capsys, *FLEET, "--figure", str(picture))
+    assert status != 0
+    assert "--force" in err
+    status, out, _ = run(capsys, *FLEET, *prices, "--json")
+    plan = json.loads(out)
+    assert plan["status"] == "optimal"
+    assert plan["served_rps"] <= plan["bound_rps"] * (1 + 1e-9)
+    used = {"H200-SXM": 0, "H20": 0}
+    for group in plan["groups"]:
+        used[group["gpu"]] += group["islands"] * group["gpus_per_island"]
+    assert used["H200-SXM"] <= 16
+    assert used["H20"] <= 32
+    assert plan["usd_per_h"] == pytest.approx(4 * used["H200-SXM"] + used["H20"])
+    # Both phases carry the whole load.
+    for phase in ("prefill", "decode"):
+        rates = [g["requests_per_s"] for g in plan["groups"] if g["phase"] == phase]
+        assert sum(map(sum, rates)) == pytest.approx(plan["served_rps"], rel=1e-5)
+
+
+def test_a_budget_and_a_load(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ("--price", "H200=4", "--price", "H20=1")
+    _, out, _ = run(capsys, *FLEET, *prices, "--budget", "64", "--json")
+    limited = json.loads(out)
+    assert limited["usd_per_h"] <= 64
+    status, out, _ = run(capsys, *FLEET, *prices, "--load", "20", "--json")
+    assert status == 0
+    bought = json.loads(out)
+    assert bought["served_rps"] >= 20 * (1 - 1e-6)
+    assert bought["usd_per_h"] <= 96
+
+
+def test_a_search_shows_its_distance_from_the_best_of_all(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    search = ("--method", "mutation", "--batch", "4", "--iterations", "2")
+    fleet = ("H200=32", "H20=32", "--trace", "azure2023_code")
+    state = ("--state", str(tmp_path / "state.json"))
+    status, out, _ = run(capsys, *fleet, *search, *state)
+    assert status == 0
+    assert "No layout carries more than" in out
+    assert run(capsys, *fleet, *search, *state)[1] == out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("H2000=32",), "No GPU is called 'H2000'"),
+        (("H200=1",), "1 H200-SXM GPUs are fewer than the smallest island, 2"),
+        (("H200=x",), "'H200=x' is no name and number"),
+        (("H200=0",), "inventory holds no GPU"),
+        (("H200=32", "--reading", "guess"), "No reading is called 'guess'"),
+        (("H200=32", "--method", "guess"), "--method does not know 'guess'"),
+        (("H200=32", "--method", "bo", "--pairs"), "A search knows no load"),
+        (("H200=16", "--powers", "--budget", "9", "--price", "H200=4"), "No budget up to 9"),
+        (("H200=16", "--powers", "--budget", "99"), "price of H200-SXM is not given"),
+        (("H200=4", "--powers"), "No island class can prefill lengths 0-399 tokens"),
+    ],
+)
+def test_errors_name_the_cause(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
+) -> None:
+    status, out, err = run(capsys, *arguments, "--trace", "azure2023_code")
+    assert status != 0
+    assert out == ""
+    assert text in err
+    assert "Resolve:" in err
