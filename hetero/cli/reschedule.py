@@ -70,6 +70,9 @@ def reschedule(
         bool, typer.Option(help="Groups finish their requests before they change their phase.")
     ] = False,
     requests: Annotated[int, typer.Option(min=10, help="Requests of the episode.")] = 1000,
+    steps: Annotated[
+        int | None, typer.Option(min=0, help="Steps of the search; by default its own number.")
+    ] = None,
     max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of twin, search and arrivals.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -89,6 +92,7 @@ def reschedule(
     from hetero.planners.phases.cost import Settings
     from hetero.planners.phases.demand import Demand, reference, scaled
     from hetero.planners.phases.plan import plan
+    from hetero.planners.phases.tabu import TabuSettings
     from hetero.planners.reschedule import policy as policy_
     from hetero.planners.reschedule.reload import Disk
     from hetero.planners.reschedule.service import Service
@@ -106,6 +110,7 @@ def reschedule(
             f"--rate is {rate:g} requests/s and --at {at:g} s.",
             resolve="give a rate above 0 and a time of 0 or more.",
         )
+    _check(lose or [], lose_gpu, slow, shift)
     kind = choice("--source", source, workload.TraceSource)
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
     lengths = workload.open_trace(trace, source=kind, seed=seed)
@@ -114,7 +119,8 @@ def reschedule(
     settings = Settings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings)
-    made = plan(fleet, llm, demand, target, settings=settings, seed=seed)
+    tabu = None if steps is None else TabuSettings(steps=steps)
+    made = plan(fleet, llm, demand, target, settings=settings, tabu=tabu, seed=seed)
     service = Service.of(made, "service")
     later = workload.open_trace(shift, source=kind, seed=seed) if shift else None
     change = _change(service, lose or [], lose_gpu, slow, shift)
@@ -132,6 +138,7 @@ def reschedule(
                 change,
                 one,  # type: ignore[arg-type]
                 demand=new,
+                tabu=tabu,
                 disk=Disk(bandwidth_gbs=disk_gbs),
                 seed=seed,
             )
@@ -156,10 +163,8 @@ def reschedule(
     print(_table(record))
 
 
-def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) -> Change:
-    """What happens, from the options."""
+def _check(lose: list[str], gpu: str, slow: str, shift: str) -> None:
     from hetero.errors import ParameterError
-    from hetero.planners.reschedule import change
 
     given = [bool(lose), bool(gpu), bool(slow), bool(shift)]
     if sum(given) != 1:
@@ -167,6 +172,28 @@ def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) 
             f"{sum(given) or 'None'} of --lose, --lose-gpu, --slow and --shift given.",
             resolve="give one of them (--lose may be repeated).",
         )
+    if slow:
+        _slowed(slow)
+
+
+def _slowed(text: str) -> tuple[str, str, float]:
+    """Two machines and the share that is left of the bandwidth between them."""
+    from hetero.errors import ParameterError
+
+    pair, _, share = text.partition("=")
+    names = [name.strip() for name in pair.split(",")]
+    try:
+        return names[0], names[1], float(share)
+    except (ValueError, IndexError):
+        raise ParameterError(
+            f"--slow cannot read '{text}'.", resolve="write two machines, as a,b=0.1."
+        ) from None
+
+
+def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) -> Change:
+    """What happens, from the options."""
+    from hetero.planners.reschedule import change
+
     if shift:
         return change.Change(f"the workload shifts to {shift}", service.cluster)
     if gpu:
@@ -178,17 +205,7 @@ def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) 
             )
         return change.lose_gpu(service, users[0], gpu)
     if slow:
-        pair, _, share = slow.partition("=")
-        names = [name.strip() for name in pair.split(",")]
-        try:
-            value = float(share)
-        except ValueError:
-            value = -1.0
-        if len(names) != 2:
-            raise ParameterError(
-                f"--slow cannot read '{slow}'.", resolve="write two machines, as a,b=0.1."
-            )
-        return change.slow_link(service, names[0], names[1], value)
+        return change.slow_link(service, *_slowed(slow))
     lost = frozenset(
         one.name for one in service.groups if any(name in one.machines for name in lose)
     )

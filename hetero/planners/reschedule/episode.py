@@ -323,19 +323,17 @@ def _simulate(
             link = _link(shared, lives[a].origin, lives[b].origin) or KvLink(1.0)
             links.append((nodes[a].name, nodes[b].name, link))
     deployment = Deployment(eras[0].deployment.name, tuple(nodes), tuple(links))
-    parts = []
+    parts: list[tuple[float, dict[tuple[str, str], float]]] = []
     for k, era in enumerate(eras):
         names = {life.origin: life.replica.name for life in lives if life.first <= k <= life.last}
-        parts.append(
-            (
-                era.start_s,
-                {
-                    (names[a], names[b]): weight
-                    for (a, b), weight in era.weights.items()
-                    if a in names and b in names
-                },
-            )
-        )
+        shares = {
+            (names[a], names[b]): weight
+            for (a, b), weight in era.weights.items()
+            if a in names and b in names
+        }
+        # The same shares go on where they are; a new part would start their rotation anew.
+        if not parts or shares != parts[-1][1]:
+            parts.append((era.start_s, shares))
     router = PairShares(parts[0][1], parts[1:], drawn=drawn)
     return simulate(deployment, trace, router, events=_events(lives), seed=seed)
 

@@ -1,0 +1,79 @@
+"""``hetero reschedule`` as a person calls it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hetero.cli import main
+
+FLEET = """
+name: my-cloud
+machines:
+  - {name: big, gpu: A40, count: 4, copies: 2, usd_per_h: 1.9}
+  - {name: fast, gpu: RTX-3090Ti, count: 4, copies: 2, usd_per_h: 1.4}
+network:
+  within_region: {bandwidth_gbit_s: 25, latency_ms: 0.2}
+"""
+SHORT = ["--model", "LLaMA-1-13B", "--rate", "2", "--requests", "120", "--at", "20"]
+SHORT += ["--search-s", "5", "--steps", "3"]
+
+
+def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    try:
+        main(["reschedule", *words])
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, capsys) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    words = ["--slo", "ttft=4s,e2e=60s", "--budget", "5.5", "--lose", "big-1", "--json"]
+    code, out, _ = called(capsys, str(fleet), *SHORT, *words)
+    assert code == 0
+    found = json.loads(out)
+    assert found["usd_per_h"] <= 5.5
+    assert found["what"] == "big-1 fails"
+    served = [one for one in found["policies"] if "error" not in one]
+    assert served
+    for one in served:
+        assert one["lost"] == 0
+        assert one["usd_per_mtok"] > 0
+    for one in found["policies"]:
+        assert "error" not in one or "Resolve:" in one["error"]
+
+
+def test_tables_say_what_happens_and_what_it_costs(tmp_path, capsys) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(FLEET)
+    code, out, _ = called(
+        capsys, str(fleet), *SHORT, "--slow", "big-1,fast-1=0.1", "--policies", "none,light"
+    )
+    assert code == 0
+    assert "the link between big-1 and fast-1 drops to 0.1" in out
+    assert "Rescheduling: light" in out
+    assert "lost" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "None of --lose, --lose-gpu, --slow and --shift given"),
+        (("--lose", "a40", "--slow", "a40,3090ti=0.5"), "2 of --lose"),
+        (("--lose", "nobody"), "no machine 'nobody'"),
+        (("--slow", "a40"), "--slow cannot read"),
+        (("--lose", "a40", "--policies", "all"), "no policy 'all'"),
+        (("--lose", "a40", "--rate", "0"), "--rate is 0"),
+    ],
+)
+def test_errors_are_one_sentence(capsys, words: tuple[str, ...], said: str) -> None:
+    code, out, err = called(capsys, "thunderserve-a40-3090ti-40gbit", *SHORT, *words)
+    assert code == 1
+    assert out == ""
+    assert said in err
+    assert "Resolve:" in err
