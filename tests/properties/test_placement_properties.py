@@ -17,7 +17,7 @@ from hetero.planners.maxflow.bound import flow_bound
 from hetero.planners.maxflow.groups import groups
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from small_placements import random_problem
+from small_placements import exhaustive, random_problem
 
 SETTINGS = settings(derandomize=True, max_examples=8, deadline=None)
 

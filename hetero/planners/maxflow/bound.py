@@ -67,6 +67,8 @@ def simple_bound(found: Sequence[Group], layers: int) -> float:
         )
         return work >= layers * flow
 
+    if sum(g.count * g.max_layers for g in found) < layers:
+        return 0.0  # some layer stands nowhere
     low, high = 0.0, sum(g.count * float(g.tokens_per_s.max()) for g in found)
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
