@@ -223,17 +223,17 @@ def divisions(problem: Problem) -> dict[str, list[list[int]]]:
     layers = problem.llm.layers
     room = [node.max_layers for node in problem.nodes]
     found: dict[str, list[list[int]]] = {}
-    for name, key in (
-        ("by type", [node.kind.name for node in problem.nodes]),
-        ("by region", [node.region for node in problem.nodes]),
-    ):
-        found[name] = [[k for k in nodes if key[k] == one] for one in dict.fromkeys(key)]
     for copies in range(1, sum(room) // layers + 1):
         parts: list[list[int]] = [[] for _ in range(copies)]
         # The largest nodes first, each to the part that holds least.
         for k in sorted(nodes, key=lambda k: (-room[k], k)):
             min(parts, key=lambda part: sum(room[j] for j in part)).append(k)
         found[f"{copies} alike" if copies > 1 else "one chain"] = parts
+    for name, key in (
+        ("by type", [node.kind.name for node in problem.nodes]),
+        ("by region", [node.region for node in problem.nodes]),
+    ):
+        found[name] = [[k for k in nodes if key[k] == one] for one in dict.fromkeys(key)]
     kept: dict[str, list[list[int]]] = {}
     for name, parts in found.items():
         whole = [part for part in parts if sum(room[k] for k in part) >= layers]
