@@ -4,7 +4,7 @@ Reading guide. Four files carry the ideas; read them in this order:
 
 1. ``hetero/latency/step.py``: what a step of an engine costs, the one contract that every source
    of latency (fits, measured tables, spec sheets) reduces to.
-2. ``hetero/memory.py``: what fits on a GPU, and how many requests its KV cache holds.
+2. ``hetero/memory/budget.py``: what fits on a GPU, and how many requests its KV cache holds.
 3. ``hetero/workload/trace.py``: requests, real or drawn from a statistical twin.
 4. ``hetero/fleet/replica.py``: the life of a replica from event to event, in closed form; what
    ``hetero.simulator`` plays and every router in ``hetero.routers`` looks at.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hetero import memory
 from hetero.catalog import Gpu, Llm, gpus, llms
+from hetero.catalog.precision import bytes_of
 from hetero.memory import Budget
 
 QUICK = settings(derandomize=True, deadline=None, max_examples=400)
@@ -49,7 +50,7 @@ def test_stages_hold_every_layer_and_weight_once(budget: Budget) -> None:
         weight_precision=budget.weight_precision,
     )
     tied = budget.llm.tied_embeddings and budget.pipeline_parallel > 1
-    copy = memory.bytes_of(budget.llm.head_params, budget.weight_precision) if tied else 0
+    copy = bytes_of(budget.llm.head_params, budget.weight_precision) if tied else 0
     # Each stage rounds up to a whole byte.
     assert 0 <= budget.weight_bytes - copy - one.weight_bytes <= budget.pipeline_parallel
     assert one.weight_bytes >= budget.llm.weight_bytes(budget.weight_precision)

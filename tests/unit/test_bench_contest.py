@@ -15,7 +15,7 @@ def test_a_few_settings_by_hand() -> None:
     assert len(found.rows) == 2 * 3 * 2
     setting = few[0]
     own = contest.modes(0.5)["hetero"]
-    ours = [setting.measure(own, contest._same, seed)[2] for seed in (0, 1)]
+    ours = [setting.measure(own, contest.as_is, seed)[2] for seed in (0, 1)]
     others = {
         name: np.mean([setting.measure(router, limits, seed)[2] for seed in (0, 1)])
         for name, router, limits in setting.entrants

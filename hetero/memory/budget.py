@@ -1,60 +1,21 @@
-"""What fits: weights and KV cache of an instance on its GPUs (Xiong et al. eq. 1, 2, 5 and 8).
-
-This is arithmetic on bytes. Where the paper leaves a choice, both readings are here and named:
-
-- ``kv_formula``: ``"model"`` counts what the model caches (grouped-query and latent attention
-  included), ``"full"`` the paper's ``2 l h`` values per token, four times as much for Llama-3-8B.
-- ``overhead_per``: the engine's static memory counts once per ``"gpu"`` (section 5.1 of the
-  paper) or once per ``"instance"`` (its eq. 1), 14 GiB apart on eight GPUs.
-
-GiB are 2**30 bytes. The capacity of a GPU is the nominal one: what a driver or error correction
-holds back belongs into ``overhead_gib``.
-"""
+"""Memory of one instance: engine, weights and what is left for KV cache, stage by stage."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict, Unpack
+from typing import Literal, TypeAlias
 
 from hetero.catalog import Gpu, KvFormula, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
-
-__all__ = [
-    "Budget",
-    "KvFormula",
-    "OverheadPer",
-    "Settings",
-    "Stage",
-    "fits",
-    "kv_bytes",
-    "kv_bytes_per_token",
-    "kv_capacity_bytes",
-    "max_layers",
-    "minimum_gpus",
-    "why_not",
-]
+from hetero.memory.kv import kv_bytes_per_token, kv_heads_held
 
 OverheadPer: TypeAlias = Literal["gpu", "instance"]
 """Whether the engine's static memory counts once per GPU or once per instance."""
 
 _GIB = 2**30
-_UNITS = {"GB": 10**9, "GiB": _GIB}
-
-
-class Settings(TypedDict, total=False):
-    """Optional arguments of :class:`Budget` that the functions of this module pass on."""
-
-    tensor_parallel: int
-    pipeline_parallel: int
-    memory_fraction: float
-    overhead_gib: float
-    overhead_per: OverheadPer
-    weight_precision: str
-    kv_precision: str
-    kv_formula: KvFormula
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +57,7 @@ class Budget(Shown):
     weight_precision, kv_precision
         Data types of weights and KV cache.
     kv_formula
-        ``"model"`` or ``"full"``, see the module.
+        ``"model"`` or ``"full"``, see :mod:`hetero.memory`.
 
     Raises
     ------
@@ -316,181 +277,5 @@ def _layers_params(llm: Llm, start: int, count: int, tensor_parallel: int) -> in
     if llm.latent:
         down = llm.q_lora_rank + llm.kv_lora_rank + llm.qk_rope_head_dim
         return total + count * (tensor_parallel - 1) * llm.hidden * down
-    copies = _kv_heads_held(llm, tensor_parallel) - llm.kv_heads
+    copies = kv_heads_held(llm, tensor_parallel) - llm.kv_heads
     return total + count * copies * 2 * llm.hidden * llm.head_dim
-
-
-def _kv_heads_held(llm: Llm, tensor_parallel: int) -> int:
-    """KV heads on all GPUs together: each holds at least one, and whole ones."""
-    return tensor_parallel * math.ceil(llm.kv_heads / tensor_parallel)
-
-
-def kv_bytes_per_token(
-    llm: Llm,
-    *,
-    tensor_parallel: int = 1,
-    precision: str = "fp16",
-    formula: KvFormula = "model",
-) -> int:
-    """KV cache of one token on all GPUs of an instance [bytes].
-
-    As :meth:`Llm.kv_bytes_per_token`, plus the copies that tensor parallelism makes: each GPU
-    holds at least one KV head, and with latent attention the whole latent vector. Formula
-    ``"full"`` is divided evenly.
-
-    Examples
-    --------
-    >>> from hetero.catalog import llm
-    >>> [kv_bytes_per_token(llm("Qwen3-30B-A3B"), tensor_parallel=t) for t in (1, 4, 8)]
-    [98304, 98304, 196608]
-    """
-    values = llm.kv_values_per_token_layer(formula)
-    if formula == "model":
-        values = (
-            tensor_parallel * values
-            if llm.latent
-            else 2 * _kv_heads_held(llm, tensor_parallel) * llm.head_dim
-        )
-    return bytes_of(llm.layers * values, precision)
-
-
-def kv_bytes(
-    llm: Llm,
-    tokens: int,
-    *,
-    tensor_parallel: int = 1,
-    precision: str = "fp16",
-    formula: KvFormula = "model",
-) -> int:
-    """KV cache of ``tokens`` tokens on all GPUs of an instance [bytes].
-
-    Examples
-    --------
-    >>> from hetero.catalog import llm
-    >>> kv_bytes(llm("LLaMA-1-30B"), 1024) / 1e9  # ThunderServe, Table 8: 1.64 GB
-    1.63577856
-    """
-    return tokens * kv_bytes_per_token(
-        llm, tensor_parallel=tensor_parallel, precision=precision, formula=formula
-    )
-
-
-def kv_capacity_bytes(
-    llm: Llm,
-    gpu: Gpu,
-    *,
-    tensor_parallel: int = 1,
-    pipeline_parallel: int = 1,
-    memory_fraction: float = 0.9,
-    overhead_gib: float = 2.0,
-    overhead_per: OverheadPer = "gpu",
-    weight_precision: str = "fp16",
-) -> float:
-    """Largest KV cache of an instance [bytes] (Xiong et al. eq. 1), see :class:`Budget`.
-
-    Negative if the weights do not fit: how many bytes are missing.
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu, llm
-    >>> round(kv_capacity_bytes(llm("Llama-3-8B"), gpu("V100-SXM2-32GB")) / 2**30, 2)
-    11.84
-    """
-    return Budget(
-        llm,
-        gpu,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        memory_fraction=memory_fraction,
-        overhead_gib=overhead_gib,
-        overhead_per=overhead_per,
-        weight_precision=weight_precision,
-    ).kv_capacity_bytes
-
-
-def why_not(
-    llm: Llm, gpu: Gpu, *, longest_tokens: int = 1, **settings: Unpack[Settings]
-) -> str | None:
-    """Constraint that keeps an instance from serving the longest request, or None (eq. 1 and 2).
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu, llm
-    >>> print(why_not(llm("Llama-2-13B"), gpu("A5000")))
-    The weights of Llama-2-13B in fp16 take 24.24 GiB, but 1 x RTX-A5000 offer 19.60 GiB \
-(0.9 of the memory less 2.00 GiB for the engine): 4.64 GiB short.
-    """
-    return Budget(llm, gpu, **settings).why_not(longest_tokens)
-
-
-def fits(llm: Llm, gpu: Gpu, *, longest_tokens: int = 1, **settings: Unpack[Settings]) -> bool:
-    """Whether an instance holds the weights and the longest request (Xiong et al. eq. 2).
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu, llm
-    >>> [fits(llm("Llama-2-70B"), gpu("A100-80"), tensor_parallel=t) for t in (1, 2, 4)]
-    [False, True, True]
-    """
-    return why_not(llm, gpu, longest_tokens=longest_tokens, **settings) is None
-
-
-def minimum_gpus(
-    llm: Llm,
-    gpu: Gpu,
-    *,
-    weight_share: float = 0.5,
-    weight_precision: str = "fp16",
-    unit: Literal["GB", "GiB"] = "GB",
-) -> int:
-    r"""Fewest GPUs whose memory holds the weights in a given share of it (Helix, Table 1).
-
-    .. math:: N = \lceil \Phi\, b^{bytes} / (share \cdot d) \rceil
-
-    The table of the paper comes out with d in decimal gigabytes (an L4 has 24e9 bytes), the
-    default; with GiB only three of its twelve entries do. Parameters counted from the shape and the
-    nominal ones (70, 175, 314, 405 billion) give the same numbers.
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu, llm
-    >>> [minimum_gpus(llm("Llama-2-70B"), gpu(g)) for g in ("L4", "A100-40", "H100-SXM")]
-    [12, 7, 4]
-    """
-    held = _share_bytes(gpu, weight_share, unit)
-    return math.ceil(llm.weight_bytes(weight_precision) / held)
-
-
-def max_layers(
-    llm: Llm,
-    gpu: Gpu,
-    *,
-    gpus: int = 1,
-    weight_share: float = 0.5,
-    weight_precision: str = "fp16",
-    unit: Literal["GB", "GiB"] = "GB",
-) -> int:
-    """Most layers whose weights fit into a given share of a node's memory (Helix, section 6.2).
-
-    The limits in Helix's artifact follow no rule that is stated. With decimal gigabytes this one
-    gives the same for 11 of its 14 combinations of model and node, and one layer less for the
-    other three (70B on A100; 30B on two and on four T4).
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu, llm
-    >>> [max_layers(llm("LLaMA-1-30B"), gpu(g)) for g in ("A100-40", "V100-16", "L4", "T4")]
-    [18, 7, 11, 7]
-    """
-    held = gpus * _share_bytes(gpu, weight_share, unit)
-    return min(llm.layers, math.floor(held / llm.layer_weight_bytes(weight_precision)))
-
-
-def _share_bytes(gpu: Gpu, weight_share: float, unit: str) -> float:
-    if not 0 < weight_share <= 1:
-        raise ParameterError(
-            f"weight_share is {weight_share}.", resolve="give a share above 0 and up to 1."
-        )
-    if unit not in _UNITS:
-        raise ParameterError(f"unit is '{unit}'.", resolve="use 'GB' or 'GiB'.")
-    return weight_share * gpu.mem_gib * _UNITS[unit]

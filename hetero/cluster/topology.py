@@ -1,11 +1,10 @@
-"""Clusters: machines with GPUs of one type each, regions, links and prices."""
+"""A cluster: machines and the links between them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import NoReturn
@@ -13,109 +12,13 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero import paths
-from hetero.catalog import Gpu, Link, Records, links
+from hetero.catalog import Gpu, Link
+from hetero.cluster.machine import COLUMNS, Machine, line
+from hetero.cluster.network import Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Machine(Shown):
-    """One machine: ``count`` GPUs of one type.
-
-    Attributes
-    ----------
-    usd_per_h
-        Price of the whole machine [$/h]; by default ``count`` times the price of its GPU, None
-        where the catalog knows none.
-    link
-        Link between its GPUs where that is not the GPU's own, such as PCIe between GPUs that
-        could have NVLink.
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu
-    >>> round(Machine("node", gpu("A40"), 8).usd_per_h, 3)
-    3.224
-    """
-
-    name: str
-    gpu: Gpu
-    count: int = 1
-    region: str = "local"
-    usd_per_h: float | None = None
-    link: Link | None = None
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise CatalogError(
-                f"Machine '{self.name}' has {self.count} GPUs.",
-                resolve="give a whole number above 0.",
-            )
-        if self.usd_per_h is None and self.gpu.usd_per_h is not None:
-            object.__setattr__(self, "usd_per_h", self.count * self.gpu.usd_per_h)
-
-    @property
-    def gpu_link(self) -> Link:
-        """Link between the GPUs of this machine."""
-        if self.link is not None:
-            return self.link
-        kind = self.gpu.link_type
-        known = {link.name: link.latency_s for link in links()}
-        return Link(
-            name=kind,
-            bandwidth_gbs=self.gpu.link_gbs,
-            latency_s=known.get(kind, known["PCIe4-x16"]),
-            source=self.gpu.source,
-        )
-
-    @property
-    def mem_bytes(self) -> int:
-        """Memory of all its GPUs [bytes]."""
-        return self.count * self.gpu.mem_bytes
-
-    def table(self) -> Table:
-        """The machine as one line."""
-        return Table("", _COLUMNS, (_line([self]),))
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Links between machines; the most specific one holds.
-
-    Attributes
-    ----------
-    within_region, between_regions
-        Link between machines of the same region, and of different ones.
-    regions, machines
-        Links of certain pairs of regions or machines, keyed by the set of the two names.
-    coordinator
-        Link between the coordinator and every machine, where it is the same for all.
-    coordinator_region
-        Region where the coordinator stands; its links are then those of a machine there.
-    """
-
-    within_region: Link | None = None
-    between_regions: Link | None = None
-    regions: Mapping[frozenset[str], Link] = field(default_factory=dict)
-    machines: Mapping[frozenset[str], Link] = field(default_factory=dict)
-    coordinator: Link | None = None
-    coordinator_region: str = ""
-
-    def between(self, a: Machine, b: Machine) -> Link | None:
-        """Link between two different machines, None where none is stated."""
-        pair = self.machines.get(frozenset((a.name, b.name)))
-        if pair is not None:
-            return pair
-        return self.across(a.region, b.region)
-
-    def across(self, a: str, b: str) -> Link | None:
-        """Link between machines of two regions, or of one if both are the same."""
-        if a == b:
-            return self.within_region
-        return self.regions.get(frozenset((a, b)), self.between_regions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +35,7 @@ class Cluster(Shown):
 
     Examples
     --------
+    >>> from hetero.cluster import cluster
     >>> fleet = cluster("thunderserve-cloud-32")
     >>> fleet.gpus, round(fleet.usd_per_h, 3)
     (32, 11.328)
@@ -325,7 +229,7 @@ class Cluster(Shown):
     def table(self) -> Table:
         """One line per run of equal machines, and the network below."""
         rows = tuple(
-            _line(list(run))
+            line(list(run))
             for _, run in groupby(self.machines, lambda m: (m.gpu, m.count, m.region, m.usd_per_h))
         )
         price = "price unknown" if self.usd_per_h is None else f"{self.usd_per_h:,.3f} $/h"
@@ -334,7 +238,7 @@ class Cluster(Shown):
         source = f"Source: {self.source}." if self.source else ""
         notes = (total, *self._network_lines(), figures, self._price_line(), source, *self.notes)
         heading = f"{self.name}: {self.title}" if self.title else self.name
-        return Table(heading, _COLUMNS, rows, tuple(filter(None, notes)))
+        return Table(heading, COLUMNS, rows, tuple(filter(None, notes)))
 
     def _price_line(self) -> str:
         """Where prices come from, when they come from several places and dates."""
@@ -364,63 +268,3 @@ class Cluster(Shown):
             for where, link in named
             if link is not None
         ]
-
-
-_COLUMNS = (
-    Column("machines"),
-    Column("number"),
-    Column("GPU"),
-    Column("GPUs each"),
-    Column("memory each", "GiB", 5),
-    Column("link inside"),
-    Column("region"),
-    Column("price each", "$/h"),
-)
-
-
-def _line(run: list[Machine]) -> tuple[object, ...]:
-    first, last = run[0], run[-1]
-    names = first.name if len(run) == 1 else f"{first.name} ... {last.name}"
-    inside = first.gpu_link.name if first.count > 1 else None
-    memory = first.mem_bytes / 2**30
-    return (
-        names,
-        len(run),
-        first.gpu.name,
-        first.count,
-        memory,
-        inside,
-        first.region,
-        first.usd_per_h,
-    )
-
-
-@lru_cache(maxsize=1)
-def clusters() -> Records[Cluster]:
-    """All clusters that hetero ships: those of the five papers."""
-    files = sorted(paths.data("clusters").glob("*.yaml"))
-    return Records("cluster", [Cluster.load(path) for path in files])
-
-
-def cluster(name: str) -> Cluster:
-    """Shipped cluster of that name.
-
-    Raises
-    ------
-    CatalogError
-        If there is none, with the nearest names.
-    """
-    return clusters().find(name)
-
-
-def find(name: str | Path) -> Cluster:
-    """Cluster from a file if ``name`` is one (``*.yaml``), else the shipped one of that name.
-
-    Raises
-    ------
-    CatalogError
-        If there is neither.
-    """
-    if isinstance(name, Path) or name.endswith((".yaml", ".yml")):
-        return Cluster.load(name)
-    return cluster(name)

@@ -1,0 +1,101 @@
+"""One machine with GPUs of one type, and how lists of machines are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetero.catalog import Gpu, Link, links
+from hetero.display import Column, Shown, Table
+from hetero.errors import CatalogError
+
+
+@dataclass(frozen=True, slots=True)
+class Machine(Shown):
+    """One machine: ``count`` GPUs of one type.
+
+    Attributes
+    ----------
+    usd_per_h
+        Price of the whole machine [$/h]; by default ``count`` times the price of its GPU, None
+        where the catalog knows none.
+    link
+        Link between its GPUs where that is not the GPU's own, such as PCIe between GPUs that
+        could have NVLink.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu
+    >>> round(Machine("node", gpu("A40"), 8).usd_per_h, 3)
+    3.224
+    """
+
+    name: str
+    gpu: Gpu
+    count: int = 1
+    region: str = "local"
+    usd_per_h: float | None = None
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise CatalogError(
+                f"Machine '{self.name}' has {self.count} GPUs.",
+                resolve="give a whole number above 0.",
+            )
+        if self.usd_per_h is None and self.gpu.usd_per_h is not None:
+            object.__setattr__(self, "usd_per_h", self.count * self.gpu.usd_per_h)
+
+    @property
+    def gpu_link(self) -> Link:
+        """Link between the GPUs of this machine."""
+        if self.link is not None:
+            return self.link
+        kind = self.gpu.link_type
+        known = {link.name: link.latency_s for link in links()}
+        return Link(
+            name=kind,
+            bandwidth_gbs=self.gpu.link_gbs,
+            latency_s=known.get(kind, known["PCIe4-x16"]),
+            source=self.gpu.source,
+        )
+
+    @property
+    def mem_bytes(self) -> int:
+        """Memory of all its GPUs [bytes]."""
+        return self.count * self.gpu.mem_bytes
+
+    def table(self) -> Table:
+        """The machine as one line."""
+        return Table("", COLUMNS, (line([self]),))
+
+
+COLUMNS = (
+    Column("machines"),
+    Column("number"),
+    Column("GPU"),
+    Column("GPUs each"),
+    Column("memory each", "GiB", 5),
+    Column("link inside"),
+    Column("region"),
+    Column("price each", "$/h"),
+)
+"""Headings of a list of machines."""
+
+
+def line(run: Sequence[Machine]) -> tuple[object, ...]:
+    """Cells of a run of equal machines under :data:`COLUMNS`."""
+    first, last = run[0], run[-1]
+    names = first.name if len(run) == 1 else f"{first.name} ... {last.name}"
+    inside = first.gpu_link.name if first.count > 1 else None
+    memory = first.mem_bytes / 2**30
+    return (
+        names,
+        len(run),
+        first.gpu.name,
+        first.count,
+        memory,
+        inside,
+        first.region,
+        first.usd_per_h,
+    )
