@@ -148,7 +148,7 @@ def _timed(what: str, gpus: int, work: str) -> tuple[Search, Design]:
     cpu, wall = time.process_time(), time.perf_counter()
     if what == "patterns":
         # A plan of 256 GPUs takes a second to evaluate a few designs, and starts well.
-        search = polish(one, TabuSettings(steps=100 if gpus <= 32 else 20))
+        search = polish(one, TabuSettings(steps=100 if gpus <= 32 else 10))
     else:
         search = TabuSearch.start(one)
         search.run()
