@@ -271,6 +271,8 @@ def test_light_rescheduling_flips_phases_and_loads_nothing(cloud, started):
     kept = dict(keep(before))
     for members, phase in light.design:
         assert after.pipeline(members, phase) is kept[members]
+    flips = replan(after, before.design, tabu=TabuSettings(steps=10, moves=("flip",)))
+    assert light.value.score >= flips.value.score - 1e-12  # few groups: all choices are tried
     with pytest.raises(InfeasibleError, match="each phase needs one"):
         replan(after, before.design[:1])
 

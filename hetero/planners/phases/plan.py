@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,7 +20,8 @@ from hetero.planners.phases.cost import CostModel, Settings
 from hetero.planners.phases.demand import Demand
 from hetero.planners.phases.evaluate import Evaluator, Value
 from hetero.planners.phases.exact import enumerate_all
-from hetero.planners.phases.groups import Design
+from hetero.planners.phases.groups import PHASES, Design, design, other
+from hetero.planners.phases.moves import MOVES
 from hetero.planners.phases.orchestrate import Orchestration
 from hetero.planners.phases.patterns import polish
 from hetero.planners.phases.pipeline import Pipeline
@@ -30,6 +32,7 @@ from hetero.routers.pairs import PairShares
 from hetero.simulator.metrics import Slo
 
 Floats = NDArray[np.float64]
+_MOST_ALL = 7  # groups of which all choices of phases are tried
 Search: TypeAlias = Literal["tabu", "patterns", "exact"]
 """``"tabu"``: Algorithm 1. ``"patterns"``: our integer program over groups, then local search.
 ``"exact"``: every design, for small fleets."""
@@ -299,6 +302,8 @@ def replan(
 ) -> PhasePlan:
     """Light rescheduling: new phases and orchestration for groups that stay as they are.
 
+    Up to seven groups take all choices of phases; more are searched by flips, as in the paper.
+
     Parameters
     ----------
     evaluator
@@ -319,11 +324,16 @@ def replan(
             f"{len(current)} group of GPUs is left, and each phase needs one.",
             resolve="reschedule in full, which may divide the group.",
         )
-    chosen = tabu or TabuSettings(
-        steps=20,
-        stall=8,
-        moves=("flip",) if moves == "flip" else ("flip", "split", "merge", "move"),
-    )
+    if moves == "flip" and tabu is None and len(current) <= _MOST_ALL:
+        groups = [members for members, _ in current]
+        options = [
+            design(zip(groups, phases, strict=True))
+            for phases in product(PHASES, repeat=len(groups))
+            if set(phases) == set(PHASES)
+        ]
+        best = max(options, key=lambda one: evaluator.value(one).score)
+        return PhasePlan.of(evaluator, best, search="light rescheduling")
+    chosen = tabu or TabuSettings(steps=20, stall=8, moves=("flip",) if moves == "flip" else MOVES)
     start = _both_phases(current)
     found = TabuSearch.start(evaluator, chosen, seed=seed, start=start)
     found.run()
@@ -334,8 +344,6 @@ def replan(
 
 def _both_phases(current: Design) -> Design:
     """The design, its first group flipped where all serve the same phase."""
-    from hetero.planners.phases.groups import design, other
-
     if len({phase for _, phase in current}) == 2:
         return current
     (members, phase), *rest = current
