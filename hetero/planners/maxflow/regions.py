@@ -108,9 +108,11 @@ def regions(problem: Problem, found: Found, upper: float, effort: Effort, seed: 
     parts = _parts(problem, upper)
     everything = list(range(len(problem.nodes)))
     count = len(problem.nodes)
-    if count <= _WHOLE or (len(parts) > 1 and count <= _LINKED):
+    # Where every region holds parts of its own, lines across slow links are not worth their time.
+    linked = count <= _LINKED and not all(_holds(problem, part) for part in parts)
+    if count <= _WHOLE or linked:
         _line_of(problem, everything, parts, found, upper, effort, seed)
-    if len(parts) > 1 and count <= _LINKED:
+    if len(parts) > 1 and (count <= _WHOLE or linked):
         _sets(problem, parts, found, upper, effort, seed)
     if count > _WHOLE:
         _parted(problem, parts, found, effort, seed)
