@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.planners.islands.assignment import gpus_used
+from hetero.planners.islands.cost_search import Tradeoff, tradeoff
 from hetero.planners.islands.direct import Direct
 from hetero.planners.islands.divider import Divider, divide
 from hetero.planners.islands.exact import exact
@@ -190,6 +191,27 @@ def test_ax_fills_the_batch_after_its_initialisation(rates: RateTable) -> None:
 
 
 @needs_bayes
+@pytest.mark.slow
+def test_two_objectives_by_ax(rates: RateTable) -> None:
+    prices = {"gpu0": 1.0, "gpu1": 2.0}
+    space = Direct(INVENTORY, slots=2)
+    found = tradeoff(space, Objective(rates), prices, batch=3, iterations=2)
+    assert found.points.shape == (6, 4)
+    by_hand = found.points.reshape(6, 2, 2)
+    by_hand = np.where(by_hand >= 2, by_hand, 0).sum(axis=2) @ [1.0, 2.0]
+    assert found.usd_per_h == pytest.approx(by_hand)
+    for k in found.front:
+        better = found.throughput_rps > found.throughput_rps[k]
+        assert not np.any(better & (found.usd_per_h <= found.usd_per_h[k]))
+
+
+def test_front_of_layouts_by_hand() -> None:
+    cost, load = np.array([3.0, 1.0, 2.0, 2.0, 4.0]), np.array([5.0, 2.0, 2.0, 4.0, 5.0])
+    assert Tradeoff(np.zeros((5, 1)), load, cost).front == [1, 3, 0]
+
+
+@needs_bayes
+@pytest.mark.slow
 def test_the_sparse_model_proposes_a_full_batch(
     rates: RateTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from hetero.streams import stream
 Floats = NDArray[np.float64]
 Method: TypeAlias = Literal["bo", "saasbo", "ax", "sobol", "random", "mutation"]
 
-_GAP = 1e-4  # of the inner program, far below what layouts differ by
+_GAP = 5e-4  # of the inner program, a fraction of what good layouts differ by
 
 
 class Space(Protocol):

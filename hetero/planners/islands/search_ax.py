@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -78,29 +80,37 @@ def full_batch(found: Any, space: Space, count: int) -> tuple[list[int], Floats]
     )
 
 
-def propose(
-    space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
-) -> Floats:
-    """A batch from a client that knows all trials so far."""
+@contextmanager
+def alone(seed: int) -> Iterator[None]:
+    """One thread, one seed, and no log of every trial."""
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
     loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n[:3] == "ax."]
     levels = [logger.level for logger in loggers]
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            seed = int(random.integers(2**31))
-            torch.manual_seed(seed)
-            found = client(space, "throughput", seed)
-            for point, value in zip(points, values, strict=True):
-                trial = found.attach_trial(parameters(space, point))
-                found.complete_trial(trial, {"throughput": float(value)})
-            return full_batch(found, space, count)[1]
+            yield
     finally:
         torch.set_num_threads(threads)
+        torch.random.set_rng_state(state)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def propose(
+    space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
+) -> Floats:
+    """A batch from a client that knows all trials so far."""
+    seed = int(random.integers(2**31))
+    with alone(seed):
+        found = client(space, "throughput", seed)
+        for point, value in zip(points, values, strict=True):
+            trial = found.attach_trial(parameters(space, point))
+            found.complete_trial(trial, {"throughput": float(value)})
+        return full_batch(found, space, count)[1]
