@@ -6,6 +6,10 @@ Read :mod:`~hetero.latency.step` first: everything else reduces to its ``StepMod
 affine, phase,     Xiong et al. eq. 3-4: the eight coefficients, their fit and what data determine
 floor, fitting
 roofline           times from the spec sheet with explicit efficiencies
+moe, moe_costs,    Rignall's analytic model of mixtures of experts; its GPUs, its oddities as
+moe_devices,       switches, and its step models
+moe_oddities,
+moe_reduction
 measured, layers,  Splitwise, aiconfigurator and Helix, published or reduced; a user's own CSV
 tables
 reduction          measured tables to step models

@@ -2,6 +2,15 @@
 
 Read :mod:`~hetero.planners.islands.rates` first: what every island class serves of every range,
 the one table between the latency model and the solvers.
+
+===================  ============================================================================
+model, parallelism   rates from the latency model: parallelism per phase, readings of the thesis
+inner, evaluator     work for given islands, and what it yields at every length
+exact                the best layout of an inventory, proven
+divider, direct,     the thesis's searches for layouts
+search
+replay               a plan as a deployment and its routing rule, for the simulator
+===================  ============================================================================
 """
 
 from hetero.planners.islands.rates import IslandClass, RateTable
