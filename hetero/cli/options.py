@@ -1,19 +1,63 @@
-"""Checks of command-line options that several commands share."""
+"""Arguments and options that several commands share, and their checks."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from typing import TYPE_CHECKING, Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
 
 from hetero.errors import ParameterError
 
 if TYPE_CHECKING:
     from hetero.simulator import Slo
 
+Cluster = Annotated[
+    str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
+]
+Model = Annotated[str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")]
+DenseModel = Annotated[
+    str, typer.Option(help="Dense model of the catalog, or a Hugging Face config.json.")
+]
+MoeModel = Annotated[
+    str,
+    typer.Option(help="Mixture-of-experts model of the catalog, or a Hugging Face config.json."),
+]
+Trace = Annotated[
+    str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
+]
+Source = Annotated[
+    str,
+    typer.Option(help="For a shipped workload: its statistical 'twin', or the 'real' trace."),
+]
+Targets = Annotated[
+    str, typer.Option(help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")
+]
+SloScale = Annotated[
+    float, typer.Option(help="Without --slo: targets as multiples of a mean request on an A100.")
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of all that is random; the same, the same result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Figure = Annotated[Path | None, typer.Option(help="Draw the plan into this file (.png, .svg).")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+Record = Annotated[
+    bool, typer.Option("--record", help="Write the times to data/measured/timings.csv.")
+]
+
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
+
+
+def output(help_: str) -> Any:
+    """Option ``-o``, ``--output`` of a command, which says what it writes."""
+    return typer.Option("-o", "--output", help=help_)
 
 
 def choice(option: str, value: str, allowed: Any) -> Any:

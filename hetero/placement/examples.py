@@ -23,7 +23,7 @@ def three_nodes() -> Placement:
     --------
     >>> from hetero.placement import Network
     >>> round(Network(three_nodes(), partial_inference=True).max_flow().tokens_per_s)
-    5535
+    5534
     """
     cluster = Cluster(
         "three nodes",

@@ -262,7 +262,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 def test_plan_layers_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "plan.png"
-    small = ("helix-10", "LLaMA-1-30B")
+    small = ("helix-10", "--model", "LLaMA-1-30B")
     code, text, _ = run(capsys, *small, "--json", "--figure", str(picture))
     assert code == 0
     found = json.loads(text)
@@ -272,7 +272,7 @@ def test_plan_layers_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     code, text, _ = run(capsys, *small)
     assert code == 0
     assert "proven optimal" in text
-    code, text, error = run(capsys, "helix-10", "Llama-2-70B")
+    code, text, error = run(capsys, "helix-10", "--model", "Llama-2-70B")
     assert code == 1
     assert "at most 52 of the 80 layers" in error
     code, _, error = run(capsys, *small, "--figure", str(picture))
@@ -295,7 +295,7 @@ network:
 """,
         encoding="utf-8",
     )
-    code, text, _ = run(capsys, str(file), "Llama-2-70B")
+    code, text, _ = run(capsys, str(file), "--model", "Llama-2-70B")
     assert code == 0
     assert "Bottleneck:" in text
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to the group."""
@@ -18,15 +20,12 @@ def placement(
         list[int] | None,
         typer.Option(help="Also plan a random cluster of so many nodes in several regions."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    record: Annotated[
-        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
-    ] = False,
+    as_json: options.AsJson = False,
+    record: options.Record = False,
 ) -> None:
     """Measure the planner of layer placements on Helix's clusters: flow, bound, elapsed time."""
     from hetero import timings
     from hetero.bench import placement as module
-    from hetero.cli.options import to_json
 
     def say(what: str) -> None:
         if sys.stderr.isatty():
@@ -36,6 +35,6 @@ def placement(
     say("")
     if record:
         timings.record(time for one in found for time in one.timings())
-    print(to_json(module.record(found)) if as_json else module.table(found), end="")
+    print(options.to_json(module.record(found)) if as_json else module.table(found), end="")
     if not as_json:
         print()

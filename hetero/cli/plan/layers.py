@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+
+from hetero.cli import options
 
 
 def register(group: typer.Typer) -> None:
@@ -14,14 +15,12 @@ def register(group: typer.Typer) -> None:
 
 
 def layers(
-    cluster: Annotated[str, typer.Argument(help="Name of a cluster, or a cluster file.")],
-    llm: Annotated[str, typer.Argument(help="Name of a model.")] = "Llama-2-70B",
-    seed: Annotated[int, typer.Option(help="Seed of the exchanges.")] = 0,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw the best placement into this PNG or SVG file.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    force: Annotated[bool, typer.Option(help="Replace the file of the figure.")] = False,
+    cluster: options.Cluster,
+    model: options.Model = "Llama-2-70B",
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    figure: options.Figure = None,
+    force: options.Force = False,
 ) -> None:
     """Place the layers of a model on the nodes of a cluster for the largest flow of tokens.
 
@@ -29,11 +28,10 @@ def layers(
     then the best one node by node with its bottleneck.
     """
     from hetero import catalog
-    from hetero.cli.options import to_json
     from hetero.cluster import find
     from hetero.planners.maxflow import plan
 
-    found = plan(find(cluster), catalog.llm(llm), seed=seed)
+    found = plan(find(cluster), catalog.find_llm(model), seed=seed)
     if figure is not None:
         _draw(found.best[0].flow, figure, force)
     if not as_json:
@@ -44,7 +42,7 @@ def layers(
         return
     best = found.best[0]
     print(
-        to_json(
+        options.to_json(
             {
                 "tokens_per_s": best.tokens_per_s,
                 "bound_tokens_per_s": best.bound,
