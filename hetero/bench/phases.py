@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import Cluster, Machine, cluster
@@ -168,15 +166,3 @@ def _light(gpus: int, work: str, best: Design) -> Search:
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     value = found.value
     return Search("light", other, gpus, cpu, wall, value.attainment, value.score, found.tried)
-
-
-def attained_per_seed(gpus: int, work: str, seeds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of our search and of the paper's over seeds, shapes (seeds,)."""
-    one = evaluator(gpus, work)
-    ours, papers = [], []
-    for seed in range(seeds):
-        ours.append(polish(one, seed=seed).history[-1].best)
-        search = TabuSearch.start(one, seed=seed)
-        search.run()
-        papers.append(search.history[-1].best)
-    return np.array(ours), np.array(papers)
