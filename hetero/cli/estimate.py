@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
+
+from hetero.cli import options
 
 
 def register(app: typer.Typer) -> None:
@@ -14,20 +15,11 @@ def register(app: typer.Typer) -> None:
 
 
 def estimate(
-    cluster: Annotated[
-        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
-    ],
-    model: Annotated[
-        str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")
-    ] = "Llama-3-8B",
-    trace: Annotated[
-        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
-    ] = "sharegpt",
-    source: Annotated[
-        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
-    ] = "twin",
+    cluster: options.Cluster,
+    model: options.Model = "Llama-3-8B",
+    trace: options.Trace = "sharegpt",
+    source: options.Source = "twin",
     requests: Annotated[int, typer.Option(min=1, help="Requests drawn from the trace.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the draw.")] = 0,
     scaling: Annotated[
         str, typer.Option(help="'instances' (section 3.2) or 'line 17' (as printed).")
     ] = "instances",
@@ -41,7 +33,8 @@ def estimate(
     memory_fraction: Annotated[
         float, typer.Option(min=0, max=1, help="Share of GPU memory that the engine may use.")
     ] = 0.9,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
 ) -> None:
     """Estimate the throughput of every tensor-parallel degree of every machine.
 
@@ -53,25 +46,24 @@ def estimate(
     from hetero import catalog, memory, workload
     from hetero import cluster as clusters
     from hetero import estimate as algorithm
-    from hetero.cli.options import choice
     from hetero.planners import tensor_parallel
 
     requested = workload.open_trace(
-        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
     sample = requested.sample(min(requests, len(requested)), np.random.default_rng(seed))
     result = tensor_parallel.search(
         clusters.find(cluster),
         catalog.find_llm(model),
         sample,
-        scaling=choice("--scaling", scaling, algorithm.Scaling),
-        kv_formula=choice("--kv-formula", kv_formula, catalog.KvFormula),
-        overhead_per=choice("--overhead-per", overhead_per, memory.OverheadPer),
+        scaling=options.choice("--scaling", scaling, algorithm.Scaling),
+        kv_formula=options.choice("--kv-formula", kv_formula, catalog.KvFormula),
+        overhead_per=options.choice("--overhead-per", overhead_per, memory.OverheadPer),
         overhead_gib=overhead_gib,
         memory_fraction=memory_fraction,
     )
     if as_json:
-        print(json.dumps(result.table().to_frame().to_dict("records"), indent=1))
+        print(options.to_json(result.table().to_frame().to_dict("records")), end="")
     else:
         print(result)
         print(f"Requests: {len(sample)} of {requested.source}, seed {seed}.")

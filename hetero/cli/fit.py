@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from hetero.latency.floor import FloorFit
     from hetero.latency.phase import PhaseFit
@@ -46,11 +48,11 @@ def fit(
         ),
     ] = "full",
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    as_json: options.AsJson = False,
     output: Annotated[
-        Path | None, typer.Option(help="Write the step model to this JSON file.")
+        Path | None, options.output("Write the step model to this JSON file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Fit prefill and decode times to measurements, with intervals and errors.
 
@@ -58,7 +60,6 @@ def fit(
     What the measurements cannot determine is refused, with what they do determine.
     """
     from hetero import latency
-    from hetero.cli.options import choice, to_json
     from hetero.errors import FitError, ParameterError
     from hetero.latency import storage
     from hetero.latency.fitting import Weights
@@ -67,8 +68,8 @@ def fit(
     measured = latency.read_csv(file, columns=_mapping(column or []))
     prefill, decode = latency.fit(
         measured,
-        form=choice("--form", form, Form),
-        weights=choice("--weights", weights, Weights),
+        form=options.choice("--form", form, Form),
+        weights=options.choice("--weights", weights, Weights),
         non_negative=non_negative,
         floor=floor,
         confidence=confidence,
@@ -92,7 +93,7 @@ def fit(
 
     if as_json:
         print(
-            to_json(
+            options.to_json(
                 {
                     "file": file.name,
                     "weights": weights,

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -16,7 +18,7 @@ def register(app: typer.Typer) -> None:
 
 def measure(
     model: Annotated[str, typer.Argument(help="Model of the catalog; weights are random.")],
-    output: Annotated[Path | None, typer.Option(help="Write the times to this CSV file.")] = None,
+    output: Annotated[Path | None, options.output("Write the times to this CSV file.")] = None,
     device: Annotated[str, typer.Option(help="cuda, cpu or auto.")] = "auto",
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or auto.")] = "auto",
     batch: Annotated[str, typer.Option(help="Batch sizes, by commas.")] = "1,2,4,8,16,32",
@@ -25,7 +27,7 @@ def measure(
         str, typer.Option("--context", help="Cached tokens per request of decode steps.")
     ] = "128,1024,4096",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs per setting.")] = 10,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Time one layer of a dense model over batch sizes and lengths.
 
@@ -34,15 +36,14 @@ def measure(
     """
     from hetero import measuring
     from hetero.catalog import llm
-    from hetero.cli.options import whole_numbers
 
     found = measuring.measure(
         llm(model),
         device=device,
         dtype=dtype,
-        batches=whole_numbers("--batch", batch),
-        inputs=whole_numbers("--input", input_tokens),
-        contexts=whole_numbers("--context", context_tokens),
+        batches=options.whole_numbers("--batch", batch),
+        inputs=options.whole_numbers("--input", input_tokens),
+        contexts=options.whole_numbers("--context", context_tokens),
         repeats=repeats,
         progress=lambda name: print(name, file=sys.stderr) if sys.stderr.isatty() else None,
     )

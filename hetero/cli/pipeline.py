@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from types import ModuleType
 
     from hetero.display import Table
-
-_JSON = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +38,7 @@ def repro(
     _pipeline("repro").repro(profile=profile, traces=source)
 
 
-def status(as_json: _JSON = False) -> None:
+def status(as_json: options.AsJson = False) -> None:
     """Show which results are fresh, which are stale, and why."""
     _print(_pipeline("status").status().table(), as_json)
 
@@ -50,7 +50,7 @@ def verify(
     keep: Annotated[
         Path | None, typer.Option(help="Leave the clone that ran in this new folder.")
     ] = None,
-    as_json: _JSON = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Rerun the last commit from nothing in a temporary clone, and compare every result.
 
@@ -69,7 +69,7 @@ def claims(
     everything: Annotated[
         bool, typer.Option("--all", help="Also those that were not attempted.")
     ] = False,
-    as_json: _JSON = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show each published value beside the measured one, and the verdict."""
     from hetero.claims import Verdicts, verdicts
@@ -83,7 +83,7 @@ def claims(
     _print(replace(found.table(), notes=(summary,)), as_json, found.records())
 
 
-def figures(as_json: _JSON = False) -> None:
+def figures(as_json: options.AsJson = False) -> None:
     """Show which figures, tables and algorithms of the papers are regenerated, and where."""
     from hetero.claims import coverage
 
@@ -106,10 +106,8 @@ def _results() -> Path:
 
 
 def _print(table: Table, as_json: bool, records: list[dict[str, Any]] | None = None) -> None:
-    from hetero.cli.options import to_json
-
     if as_json:
         rows = records if records is not None else table.to_frame().to_dict("records")
-        print(to_json(rows), end="")
+        print(options.to_json(rows), end="")
     else:
         print(table)

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -19,7 +21,7 @@ def profile(
     url: Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")],
     model: Annotated[str, typer.Option(help="Name under which the server knows the model.")],
     output: Annotated[
-        Path, typer.Option(help="CSV file of the measurements; one that is there is gone on with.")
+        Path, options.output("CSV file of the measurements; one that is there is gone on with.")
     ],
     batch: Annotated[str, typer.Option(help="Requests at once, by commas.")] = "1,2,4,8",
     input_tokens: Annotated[str, typer.Option("--input", help="Input lengths.")] = "64,256,1024",
@@ -35,8 +37,8 @@ def profile(
     fit: Annotated[
         Path | None, typer.Option(help="Write the fitted step model to this JSON file.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing model file.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the prompts and the order.")] = 0,
+    force: options.Force = False,
+    seed: options.Seed = 0,
 ) -> None:
     """Measure a server's prefill and decode times, and fit p1..p8 of Xiong et al. eq. 3-4.
 
@@ -45,16 +47,15 @@ def profile(
     A key for the server is taken from the environment variable HETERO_API_KEY.
     """
     from hetero import profiling
-    from hetero.cli.options import whole_numbers
     from hetero.latency import storage
 
     endpoint = profiling.Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
     found = profiling.profile(
         endpoint,
         profiling.grid(
-            whole_numbers("--batch", batch),
-            whole_numbers("--input", input_tokens),
-            whole_numbers("--tokens", output_tokens),
+            options.whole_numbers("--batch", batch),
+            options.whole_numbers("--input", input_tokens),
+            options.whole_numbers("--tokens", output_tokens),
         ),
         output,
         repeats=repeats,

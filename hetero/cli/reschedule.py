@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from hetero.planners.reschedule.change import Change
     from hetero.planners.reschedule.episode import Episode
@@ -21,30 +23,14 @@ def register(app: typer.Typer) -> None:
 
 
 def reschedule(
-    cluster: Annotated[
-        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
-    ],
-    model: Annotated[
-        str, typer.Option(help="Dense model of the catalog, or a Hugging Face config.json.")
-    ] = "LLaMA-1-30B",
-    trace: Annotated[
-        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
-    ] = "azure2023_conv",
-    source: Annotated[
-        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
-    ] = "twin",
+    cluster: options.Cluster,
+    model: options.DenseModel = "LLaMA-1-30B",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
     rate: Annotated[float, typer.Option(help="Request rate [requests/s].")] = 4.0,
-    slo: Annotated[
-        str, typer.Option(help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")
-    ] = "",
-    slo_scale: Annotated[
-        float,
-        typer.Option(help="Without --slo: targets as multiples of a mean request on an A100."),
-    ] = 8.0,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
-    ] = None,
+    slo: options.Targets = "",
+    slo_scale: options.SloScale = 8.0,
+    budget: options.Budget = None,
     lose: Annotated[
         list[str] | None, typer.Option(help="Machine that fails; may be given several times.")
     ] = None,
@@ -74,8 +60,8 @@ def reschedule(
         int | None, typer.Option(min=0, help="Steps of the search; by default its own number.")
     ] = None,
     max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of twin, search and arrivals.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
 ) -> None:
     """Plan a service, let something happen to it, and play the episode under each policy.
 
@@ -86,7 +72,6 @@ def reschedule(
 
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.cli.options import choice, targets, to_json
     from hetero.errors import InfeasibleError, ParameterError
     from hetero.planners.phases.budget import best_part
     from hetero.planners.phases.cost import Settings
@@ -111,11 +96,11 @@ def reschedule(
             resolve="give a rate above 0 and a time of 0 or more.",
         )
     _check(lose or [], lose_gpu, slow, shift)
-    kind = choice("--source", source, workload.TraceSource)
+    kind = options.choice("--source", source, workload.TraceSource)
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
     lengths = workload.open_trace(trace, source=kind, seed=seed)
     demand = Demand.of(lengths, rate)
-    target = targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
+    target = options.targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
     settings = Settings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings)
@@ -153,7 +138,7 @@ def reschedule(
         found[one] = (answer, episode, took)
     record = _record(service, change, found, at, target)
     if as_json:
-        print(to_json(record), end="")
+        print(options.to_json(record), end="")
         return
     print(made)
     print(f"\nAt {at:g} s {change.what}.\n")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from hetero.cluster import Cluster
     from hetero.display import Table
@@ -27,18 +29,10 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    cluster: Annotated[
-        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
-    ],
-    model: Annotated[
-        str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")
-    ] = "Llama-3-8B",
-    trace: Annotated[
-        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
-    ] = "azure2023_conv",
-    source: Annotated[
-        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
-    ] = "twin",
+    cluster: options.Cluster,
+    model: options.Model = "Llama-3-8B",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
     degree: Annotated[
         str,
         typer.Option(
@@ -57,20 +51,18 @@ def simulate(
     requests: Annotated[
         int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
     ] = None,
-    slo: Annotated[
-        str, typer.Option(help="Targets, as in ttft=500ms,tpot=50ms (also e2e; us, ms, s, min).")
-    ] = "",
+    slo: options.Targets = "",
     engine: Annotated[
         str, typer.Option(help="How engines form steps: 'chunked' or 'prefill-first'.")
     ] = "chunked",
     max_batch: Annotated[
         int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
     ] = 256,
-    seed: Annotated[int, typer.Option(help="Seed of twin, arrivals and routers.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="One row per request and router (.csv, .parquet)."),
+        options.output("One row per request and router (.csv, .parquet)."),
     ] = None,
     figures: Annotated[
         Path | None,
@@ -79,7 +71,7 @@ def simulate(
             "replica over time, times to first token."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Serve a trace with whole replicas of a model and compare routers.
 
@@ -88,7 +80,6 @@ def simulate(
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.cli.options import choice, targets, to_json
     from hetero.deployment import Engine
     from hetero.errors import DataError
     from hetero.planners.replicated import replicated
@@ -96,16 +87,16 @@ def simulate(
     from hetero.simulator import metrics
     from hetero.simulator import simulate as run_simulation
 
-    batching = _ENGINES[choice("--engine", engine, _ENGINES)]
+    batching = _ENGINES[options.choice("--engine", engine, _ENGINES)]
     chosen = _routers(router or list(_DEFAULT))
-    wanted = targets(slo)
+    wanted = options.targets(slo)
     if output is not None:
         _check_output(output, force)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
     machines, llm = clusters.find(cluster), catalog.find_llm(model)
     requested = workload.open_trace(
-        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
     requested = _arrivals(requested, requests, rate, seed)
     degrees, notes = _degrees(machines, llm, degree, requested, seed)
@@ -156,7 +147,7 @@ def simulate(
             "notes": notes,
         }
         rows = [{"router": name, **_plain(one)} for name, one in found]
-        print(to_json(setting | {"routers": rows}), end="")
+        print(options.to_json(setting | {"routers": rows}), end="")
         return
     alike = Counter((one.gpus, one.gpu.name if one.gpu else "") for one in deployment.replicas)
     layout = ", ".join(
@@ -192,10 +183,9 @@ def _factories() -> dict[str, Callable[[], Builtin]]:
 
 
 def _routers(names: list[str]) -> list[Builtin]:
-    from hetero.cli.options import choice
 
     known = _factories()
-    return [known[choice("--router", name, known)]() for name in dict.fromkeys(names)]
+    return [known[options.choice("--router", name, known)]() for name in dict.fromkeys(names)]
 
 
 def _arrivals(trace: Trace, requests: int | None, rate: float | None, seed: int) -> Trace:

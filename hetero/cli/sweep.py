@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
@@ -21,9 +23,9 @@ def sweep(
     ] = "loky",
     workers: Annotated[int, typer.Option(min=0, help="Processes at once; 0 takes all.")] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="Folder; by default results/sweeps/NAME.")
+        Path | None, options.output("Folder; by default results/sweeps/NAME.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Run every point that is not finished yet, and collect all of them.
 
@@ -31,7 +33,6 @@ def sweep(
     same command. Points that failed are listed, and tried again by the next call.
     """
     from hetero import paths
-    from hetero.cli.options import to_json
 
     paths.root()
     run = importlib.import_module("pipelines.sweep.run")
@@ -39,7 +40,7 @@ def sweep(
     if as_json:
         rows = found.frame.to_dict("records")
         failed = [{"file": f, "values": v, "why": w} for f, v, w in found.failed]
-        print(to_json({"planned": found.planned, "points": rows, "failed": failed}), end="")
+        print(options.to_json({"planned": found.planned, "points": rows, "failed": failed}), end="")
     else:
         print(found)
     run.check(found)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from hetero.workload import Trace
 
@@ -21,7 +23,6 @@ FileOrName = Annotated[
     ),
 ]
 Sort = Annotated[bool, typer.Option("--sort", help="Sort requests by arrival.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Arrival = Annotated[
     str, typer.Option("--arrival-column", help="Column of the arrivals, if the file has its own.")
 ]
@@ -39,10 +40,8 @@ def register(app: typer.Typer) -> None:
 @trace.command()
 def describe(
     file_or_name: FileOrName,
-    source: Annotated[
-        str, typer.Option(help="For a name: 'twin' draws it, 'real' reads the fetched file.")
-    ] = "twin",
-    seed: Annotated[int, typer.Option(help="Seed of the twin.")] = 0,
+    source: options.Source = "twin",
+    seed: options.Seed = 0,
     sort: Sort = False,
     arrival: Arrival = "",
     input_tokens: Input = "",
@@ -58,7 +57,7 @@ def describe(
 @trace.command()
 def twin(
     file_or_name: FileOrName,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Twin to write (JSON).")],
+    output: Annotated[Path, options.output("Twin to write (JSON).")],
     draws: Annotated[int, typer.Option(min=1, help="Draws that the check averages over.")] = 20,
     sort: Sort = False,
     arrival: Arrival = "",
@@ -66,7 +65,7 @@ def twin(
     output_tokens: Output = "",
     time_unit: Unit = "s",
     rebase: Rebase = False,
-    force: Force = False,
+    force: options.Force = False,
 ) -> None:
     """Fit a twin of a few KB to a real trace, and print how close its draws come."""
     from hetero import workload
@@ -75,7 +74,7 @@ def twin(
     real = _open(file_or_name, "real", 0, sort, columns, time_unit, rebase)
     named = file_or_name in workload.names()
     fitted = workload.Twin.fit(real, source=workload.source_of(file_or_name) if named else "")
-    fitted.save(out, force=force)
+    fitted.save(output, force=force)
     print(fitted.check(real, draws))
 
 
@@ -84,12 +83,10 @@ def draw(
     twin_or_name: Annotated[
         str, typer.Argument(metavar="TWIN_OR_NAME", help="Twin (JSON), or a name.")
     ],
-    out: Annotated[
-        Path, typer.Option("-o", "--out", help="Trace to write (.csv, .csv.gz, .parquet).")
-    ],
-    seed: Annotated[int, typer.Option(help="Seed; the same gives the same trace.")] = 0,
+    output: Annotated[Path, options.output("Trace to write (.csv, .csv.gz, .parquet).")],
+    seed: options.Seed = 0,
     rate: Annotated[float, typer.Option(help="Multiple of the rate of the real trace.")] = 1.0,
-    force: Force = False,
+    force: options.Force = False,
 ) -> None:
     """Draw a trace from a twin."""
     from hetero import workload
@@ -98,16 +95,16 @@ def draw(
     named = twin_or_name in workload.names()
     chosen = workload.load_twin(twin_or_name) if named else workload.Twin.load(twin_or_name)
     drawn = chosen.draw(seed, rate)
-    if out.suffix == ".parquet":
-        drawn.to_parquet(out, force=force)
-    elif out.suffix == ".csv" or out.suffixes[-2:] == [".csv", ".gz"]:
-        drawn.to_csv(out, force=force)
+    if output.suffix == ".parquet":
+        drawn.to_parquet(output, force=force)
+    elif output.suffix == ".csv" or output.suffixes[-2:] == [".csv", ".gz"]:
+        drawn.to_csv(output, force=force)
     else:
         raise ParameterError(
-            f"The ending of {out.name} is of no known kind.",
+            f"The ending of {output.name} is of no known kind.",
             resolve="end its name with .csv, .csv.gz or .parquet.",
         )
-    print(f"{len(drawn):,} requests written to {out}.")
+    print(f"{len(drawn):,} requests written to {output}.")
 
 
 def _open(
@@ -120,13 +117,12 @@ def _open(
     rebase: bool,
 ) -> Trace:
     from hetero import workload
-    from hetero.cli.options import choice
     from hetero.errors import ParameterError
     from hetero.workload.columns import TimeUnit
     from hetero.workload.readers import read_table
 
     if not any(columns) and time_unit == "s" and not rebase:
-        chosen = choice("--source", source, workload.TraceSource)
+        chosen = options.choice("--source", source, workload.TraceSource)
         return workload.open_trace(file_or_name, chosen, seed, sort=sort)
     if file_or_name in workload.names():
         raise ParameterError(
@@ -138,7 +134,7 @@ def _open(
         arrival=columns[0] or "arrival_s",
         input_tokens=columns[1] or "input_tokens",
         output_tokens=columns[2] or "output_tokens",
-        time_unit=choice("--time-unit", time_unit, TimeUnit),
+        time_unit=options.choice("--time-unit", time_unit, TimeUnit),
         sort=sort,
         rebase=rebase or None,
     )

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to the group."""
@@ -17,15 +19,12 @@ def islands(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of which the median counts.")] = 5,
     iterations: Annotated[int, typer.Option(min=2, help="Batches of each search.")] = 4,
     ax: Annotated[bool, typer.Option(help="Time Ax as well; takes minutes.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    record: Annotated[
-        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
-    ] = False,
+    as_json: options.AsJson = False,
+    record: options.Record = False,
 ) -> None:
     """Measure the island planners: inner program, exact layout, searches by batch size."""
     from hetero import timings
     from hetero.bench.islands import bench
-    from hetero.cli.options import to_json
 
     def say(what: str) -> None:
         if sys.stderr.isatty():
@@ -35,4 +34,4 @@ def islands(
     say("")
     if record:
         timings.record(timing for _, _, timing in found.rows)
-    print(to_json(found.record()) if as_json else found, end="" if as_json else "\n")
+    print(options.to_json(found.record()) if as_json else found, end="" if as_json else "\n")

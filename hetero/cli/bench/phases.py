@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to the group."""
@@ -17,10 +19,8 @@ def phases(
     gpus: Annotated[
         str, typer.Option(help="Sizes of the fleet: 16, 24, 32 and 256 GPUs, by commas.")
     ] = "16,24,32,256",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    record: Annotated[
-        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
-    ] = False,
+    as_json: options.AsJson = False,
+    record: options.Record = False,
 ) -> None:
     """Measure plans from scratch, by the paper's tabu search and by ours, and light rescheduling.
 
@@ -30,14 +30,13 @@ def phases(
 
     from hetero import timings
     from hetero.bench.phases import PUBLISHED_S, bench
-    from hetero.cli.options import to_json, whole_numbers
     from hetero.errors import ParameterError
 
     def say(what: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
 
-    sizes = whole_numbers("--gpus", gpus)
+    sizes = options.whole_numbers("--gpus", gpus)
     if not set(sizes) <= set(PUBLISHED_S):
         raise ParameterError(f"--gpus cannot do '{gpus}'.", resolve="use 16, 24, 32 and 256.")
     found = bench(sizes, progress=say)
@@ -54,6 +53,6 @@ def phases(
             for what, size in dict.fromkeys((one.what, one.gpus) for one in found.searches)
         )
     if as_json:
-        print(to_json([asdict(one) for one in found.searches]), end="")
+        print(options.to_json([asdict(one) for one in found.searches]), end="")
     else:
         print(found)

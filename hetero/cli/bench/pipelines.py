@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to the group."""
@@ -14,10 +16,8 @@ def register(group: typer.Typer) -> None:
 
 def pipelines(
     repeats: Annotated[int, typer.Option(min=1, help="Runs of which the best counts.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    record: Annotated[
-        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
-    ] = False,
+    as_json: options.AsJson = False,
+    record: options.Record = False,
 ) -> None:
     """Measure the pipeline simulator: 660 s of Helix's clusters, kept full by its scheduler.
 
@@ -25,7 +25,6 @@ def pipelines(
     """
     from hetero import timings
     from hetero.bench.pipelines import bench
-    from hetero.cli.options import to_json
 
     found = bench(repeats=repeats)
     if record:
@@ -41,6 +40,6 @@ def pipelines(
             for row in found.rows
         )
     if as_json:
-        print(to_json(found.record()), end="")
+        print(options.to_json(found.record()), end="")
     else:
         print(found.table())

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to the group."""
@@ -18,13 +20,10 @@ def routers(
         int, typer.Option(min=100, help="Requests per run on eight devices or two instances.")
     ] = 2000,
     seeds: Annotated[int, typer.Option(min=2, help="Seeds, 0 and up.")] = 5,
-    source: Annotated[
-        str, typer.Option(help="ShareGPT lengths: their statistical twin, or the real ones.")
-    ] = "twin",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="One row per setting and metric (.csv).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    source: options.Source = "twin",
+    as_json: options.AsJson = False,
+    output: Annotated[Path | None, options.output("One row per setting and metric (.csv).")] = None,
+    force: options.Force = False,
 ) -> None:
     """Count wins, ties and losses of our own router in every setting of both routing papers.
 
@@ -34,17 +33,18 @@ def routers(
     """
     from hetero import workload
     from hetero.bench.contest import contest, settings
-    from hetero.cli.options import choice, to_json
     from hetero.files import writing
     from hetero.progress import progress
 
-    chosen = settings(requests=requests, source=choice("--source", source, workload.TraceSource))
+    chosen = settings(
+        requests=requests, source=options.choice("--source", source, workload.TraceSource)
+    )
     with progress(len(chosen), "routers", unit="settings") as advance:
         found = contest(chosen, seeds=range(seeds), progress=advance)
     if output is not None:
-        with writing(output) as part:
+        with writing(output, force=force) as part:
             found.rows.to_csv(part, index=False, lineterminator="\n")
     if as_json:
-        print(to_json(found.counts().to_dict("records")), end="")
+        print(options.to_json(found.counts().to_dict("records")), end="")
     else:
         print(found, found.losses_table(), sep="\n\n")

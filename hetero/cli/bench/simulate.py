@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hetero.cli import options
+
 
 def register(group: typer.Typer) -> None:
     """Add the command to the group."""
@@ -19,10 +21,8 @@ def simulate(
     ] = 1_000_000,
     many: Annotated[int, typer.Option(min=8, help="Replicas of the larger fleet.")] = 1_000,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of which the best counts.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    record: Annotated[
-        bool, typer.Option(help="Write the times to data/measured/timings.csv.")
-    ] = False,
+    as_json: options.AsJson = False,
+    record: options.Record = False,
 ) -> None:
     """Measure the simulator: speed at 70 % load and overload, memory, decisions, start.
 
@@ -31,7 +31,6 @@ def simulate(
     """
     from hetero import timings
     from hetero.bench.simulator import bench
-    from hetero.cli.options import to_json
 
     def say(what: str) -> None:
         if sys.stderr.isatty():
@@ -52,6 +51,6 @@ def simulate(
             for router, micros in found.decision_us.items()
         )
     if as_json:
-        print(to_json(found.record()), end="")
+        print(options.to_json(found.record()), end="")
     else:
         print("\n\n".join(str(table) for table in found.tables()))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from hetero.planners.islands.assignment import Assignment
 
@@ -20,11 +22,9 @@ def islands(
     inventory: Annotated[
         list[str], typer.Argument(help="GPUs, as H200=64 H20=128; with --load the most on offer.")
     ],
-    model: Annotated[
-        str, typer.Option(help="Mixture-of-experts model: a name or a config.json.")
-    ] = "DeepSeek-V3",
-    trace: Annotated[str, typer.Option(help="Trace: a name or a file.")] = "azure2023_conv",
-    source: Annotated[str, typer.Option(help="Named traces: twin or real.")] = "twin",
+    model: options.MoeModel = "DeepSeek-V3",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
     width: Annotated[int, typer.Option(min=1, help="Width of a range of lengths [tokens].")] = 400,
     reading: Annotated[str, typer.Option(help="What throughput counts.")] = "fitting",
     minimum: Annotated[int, typer.Option(min=1, help="Smallest island [GPUs].")] = 2,
@@ -36,7 +36,6 @@ def islands(
     ] = "exact",
     batch: Annotated[int, typer.Option(min=1, help="Layouts per batch of a search.")] = 16,
     iterations: Annotated[int, typer.Option(min=1, help="Batches of a search.")] = 15,
-    seed: Annotated[int, typer.Option(help="Seed of a search and of the twin.")] = 0,
     state: Annotated[
         Path | None, typer.Option(help="File that a search is saved to and resumed from.")
     ] = None,
@@ -49,11 +48,10 @@ def islands(
     load: Annotated[
         float | None, typer.Option(help="Buy the cheapest GPUs for this load [requests/s].")
     ] = None,
-    figure: Annotated[
-        Path | None, typer.Option(help="Draw who serves which lengths into this PNG or SVG.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    force: Annotated[bool, typer.Option(help="Replace the file of the figure.")] = False,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    figure: options.Figure = None,
+    force: options.Force = False,
 ) -> None:
     """Cut GPUs into islands, give each a phase and ranges of input lengths to serve.
 
@@ -61,7 +59,6 @@ def islands(
     divider's layouts and shows its distance from the best of all.
     """
     from hetero import catalog, workload
-    from hetero.cli.options import choice, to_json
     from hetero.errors import InfeasibleError, ParameterError
     from hetero.planners.islands import cost
     from hetero.planners.islands.assignment import check_inventory
@@ -73,14 +70,14 @@ def islands(
     if figure is not None and figure.exists() and not force:
         raise ParameterError(f"{figure} exists.", resolve="choose another file, or add --force.")
     if method != "exact":
-        choice("--method", method, Method)
+        options.choice("--method", method, Method)
     if method != "exact" and (load is not None or budget is not None or pairs or powers):
         raise ParameterError(
             "A search knows no load, budget, pairs or powers.",
             resolve="leave them out, or use --method exact.",
         )
     lengths = workload.open_trace(
-        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
     islands_of = IslandModel.of_trace(
         lengths, width, model=catalog.find_llm(model), reading=reading_of(reading)
@@ -123,7 +120,7 @@ def islands(
     if figure is not None:
         _draw(plan, figure, force)
     if as_json:
-        print(to_json(_record(plan, prices, optimum)), end="")
+        print(options.to_json(_record(plan, prices, optimum)), end="")
         return
     if found is not plan:
         print(found, end="\n\n")

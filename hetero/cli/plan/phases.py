@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.cli import options
+
 if TYPE_CHECKING:
     from hetero.planners.phases.plan import PhasePlan
     from hetero.workload import Trace
@@ -18,26 +20,13 @@ def register(group: typer.Typer) -> None:
 
 
 def phases(
-    cluster: Annotated[
-        str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
-    ],
-    model: Annotated[
-        str, typer.Option(help="Dense model of the catalog, or a Hugging Face config.json.")
-    ] = "LLaMA-1-30B",
-    trace: Annotated[
-        str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
-    ] = "azure2023_conv",
-    source: Annotated[
-        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
-    ] = "twin",
+    cluster: options.Cluster,
+    model: options.DenseModel = "LLaMA-1-30B",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
     rate: Annotated[float, typer.Option(help="Request rate to plan for [requests/s].")] = 4.0,
-    slo: Annotated[
-        str, typer.Option(help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")
-    ] = "",
-    slo_scale: Annotated[
-        float,
-        typer.Option(help="Without --slo: targets as multiples of a mean request on an A100."),
-    ] = 8.0,
+    slo: options.Targets = "",
+    slo_scale: options.SloScale = 8.0,
     search: Annotated[
         str, typer.Option(help="'patterns' (ours), 'tabu' (the paper's) or 'exact' (small fleets).")
     ] = "patterns",
@@ -49,20 +38,15 @@ def phases(
         bool, typer.Option(help="Send KV caches layer by layer while prefill goes on.")
     ] = False,
     max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 4,
-    budget: Annotated[
-        float | None,
-        typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
-    ] = None,
+    budget: options.Budget = None,
     requests: Annotated[
         int, typer.Option(min=0, help="Requests of a simulation of the plan; 0 for none.")
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Seed of twin, search and arrivals.")] = 0,
+    seed: options.Seed = 0,
     jobs: Annotated[int, typer.Option(help="Processes that evaluate designs.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan as JSON.")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: options.AsJson = False,
+    output: Annotated[Path | None, options.output("Write the plan as JSON.")] = None,
+    force: options.Force = False,
 ) -> None:
     """Divide a mixed fleet into groups, give each a phase, and route requests between them.
 
@@ -72,7 +56,6 @@ def phases(
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.cli.options import choice, targets, to_json
     from hetero.errors import ParameterError
     from hetero.files import writing
     from hetero.planners.phases.budget import best_part
@@ -89,14 +72,14 @@ def phases(
         )
     if output is not None and output.exists() and not force:
         raise ParameterError(f"{output} exists.", resolve="choose another file, or add --force.")
-    method: Search = choice("--search", search, Search)
+    method: Search = options.choice("--search", search, Search)
     transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
     lengths = workload.open_trace(
-        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
     demand = Demand.of(lengths, rate)
-    target = targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
+    target = options.targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
     settings = Settings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
@@ -119,7 +102,7 @@ def phases(
     record = _record(found)
     if requests:
         record["simulated"] = _simulated(found, lengths, requests, seed)
-    text = to_json(record)
+    text = options.to_json(record)
     if output is not None:
         with writing(output, force=force) as part:
             part.write_text(text, encoding="utf-8")
