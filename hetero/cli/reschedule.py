@@ -240,7 +240,6 @@ def _record(
         cost = None
         if price is not None and span > 0:
             cost = price * span / 3600.0 / float(tokens[later].sum()) * 1e6
-        reasons = run.frame()["reason"]
         rows.append(
             {
                 "policy": name,
@@ -253,8 +252,8 @@ def _record(
                 "attainment_of_episode": attainment(run, target),
                 "in_flight_at_change": episode.in_flight(at_s),
                 "routed_again": episode.routed_again,
-                "lost": episode.lost,
-                "reasons": sorted({str(reason) for reason in reasons if reason}),
+                "lost": episode.lost - episode.too_long,
+                "too_long": episode.too_long,
                 "nothing_up_s": sum(end - begin for begin, end in episode.waits),
                 "usd_per_mtok": cost,
             }
@@ -291,7 +290,10 @@ def _table(record: dict[str, Any]) -> Any:
                 row["usd_per_mtok"],
             )
         )
-        notes += [f"{row['policy']}: lost because {reason}" for reason in row["reasons"]]
+        if row["too_long"]:
+            notes.append(
+                f"{row['policy']}: {row['too_long']} requests are longer than any cache of the plan"
+            )
     columns = (
         Column("policy"),
         Column("prefill:decode"),

@@ -149,9 +149,9 @@ class Fleet:
         Hierarchical clustering (average linkage, distance 1 / bandwidth) of the GPU-to-GPU
         matrix; of all cuts of the tree the one with the most groups of which each can hold the
         model. GPUs inside one machine are equally far from each other, so a cluster that is a
-        whole machine is divided evenly into as many groups as still fit. Clusters too small for
-        the model, such as a machine that has lost GPUs, are joined, together or to the smallest
-        other one.
+        whole machine is divided evenly into as many groups as still fit. Where no
+        cut gives two groups, as when a machine has lost GPUs and what is left of it does not
+        serve, every machine gives as many GPUs as do.
         """
         where = np.repeat(np.arange(len(self.inventory)), self.inventory)
         distance = 1.0 / self.model.bandwidth_gbs[np.ix_(where, where)]
@@ -165,27 +165,22 @@ class Fleet:
             for k, (a, b, *_) in enumerate(tree):
                 left[len(where) + k] = merged(left.pop(int(a)), left.pop(int(b)))
                 cuts.append(list(left.values()))
-            parts = next((cut for cut in cuts if all(self.fits(one) for one in cut)), parts)
+            plain = next((cut for cut in cuts if all(self.fits(one) for one in cut)), parts)
+            # One group of everything serves no two phases; then some GPUs stay idle at first.
+            parts = plain if len(plain) > 1 else self._by_machine() or plain
         parts = [piece for one in parts for piece in self._divided(one)]
         drawn = rng.integers(0, 2, len(parts))
         if len(parts) > 1 and drawn.min() == drawn.max():
             drawn[0] = 1 - drawn[0]  # a design needs both phases
         return design((one, PHASES[int(k)]) for one, k in zip(parts, drawn, strict=True))
 
-    def _joined(self, cut: list[Group]) -> list[Group]:
-        """A cut with the clusters that are too small for the model joined."""
-        small = [one for one in cut if not self.fits(one)]
-        if not small:
-            return cut
-        large = sorted(
-            (one for one in cut if self.fits(one)), key=lambda one: sum(n for _, n in one)
-        )
-        joined = small[0]
-        for one in small[1:]:
-            joined = _together(joined, one)
-        if not self.fits(joined) and large:
-            joined = _together(joined, large.pop(0))
-        return [*large, joined]
+    def _by_machine(self) -> list[Group]:
+        """Of every machine as many of the smallest groups that fit as it has GPUs for."""
+        found: list[Group] = []
+        for m, count in enumerate(self.inventory):
+            sizes = [n for n in range(1, count + 1) if self.fits(((m, n),))]
+            found += [((m, n),) for n in sizes[:1] for _ in range(count // n)]
+        return found
 
     def _divided(self, one: Group) -> Iterator[Group]:
         if len(one) > 1:
@@ -195,10 +190,3 @@ class Fleet:
         pieces = max((k for k in range(1, n + 1) if self.fits(((m, n // k),))), default=1)
         for k in range(pieces):
             yield ((m, n // pieces + (k < n % pieces)),)
-
-
-def _together(one: Group, other_: Group) -> Group:
-    counts = dict(one)
-    for m, n in other_:
-        counts[m] = counts.get(m, 0) + n
-    return group(counts.items())

@@ -102,6 +102,16 @@ class Episode(Shown):
         return int((~self.run.finished).sum())
 
     @property
+    def too_long(self) -> int:
+        """Of the lost requests those that no replica of the last era could ever hold."""
+        records = self.run.requests[~self.run.finished]
+        nodes = self.eras[-1].deployment.replicas
+        first = max(one.kv_tokens for one in nodes if one.role != "decode")
+        second = max(one.kv_tokens for one in nodes if one.role != "prefill")
+        whole = records["input_tokens"] + records["output_tokens"]
+        return int(((records["input_tokens"] > first) | (whole > second)).sum())
+
+    @property
     def routed_again(self) -> int:
         """Times that a request lost its replica and was routed to another."""
         return int(self.run.requests["retries"].sum())
@@ -148,6 +158,8 @@ class Episode(Shown):
         )
         held = sum(end - start for start, end in self.waits)
         notes = [f"{self.routed_again:,} times a request was routed again"]
+        if self.too_long:
+            notes.append(f"{self.too_long} of the lost are longer than any cache of the last era")
         if self.waits:
             notes.append(f"for {held:.0f} s nothing was up, and requests waited")
         return Table("Episode", columns, tuple(rows), tuple(notes))
