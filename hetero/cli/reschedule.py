@@ -46,10 +46,12 @@ def reschedule(
     policies: Annotated[
         str, typer.Option(help="Policies to compare: none, light, full, separated by commas.")
     ] = "none,light,full",
-    at: Annotated[float, typer.Option(help="Time of the change [s].")] = 60.0,
+    at: Annotated[float, typer.Option(min=0, help="Time of the change [s].")] = 60.0,
     search_s: Annotated[
         float | None,
-        typer.Option(help="Time until the new plan is there [s]; by default as measured here."),
+        typer.Option(
+            min=0, help="Time until the new plan is there [s]; by default as measured here."
+        ),
     ] = None,
     disk_gbs: Annotated[float, typer.Option(help="Disk bandwidth of a machine [GB/s].")] = 1.2,
     drain: Annotated[
@@ -90,11 +92,9 @@ def reschedule(
                 f"--policies: there is no policy '{one}'.",
                 resolve=f"use {', '.join(_POLICIES)}, separated by commas.",
             )
-    if not 0 < rate < float("inf") or not at >= 0:
-        raise ParameterError(
-            f"--rate is {rate:g} requests/s and --at {at:g} s.",
-            resolve="give a rate above 0 and a time of 0 or more.",
-        )
+    options.positive("--rate", rate)
+    options.positive("--slo-scale", slo_scale)
+    options.positive("--disk-gbs", disk_gbs)
     _check(lose or [], lose_gpu, slow, shift)
     kind = options.choice("--source", source, workload.TraceSource)
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
