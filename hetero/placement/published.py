@@ -120,6 +120,22 @@ def problem(cluster: str, model: str, *, raw: bool = False) -> Problem:
     return Problem.of(fleet, find_llm(MODELS[model]), links=links, raw=raw)
 
 
+@lru_cache(maxsize=8)
+def numbering(cluster: str) -> tuple[str, ...]:
+    """Our names of the nodes in the order in which the artifact numbers them.
+
+    Examples
+    --------
+    >>> numbering("single-24")[:3]
+    ('l4-1', 't4-1', 't4-2')
+    """
+    import pandas as pd
+
+    frame = pd.read_csv(paths.data("published", "helix_nodes.csv"))
+    mine = frame[frame["cluster"] == cluster].sort_values("number")
+    return tuple(str(node) for node in mine["node"])
+
+
 def geo_links() -> Links:
     """Links of the geo-distributed cluster as the artifact drew them, in the order of our file."""
     import pandas as pd

@@ -12,6 +12,7 @@ from hetero.cli import main
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
+from hetero.placement.pruning import all_links, pruned
 from hetero.placement.published import placement, problem
 from hetero.planners.islands.programs import Limits
 from hetero.planners.maxflow import Effort, plan, search
@@ -21,7 +22,6 @@ from hetero.planners.maxflow.chains import chain
 from hetero.planners.maxflow.groups import groups
 from hetero.planners.maxflow.heuristics import petals, separate, separate_plus, swarm
 from hetero.planners.maxflow.milp import Milp, judge
-from hetero.planners.maxflow.pruning import all_links, pruned
 
 # Our planner --------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from hetero.placement.published import placement
 from hetero.routers import Request
 from hetero.routers.pipelines import FlowRouter, PipelineState, RandomRouter, SwarmRouter
 from hetero.simulator import helix, metrics
-from hetero.simulator.helix_flow import artifact_flow, artifact_network, pruned
+from hetero.simulator.helix_flow import artifact_flow, artifact_network
 from hetero.simulator.pipeline_run import gap_percentiles
 from hetero.simulator.pipelines import (
     Feed,
@@ -245,10 +247,8 @@ def test_percentiles_of_gaps_are_those_of_the_values() -> None:
 
 def test_pruning_leaves_the_links_of_table_8() -> None:
     # 876 variables: 24 starts, 174 layer counts, and a flow and a validity for every link.
-    from hetero.placement.published import problem
-
-    whole = problem("geo-24", "70B")
-    kept = pruned("geo-24", whole)
+    network = artifact_network("geo-24 70B helix")
+    whole, kept = network.placement.problem, network.links
     counts = sum(node.max_layers for node in whole.nodes)
     assert len(whole.nodes) + counts + 2 * kept.sum() == 876
 
@@ -258,6 +258,28 @@ def test_preflow_push_finds_a_maximum_flow() -> None:
         network = artifact_network(name)
         flow = artifact_flow(network, name.split()[0])
         assert flow[-1].sum() == pytest.approx(network.max_flow().tokens_per_s, rel=1e-4)
+
+
+def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
+    code = (
+        "import hashlib\n"
+        "from hetero.simulator.helix_flow import artifact_flow, artifact_network\n"
+        "for name in ('geo-24 70B petals', 'hetero-42 70B helix'):\n"
+        "    flow = artifact_flow(artifact_network(name), name.split()[0])\n"
+        "    print(hashlib.sha256(flow.tobytes()).hexdigest())\n"
+    )
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert len(found[0].split()) == 2
+    assert found[0] == found[1]
 
 
 def test_online_requests_come_at_the_rate_asked_for() -> None:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement import Network, Placement, Problem
+from hetero.placement.pruning import all_links
 from hetero.planners.islands.programs import Limits, Program, Solver, Status
-from hetero.planners.maxflow.pruning import all_links
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -87,7 +87,7 @@ class Milp:
     ----------
     links
         Links that it may use, shape (n + 1, n + 1), all by default; see
-        :func:`hetero.planners.maxflow.pruning.pruned`.
+        :func:`hetero.placement.pruning.pruned`.
     partial_inference
         Whether a node may start in the middle of its layers.
     early_stop

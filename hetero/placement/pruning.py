@@ -1,22 +1,33 @@
-"""Links that Helix's planner keeps: the fastest of every node."""
+"""Links that Helix keeps: the fastest of every node."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.placement import Problem
+from hetero.placement.problem import Problem
 
 Flags = NDArray[np.bool_]
 
+DEGREE = 12
+"""Fastest links that pruning keeps at every node (section 4.5)."""
 
-def pruned(problem: Problem, degree: int = 12) -> Flags:
+
+def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None = None) -> Flags:
     """Links kept when every node keeps its ``degree`` fastest ones, shape (n + 1, n + 1).
 
     A link stays if either end keeps it; the coordinator keeps its ``degree`` fastest links each
     way. Among equally fast ones the artifact keeps those whose name "Link-i-j", i < j, comes last
     as text (of the coordinator's, the highest number), so that with equal links a few nodes
     become arbitrary hubs.
+
+    Parameters
+    ----------
+    order
+        Nodes in the order of the numbers that decide among equally fast links; by default their
+        own. The artifact's is :func:`hetero.placement.published.numbering`.
 
     Notes
     -----
@@ -29,18 +40,20 @@ def pruned(problem: Problem, degree: int = 12) -> Flags:
     876
     """
     n = len(problem.nodes)
-    bandwidth = problem.links.bandwidth_bytes_s
+    at = np.arange(n) if order is None else np.asarray(order, dtype=np.int64)
+    speed = problem.links.bandwidth_bytes_s
+    between = speed[np.ix_(at, at)]
     kept = np.zeros((n + 1, n + 1), dtype=bool)
-    for node in range(n):
+    for i, node in enumerate(at):
         others = sorted(
-            (k for k in range(n) if k != node),
-            key=lambda k: (bandwidth[node, k], _name(node, k)),
+            (k for k in range(n) if k != i),
+            key=lambda k: (between[i, k], _name(i, k)),
             reverse=True,
         )[:degree]
-        kept[node, others] = True
-        kept[others, node] = True
-    kept[n, _fastest(bandwidth[n, :n], degree)] = True
-    kept[_fastest(bandwidth[:n, n], degree), n] = True
+        kept[node, at[others]] = True
+        kept[at[others], node] = True
+    kept[n, at[_fastest(speed[n, at], degree)]] = True
+    kept[at[_fastest(speed[at, n], degree)], n] = True
     return kept
 
 
