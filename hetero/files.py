@@ -31,6 +31,34 @@ def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     'whole'
     """
     target = Path(path)
+    check_new(target, force=force)
+    # Same folder, so that the final move cannot cross file systems; same ending, because
+    # writers choose the compression by it.
+    part = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    try:
+        yield part
+        part.replace(target)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+def check_new(path: Path | str, *, force: bool = False) -> None:
+    """Refuse a file that :func:`writing` could not write, before the work that ends in it.
+
+    Raises
+    ------
+    ParameterError
+        If ``path`` exists and ``force`` is not set, or its folder does not exist.
+
+    Examples
+    --------
+    >>> check_new("no/such/folder/plan.json")
+    Traceback (most recent call last):
+    hetero.errors.ParameterError: The folder no/such/folder of plan.json does not exist. \
+Resolve: create it first, or choose another folder.
+    """
+    target = Path(path)
     if target.exists() and not force:
         raise ParameterError(
             f"{target} exists already.",
@@ -41,12 +69,3 @@ def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
             f"The folder {target.parent} of {target.name} does not exist.",
             resolve="create it first, or choose another folder.",
         )
-    # Same folder, so that the final move cannot cross file systems; same ending, because
-    # writers choose the compression by it.
-    part = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    try:
-        yield part
-        part.replace(target)
-    finally:
-        with suppress(FileNotFoundError):
-            part.unlink()

@@ -54,7 +54,10 @@ def main(arguments: list[str] | None = None) -> None:
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help stands there already
             sys.exit(0)
-        print(f"Error: {error.format_message()}", file=sys.stderr)
+        command = getattr(getattr(error, "ctx", None), "command_path", "hetero")
+        what = error.format_message()
+        end = "" if what.endswith((".", "?")) else "."
+        print(f"Error: {what}{end} Resolve: see `{command} --help`.", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("Stopped.", file=sys.stderr)

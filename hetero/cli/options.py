@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -43,13 +44,21 @@ Budget = Annotated[
     float | None,
     typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of all that is random; the same, the same result.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw the plan into this file (.png, .svg).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Record = Annotated[
     bool, typer.Option("--record", help="Write the times to data/measured/timings.csv.")
 ]
+
+PICTURES = (".png", ".svg")
+"""Endings of figures."""
+
+TABLES = (".csv", ".csv.gz", ".parquet")
+"""Endings of tables with a row per request."""
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
@@ -75,6 +84,43 @@ def choice(option: str, value: str, allowed: Any) -> Any:
         raise ParameterError(
             f"{option} does not know '{value}'.", resolve=f"{hint}use one of {', '.join(values)}."
         )
+    return value
+
+
+def ending(path: Path, allowed: tuple[str, ...]) -> None:
+    """Refuse the name of an output file that does not end as its kind should.
+
+    Raises
+    ------
+    ParameterError
+        Naming the file and the endings it may have.
+
+    Examples
+    --------
+    >>> ending(Path("plan.png"), PICTURES)
+    """
+    if not path.name.endswith(allowed):
+        raise ParameterError(
+            f"The ending of {path.name} is of no known kind.",
+            resolve=f"end its name with {', '.join(allowed[:-1])} or {allowed[-1]}.",
+        )
+
+
+def positive(option: str, value: float) -> float:
+    """Return ``value`` if it is a number above 0, and finite.
+
+    Raises
+    ------
+    ParameterError
+        Naming the option and what was received.
+
+    Examples
+    --------
+    >>> positive("--rate", 4.0)
+    4.0
+    """
+    if not 0 < value < math.inf:
+        raise ParameterError(f"{option} is {value:g}.", resolve="give a number above 0, such as 4.")
     return value
 
 

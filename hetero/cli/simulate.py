@@ -82,6 +82,7 @@ def simulate(
     from hetero import cluster as clusters
     from hetero.deployment import Engine
     from hetero.errors import DataError
+    from hetero.files import check_new
     from hetero.planners.replicated import replicated
     from hetero.progress import progress
     from hetero.simulator import metrics
@@ -91,7 +92,8 @@ def simulate(
     chosen = _routers(router or list(_DEFAULT))
     wanted = options.targets(slo)
     if output is not None:
-        _check_output(output, force)
+        options.ending(output, options.TABLES)
+        check_new(output, force=force)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
     machines, llm = clusters.find(cluster), catalog.find_llm(model)
@@ -132,7 +134,7 @@ def simulate(
             frame.insert(0, "router", one.name)
             frames.append(frame)
     if output is not None:
-        _write(output, frames)
+        _write(output, frames, force)
     if figures is not None:
         timelines.draw(figures, runs, f"{requested.source}, {batching}, seed {seed}")
     if as_json:
@@ -243,37 +245,17 @@ def _degrees(
     return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
 
 
-def _check_output(path: Path, force: bool) -> None:
-    from hetero.errors import DataError, ParameterError
-
-    if path.suffix != ".parquet" and not path.name.endswith((".csv", ".csv.gz")):
-        raise ParameterError(
-            f"The ending of {path.name} is of no known kind.",
-            resolve="end its name with .csv, .csv.gz or .parquet.",
-        )
-    if not path.parent.is_dir():
-        raise DataError("The folder of the file does not exist.", path=path, resolve="create it.")
-    if path.exists() and not force:
-        raise DataError("The file exists.", path=path, resolve="add --force to replace it.")
-
-
-def _write(path: Path, frames: list[Any]) -> None:
+def _write(path: Path, frames: list[Any], force: bool) -> None:
     import pandas as pd
 
-    from hetero.errors import DataError
+    from hetero.files import writing
 
     frame = pd.concat(frames, ignore_index=True)
-    try:
+    with writing(path, force=force) as part:
         if path.suffix == ".parquet":
-            frame.to_parquet(path, index=False)
+            frame.to_parquet(part, index=False)
         else:
-            frame.to_csv(path, index=False, lineterminator="\n")
-    except OSError as error:
-        raise DataError(
-            f"The file cannot be written ({error}).",
-            path=path,
-            resolve="choose a folder that may be written to.",
-        ) from error
+            frame.to_csv(part, index=False, lineterminator="\n")
 
 
 def _table(title: str, found: list[tuple[str, Metrics]], notes: list[str]) -> Table:

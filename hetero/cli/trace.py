@@ -91,19 +91,22 @@ def draw(
     """Draw a trace from a twin."""
     from hetero import workload
     from hetero.errors import ParameterError
+    from hetero.files import check_new
 
+    options.ending(output, options.TABLES)
+    check_new(output, force=force)
     named = twin_or_name in workload.names()
+    if not named and not Path(twin_or_name).is_file():
+        raise ParameterError(
+            f"'{twin_or_name}' is neither a file nor a known trace.",
+            resolve=f"check the path, or use one of {', '.join(workload.names('twin'))}.",
+        )
     chosen = workload.load_twin(twin_or_name) if named else workload.Twin.load(twin_or_name)
     drawn = chosen.draw(seed, rate)
     if output.suffix == ".parquet":
         drawn.to_parquet(output, force=force)
-    elif output.suffix == ".csv" or output.suffixes[-2:] == [".csv", ".gz"]:
-        drawn.to_csv(output, force=force)
     else:
-        raise ParameterError(
-            f"The ending of {output.name} is of no known kind.",
-            resolve="end its name with .csv, .csv.gz or .parquet.",
-        )
+        drawn.to_csv(output, force=force)
     print(f"{len(drawn):,} requests written to {output}.")
 
 

@@ -247,6 +247,10 @@ def _read_text(path: Path) -> pd.DataFrame:
         frame = pd.read_csv(
             path, dtype=str, keep_default_na=False, skipinitialspace=True, skip_blank_lines=False
         )
+    except FileNotFoundError:
+        raise DataError(
+            "there is no such file.", path=path, resolve="give the path of a CSV file."
+        ) from None
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         text = (
             str(error).strip().splitlines()[0].rstrip(".") if str(error) else type(error).__name__

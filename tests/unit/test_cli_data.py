@@ -32,6 +32,7 @@ def refused(outcome: tuple[int, str, str], says: str) -> None:
     assert code != 0
     assert says in error
     assert error.startswith("Error: ")
+    assert "Resolve: " in error
     assert error.count("\n") == 1  # one sentence, no traceback
 
 
@@ -64,7 +65,10 @@ def test_fetch_wants_names_or_all(run: Run) -> None:
 
 
 def test_usage_errors_are_one_sentence(run: Run) -> None:
-    refused(run("data", "fetsh"), "No such command")
+    refused(run("data", "fetsh"), "'fetch'? Resolve: see `hetero data --help`.")
+    refused(run("trace", "describe", "sharegpt", "--seed", "-1"), "--seed")
+    refused(run("trace", "draw", "azure2023_con", "-o", "x.csv"), "neither a file nor a known")
+    refused(run("trace", "draw", "azure2023_conv", "-o", "x.txt"), ".csv, .csv.gz or .parquet")
     refused(run("trace", "draw", "azure2023_conv", "-o", "x.csv", "--rate", "fast"), "--rate")
     refused(run("trace", "draw", "azure2023_conv", "--sed", "3"), "--sed")
     refused(run("trace", "describe", "sharegpt", "--source", "fake"), "fake")

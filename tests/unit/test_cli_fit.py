@@ -132,3 +132,11 @@ def test_negative_rates_are_told_apart_from_broken_input(tmp_path, capsys):
     assert "No step model: A step model needs" in capsys.readouterr().out
     assert call(path, "--output", tmp_path / "o.json") == 1
     assert "non-negative" in capsys.readouterr().err
+
+
+def test_a_missing_file_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", str(tmp_path / "none.csv")])
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "none.csv: there is no such file. Resolve: give the path of a CSV file.\n" in said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -26,7 +26,9 @@ def islands(
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     width: Annotated[int, typer.Option(min=1, help="Width of a range of lengths [tokens].")] = 400,
-    reading: Annotated[str, typer.Option(help="What throughput counts.")] = "fitting",
+    reading: Annotated[
+        str, typer.Option(help="What throughput counts: printed, thesis, whole or fitting.")
+    ] = "fitting",
     minimum: Annotated[int, typer.Option(min=1, help="Smallest island [GPUs].")] = 2,
     largest: Annotated[int, typer.Option(min=1, help="Largest island [GPUs].")] = 128,
     pairs: Annotated[bool, typer.Option(help="Even sizes only: GPUs come in pairs.")] = False,
@@ -60,6 +62,7 @@ def islands(
     """
     from hetero import catalog, workload
     from hetero.errors import InfeasibleError, ParameterError
+    from hetero.files import check_new
     from hetero.planners.islands import cost
     from hetero.planners.islands.assignment import check_inventory
     from hetero.planners.islands.exact import exact, usable
@@ -67,27 +70,36 @@ def islands(
     from hetero.planners.islands.parallelism import reading as reading_of
     from hetero.planners.islands.search import Method
 
-    if figure is not None and figure.exists() and not force:
-        raise ParameterError(f"{figure} exists.", resolve="choose another file, or add --force.")
-    if method != "exact":
-        options.choice("--method", method, Method)
+    if figure is not None:
+        options.ending(figure, options.PICTURES)
+        check_new(figure, force=force)
+    options.choice("--method", method, ("exact", *get_args(Method)))
     if method != "exact" and (load is not None or budget is not None or pairs or powers):
         raise ParameterError(
             "A search knows no load, budget, pairs or powers.",
             resolve="leave them out, or use --method exact.",
         )
+    llm = catalog.find_llm(model)
+    if not llm.experts:
+        raise ParameterError(
+            f"{llm.name} has no experts, which islands divide over their GPUs.",
+            resolve="choose a mixture of experts, such as DeepSeek-V3.",
+        )
     lengths = workload.open_trace(
         trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
-    islands_of = IslandModel.of_trace(
-        lengths, width, model=catalog.find_llm(model), reading=reading_of(reading)
-    )
+    islands_of = IslandModel.of_trace(lengths, width, model=llm, reading=reading_of(reading))
     held = {
         islands_of.device(gpu).name: int(count) for gpu, count in _pairs("GPUs", inventory, int)
     }
     prices = {
         islands_of.device(gpu).name: usd for gpu, usd in _pairs("--price", price or [], float)
     }
+    missing = [gpu for gpu in held if gpu not in prices] if prices else []
+    if missing:
+        raise ParameterError(
+            f"No price is given for {missing[0]}.", resolve="add --price for each type."
+        )
     for gpu, count in check_inventory(held).items():
         if count < minimum:
             raise InfeasibleError(
@@ -128,11 +140,6 @@ def islands(
     if method != "exact":
         print(f"No layout carries more than {optimum:.4g} requests/s.")
     if prices:
-        missing = sorted({c.gpu for c in plan.layout} - set(prices))
-        if missing:
-            raise ParameterError(
-                f"No price is given for {missing[0]}.", resolve="add --price for each type."
-            )
         print(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
 
 
@@ -212,12 +219,11 @@ def _record(plan: Assignment, prices: dict[str, float], optimum: float) -> dict[
         for phase in PHASES
         for group, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True)
     ]
-    known = all(c.gpu in prices for c in plan.layout)
     return {
         "served_rps": plan.served_rps,
         "bound_rps": optimum,
         "status": plan.status,
-        "usd_per_h": cost.cost_usd_per_h(plan, prices) if prices and known else None,
+        "usd_per_h": cost.cost_usd_per_h(plan, prices) if prices else None,
         "range_start_tokens": plan.rates.ranges.start_tokens.tolist(),
         "range_end_tokens": plan.rates.ranges.end_tokens.tolist(),
         "groups": groups,

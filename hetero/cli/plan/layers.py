@@ -29,8 +29,12 @@ def layers(
     """
     from hetero import catalog
     from hetero.cluster import find
+    from hetero.files import check_new
     from hetero.planners.maxflow import plan
 
+    if figure is not None:
+        options.ending(figure, options.PICTURES)
+        check_new(figure, force=force)
     found = plan(find(cluster), catalog.find_llm(model), seed=seed)
     if figure is not None:
         _draw(found.best[0].flow, figure, force)
@@ -59,15 +63,10 @@ def layers(
 def _draw(flow: object, path: Path, force: bool) -> None:
     from hetero import figures
     from hetero.drawing import figure_of
-    from hetero.errors import ParameterError
     from hetero.files import writing
     from hetero.placement import Flow
 
     assert isinstance(flow, Flow)
-    if path.suffix not in (".png", ".svg"):
-        raise ParameterError(
-            f"{path} is neither a PNG nor an SVG file.", resolve="give a name ending in .png."
-        )
     figures.use_style()
     placement = flow.network.placement
     picture = figure_of(

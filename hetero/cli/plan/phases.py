@@ -43,7 +43,7 @@ def phases(
         int, typer.Option(min=0, help="Requests of a simulation of the plan; 0 for none.")
     ] = 0,
     seed: options.Seed = 0,
-    jobs: Annotated[int, typer.Option(help="Processes that evaluate designs.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes that evaluate designs.")] = 1,
     as_json: options.AsJson = False,
     output: Annotated[Path | None, options.output("Write the plan as JSON.")] = None,
     force: options.Force = False,
@@ -56,8 +56,7 @@ def phases(
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.errors import ParameterError
-    from hetero.files import writing
+    from hetero.files import check_new, writing
     from hetero.planners.phases.budget import best_part
     from hetero.planners.phases.cost import Settings
     from hetero.planners.phases.demand import Demand, reference, scaled
@@ -66,12 +65,10 @@ def phases(
     from hetero.planners.phases.transfer import KvTransfer
     from hetero.progress import progress
 
-    if not 0 < rate < float("inf"):
-        raise ParameterError(
-            f"--rate is {rate:g} requests/s.", resolve="give a number above 0, such as 4."
-        )
-    if output is not None and output.exists() and not force:
-        raise ParameterError(f"{output} exists.", resolve="choose another file, or add --force.")
+    options.positive("--rate", rate)
+    options.positive("--slo-scale", slo_scale)
+    if output is not None:
+        check_new(output, force=force)
     method: Search = options.choice("--search", search, Search)
     transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
