@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.catalog import Llm, llm
+from hetero.catalog import Llm, gpu, llm
 from hetero.cluster import Cluster
-from hetero.errors import ParameterError
+from hetero.errors import CatalogError, ParameterError
 from hetero.latency.moe import MoeModel
 from hetero.latency.moe_devices import MoeDevice, moe_device
 from hetero.latency.moe_oddities import FAITHFUL, Oddities
@@ -44,7 +44,8 @@ class IslandModel:
     reading, oddities
         What throughput counts, and which oddities of the latency model are kept.
     devices
-        GPUs of the user's own, found before those of the catalog.
+        GPUs of the user's own, found before those of the catalog, such as :func:`devices_of`
+        a cluster file.
 
     Examples
     --------
@@ -233,3 +234,36 @@ def layout_of(cluster: Cluster) -> dict[IslandClass, int]:
     {IslandClass(gpu='B300-SXM', size=32): 8}
     """
     return dict(Counter(IslandClass(m.gpu.name, m.count) for m in cluster.machines))
+
+
+def devices_of(cluster: Cluster) -> tuple[MoeDevice, ...]:
+    """GPUs that a cluster file defines itself, as islands take them; none of the catalog's.
+
+    A node has as many GPUs as the largest machine with that type, and ``pcie_gbs`` is the
+    bandwidth between nodes per GPU.
+
+    Examples
+    --------
+    >>> from hetero.catalog import Gpu
+    >>> from hetero.cluster import Machine
+    >>> own = Gpu(name="X1", mem_gib=192, mem_bw_gbs=5000, fp16_tflops=800, fp8_tflops=1600,
+    ...           link_type="X-link", link_gbs=500, pcie_gbs=50)
+    >>> fleet = Cluster("own", (Machine("a", own, 16), Machine("b", gpu("H20"), 8)))
+    >>> [(device.name, device.gpus_per_node) for device in devices_of(fleet)]
+    [('X1', 16)]
+    """
+
+    def own(name: str) -> bool:
+        try:
+            return gpu(name, preset=cluster.preset or None) != cluster.gpu_types[name]
+        except CatalogError:
+            return True
+
+    return tuple(
+        MoeDevice.of(
+            cluster.gpu_types[name],
+            gpus_per_node=max(m.count for m in cluster.machines if m.gpu.name == name),
+        )
+        for name in cluster.gpu_types
+        if own(name)
+    )
