@@ -104,10 +104,11 @@ def stamp(figure: Figure, text: str) -> None:
         )
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write ``path`` as PNG and SVG with no date and no random ids."""
-    figure.savefig(path.with_name(path.name + ".png"), metadata={"Software": None})
+def save(figure: Figure, path: Path, *, png: bool = True) -> None:
+    """Write ``path`` as SVG, and as PNG if asked to, with no date and no random ids."""
     figure.savefig(path.with_name(path.name + ".svg"), metadata={"Date": None, "Creator": None})
+    if png:
+        figure.savefig(path.with_name(path.name + ".png"), metadata={"Software": None})
 
 
 def close(figure: Figure) -> None:

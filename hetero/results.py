@@ -83,7 +83,7 @@ class ResultFolder:
     def figure(
         self, figure: Figure, name: str, *, shows: Sequence[str] = (), caption: str
     ) -> Figure:
-        """Save a figure as PNG and SVG with its provenance printed below, and return it.
+        """Save a figure as SVG with its provenance printed below, and return it.
 
         Parameters
         ----------
@@ -96,7 +96,8 @@ class ResultFolder:
 
         figures.stamp(figure, self.provenance)
         if self.folder is not None:
-            figures.save(figure, self.folder / name)
+            # Results are kept in git, where text packs well and pictures do not.
+            figures.save(figure, self.folder / name, png=False)
         self._figures.append({"file": f"{name}.svg", "shows": list(shows), "caption": caption})
         self._write()
         return figure

@@ -15,7 +15,6 @@ NOTEBOOK = "notebooks/01_tiny.ipynb"
 def test_first_run_leaves_complete_results(ran: Project) -> None:
     folder = ran.root / "results" / "twin" / "01_tiny"
     assert sorted(p.name for p in folder.iterdir()) == [
-        "line.png",
         "line.svg",
         "manifest.json",
         "points.csv",
