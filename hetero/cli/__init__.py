@@ -13,7 +13,7 @@ app = typer.Typer(
     name="hetero",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Plan, route and simulate LLM serving on mixed fleets of GPUs.",
 )

@@ -36,7 +36,10 @@ def measure(
     """
     from hetero import measuring
     from hetero.catalog import llm
+    from hetero.files import check_new
 
+    if output is not None:
+        check_new(output, force=force)
     found = measuring.measure(
         llm(model),
         device=device,

@@ -47,8 +47,11 @@ def profile(
     A key for the server is taken from the environment variable HETERO_API_KEY.
     """
     from hetero import profiling
+    from hetero.files import check_new
     from hetero.latency import storage
 
+    if fit is not None:
+        check_new(fit, force=force)
     endpoint = profiling.Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
     found = profiling.profile(
         endpoint,

@@ -69,7 +69,9 @@ def twin(
 ) -> None:
     """Fit a twin of a few KB to a real trace, and print how close its draws come."""
     from hetero import workload
+    from hetero.files import check_new
 
+    check_new(output, force=force)
     columns = (arrival, input_tokens, output_tokens)
     real = _open(file_or_name, "real", 0, sort, columns, time_unit, rebase)
     named = file_or_name in workload.names()

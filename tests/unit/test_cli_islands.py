@@ -84,6 +84,7 @@ def test_a_search_shows_its_distance_from_the_best_of_all(
         (("H200=16", "--powers", "--budget", "9", "--price", "H200=4"), "No budget up to 9"),
         (("H200=16", "--powers", "--budget", "99"), "price of H200-SXM is not given"),
         (("H200=16", "H20=16", "--price", "H200=4"), "No price is given for H20"),
+        (("H200=16", "--load", "1"), "No price is given for H200-SXM"),
         (("H200=16", "--model", "Llama-3-8B"), "Llama-3-8B has no experts"),
         (("H200=16", "--figure", "islands.txt"), "end its name with .png or .svg"),
         (("H200=16", "--figure", "no/such/folder/islands.png"), "no/such/folder"),

@@ -18,7 +18,7 @@ def register(group: typer.Typer) -> None:
 def placement(
     random: Annotated[
         list[int] | None,
-        typer.Option(help="Also plan a random cluster of so many nodes in several regions."),
+        typer.Option(min=2, help="Also plan a random cluster of so many nodes in several regions."),
     ] = None,
     as_json: options.AsJson = False,
     record: options.Record = False,

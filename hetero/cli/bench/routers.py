@@ -33,9 +33,12 @@ def routers(
     """
     from hetero import workload
     from hetero.bench.contest import contest, settings
-    from hetero.files import writing
+    from hetero.files import check_new, writing
     from hetero.progress import progress
 
+    if output is not None:
+        options.ending(output, (".csv", ".csv.gz"))
+        check_new(output, force=force)
     chosen = settings(
         requests=requests, source=options.choice("--source", source, workload.TraceSource)
     )

@@ -95,7 +95,8 @@ def islands(
     prices = {
         islands_of.device(gpu).name: usd for gpu, usd in _pairs("--price", price or [], float)
     }
-    missing = [gpu for gpu in held if gpu not in prices] if prices else []
+    priced = bool(prices) or load is not None
+    missing = [gpu for gpu in held if priced and gpu not in prices]
     if missing:
         raise ParameterError(
             f"No price is given for {missing[0]}.", resolve="add --price for each type."
@@ -112,7 +113,7 @@ def islands(
     found: Any
     if load is not None:
         allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
-        found = cost.cheapest(allowed, {g: prices.get(g, 0.0) for g in offer}, load, most=offer)
+        found = cost.cheapest(allowed, {g: prices[g] for g in offer}, load, most=offer)
         plan: Assignment = found.plan
     elif budget is not None:
         allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
