@@ -304,7 +304,10 @@ def _step(place: str, value: object, key: int | str) -> tuple[str, object]:
     if isinstance(key, int):
         item = value[key] if isinstance(value, list) and key < len(value) else None
         own = item.get("name") if isinstance(item, dict) else None
+        ends = item.get("between") if isinstance(item, dict) else None
         called = f"'{own}'" if isinstance(own, str) else f"number {key + 1}"
+        if isinstance(ends, list) and len(ends) == 2:
+            called += f" ({ends[0]} and {ends[1]})"
         singular = {"machines": "machine", "network.pairs": "pair"}.get(place, f"{place} entry")
         return f"{singular} {called}", item
     inner = value.get(key) if isinstance(value, dict) else None

@@ -275,6 +275,10 @@ WRONG = {
         ONE + "network: {pairs: [{between: [a], link: WAN-100M}]}",
         r"'between' of pair number 1 is \['a'\]. Resolve: give a list of 2 or more",
     ),
+    "pair without bandwidth": (
+        ONE + "network: {pairs: [{between: [eu, us], bandwidth_gbit_s: 0, latency_ms: 9}]}",
+        r"'bandwidth_gbit_s' of pair number 1 \(eu and us\) is 0. Resolve: give a number above 0",
+    ),
     "regions without link": (
         "machines: [{name: a, gpu: L4, region: x}, {name: b, gpu: L4, region: y}]\n"
         "network: {within_region: {link: WAN-100M}}",

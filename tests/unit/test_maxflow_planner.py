@@ -105,6 +105,11 @@ def test_errors_name_what_is_too_small_and_what_has_no_bandwidth() -> None:
     inner[:10, :10] = 0.0
     with pytest.raises(InfeasibleError, match="slowest link is from 'l4-1' to 'l4-2' with 0"):
         search(Problem(whole.name, whole.llm, whole.nodes, Links(inner, whole.links.latency_s)))
+    # Two halves with links inside each: neither holds the model.
+    halves = np.arange(10) % 2
+    inner[:10, :10] = 1e9 * (halves[:, None] == halves[None, :])
+    with pytest.raises(InfeasibleError, match=r"part its nodes into groups .*'l4-1' to 'l4-2'"):
+        search(Problem(whole.name, whole.llm, whole.nodes, Links(inner, whole.links.latency_s)))
 
 
 def test_200_and_more_nodes_are_planned_in_parts() -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
@@ -182,6 +184,8 @@ def search(
     effort = effort or Effort()
     if reason := too_small(problem):
         raise InfeasibleError(reason, resolve="add nodes, or take a smaller model.")
+    if _parted(problem):
+        raise _nothing_flows(problem)
     whole = groups(problem, by_region=False)
     layers = problem.llm.layers
     upper = simple_bound(whole, layers)
@@ -244,6 +248,20 @@ def timing_key(cluster: str, model: str, step: str) -> str:
     'placement.hetero-42.70B.blocks-and-exchange'
     """
     return f"placement.{cluster}.{model}.{step.replace(' ', '-')}"
+
+
+def _parted(problem: Problem) -> bool:
+    """Whether nodes are without links to the coordinator, or in groups too small for the model.
+
+    Nodes of a pipeline are linked with one another, so one group has to hold every layer.
+    """
+    n = len(problem.nodes)
+    linked = problem.link_tokens_per_s > 0
+    if not (linked[n, :n].any() and linked[:n, n].any()):
+        return True
+    count, label = connected_components(csr_array(linked[:n, :n]), directed=False)
+    held = np.bincount(label, [node.max_layers for node in problem.nodes], minlength=count)
+    return bool(held.max() < problem.llm.layers)
 
 
 def _nothing_flows(problem: Problem) -> InfeasibleError:
