@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
 from hetero.catalog import Llm
@@ -259,7 +258,7 @@ def _parted(problem: Problem) -> bool:
     linked = problem.link_tokens_per_s > 0
     if not (linked[n, :n].any() and linked[:n, n].any()):
         return True
-    count, label = connected_components(csr_array(linked[:n, :n]), directed=False)
+    count, label = connected_components(linked[:n, :n], directed=False)
     held = np.bincount(label, [node.max_layers for node in problem.nodes], minlength=count)
     return bool(held.max() < problem.llm.layers)
 
