@@ -47,6 +47,36 @@ def test_a_plan_with_bound_cost_and_picture(
         assert sum(map(sum, rates)) == pytest.approx(plan["served_rps"], rel=1e-5)
 
 
+FILE = """
+gpus:
+  X1: {mem_gib: 144, mem_bw_gbs: 5200, fp16_tflops: 700, fp8_tflops: 1400, usd_per_h: 2}
+machines:
+  - {name: a, gpu: X1, count: 8, copies: 2}
+  - {name: b, gpu: H20, count: 8, copies: 2, usd_per_h: 9.6}
+"""
+
+
+def test_a_cluster_file_brings_gpus_of_its_own_and_prices(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "fleet.yaml"
+    file.write_text(FILE)
+    rest = ("--powers", "--trace", "azure2023_code")
+    status, out, err = run(capsys, str(file), *rest, "--json")
+    assert (status, err) == (0, "")
+    plan = json.loads(out)
+    used = dict.fromkeys(("X1", "H20"), 0)
+    for group in plan["groups"]:
+        used[group["gpu"]] += group["islands"] * group["gpus_per_island"]
+    assert used == {"X1": 16, "H20": 16}
+    assert plan["usd_per_h"] == pytest.approx(16 * 2 + 2 * 9.6)
+    # An option prevails over the file, and a type without price leaves the cost open.
+    _, out, _ = run(capsys, str(file), *rest, "--price", "X1=3", "--json")
+    assert json.loads(out)["usd_per_h"] == pytest.approx(16 * 3 + 2 * 9.6)
+    _, out, _ = run(capsys, str(file), "B300=2", *rest)
+    assert "no price is given for B300-SXM" in out
+
+
 def test_a_budget_and_a_load(capsys: pytest.CaptureFixture[str]) -> None:
     prices = ("--price", "H200=4", "--price", "H20=1")
     _, out, _ = run(capsys, *FLEET, *prices, "--budget", "64", "--json")
@@ -82,7 +112,7 @@ def test_a_search_shows_its_distance_from_the_best_of_all(
         (("H200=32", "--method", "guess"), "--method does not know 'guess'"),
         (("H200=32", "--method", "bo", "--pairs"), "A search knows no load"),
         (("H200=16", "--powers", "--budget", "9", "--price", "H200=4"), "No budget up to 9"),
-        (("H200=16", "--powers", "--budget", "99"), "price of H200-SXM is not given"),
+        (("H200=16", "--powers", "--budget", "99"), "No price is given for H200-SXM"),
         (("H200=16", "H20=16", "--price", "H200=4"), "No price is given for H20"),
         (("H200=16", "--load", "1"), "No price is given for H200-SXM"),
         (("H200=16", "--model", "Llama-3-8B"), "Llama-3-8B has no experts"),

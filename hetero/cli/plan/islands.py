@@ -10,6 +10,7 @@ import typer
 from hetero.cli import options
 
 if TYPE_CHECKING:
+    from hetero.latency.moe_devices import MoeDevice
     from hetero.planners.islands.assignment import Assignment
 
 
@@ -20,7 +21,11 @@ def register(group: typer.Typer) -> None:
 
 def islands(
     inventory: Annotated[
-        list[str], typer.Argument(help="GPUs, as H200=64 H20=128; with --load the most on offer.")
+        list[str],
+        typer.Argument(
+            help="GPUs, as H200=64 H20=128, or a cluster file (YAML); with --load the most on "
+            "offer."
+        ),
     ],
     model: options.MoeModel = "DeepSeek-V3",
     trace: options.Trace = "azure2023_conv",
@@ -58,7 +63,8 @@ def islands(
     """Cut GPUs into islands, give each a phase and ranges of input lengths to serve.
 
     By default the best layout of all, with the bound that no layout exceeds. A search takes the
-    divider's layouts and shows its distance from the best of all.
+    divider's layouts and shows its distance from the best of all. GPUs of your own, and prices of
+    machines, come from a cluster file.
     """
     from hetero import catalog, workload
     from hetero.errors import InfeasibleError, ParameterError
@@ -88,19 +94,23 @@ def islands(
     lengths = workload.open_trace(
         trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
-    islands_of = IslandModel.of_trace(lengths, width, model=llm, reading=reading_of(reading))
-    held = {
-        islands_of.device(gpu).name: int(count) for gpu, count in _pairs("GPUs", inventory, int)
-    }
-    prices = {
+    counts, stated, devices = _inventory(inventory)
+    islands_of = IslandModel.of_trace(
+        lengths, width, model=llm, reading=reading_of(reading), devices=devices
+    )
+    held = {islands_of.device(gpu).name: count for gpu, count in counts.items()}
+    prices = {islands_of.device(gpu).name: usd for gpu, usd in stated.items()} | {
         islands_of.device(gpu).name: usd for gpu, usd in _pairs("--price", price or [], float)
     }
-    priced = bool(prices) or load is not None
-    missing = [gpu for gpu in held if priced and gpu not in prices]
-    if missing:
+    priced = bool(price) or load is not None or budget is not None
+    missing = [gpu for gpu in held if gpu not in prices]
+    if missing and priced:
         raise ParameterError(
-            f"No price is given for {missing[0]}.", resolve="add --price for each type."
+            f"No price is given for {missing[0]}.",
+            resolve="add --price for each type, or usd_per_h in the cluster file.",
         )
+    if missing:
+        prices = {}
     for gpu, count in check_inventory(held).items():
         if count < minimum:
             raise InfeasibleError(
@@ -142,6 +152,30 @@ def islands(
         print(f"No layout carries more than {optimum:.4g} requests/s.")
     if prices:
         print(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
+    elif stated:
+        print(f"Their cost is not known: no price is given for {missing[0]}.")
+
+
+def _inventory(
+    texts: list[str],
+) -> tuple[dict[str, int], dict[str, float], tuple[MoeDevice, ...]]:
+    """GPUs of each type, their prices [$/h] where a file states them, and the user's own types."""
+    from hetero import cluster
+    from hetero.planners.islands.model import devices_of
+
+    files = [text for text in texts if text.endswith((".yaml", ".yml"))]
+    counts = dict(_pairs("GPUs", [text for text in texts if text not in files], int))
+    prices: dict[str, float] = {}
+    devices: tuple[MoeDevice, ...] = ()
+    for fleet in map(cluster.find, files):
+        devices += devices_of(fleet)
+        for gpu, count in fleet.gpu_counts.items():
+            of_type = [machine.usd_per_h for machine in fleet.machines if machine.gpu.name == gpu]
+            known = [usd for usd in of_type if usd is not None]
+            if len(known) == len(of_type):
+                prices[gpu] = sum(known) / count
+            counts[gpu] = counts.get(gpu, 0) + count
+    return counts, prices, devices
 
 
 def _pairs(what: str, texts: list[str], number: type[int] | type[float]) -> list[tuple[str, Any]]:
@@ -155,7 +189,8 @@ def _pairs(what: str, texts: list[str], number: type[int] | type[float]) -> list
             found[name] = number(value)
         except ValueError:
             raise ParameterError(
-                f"{what}: '{text}' is no name and number.", resolve="write, for example, H200=64."
+                f"{what}: '{text}' is no name and number.",
+                resolve="write, for example, H200=64, or name a cluster file (.yaml).",
             ) from None
     return list(found.items())
 
