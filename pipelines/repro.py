@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 
 from hetero import paths
 from hetero.errors import HeteroError
-from pipelines import run, schema, source
+from pipelines import run, schema, sections, source
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
         )
     _say(choose(root / "params.yaml", profile=profile, traces=traces))
     params = schema.load()
-    for stage in schema.SECTIONS:
+    for stage in sections.SECTIONS:
         path = source.notebook_path(source.notebook_of(stage))
         run.check_names(path, stage, params.of(stage))
     _say([f"{params.source} traces, {params.profile} profile"])

@@ -131,7 +131,7 @@ def check_names(path: Path, stage: str, values: Mapping[str, Any]) -> None:
             raise ParameterError(
                 f"{path.name} has a parameter '{name}' that section '{stage}' of params.yaml does "
                 "not set, so its small default would stand in the results.",
-                resolve=f"add '{name}' to the section, here and in pipelines/schema.py.",
+                resolve=f"add '{name}' to the section, here and in pipelines/sections.py.",
             )
 
 

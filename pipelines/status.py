@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError
-from pipelines import schema, source
+from pipelines import schema, sections, source
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def status() -> Status:
     changed = _dvc_status(root)
     lock = _yaml(root / "dvc.lock").get("stages", {})
     stages = []
-    for name in schema.SECTIONS:
+    for name in sections.SECTIONS:
         key = f"{name}@{params.source}"
         entry = lock.get(key)
         if entry is None:

@@ -183,8 +183,8 @@ class Memory:
 
     ``FM``: M times when what a replica is doing ends (infinite while idle or down); per engine and
     piece its knots (tokens, seconds, seconds per further token) and times per cached token, those
-    of mixed steps and the levels of decode steps behind; per prefill engine the latency and seconds per token of its links; the
-    heap of transfer times.
+    of mixed steps and the levels of decode steps behind; per prefill engine the latency and
+    seconds per token of its links; the heap of transfer times.
     ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
     :data:`SEEN_CHANGES`; the prefix blocks of the requests; per engine the heap of running
     requests, their order of admission, their count by position within a block, its prefix cache

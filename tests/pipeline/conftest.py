@@ -208,7 +208,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
     (root / ".dvc").mkdir()
     shutil.copy(checkout / ".dvc" / "config", root / ".dvc" / "config")
     subprocess.run(["git", "init", "--quiet", str(root)], check=True)
-    with (root / "pipelines" / "schema.py").open("a") as stream:
+    with (root / "pipelines" / "sections.py").open("a") as stream:
         stream.write(SECTION)
     (root / "params.yaml").write_text(PARAMS)
     (root / "dvc.yaml").write_text(PIPELINE)

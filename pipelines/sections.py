@@ -1,0 +1,229 @@
+"""The parameters of each notebook: types, limits, units and meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """Parameters of one notebook; nothing is converted and nothing unknown is let through."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class Workloads(Section):
+    """Parameters of 01_workloads."""
+
+    seed: int = Field(ge=0, description="seed of the traces drawn from twins")
+    draws: int = Field(ge=1, description="drawn traces that are compared with the real one")
+
+
+class LatencyFitting(Section):
+    """Parameters of 02_latency_fitting."""
+
+    measurements: Literal["derived", "raw"] = Field(
+        description="reductions in data/measured, or the published tables (to be fetched); with "
+        "real traces the published tables are read wherever they are here"
+    )
+
+
+class TensorParallelSearch(Section):
+    """Parameters of 03_tensor_parallel_search."""
+
+    seeds: Seeds = Field(description="one sample of requests is drawn with each")
+    requests: int = Field(ge=1, description="requests per sample of the estimate")
+    duplicated: int = Field(
+        ge=1, description="requests per sample of the simulation, each sent eight times"
+    )
+    overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="engine time per step for the sensitivity [ms]"
+    )
+
+
+class RequestScheduling(Section):
+    """Parameters of 04_request_scheduling."""
+
+    seeds: Seeds = Field(
+        description="one sample of requests, arrivals and predictions is drawn with each"
+    )
+    requests: int = Field(ge=1, description="requests per sample; 4,000 in the paper")
+    thetas: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="weights of the KV usage in eq. 7; 2 in the paper"
+    )
+    overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="engine time per step for the sensitivity [ms]"
+    )
+    trace_requests: int = Field(
+        ge=2, description="requests of the conversation trace for the router of your own"
+    )
+
+
+Swept = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
+
+
+class HeteroServe(Section):
+    """Parameters of 05_heteroserve."""
+
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(
+        min_length=2, description="one workload each; intervals need at least two"
+    )
+    requests: int = Field(ge=100, description="requests per run; 10,000 in the paper")
+    loads: Swept = Field(description="arrival rates over the nominal one")
+    long_shares: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        min_length=1, description="shares of prompts above 2,048 tokens"
+    )
+    margins: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="safety margins delta; 0.1 in the paper"
+    )
+    queue_limits: Swept = Field(description="queue limits Q_max [requests]; 32 in the paper")
+    dampings: Swept = Field(description="dampening factors lambda; 2 in the paper")
+
+
+class IslandInnerLoop(Section):
+    """Parameters of 06_island_inner_loop."""
+
+    width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
+    lengths: int = Field(ge=8, description="input lengths at which 64 GPUs are benchmarked")
+    replay_requests: int = Field(
+        ge=1000,
+        description="requests per played trace; below 200,000 the longest outputs are not over",
+    )
+    seed: int = Field(ge=0, description="seed of the played arrivals")
+
+
+class IslandOuterLoop(Section):
+    """Parameters of 07_island_outer_loop."""
+
+    workloads: list[Literal["code", "conv"]] = Field(
+        min_length=1, description="Azure traces of Table 5.1"
+    )
+    width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
+    seeds: Seeds = Field(description="trials of every search; 5 or 10 in the thesis")
+    iterations: int = Field(
+        ge=2, description="batches of the divider searches; 15 or 20 in the thesis"
+    )
+    batches: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="layouts per batch"
+    )
+    skews: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=2, description="largest absolute skew of the divider"
+    )
+    minimums: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="smallest island [GPUs], each twice the one before"
+    )
+    direct_iterations: int = Field(
+        ge=2, description="batches of the direct searches; 10 in the thesis"
+    )
+    direct_batches: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="layouts per batch of the direct searches"
+    )
+    slots: list[Annotated[int, Field(ge=2)]] = Field(
+        min_length=2, description="K, islands per GPU type in the direct search"
+    )
+    saas_seeds: list[Annotated[int, Field(ge=0)]] = Field(
+        description="trials with SAASBO; none leaves it out"
+    )
+    state: str = Field(
+        description="folder of the checkout that searches are saved to and resumed from; none if "
+        "empty"
+    )
+
+
+class LayerPlacement(Section):
+    """Parameters of 08_layer_placement."""
+
+    planned: list[str] = Field(
+        min_length=1, description="settings that our planner plans, as cluster and model"
+    )
+    window_s: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=2,
+        max_length=2,
+        description="warm-up and end of the simulated offline serving [s]; 60 and 660 in the paper",
+    )
+    seed: int = Field(ge=0, description="seed of the planner's exchanges and of the requests")
+
+
+class HelixServing(Section):
+    """Parameters of 09_helix_serving."""
+
+    settings: list[str] = Field(min_length=1, description="clusters and models that are served")
+    offline_s: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=2, max_length=2, description="warm-up and end of offline serving [s]"
+    )
+    online_s: float = Field(ge=3, description="test of online serving [s]; 1800 in the paper")
+    shares: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+        min_length=1, description="of the largest KV cache per layer, in the chains that are tried"
+    )
+    shallow: list[Annotated[float, Field(gt=0, le=1)]] = Field(
+        description="shares of the largest flow for which shallower placements are sought"
+    )
+    seed: int = Field(ge=0, description="seed of requests, routers and planners")
+
+
+class Fidelity(Section):
+    """Parameters of 12_fidelity."""
+
+    helix_offline_s: float = Field(
+        gt=0, description="length of Helix's offline runs after a minute of warm-up [s]"
+    )
+    helix_online_s: float = Field(gt=0, description="length of Helix's online runs [s]")
+    requests: int = Field(ge=100, description="requests per simulated plan")
+    draws: int = Field(ge=10, description="draws of the step times")
+    seed: int = Field(ge=0, description="seed of the draws and of the workload")
+
+
+class PhaseSplitting(Section):
+    """Parameters of 10_phase_splitting."""
+
+    seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
+    requests: int = Field(ge=50, description="requests per simulated run")
+    loads: Swept = Field(description="arrival rates over what the best ratio sustains")
+    slo_scale: float = Field(
+        gt=0, description="targets over the latencies of a mean request on an A100"
+    )
+    rate_rps: float = Field(gt=0, description="rate of the plans for 32 GPUs [requests/s]")
+    steps: int = Field(ge=0, description="steps of the tabu searches; 100 in the paper")
+    stages: list[Annotated[int, Field(ge=1)]] = Field(
+        min_length=1, description="pipeline stages that a group of a plan may have"
+    )
+
+
+class ThunderServe(Section):
+    """Parameters of 11_thunderserve."""
+
+    seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
+    requests: int = Field(ge=100, description="requests per simulated run")
+    rates_rps: Swept = Field(description="arrival rates, rising [requests/s]")
+    plan_scale: float = Field(gt=0, description="SLO scale that plans are made for")
+    tabu_seeds: Seeds = Field(description="tabu searches with the paper's numbers of neighbours")
+    tabu_steps: int = Field(ge=1, description="steps of each; 100 in the paper")
+    max_stages: int = Field(ge=1, description="pipeline stages of a group; 2 in the paper's plans")
+    search_steps: int = Field(
+        ge=0, description="steps of the local search that follows the integer program"
+    )
+    hexgen_generations: int = Field(ge=1, description="generations of HexGen's search")
+    loss_rate_rps: float = Field(gt=0, description="arrival rate when GPUs are lost [requests/s]")
+    every_loss: list[Literal["coding", "conversation"]] = Field(
+        description="workloads for which every group, machine and some links are lost in turn"
+    )
+
+
+SECTIONS: Final[dict[str, type[Section]]] = {
+    "workloads": Workloads,
+    "latency_fitting": LatencyFitting,
+    "tensor_parallel_search": TensorParallelSearch,
+    "request_scheduling": RequestScheduling,
+    "heteroserve": HeteroServe,
+    "island_inner_loop": IslandInnerLoop,
+    "island_outer_loop": IslandOuterLoop,
+    "layer_placement": LayerPlacement,
+    "helix_serving": HelixServing,
+    "phase_splitting": PhaseSplitting,
+    "thunderserve": ThunderServe,
+    "fidelity": Fidelity,
+}
