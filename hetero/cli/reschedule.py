@@ -98,12 +98,22 @@ def reschedule(
     _check(lose or [], lose_gpu, slow, shift)
     kind = options.choice("--source", source, workload.TraceSource)
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
+    hit = [*(lose or []), *filter(None, [lose_gpu]), *(_slowed(slow)[:2] if slow else ())]
+    for name in hit:
+        fleet.machine(name)  # an unknown machine is told before the search, not after it
     lengths = workload.open_trace(trace, source=kind, seed=seed)
     demand = Demand.of(lengths, rate)
     target = options.targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
     settings = Settings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings)
+        rented = [machine.name for machine in fleet.machines]
+        for name in hit:
+            if name not in rented:
+                raise ParameterError(
+                    f"Machine {name} is not among those that {budget:g} $/h rent.",
+                    resolve=f"choose one of {', '.join(rented)}, or another budget.",
+                )
     tabu = None if steps is None else TabuSettings(steps=steps)
     made = plan(fleet, llm, demand, target, settings=settings, tabu=tabu, seed=seed)
     service = Service.of(made, "service")

@@ -12,8 +12,11 @@ import typer
 from hetero.cli import options
 
 if TYPE_CHECKING:
+    from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
     from hetero.display import Table
+    from hetero.latency.step import StepModel
+    from hetero.planners.replicated import StepSource
     from hetero.routers import Builtin
     from hetero.simulator import Metrics
     from hetero.workload import Trace
@@ -58,6 +61,13 @@ def simulate(
     max_batch: Annotated[
         int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
     ] = 256,
+    steps: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Step times of a GPU type from a file that 'hetero profile --fit' or 'hetero fit' "
+            "wrote, as L40S=server.json; repeat per type."
+        ),
+    ] = None,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
     output: Annotated[
@@ -76,7 +86,8 @@ def simulate(
     """Serve a trace with whole replicas of a model and compare routers.
 
     Every machine is divided into instances of its tensor-parallel degree; step times are those
-    of the calibrated roofline, KV cache is paged. The simulation is exact for these step times.
+    of the calibrated roofline, or of files that were fitted to servers (--steps), KV cache is
+    paged. The simulation is exact for these step times.
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
@@ -101,12 +112,14 @@ def simulate(
         trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
     requested = _arrivals(requested, requests, rate, seed)
+    measured, fitted = _steps(steps or [], machines, degree)
     degrees, notes = _degrees(machines, llm, degree, requested, seed)
     budget = 2048 if batching == "chunked" else 8192
     deployment = replicated(
         machines,
         llm,
         degrees,
+        steps=measured,
         engine=Engine(
             batching=batching,  # type: ignore[arg-type]
             admission="paged",
@@ -146,7 +159,7 @@ def simulate(
             "degrees": degrees,
             "engine": batching,
             "seed": seed,
-            "notes": notes,
+            "notes": [*notes, *fitted],
         }
         rows = [{"router": name, **_plain(one)} for name, one in found]
         print(options.to_json(setting | {"routers": rows}), end="")
@@ -157,7 +170,7 @@ def simulate(
     )
     title = f"{llm.name} on {machines.name}: {layout}"
     about = f"{len(requested):,} requests of {requested.source}; {batching}, seed {seed}"
-    print(_table(title, found, [about, *notes]))
+    print(_table(title, found, [about, *notes, *fitted]))
     if output is not None:
         print(f"{len(requested) * len(found):,} rows written to {output}.")
 
@@ -243,6 +256,48 @@ def _degrees(
         degrees[machines.machine(name).name] = int(value)
     idle = [name for name in names if name not in degrees]
     return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
+
+
+def _steps(texts: list[str], machines: Cluster, degree: str) -> tuple[StepSource | None, list[str]]:
+    """Step times that files bring for some GPU types, the roofline for the others, and a note."""
+    from hetero import catalog
+    from hetero.errors import CatalogError, ParameterError
+    from hetero.latency import storage
+    from hetero.planners.replicated import roofline_steps
+
+    if not texts:
+        return None, []
+    if degree == "best":
+        raise ParameterError(
+            "--steps brings times of the one tensor-parallel degree that was measured.",
+            resolve="say which with --degree.",
+        )
+    found: dict[str, StepModel] = {}
+    notes = []
+    for text in texts:
+        name, _, file = text.partition("=")
+        if not file:
+            raise ParameterError(
+                f"--steps cannot read '{text}'.", resolve="write a GPU and a file, as L40S=a.json."
+            )
+        if name not in machines.gpu_types:
+            try:
+                name = catalog.gpu(name).name
+            except CatalogError:
+                name = ""
+        if name not in machines.gpu_types:
+            raise ParameterError(
+                f"--steps: {machines.name} has no GPU '{text.partition('=')[0]}'.",
+                resolve=f"use {' or '.join(machines.gpu_types)}.",
+            )
+        found[name] = storage.load(file)
+        notes.append(f"Step times of {name}: {file} ({found[name].provenance}).")
+    other = roofline_steps()
+
+    def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
+        return found[gpu.name] if gpu.name in found else other(gpu, llm, tensor_parallel)
+
+    return steps, notes
 
 
 def _write(path: Path, frames: list[Any], force: bool) -> None:

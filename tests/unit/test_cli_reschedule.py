@@ -46,6 +46,10 @@ def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, capsys
         assert one["usd_per_mtok"] > 0
     for one in found["policies"]:
         assert "error" not in one or "Resolve:" in one["error"]
+    words = ["--slo", "ttft=4s,e2e=60s", "--budget", "2", "--lose", "fast-2"]
+    code, _, err = called(capsys, str(fleet), *SHORT, *words)
+    assert code == 1
+    assert "fast-2 is not among those that 2 $/h rent" in err
 
 
 def test_tables_say_what_happens_and_what_it_costs(tmp_path, capsys) -> None:

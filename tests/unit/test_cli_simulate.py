@@ -7,6 +7,8 @@ import pytest
 
 from hetero import workload
 from hetero.cli import main
+from hetero.latency import storage
+from hetero.latency.step import StepModel
 
 SMALL = ("xiong-8xv100", "--degree", "2", "--requests", "120")
 
@@ -99,9 +101,27 @@ def test_degrees_by_machine_and_machines_left_out(capsys):
     assert "does not fit: a800" in capsys.readouterr().out
 
 
+def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
+    file = tmp_path / "server.json"
+    affine = StepModel.affine(floor_s=0.05, per_token_s=0.0, per_cached_token_s=0.0)
+    storage.save(affine, file)
+    one = ("--router", "round-robin", "--json")
+    assert call(*SMALL, *one, "--rate", "0.01", "--steps", f"V100-SXM2-32GB={file}") == 0
+    said = json.loads(capsys.readouterr().out)
+    # A request that is alone has its first token, and every next one, after one step of 50 ms.
+    at = said["routers"][0]["percentiles"]
+    assert at["tpot_s"]["50"] == pytest.approx(0.05)
+    assert at["ttft_s"]["50"] == pytest.approx(0.05)
+    assert f"Step times of V100-SXM2-32GB: {file}" in said["notes"][-1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--steps", "V100-SXM2-32GB=a.json"), "say which with --degree"),
+        (("--degree", "2", "--steps", "a.json"), "write a GPU and a file"),
+        (("--degree", "2", "--steps", "A40=a.json"), "has no GPU 'A40'"),
+        (("--degree", "2", "--steps", "V100-SXM2-32GB=none.json"), "none.json"),
         (("--router", "hetro"), "did you mean 'hetero'?"),
         (("--engine", "chunk"), "chunked, prefill-first"),
         (("--slo", "ttft=5"), "with their unit"),
