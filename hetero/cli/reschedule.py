@@ -61,11 +61,13 @@ def reschedule(
     steps: Annotated[
         int | None, typer.Option(min=0, help="Steps of the search; by default its own number.")
     ] = None,
-    max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 2,
+    max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 4,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
     """Plan a service, let something happen to it, and play the episode under each policy.
+
+    The plan is that of 'hetero plan phases' with the same options.
 
     'none' goes on with what is left; 'light' changes phases and shares of the groups that are left
     and loads nothing; 'full' plans anew and restarts. Requests in flight are followed throughout.

@@ -17,7 +17,7 @@ network:
   within_region: {bandwidth_gbit_s: 25, latency_ms: 0.2}
 """
 SHORT = ["--model", "LLaMA-1-13B", "--rate", "2", "--requests", "120", "--at", "20"]
-SHORT += ["--search-s", "5", "--steps", "3"]
+SHORT += ["--search-s", "5", "--steps", "3", "--max-stages", "2"]
 
 
 def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

@@ -23,8 +23,8 @@ def islands(
     inventory: Annotated[
         list[str],
         typer.Argument(
-            help="GPUs, as H200=64 H20=128, or a cluster file (YAML); with --load the most on "
-            "offer."
+            help="GPUs, as H200=64 H20=128, or a cluster (file or shipped name); with --load "
+            "the most on offer."
         ),
     ],
     model: options.MoeModel = "DeepSeek-V3",
@@ -163,7 +163,12 @@ def _inventory(
     from hetero import cluster
     from hetero.planners.islands.model import devices_of
 
-    files = [text for text in texts if text.endswith((".yaml", ".yml"))]
+    def is_cluster(text: str) -> bool:
+        if text.endswith((".yaml", ".yml")):
+            return True
+        return "=" not in text and text in {one.name for one in cluster.clusters()}
+
+    files = [text for text in texts if is_cluster(text)]
     counts = dict(_pairs("GPUs", [text for text in texts if text not in files], int))
     prices: dict[str, float] = {}
     devices: tuple[MoeDevice, ...] = ()
