@@ -129,3 +129,9 @@ def test_errors_name_the_cause(
     assert out == ""
     assert text in err
     assert "Resolve:" in err
+
+
+def test_help_shows_units_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--help")
+    assert "[tokens]" in out
+    assert "[GPUs]" in out
