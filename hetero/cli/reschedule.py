@@ -96,6 +96,8 @@ def reschedule(
             )
     options.positive("--rate", rate)
     options.positive("--slo-scale", slo_scale)
+    if budget is not None:
+        options.positive("--budget", budget)
     options.positive("--disk-gbs", disk_gbs)
     _check(lose or [], lose_gpu, slow, shift)
     kind = options.choice("--source", source, workload.TraceSource)

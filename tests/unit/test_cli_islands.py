@@ -113,6 +113,8 @@ def test_a_search_shows_its_distance_from_the_best_of_all(
         (("H200=32", "--method", "bo", "--pairs"), "A search knows no load"),
         (("H200=16", "--powers", "--budget", "9", "--price", "H200=4"), "No budget up to 9"),
         (("H200=16", "--powers", "--budget", "99"), "No price is given for H200-SXM"),
+        (("H200=16", "--price", "H200=-1"), "--price H200 is -1"),
+        (("H200=16", "--price", "H200=4", "--budget", "nan"), "--budget is nan"),
         (("H200=16", "H20=16", "--price", "H200=4"), "No price is given for H20"),
         (("H200=16", "--load", "1"), "No price is given for H200-SXM"),
         (("H200=16", "--model", "Llama-3-8B"), "Llama-3-8B has no experts"),

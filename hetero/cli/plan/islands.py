@@ -80,6 +80,11 @@ def islands(
         options.ending(figure, options.PICTURES)
         check_new(figure, force=force)
     options.choice("--method", method, ("exact", *get_args(Method)))
+    given = _pairs("--price", price or [], float)
+    wanted = [("--budget", budget), ("--load", load), *((f"--price {g}", v) for g, v in given)]
+    for option, value in wanted:
+        if value is not None:
+            options.positive(option, value)
     if method != "exact" and (load is not None or budget is not None or pairs or powers):
         raise ParameterError(
             "A search knows no load, budget, pairs or powers.",
@@ -100,7 +105,7 @@ def islands(
     )
     held = {islands_of.device(gpu).name: count for gpu, count in counts.items()}
     prices = {islands_of.device(gpu).name: usd for gpu, usd in stated.items()} | {
-        islands_of.device(gpu).name: usd for gpu, usd in _pairs("--price", price or [], float)
+        islands_of.device(gpu).name: usd for gpu, usd in given
     }
     priced = bool(price) or load is not None or budget is not None
     missing = [gpu for gpu in held if gpu not in prices]

@@ -67,6 +67,8 @@ def phases(
 
     options.positive("--rate", rate)
     options.positive("--slo-scale", slo_scale)
+    if budget is not None:
+        options.positive("--budget", budget)
     if output is not None:
         check_new(output, force=force)
     method: Search = options.choice("--search", search, Search)
