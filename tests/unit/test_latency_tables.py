@@ -107,7 +107,7 @@ def test_unknown_and_missing_mappings(tmp_path):
         read_csv(path, columns={"size": "bs"})
     with pytest.raises(DataError, match="has no column 'bs' for batch"):
         read_csv(path, columns={"batch": "bs"})
-    with pytest.raises(DataError, match="cannot be read as CSV"):
+    with pytest.raises(DataError, match="there is no such file"):
         read_csv(tmp_path / "none.csv")
 
 
