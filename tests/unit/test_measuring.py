@@ -9,7 +9,6 @@ import pytest
 
 from hetero import latency, measuring
 from hetero.catalog import llm
-from hetero.cli import main
 from hetero.errors import ParameterError
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -60,7 +59,7 @@ def test_the_layer_is_a_llama_layer():
         assert torch.allclose(last, own(x)[:, 9:], atol=1e-5)
 
 
-def test_the_table_names_its_device_and_can_be_fitted(tmp_path, capsys):
+def test_the_table_names_its_device_and_is_read_as_measurements(tmp_path):
     file = tmp_path / "layer.csv"
     found = measuring.measure(
         SMALL, device="cpu", batches=(1, 2, 4), inputs=(8, 64), contexts=(8, 64), repeats=2
@@ -74,10 +73,6 @@ def test_the_table_names_its_device_and_can_be_fitted(tmp_path, capsys):
     assert torch.__version__ in text
     assert "float32" in text
     assert "ms" in str(found)
-    with pytest.raises(SystemExit) as done:
-        main(["fit", str(file)])
-    assert done.value.code == 0
-    assert "p8" in capsys.readouterr().out
 
 
 def test_what_cannot_be_measured_is_said(monkeypatch):
