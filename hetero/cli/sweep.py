@@ -21,7 +21,9 @@ def sweep(
     on: Annotated[
         str, typer.Option(help="loky (this machine), dask:ADDRESS or ray:ADDRESS.")
     ] = "loky",
-    workers: Annotated[int, typer.Option(min=0, help="Processes at once; 0 takes all.")] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes at once, at least 2 here; 0 takes all.")
+    ] = 0,
     output: Annotated[
         Path | None, options.output("Folder; by default results/sweeps/NAME.")
     ] = None,

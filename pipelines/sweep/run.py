@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -90,19 +91,29 @@ def sweep(
     file = Path(path)
     found = spec.read(file)
     target = (folder or paths.results() / "sweeps" / file.stem).resolve()
+
+    @functools.cache
+    def rests_on() -> tuple[Path, str]:
+        # Digests of all code and data once, not for every batch of a search.
+        notebook = source.notebook_path(source.notebook_of(found.stage))
+        return notebook, _rests_on(found, notebook)
+
+    def make(points: list[spec.Point]) -> list[Job]:
+        return jobs_of(found, points, target, *rests_on())
+
     if found.search is not None:
-        jobs = search.run(found, lambda points: jobs_of(found, points, target), on, workers, show)
+        jobs = search.run(found, make, on, workers, show)
     else:
-        jobs = jobs_of(found, spec.points(found, file.name), target)
+        jobs = make(spec.points(found, file.name))
         run_all(jobs, on=on, workers=workers, show=show)
     return collected(found, file.stem, jobs, target)
 
 
-def jobs_of(found: spec.Sweep, points: list[spec.Point], folder: Path) -> list[Job]:
+def jobs_of(
+    found: spec.Sweep, points: list[spec.Point], folder: Path, notebook: Path, rests_on: str
+) -> list[Job]:
     """Jobs of points; equal points become one."""
-    notebook = source.notebook_path(source.notebook_of(found.stage))
     stage_run.check_names(notebook, found.stage, points[0].parameters)
-    rests_on = _rests_on(found, notebook)
     jobs = {}
     for point in points:
         key = point.key(rests_on)
