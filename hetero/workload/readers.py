@@ -280,7 +280,8 @@ def _prefixes(rows: Rows, column: str, block_tokens: int) -> _Prefixes | None:
         try:
             blocks = value.split() if isinstance(value, str) else value
             lists.append([int(block) for block in blocks])
-        except (ValueError, TypeError):
+            np.array(lists[-1], dtype=np.int64)
+        except (ValueError, TypeError, OverflowError):
             raise rows.error(
                 f"'{str(value)[:40]}' is no list of block ids.",
                 row,
@@ -300,7 +301,7 @@ def _blame_line(path: Path) -> None:
         for number, line in enumerate(lines, start=1):
             try:
                 good = not line.strip() or isinstance(json.loads(line), dict)
-            except ValueError:
+            except (ValueError, RecursionError):
                 good = False
             if not good:
                 raise DataError(
