@@ -256,6 +256,14 @@ def _read_text(path: Path) -> pd.DataFrame:
             path=path,
             resolve="give a comma-separated file with one heading line.",
         ) from None
+    if not isinstance(frame.index, pd.RangeIndex):
+        # pandas takes what the first row has too much for names of rows, and shifts all columns.
+        raise DataError(
+            "the row has more cells than the heading.",
+            path=path,
+            line=2,
+            resolve="give every row as many cells as the heading has.",
+        )
     frame.columns = [str(name).strip() for name in frame.columns]
     empty = (frame == "").all(axis=1)
     frame = frame[~empty]
