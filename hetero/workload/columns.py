@@ -141,7 +141,7 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
     for column in wanted:
         if column not in found:
             raise DataError(
-                f"this column is missing; the file has {_listed(found)}.",
+                f"this column is missing; the file has {listed(found)}.",
                 path=path,
                 line=None if path.suffix == ".parquet" else 1,
                 column=column,
@@ -170,8 +170,9 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
     return Rows(frame.iloc[:end][chosen], path, lines=range(2, end + 2))
 
 
-def _listed(names: Iterable[str]) -> str:
-    text = ", ".join(sorted(names)) or "none"
+def listed(names: Iterable[str]) -> str:
+    """Names in order, with commas; cut where there are too many to read."""
+    text = ", ".join(sorted(names)) or "(none)"
     return text if len(text) <= 400 else f"{text[:400]}..."
 
 

@@ -12,7 +12,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from hetero.errors import DataError
-from hetero.workload.columns import PER_SECOND, Rows, TimeUnit, heading, load, readable
+from hetero.workload.columns import PER_SECOND, Rows, TimeUnit, heading, listed, load, readable
 from hetero.workload.statistics import rate_rps
 from hetero.workload.trace import Trace
 
@@ -52,7 +52,7 @@ def read(path: Path | str, *, sort: bool = False) -> Trace:
     if {"input_tokens", "output_tokens"} <= columns:
         return read_lengths(file)
     raise DataError(
-        f"its columns {', '.join(sorted(columns)) or '(none)'} are of no known kind of trace.",
+        f"its columns {listed(columns)} are of no known kind of trace.",
         path=file,
         resolve="name the columns: arrival, input_tokens, output_tokens and time_unit of "
         "read_table, or the options of `hetero trace`.",
