@@ -106,6 +106,13 @@ def read_mooncake(path: Path | str, *, name: str = "", sort: bool = False) -> Tr
         file,
         lines,
     )
+    if len(lines) != len(rows.frame):
+        raise rows.error(
+            f"{len(lines)} lines hold {len(rows.frame)} requests.",
+            None,
+            None,
+            "write one request per line as a JSON object.",
+        )
     for field in fields:
         if field not in rows.frame:
             raise rows.error("no line has this field.", None, field, "add it to every line.")
