@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -289,7 +290,7 @@ class _Cells:
     def _missing(self, name: str) -> DataError:
         return DataError(
             f"has no column '{self.heading[name]}' for {name}; it has "
-            f"{', '.join(map(repr, self.frame.columns))}.",
+            f"{textwrap.shorten(', '.join(map(repr, self.frame.columns)), 400)}.",
             path=self.path,
             resolve=f"name the column with --column {name}=YOUR_HEADING.",
         )
