@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
@@ -13,6 +14,8 @@ from hetero.errors import DataError
 
 LIMIT_CHARACTERS = 200_000
 """Longest text that is read; a file of settings has a few thousand characters."""
+
+_DEEPEST = 100  # brackets within brackets: the parser takes their number squared
 
 
 def parse(text: str, path: Path) -> Any:
@@ -34,6 +37,8 @@ def parse(text: str, path: Path) -> Any:
             path=path,
             resolve="keep settings only in it, and data in files of their own.",
         )
+    if _depth(text) > _DEEPEST:
+        raise _too_deep(path)
     yaml = YAML(typ="safe", pure=True)
     try:
         # An alias can stand for itself many times over: a few lines would fill the memory.
@@ -53,9 +58,7 @@ def parse(text: str, path: Path) -> Any:
             resolve="mend that line: indentation, brackets and quotes.",
         ) from error
     except RecursionError:
-        raise DataError(
-            "Lists and sections are nested too deep.", path=path, resolve="close the brackets."
-        ) from None
+        raise _too_deep(path) from None
     # What Python says of a value goes through the parser: a date that does not exist, a number of
     # thousands of digits, a tag on a value of another kind.
     except (ValueError, OverflowError, TypeError, KeyError, AttributeError, IndexError) as error:
@@ -65,3 +68,18 @@ def parse(text: str, path: Path) -> Any:
             path=path,
             resolve="write plain numbers, text in quotes, and no tags (`!!name`).",
         ) from None
+
+
+def _depth(text: str) -> int:
+    """Most brackets open at once, those within quotes included."""
+    steps = np.zeros(len(text) + 1, dtype=np.int64)
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    steps[1:] = np.isin(codes, [91, 123]).astype(np.int64) - np.isin(codes, [93, 125])
+    total = np.cumsum(steps)
+    return int((total - np.minimum.accumulate(total)).max())
+
+
+def _too_deep(path: Path) -> DataError:
+    return DataError(
+        "Lists and sections are nested too deep.", path=path, resolve="close the brackets."
+    )

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hetero.errors import HeteroError
 
-#: A reader that takes longer hangs; the files are a few hundred bytes.
+#: A reader that takes longer [CPU s] hangs; the files are a few hundred bytes.
 PATIENCE_S = 20
 
 WORDS = (
@@ -70,13 +70,13 @@ def _patience(what: str) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise AssertionError(f"{what} hangs")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def check(reader: Reader, content: bytes) -> bool:
