@@ -23,22 +23,23 @@ of the data sheets. ``bandwidth_gbit_s`` counts bits, ``bandwidth_gbyte_s`` byte
 from __future__ import annotations
 
 import difflib
+import reprlib
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from hetero import catalog
+from hetero import catalog, yaml_text
 from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine, Network
-from hetero.errors import CatalogError
+from hetero.errors import CatalogError, DataError
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1)]
+# Every copy becomes an object: a slip of the keyboard must not fill the memory.
+_Count = Annotated[int, Field(gt=0, le=100_000)]
 
 
 class _Strict(BaseModel):
@@ -70,8 +71,8 @@ class _NetworkText(_Strict):
 class _MachineText(_Strict):
     name: _Name
     gpu: _Name
-    count: Annotated[int, Field(gt=0)] = 1
-    copies: Annotated[int, Field(gt=0)] | None = None
+    count: _Count = 1
+    copies: _Count | None = None
     region: _Name = "local"
     usd_per_h: _NotNegative | None = None
     link: str | None = None
@@ -139,7 +140,7 @@ def load(path: Path) -> Cluster:
 
 def _read(path: Path) -> object:
     try:
-        return YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        return yaml_text.parse(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         raise CatalogError(
             f"{path}: there is no such file.",
@@ -147,14 +148,8 @@ def _read(path: Path) -> object:
         ) from None
     except (OSError, UnicodeDecodeError):
         raise CatalogError(f"{path}: this is no text file.", resolve="save it as UTF-8.") from None
-    except YAMLError as error:
-        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
-        where = f", line {mark.line + 1}" if mark else ""
-        problem = error.problem if isinstance(error, MarkedYAMLError) else str(error)
-        raise CatalogError(
-            f"{path}{where}: this is no YAML ({problem}).",
-            resolve="check indentation, brackets and quotes there.",
-        ) from None
+    except DataError as error:
+        raise CatalogError(error.what, resolve=error.resolve) from None
 
 
 def _machines(entry: _MachineText, text: _ClusterText, path: Path) -> list[Machine]:
@@ -295,7 +290,7 @@ def _sentence(path: Path, raw: object, error: ValidationError) -> CatalogError:
         )
     whole, _ = _step(place, value, last) if isinstance(last, int) else ("", None)
     name = whole or (f"'{last}'{inside}" if last != "" else "the file")
-    received = "empty" if first["input"] is None else repr(first["input"])
+    received = "empty" if first["input"] is None else reprlib.repr(first["input"])
     return CatalogError(f"{path}: {name} is {received}.", resolve=f"give {_wanted(first)}.")
 
 
@@ -340,6 +335,7 @@ def _wanted(error: ErrorDetails) -> str:
         "list_type": "a list",
         "finite_number": "a finite number",
         "greater_than": f"a number above {limits.get('gt', 0):g}",
+        "less_than_equal": f"a number of at most {limits.get('le', 0):,}",
         "greater_than_equal": f"a number of {limits.get('ge', 0):g} or more",
         "string_too_short": "text that is not empty",
         "too_short": f"a list of {limits.get('min_length')} or more",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import difflib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, V
 
 from hetero import results
 from hetero.errors import DataError
+from hetero.files import csv_lines
 
 PAPERS = ("xiong", "heteroserve", "rignall", "helix", "thunderserve")
 PROFILES = ("interactive", "smoke", "default", "paper")  # from the smallest to the fullest
@@ -78,7 +78,7 @@ def rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """
     if not path.is_file():
         raise DataError("The file is missing.", path=path, resolve="restore it from the project.")
-    with path.open(encoding="utf-8", newline="") as file:
+    with csv_lines(path) as file:
         reader = csv.reader(file)
         head = next(reader, [])
         if head != list(columns):
@@ -157,7 +157,7 @@ def manifests(results_folder: Path) -> list[Manifest]:
     """
     try:
         found = results.manifests(results_folder)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"A manifest below this folder is not JSON: {error}.",
             path=results_folder,
@@ -166,6 +166,12 @@ def manifests(results_folder: Path) -> list[Manifest]:
     checked = []
     for folder, content in found:
         try:
+            if not isinstance(content, dict):
+                raise DataError(
+                    "The manifest is no JSON object.",
+                    path=folder / results.MANIFEST,
+                    resolve="run the notebook that left it again.",
+                )
             checked.append(Manifest.model_validate({**content, "folder": folder}))
         except ValidationError as error:
             first = error.errors()[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hetero import paths
 from hetero.errors import DataError
-from hetero.files import writing
+from hetero.files import csv_lines, writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def timings(path: Path | None = None) -> dict[str, Timing]:
     """
     file = path if path is not None else paths.data("measured", "timings.csv")
     found: dict[str, Timing] = {}
-    with file.open(encoding="utf-8", newline="") as lines:
+    with csv_lines(file) as lines:
         reader = csv.DictReader(lines)
         if tuple(reader.fieldnames or ()) != _COLUMNS:
             raise DataError(
@@ -109,10 +109,13 @@ def timings(path: Path | None = None) -> dict[str, Timing]:
             values: dict[str, object] = dict(row)
             try:
                 values |= {"seconds": float(row["seconds"]), "repeats": int(row["repeats"])}
-            except ValueError as error:
+                if None in row or None in row.values():
+                    raise ValueError(f"it needs {len(_COLUMNS)} cells")
+            except (ValueError, TypeError) as error:
                 raise DataError(
-                    f"The row of '{row['key']}' holds no number: {error}.",
+                    f"The row of '{row['key']}' holds no number or too few cells: {error}.",
                     path=file,
+                    line=reader.line_num,
                     resolve="measure it again with `hetero bench --record`.",
                 ) from error
             found[row["key"]] = Timing(**values)  # type: ignore[arg-type]

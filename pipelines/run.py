@@ -148,7 +148,7 @@ def parameter_names(path: Path) -> list[str]:
     for cell in source.cells(path):
         if "parameters" in source.tags(cell):
             targets: list[ast.expr] = []
-            for line in ast.parse(source.text(cell)).body:
+            for line in _python(source.text(cell), path).body:
                 if isinstance(line, ast.AnnAssign):
                     targets.append(line.target)
                 elif isinstance(line, ast.Assign):
@@ -159,6 +159,17 @@ def parameter_names(path: Path) -> list[str]:
         path=path,
         resolve="tag its second cell 'parameters'.",
     )
+
+
+def _python(text: str, path: Path) -> ast.Module:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(
+            f"The cell tagged 'parameters' is no Python ({error}).",
+            path=path,
+            resolve="mend it: one `name: type = value` per line.",
+        ) from None
 
 
 def fingerprints(found: list[Path]) -> dict[str, str]:

@@ -8,17 +8,16 @@ pipelines.schema`` writes the table ``pipelines/PARAMETERS.md`` from the descrip
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent
 
-from hetero import paths
+from hetero import paths, yaml_text
 from hetero.errors import DataError, ParameterError
 from pipelines.sections import SECTIONS, Section
 
@@ -26,7 +25,6 @@ Profile = Literal["smoke", "default", "paper"]
 Source = Literal["twin", "real"]
 PROFILES: Final[tuple[str, ...]] = get_args(Profile)
 SOURCES: Final[tuple[str, ...]] = get_args(Source)
-_LIMIT_BYTES = 256 * 1024  # a parameter file is some kilobytes; more is a mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +105,17 @@ def section(
             f"{where}: there is no stage '{stage}'.",
             resolve=f"use one of {_or(SECTIONS)}{near(stage, SECTIONS)}.",
         )
-    text = file.read_text(encoding="utf-8")
-    values = parse(text, file, source=source, profile=profile).of(stage)
+    values = _parsed(file.read_text(encoding="utf-8"), file, source, profile).of(stage)
     for name, value in over.items():
         listed = isinstance(values.get(name), list) and not isinstance(value, list)
         values[name] = [value] if listed else value
     return _check(kind, values, Path(where), stage, {}, profile).model_dump()
+
+
+@cache
+def _parsed(text: str, path: Path, source: str, profile: str) -> Params:
+    # A sweep asks for every one of its points, and reading the file takes longer than some points.
+    return parse(text, path, source=source, profile=profile)
 
 
 def plain_yaml(path: Path) -> dict[str, Any]:
@@ -165,31 +168,7 @@ def parse(
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:
-    if len(text) > _LIMIT_BYTES:
-        raise DataError(
-            f"The parameter file holds {len(text):,} characters; {_LIMIT_BYTES:,} are allowed.",
-            path=path,
-            resolve="keep parameters only in it, and data in files of their own.",
-        )
-    yaml = YAML(typ="safe", pure=True)
-    try:
-        # An alias can stand for itself many times over, and DVC would expand it.
-        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):
-            raise DataError(
-                "YAML aliases (`*name`) are not allowed among the parameters.",
-                path=path,
-                resolve="write each value out.",
-            )
-        found = yaml.load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise DataError(
-            f"Not valid YAML: {getattr(error, 'problem', None) or error}.",
-            path=path,
-            line=mark.line + 1 if mark else None,
-            resolve="mend that line; nested values are indented by two spaces.",
-        ) from error
-    return dict(_mapping(found, path.name))
+    return dict(_mapping(yaml_text.parse(text, path), path.name))
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:
@@ -276,7 +255,7 @@ def _need(kind: str, message: str) -> str:
 def _shown(value: object) -> str:
     words = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
     kind = words.get(type(value), "nothing" if value is None else type(value).__name__)
-    return f"{value!r} ({kind})"
+    return f"{reprlib.repr(value)} ({kind})"
 
 
 def _or(names: Iterable[str]) -> str:

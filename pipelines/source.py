@@ -69,25 +69,30 @@ def cells(path: Path) -> list[dict[str, object]]:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise TypeError("its cells are no list of cells")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"The notebook cannot be read ({type(error).__name__}: {error}).",
             path=path,
             resolve="restore the file, or save it again from JupyterLab.",
         ) from error
-    return list(found)
+    return found
 
 
 def text(cell: dict[str, object]) -> str:
     """Source of a cell as one string; files hold it as a string or as a list of lines."""
     source = cell.get("source", "")
-    return source if isinstance(source, str) else "".join(map(str, source))  # type: ignore[call-overload]
+    if isinstance(source, str):
+        return source
+    return "".join(map(str, source)) if isinstance(source, list) else ""
 
 
 def tags(cell: dict[str, object]) -> list[str]:
     """Tags of a cell."""
     metadata = cell.get("metadata")
-    return list(metadata.get("tags", [])) if isinstance(metadata, dict) else []
+    found = metadata.get("tags") if isinstance(metadata, dict) else None
+    return [tag for tag in found if isinstance(tag, str)] if isinstance(found, list) else []
 
 
 def code(path: Path) -> str:

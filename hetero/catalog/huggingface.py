@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -32,6 +33,7 @@ _KEYS = {
     "v_head_dim": ("v_head_dim",),
 }
 _BASIC = ("layers", "hidden", "heads", "vocab")
+_MOST = 2**40  # sizes that no model has would overflow what is computed from them
 _EXPERTS = ("experts", "experts_active")
 _LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 
@@ -174,7 +176,7 @@ def _load(config: Path | str | Mapping[str, object]) -> tuple[Path | str, Mappin
         raise DataError(
             "there is no such file.", path=path, resolve="give the path of a config.json."
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(
             f"this is no JSON: {error}.",
             path=path,
@@ -197,7 +199,15 @@ def _size(
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise DataError(
-                f"'{key}' is {value!r}.", path=path, resolve="give it as a whole number."
+                f"'{key}' is {reprlib.repr(value)}.",
+                path=path,
+                resolve="give it as a whole number.",
+            )
+        if not (1 if required else 0) <= value < _MOST:
+            raise DataError(
+                f"'{key}' is {reprlib.repr(value)}.",
+                path=path,
+                resolve="give the size that the model has.",
             )
         return value
     if required:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError
+from hetero.files import csv_lines
 
 
 class Record(Protocol):
@@ -123,7 +124,7 @@ def read_rows(path: Path, record: type, *, drop: Sequence[str] = ()) -> list[dic
     """
     hints = {k: v for k, v in get_type_hints(record).items() if k not in drop}
     adapters = {name: TypeAdapter(hint) for name, hint in hints.items()}
-    with path.open(encoding="utf-8", newline="") as file:
+    with csv_lines(path) as file:
         reader = csv.DictReader(file)
         rows = []
         for cells in reader:

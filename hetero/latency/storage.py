@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Literal
 
@@ -96,7 +97,7 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
         read = _StepModelText.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the text as a whole"
+        where = textwrap.shorten(".".join(map(str, first["loc"])), 100) or "the text as a whole"
         raise DataError(
             f"{where}: {first['msg']}.",
             path=path,

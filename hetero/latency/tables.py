@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -260,6 +261,14 @@ def _read_text(path: Path) -> pd.DataFrame:
             path=path,
             resolve="give a comma-separated file with one heading line.",
         ) from None
+    if not isinstance(frame.index, pd.RangeIndex):
+        # pandas takes what the first row has too much for names of rows, and shifts all columns.
+        raise DataError(
+            "the row has more cells than the heading.",
+            path=path,
+            line=2,
+            resolve="give every row as many cells as the heading has.",
+        )
     frame.columns = [str(name).strip() for name in frame.columns]
     empty = (frame == "").all(axis=1)
     frame = frame[~empty]
@@ -285,7 +294,7 @@ class _Cells:
     def _missing(self, name: str) -> DataError:
         return DataError(
             f"has no column '{self.heading[name]}' for {name}; it has "
-            f"{', '.join(map(repr, self.frame.columns))}.",
+            f"{textwrap.shorten(', '.join(map(repr, self.frame.columns)), 400)}.",
             path=self.path,
             resolve=f"name the column with --column {name}=YOUR_HEADING.",
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,8 @@ class Rows:
             "a whole number",
             "name the column that holds whole numbers, or correct the row.",
         )
+        # Beyond 64 bits a cast would give any number at all.
+        self._refuse(np.abs(found) >= 2.0**63, column, "a number of 64 bits", "correct the row.")
         return found.astype(np.int64)
 
     def tokens(self, column: str, lowest: int) -> NDArray[np.int32]:
@@ -119,7 +122,8 @@ class Rows:
         row = int(np.argmax(bad))
         value: Any = self.frame[column].iloc[row]
         missing = pd.isna(value) or str(value).strip() == ""
-        what = "the value is missing." if missing else f"'{value}' is not {kind}."
+        shown = textwrap.shorten(str(value), 60, placeholder="...")
+        what = "the value is missing." if missing else f"'{shown}' is not {kind}."
         raise self.error(what, row, column, resolve)
 
 
@@ -137,7 +141,7 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
     for column in wanted:
         if column not in found:
             raise DataError(
-                f"this column is missing; the file has {', '.join(sorted(found)) or 'none'}.",
+                f"this column is missing; the file has {listed(found)}.",
                 path=path,
                 line=None if path.suffix == ".parquet" else 1,
                 column=column,
@@ -151,11 +155,25 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
         frame = pd.read_csv(
             path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True
         )
+    if not isinstance(frame.index, pd.RangeIndex):
+        # pandas takes what the first row has too much for names of rows, and shifts all columns.
+        raise DataError(
+            "the row has more fields than the heading.",
+            path=path,
+            line=2,
+            resolve="give every row as many fields as the heading has.",
+        )
     frame.columns = frame.columns.str.strip()
     blank = (frame.isna() | (frame == "")).all(axis=1).to_numpy()
     filled = np.flatnonzero(~blank)
     end = int(filled[-1]) + 1 if len(filled) else 0  # blank lines at the end are no requests
     return Rows(frame.iloc[:end][chosen], path, lines=range(2, end + 2))
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in order, with commas; cut where there are too many to read."""
+    text = ", ".join(sorted(names)) or "(none)"
+    return text if len(text) <= 400 else f"{text[:400]}..."
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from hetero.errors import DataError
-from hetero.workload.columns import PER_SECOND, Rows, TimeUnit, heading, load, readable
+from hetero.workload.columns import PER_SECOND, Rows, TimeUnit, heading, listed, load, readable
 from hetero.workload.statistics import rate_rps
 from hetero.workload.trace import Trace
 
@@ -52,7 +52,7 @@ def read(path: Path | str, *, sort: bool = False) -> Trace:
     if {"input_tokens", "output_tokens"} <= columns:
         return read_lengths(file)
     raise DataError(
-        f"its columns {', '.join(sorted(columns)) or '(none)'} are of no known kind of trace.",
+        f"its columns {listed(columns)} are of no known kind of trace.",
         path=file,
         resolve="name the columns: arrival, input_tokens, output_tokens and time_unit of "
         "read_table, or the options of `hetero trace`.",
@@ -106,6 +106,13 @@ def read_mooncake(path: Path | str, *, name: str = "", sort: bool = False) -> Tr
         file,
         lines,
     )
+    if len(lines) != len(rows.frame):
+        raise rows.error(
+            f"{len(lines)} lines hold {len(rows.frame)} requests.",
+            None,
+            None,
+            "write one request per line as a JSON object.",
+        )
     for field in fields:
         if field not in rows.frame:
             raise rows.error("no line has this field.", None, field, "add it to every line.")
@@ -280,7 +287,8 @@ def _prefixes(rows: Rows, column: str, block_tokens: int) -> _Prefixes | None:
         try:
             blocks = value.split() if isinstance(value, str) else value
             lists.append([int(block) for block in blocks])
-        except (ValueError, TypeError):
+            np.array(lists[-1], dtype=np.int64)
+        except (ValueError, TypeError, OverflowError):
             raise rows.error(
                 f"'{str(value)[:40]}' is no list of block ids.",
                 row,
@@ -300,7 +308,7 @@ def _blame_line(path: Path) -> None:
         for number, line in enumerate(lines, start=1):
             try:
                 good = not line.strip() or isinstance(json.loads(line), dict)
-            except ValueError:
+            except (ValueError, RecursionError):
                 good = False
             if not good:
                 raise DataError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from hetero.errors import ParameterError
 from pipelines import schema
+
+_MOST_POINTS = 100_000
 
 
 class _Part(BaseModel):
@@ -79,6 +82,8 @@ class Measure(_Part):
     def _one_kind(self) -> Measure:
         if bool(self.claim) == bool(self.table and self.column):
             raise ValueError("a measure needs 'table' and 'column', or a 'claim'")
+        if Path(self.table).name != self.table:
+            raise ValueError("a table is a name that the notebook saves, not a path")
         return self
 
 
@@ -176,6 +181,7 @@ def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
         If a parameter is none of the notebook's, or a value is out of its limits.
     """
     if sweep.grid is not None:
+        _check_count(sweep, name, math.prod(map(len, sweep.grid.values())))
         swept = [
             dict(zip(sweep.grid, values, strict=True))
             for values in itertools.product(*sweep.grid.values())
@@ -189,6 +195,15 @@ def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
             f"{name} is a search, whose points follow from results.", resolve="run it."
         )
     return [point for one in swept for point in repeated(sweep, one, name)]
+
+
+def _check_count(sweep: Sweep, name: str, count: int) -> None:
+    total = count * math.prod(map(len, sweep.repeat.values()))
+    if total > _MOST_POINTS:
+        raise ParameterError(
+            f"{name} has {total:,} points; {_MOST_POINTS:,} are allowed.",
+            resolve="give fewer values, or let 'sobol' spread points over their ranges.",
+        )
 
 
 def repeated(sweep: Sweep, swept: Mapping[str, Any], name: str = "the sweep") -> list[Point]:
@@ -214,8 +229,6 @@ def repeated(sweep: Sweep, swept: Mapping[str, Any], name: str = "the sweep") ->
 
 
 def _sobol(design: Sobol) -> list[dict[str, Any]]:
-    import math
-
     from scipy.stats import qmc
 
     sampler = qmc.Sobol(len(design.ranges), seed=design.seed)

@@ -284,7 +284,7 @@ WRONG = {
         "network: {within_region: {link: WAN-100M}}",
         r"states no link between 'a' \(x\) and 'b' \(y\)",
     ),
-    "no YAML": ("machines: [{name: a\nname: b", r"fleet.yaml, line 2: this is no YAML"),
+    "no YAML": ("machines: [{name: a\nname: b", r"fleet.yaml, line 2: Not valid YAML"),
     "own GPU": (
         "gpus: {X: {mem_gib: 24, fp16_tflops: 1}}\nmachines: [{name: a, gpu: X}]",
         r"the field 'mem_bw_gbs' of gpus.X is missing",

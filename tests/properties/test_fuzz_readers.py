@@ -1,0 +1,297 @@
+"""No file, however damaged, ends a reader in anything but a result or a sentence that helps.
+
+Every run draws the same examples. ``HETERO_FUZZ=20000`` draws that many fresh ones per reader.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from hetero import catalog, cluster_file, ledger, paths, published, timings
+from hetero.catalog import huggingface
+from hetero.catalog import tables as catalog_tables
+from hetero.errors import HeteroError
+from hetero.latency import storage
+from hetero.latency import tables as latency_tables
+from hetero.latency.step import StepModel
+from hetero.workload import readers
+from pipelines import run, schema, source
+from pipelines.sweep import spec
+from tests.properties.fuzzing import Reader, check, damaged
+
+EXAMPLES = int(os.environ.get("HETERO_FUZZ", "0"))
+FUZZ = settings(
+    max_examples=EXAMPLES or 120,
+    derandomize=not EXAMPLES,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+AZURE = b"""TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319569,3180,8
+2023-11-16 18:17:04.0781234,110,27
+"""
+OWN = b"""arrival_s,input_tokens,output_tokens,session_id,block_tokens,prefix_ids
+0.0,100,10,1,16,1 2
+0.5,20,5,a,16,1
+2.0,300,0,1,16,1 2 3
+"""
+LENGTHS = b"input_tokens,output_tokens\n100,10\n20,5\n"
+MOONCAKE = b"""{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+{"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 2]}
+{"timestamp": 6000, "input_length": 1, "output_length": 0, "hash_ids": []}
+"""
+MEASURED = b"""phase,batch,input_tokens,context_tokens,output_tokens,ms
+prefill,1,128,,,12.5
+decode,4,100,,9,90
+decode,8,,512,,11
+"""
+CLUSTER = {
+    "name": "fleet",
+    "gpus": {"own": {"mem_gib": 80, "mem_bw_gbs": 2000, "fp16_tflops": 300}},
+    "machines": [
+        {"name": "big", "gpu": "H100-SXM", "count": 8, "region": "eu", "usd_per_h": 20.5},
+        {"name": "small", "gpu": "own", "copies": 3, "region": "us"},
+    ],
+    "network": {
+        "within_region": {"bandwidth_gbit_s": 40, "latency_ms": 0.1},
+        "between_regions": {"link": "WAN-100M"},
+        "pairs": [{"between": ["eu", "us"], "bandwidth_gbit_s": 1, "latency_ms": 90}],
+        "coordinator": {"region": "eu"},
+    },
+}
+SWEEP = {
+    "stage": "request_scheduling",
+    "profile": "smoke",
+    "grid": {"thetas": [0.0, 2.0]},
+    "repeat": {"seeds": [0, 1]},
+    "fixed": {"requests": 100},
+    "measures": {"x": {"table": "theta", "column": "throughput [tokens/s]", "where": {"a": 1}}},
+    "limit_s": 6,
+}
+SOBOL = {
+    "stage": "request_scheduling",
+    "sobol": {"count": 4, "seed": 0, "ranges": {"thetas": {"low": 0.0, "high": 2.0}}},
+    "measures": {"x": {"claim": "xiong-1a"}},
+}
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+NOTEBOOK = {
+    "cells": [
+        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Title\n", "prose"]},
+        {
+            "cell_type": "code",
+            "id": "b",
+            "metadata": {"tags": ["parameters"]},
+            "source": ["count: int = 1\n", 'output: str = ""'],
+            "outputs": [],
+            "execution_count": None,
+        },
+    ],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+MANIFEST = {
+    "notebook": "01_workloads",
+    "source": "twin",
+    "profile": "smoke",
+    "figures": [{"file": "a.svg", "shows": ["xiong/Fig. 4"], "caption": "A."}],
+    "tables": [],
+    "claims": [{"id": "xiong-1a", "value": 1.5, "figure": "a", "interval": [1.0, 2.0]}],
+}
+TIMINGS = b"""key,seconds,statistic,repeats,clock,command,machine,date
+a,0.5,median,3,cpu,hetero bench a,one,2026-01-01
+b,1.5,single,1,wall,hetero bench b,one,2026-01-02
+"""
+
+
+def _parquet() -> bytes:
+    stream = io.BytesIO()
+    pd.read_csv(io.BytesIO(LENGTHS)).assign(arrival_s=[0.0, 1.0]).to_parquet(stream, index=False)
+    return stream.getvalue()
+
+
+def _first_lines(*parts: str, count: int = 4) -> bytes:
+    lines = paths.data(*parts).read_bytes().splitlines(keepends=True)
+    return b"".join(lines[:count])
+
+
+@functools.cache
+def _settings() -> Path:
+    return paths.data("published", "settings.csv")
+
+
+def _sweep(path: Path) -> object:
+    found = spec.read(path)
+    return None if found.search is not None else spec.points(found, path.name)
+
+
+def _ledger(path: Path) -> object:
+    return ledger.read(path, _settings())
+
+
+def _manifest(path: Path) -> object:
+    with tempfile.TemporaryDirectory() as results:
+        target = Path(results) / "twin" / "01_workloads" / "manifest.json"
+        target.parent.mkdir(parents=True)
+        shutil.copy(path, target)
+        return published.manifests(Path(results))
+
+
+def _notebook(path: Path) -> object:
+    return source.code(path), run.parameter_names(path)
+
+
+def _tree(name: str, ending: str, tree: object, read) -> Reader:  # type: ignore[no-untyped-def]
+    return Reader(name, ending, json.dumps(tree, indent=1).encode(), read, tree)
+
+
+STEP = json.loads(
+    storage.to_json(StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7))
+)
+THETA = paths.root() / "pipelines" / "sweeps" / "theta.yaml"
+PARAMS = paths.root() / "params.yaml"
+
+READERS = [
+    Reader("azure csv", ".csv", AZURE, readers.read),
+    Reader("own csv", ".csv", OWN, readers.read),
+    Reader("lengths", ".csv", LENGTHS, readers.read),
+    Reader("sorted csv", ".csv", OWN, functools.partial(readers.read, sort=True)),
+    Reader("csv in ms", ".csv", OWN, functools.partial(readers.read_table, time_unit="ms")),
+    Reader("csv.gz", ".csv.gz", gzip.compress(AZURE, mtime=0), readers.read),
+    Reader("mooncake", ".jsonl", MOONCAKE, readers.read),
+    Reader("parquet", ".parquet", _parquet(), readers.read),
+    Reader("measurements", ".csv", MEASURED, latency_tables.read_csv),
+    _tree("step model", ".json", STEP, storage.load),
+    _tree("cluster file", ".yaml", CLUSTER, cluster_file.load),
+    _tree("sweep", ".yaml", SWEEP, _sweep),
+    _tree("sobol sweep", ".yaml", SOBOL, _sweep),
+    Reader("theta sweep", ".yaml", THETA.read_bytes(), _sweep),
+    _tree("config.json", ".json", CONFIG, huggingface.read),
+    _tree("notebook", ".ipynb", NOTEBOOK, _notebook),
+    _tree("manifest", ".json", MANIFEST, _manifest),
+    Reader("params.yaml", ".yaml", PARAMS.read_bytes(), schema.load),
+    Reader("timings", ".csv", TIMINGS, timings.timings),
+    Reader("ledger", ".csv", _first_lines("published", "claims.csv"), _ledger),
+    Reader(
+        "GPUs",
+        ".csv",
+        _first_lines("specs", "gpus.csv"),
+        functools.partial(catalog_tables.read_table, kind="GPU", record=catalog.Gpu),
+    ),
+    Reader(
+        "models",
+        ".csv",
+        _first_lines("specs", "models.csv"),
+        functools.partial(catalog_tables.read_table, kind="model", record=catalog.Llm),
+    ),
+]
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.name)
+def test_the_good_file_is_taken(reader: Reader) -> None:
+    assert check(reader, reader.good)
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.name)
+def test_a_damaged_file_is_read_or_refused_in_a_sentence(reader: Reader) -> None:
+    @FUZZ
+    @given(damaged(reader))
+    def damage(content: bytes) -> None:
+        check(reader, content)
+
+    damage()
+
+
+LAUGHS = "\n".join(
+    ["l0: &l0 [ha, ha]"] + [f"l{k}: &l{k} [{', '.join([f'*l{k - 1}'] * 10)}]" for k in range(1, 12)]
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "says"),
+    [
+        (cluster_file.load, LAUGHS, "aliases"),
+        (_sweep, LAUGHS, "aliases"),
+        (schema.load, LAUGHS, "aliases"),
+        (cluster_file.load, "[" * 50_000 + "]" * 50_000, "nested too deep"),
+        (_sweep, "x: " + "{a: " * 30_000 + "}" * 30_000, "nested too deep"),
+        (cluster_file.load, "a" * 10_000_000, "characters"),
+        (
+            cluster_file.load,
+            "machines: [{name: a, gpu: L4, copies: 2000000000}]",
+            "at most 100,000",
+        ),
+        (cluster_file.load, "machines: [{name: a, gpu: L4}, {name: a, gpu: L4}]", "2 machines called"),
+        (
+            _sweep,
+            json.dumps(SWEEP | {"grid": {"thetas": [0.5] * 3000, "seeds": [1] * 3000}}),
+            "points; 100,000 are allowed",
+        ),
+        (
+            _sweep,
+            json.dumps(SWEEP | {"measures": {"x": {"table": "../../secret", "column": "a"}}}),
+            "not a path",
+        ),
+    ],
+)
+def test_files_made_to_stop_a_reader_are_refused(read, content, says, tmp_path) -> None:
+    path = tmp_path / "bomb.yaml"
+    path.write_text(content)
+    with pytest.raises(HeteroError, match=says):
+        read(path)
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda one: one.name)
+def test_what_is_no_file_is_refused(reader: Reader, tmp_path: Path) -> None:
+    if reader.name == "manifest":
+        pytest.skip("a folder of results is searched for manifests; a missing one is no error")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("folder.csv", "none.csv"):
+        with pytest.raises(HeteroError):
+            reader.read(tmp_path / name)
+
+
+def test_nothing_reads_a_pickle() -> None:
+    # A pickle runs the code of whoever wrote it; processes of one sweep exchange their own only.
+    root = paths.root()
+    files = [*(root / "hetero").rglob("*.py"), *(root / "pipelines").rglob("*.py")]
+    assert len(files) > 200
+    unsafe = re.compile(
+        r"allow_pickle\s*=\s*True|\b(?:pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal)"
+        r"\.(?:load|loads|open|Unpickler)\b|read_pickle|torch\.load|yaml\.(?:unsafe_|full_)?load\("
+        r"|typ=.unsafe|\beval\(|\bexec\("
+    )
+    allowed = {"hetero/yaml_text.py", "pipelines/repro.py"}  # `yaml` is the safe loader there
+    found = [
+        f"{path.relative_to(root)}: {match.group()}"
+        for path in files
+        if path.parent.name != "build" and str(path.relative_to(root)) not in allowed
+        for match in unsafe.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
