@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -169,32 +168,11 @@ def simulate(
         print(f"{len(requested) * len(found):,} rows written to {output}.")
 
 
-def _factories() -> dict[str, Callable[[], Builtin]]:
-    """Routers by the name an option takes: their own, with hyphens."""
-    from hetero import routers
-
-    kinds: list[Callable[[], Builtin]] = [
-        routers.RoundRobin,
-        routers.WeightedRandom,
-        routers.WeightedRoundRobin,
-        routers.LeastRequests,
-        routers.LeastTokens,
-        routers.CacheAware,
-        routers.PowerOfTwo,
-        routers.Workload,
-        lambda: routers.Workload(memory_based=True),
-        routers.CapacityProportional,
-        routers.LatencyAware,
-        routers.HeteroServe,
-        routers.Predictive,
-    ]
-    return {kind().name.lower().replace(" ", "-"): kind for kind in kinds}
-
-
 def _routers(names: list[str]) -> list[Builtin]:
     from hetero.cli.options import choice
+    from hetero.routers.named import factories
 
-    known = _factories()
+    known = factories()
     return [known[choice("--router", name, known)]() for name in dict.fromkeys(names)]
 
 
