@@ -31,6 +31,7 @@ _GROUPS = (
     "sweep",
     "plan",
     "reschedule",
+    "serve",
     "bench",
     "pipeline",
 )

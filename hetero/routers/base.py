@@ -144,9 +144,7 @@ class Live:
     (True, 'least tokens')
     """
 
-    def __init__(
-        self, router: Builtin, memory: Floats, rng: np.random.Generator | None
-    ) -> None:
+    def __init__(self, router: Builtin, memory: Floats, rng: np.random.Generator | None) -> None:
         self.name, self._code, self._memory, self._rng = router.name, router.code, memory, rng
         self._router = router
 

@@ -21,8 +21,6 @@ from hetero.fleet.limits import limits_of
 from hetero.fleet.steps import step_s
 from hetero.routers.base import FleetState, Request
 
-_ROWS = 16384
-
 
 class Books:
     """Records of the requests in the house and of the engines.
@@ -50,7 +48,7 @@ class Books:
     0
     """
 
-    def __init__(self, deployment: Deployment, rows: int = _ROWS) -> None:
+    def __init__(self, deployment: Deployment, rows: int = 1024) -> None:
         count = len(deployment.replicas)
         self.deployment = deployment
         self.engines, self.replicas, self.floats, self.integers = state.build(

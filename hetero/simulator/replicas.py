@@ -197,9 +197,7 @@ def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
 
 
 def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any, Floats, Any]:
-    limits = [
-        limits_of(replica, trace.block_tokens) for replica in deployment.replicas
-    ]
+    limits = [limits_of(replica, trace.block_tokens) for replica in deployment.replicas]
     chains = None
     ids, offsets = trace.prefix_ids, trace.prefix_offsets
     if ids is not None and offsets is not None and any(one["prefix_blocks"] for one in limits):

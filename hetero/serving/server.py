@@ -1,0 +1,86 @@
+"""Run the dispatcher as a server until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+from hetero.errors import HeteroError, ParameterError
+from hetero.serving.settings import load
+
+log = logging.getLogger("hetero.serving")
+
+
+def serve(path: Path | str, *, host: str | None = None, port: int | None = None) -> None:
+    """Serve a deployment file until SIGINT or SIGTERM; SIGHUP reads it again.
+
+    Requests under way are finished before the server ends, or goes over to another deployment.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be used.
+    ParameterError
+        If the packages of the server are missing, or the address cannot be bound.
+    """
+    try:
+        import uvicorn
+
+        from hetero.serving.app import application
+        from hetero.serving.dispatcher import Dispatcher
+    except ModuleNotFoundError as error:
+        raise ParameterError(
+            f"Serving needs the package {error.name}, which is not installed.",
+            resolve="install it with `pip install 'hetero[serving]'`.",
+        ) from error
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    settings = load(path)
+    dispatcher = Dispatcher(settings)
+    address = (host or settings.host, port or settings.port)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            application(dispatcher),
+            host=address[0],
+            port=address[1],
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=round(settings.limits.drain_s) or 1,
+        )
+    )
+
+    def again() -> None:
+        try:
+            dispatcher.reload(load(path))
+        except HeteroError as error:
+            log.error("The old deployment stays: %s", error)
+
+    async def run() -> None:
+        if hasattr(signal, "SIGHUP"):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
+        await server.serve()
+
+    names = ", ".join(backend.name for backend in settings.backends)
+    print(
+        f"http://{address[0]}:{address[1]}/v1 serves {settings.model} with {names}; "
+        f"router {dispatcher.router.name}.",
+        flush=True,
+    )
+    try:
+        _run(run)
+    except SystemExit:
+        raise ParameterError(
+            f"The address {address[0]}:{address[1]} cannot be bound.",
+            resolve="choose another with --port, or stop what listens there.",
+        ) from None
+
+
+def _run(main: object) -> None:
+    """Run on the fastest event loop that is installed."""
+    from uvicorn.config import Config
+
+    factory = Config(app="", loop="auto").get_loop_factory()
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main())  # type: ignore[operator]
