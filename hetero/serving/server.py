@@ -39,16 +39,14 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
     settings = load(path)
     dispatcher = Dispatcher(settings)
     address = (host or settings.host, port or settings.port)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            application(dispatcher),
-            host=address[0],
-            port=address[1],
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=round(settings.limits.drain_s) or 1,
-        )
+    config = uvicorn.Config(
+        application(dispatcher),
+        host=address[0],
+        port=address[1],
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
     )
 
     def again() -> None:
@@ -60,7 +58,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
     async def run() -> None:
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
-        await server.serve()
+        await uvicorn.Server(config).serve()
 
     names = ", ".join(backend.name for backend in settings.backends)
     print(
@@ -69,18 +67,11 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         flush=True,
     )
     try:
-        _run(run)
+        # The fastest event loop that is installed.
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(run())
     except SystemExit:
         raise ParameterError(
             f"The address {address[0]}:{address[1]} cannot be bound.",
             resolve="choose another with --port, or stop what listens there.",
         ) from None
-
-
-def _run(main: object) -> None:
-    """Run on the fastest event loop that is installed."""
-    from uvicorn.config import Config
-
-    factory = Config(app="", loop="auto").get_loop_factory()
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main())  # type: ignore[operator]
