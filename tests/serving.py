@@ -141,11 +141,14 @@ class Served(Process):
             for name in ("finished", "failed", "cancelled", "refused")
         }
 
-    def up(self) -> dict[str, bool]:
+    def health(self) -> dict[str, Any]:
         try:
-            return json.loads(get(f"{self.url}/health"))["engines"]
+            return json.loads(get(f"{self.url}/health"))
         except urllib.error.HTTPError as error:
-            return json.loads(error.read())["engines"]
+            return json.loads(error.read())
+
+    def up(self) -> dict[str, bool]:
+        return self.health()["engines"]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ _GROUPS = (
     "plan",
     "reschedule",
     "serve",
+    "replay",
     "bench",
     "pipeline",
 )

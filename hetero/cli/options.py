@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from hetero.errors import ParameterError
 
 if TYPE_CHECKING:
-    from hetero.simulator import Slo
+    from hetero.simulator import Metrics, Slo
+    from hetero.workload import Trace
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
@@ -88,3 +89,43 @@ def targets(text: str) -> Slo:
 def to_json(value: object) -> str:
     """JSON text with a line end, as every ``--json`` option prints it."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def arrivals(trace: Trace, requests: int | None, rate: float | None, seed: int) -> Trace:
+    """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
+    import math
+
+    from hetero.errors import ParameterError
+    from hetero.streams import stream
+    from hetero.workload import statistics
+
+    if requests is not None:
+        trace = trace.head(min(requests, len(trace)))
+    if rate is None:
+        return trace
+    if not rate > 0:
+        raise ParameterError(
+            f"A rate of {rate:g} requests/s serves nothing.",
+            resolve="give a number above 0, or inf to send all requests at once.",
+        )
+    if math.isinf(rate):
+        return trace.all_at_once()
+    if math.isinf(statistics.rate_rps(trace.arrival_s)):
+        return trace.poisson(rate, stream(seed, "arrivals"))
+    return trace.rescale(rate_rps=rate)
+
+
+def plain(one: Metrics) -> dict[str, Any]:
+    """Metrics as JSON values; what is not a number becomes null."""
+    import math
+    from dataclasses import asdict
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): clean(each) for key, each in value.items()}
+        if isinstance(value, tuple):
+            return [clean(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    record: dict[str, Any] = clean(asdict(one) | {"total_tps": one.total_tps})
+    return record

@@ -87,7 +87,7 @@ def simulate(
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.cli.options import choice, targets, to_json
+    from hetero.cli.options import arrivals, choice, plain, targets, to_json
     from hetero.deployment import Engine
     from hetero.errors import DataError
     from hetero.planners.replicated import replicated
@@ -106,7 +106,7 @@ def simulate(
     requested = workload.open_trace(
         trace, source=choice("--source", source, workload.TraceSource), seed=seed
     )
-    requested = _arrivals(requested, requests, rate, seed)
+    requested = arrivals(requested, requests, rate, seed)
     degrees, notes = _degrees(machines, llm, degree, requested, seed)
     budget = 2048 if batching == "chunked" else 8192
     deployment = replicated(
@@ -154,7 +154,7 @@ def simulate(
             "seed": seed,
             "notes": notes,
         }
-        rows = [{"router": name, **_plain(one)} for name, one in found]
+        rows = [{"router": name, **plain(one)} for name, one in found]
         print(to_json(setting | {"routers": rows}), end="")
         return
     alike = Counter((one.gpus, one.gpu.name if one.gpu else "") for one in deployment.replicas)
@@ -174,30 +174,6 @@ def _routers(names: list[str]) -> list[Builtin]:
 
     known = factories()
     return [known[choice("--router", name, known)]() for name in dict.fromkeys(names)]
-
-
-def _arrivals(trace: Trace, requests: int | None, rate: float | None, seed: int) -> Trace:
-    """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
-    import math
-
-    from hetero.errors import ParameterError
-    from hetero.streams import stream
-    from hetero.workload import statistics
-
-    if requests is not None:
-        trace = trace.head(min(requests, len(trace)))
-    if rate is None:
-        return trace
-    if not rate > 0:
-        raise ParameterError(
-            f"A rate of {rate:g} requests/s serves nothing.",
-            resolve="give a number above 0, or inf to send all requests at once.",
-        )
-    if math.isinf(rate):
-        return trace.all_at_once()
-    if math.isinf(statistics.rate_rps(trace.arrival_s)):
-        return trace.poisson(rate, stream(seed, "arrivals"))
-    return trace.rescale(rate_rps=rate)
 
 
 def _degrees(
@@ -293,19 +269,3 @@ def _table(title: str, found: list[tuple[str, Metrics]], notes: list[str]) -> Ta
         row += [one.usd_per_mtok] if priced else []
         rows.append(tuple(row))
     return Table(title, tuple(columns), tuple(rows), tuple(notes))
-
-
-def _plain(one: Metrics) -> dict[str, Any]:
-    """Metrics as JSON values; what is not a number becomes null."""
-    import math
-    from dataclasses import asdict
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): clean(each) for key, each in value.items()}
-        if isinstance(value, tuple):
-            return [clean(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    record: dict[str, Any] = clean(asdict(one) | {"total_tps": one.total_tps})
-    return record

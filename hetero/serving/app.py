@@ -126,7 +126,8 @@ def application(dispatcher: Dispatcher) -> Starlette:
         engines = {one.backend.name: one.open for one in dispatcher.engines}
         good = any(engines.values())
         state = "ok" if good else "no engine is up"
-        return JSONResponse({"status": state, "engines": engines}, 200 if good else 503)
+        said = {"status": state, "router": dispatcher.router.name, "engines": engines}
+        return JSONResponse(said, 200 if good else 503)
 
     async def metrics(request: Request) -> Response:
         return Response(dispatcher.meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -7,10 +7,12 @@ import bisect
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 import aiohttp
 import numpy as np
 
+from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
 from hetero.serving.books import Books
 from hetero.serving.engines import Seen, probe
@@ -24,6 +26,25 @@ log = logging.getLogger("hetero.serving")
 _ROWS = 16384  # requests remembered
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that takes time or may fail on the way to a deployment."""
+
+    settings: Settings
+    deployment: Deployment
+    router: Live
+    keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Prepared:
+        """Fit what the router fits, and compile what its decisions need."""
+        deployment = settings.deployment()
+        router = settings.chosen()
+        _warm_up(deployment, router.live(deployment, np.random.default_rng(0)))
+        live = router.live(deployment, np.random.default_rng(settings.seed))
+        return cls(settings, deployment, live, settings.keys())
+
+
 class Dispatcher:
     """Places requests at engines, keeps the books, and watches the engines.
 
@@ -31,12 +52,12 @@ class Dispatcher:
 
     Parameters
     ----------
-    settings
-        A checked deployment file.
+    first
+        The deployment to begin with.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, first: Prepared) -> None:
+        settings = self.settings = first.settings
         self.meters = Meters(self)
         self.lengths = Lengths(settings.outputs)
         self.engines: list[Seen] = []
@@ -45,7 +66,7 @@ class Dispatcher:
         self.session: aiohttp.ClientSession | None = None
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
-        self._install(settings)
+        self._install(first)
 
     def now_s(self) -> float:
         """Time since the dispatcher was made [s]."""
@@ -53,13 +74,9 @@ class Dispatcher:
 
     # Deployments ----------------------------------------------------------------------------
 
-    def _install(self, settings: Settings) -> None:
-        deployment = settings.deployment()
-        router = settings.chosen()
-        keys = settings.keys()
-        _warm_up(settings)
-        books = Books(deployment, rows=max(_ROWS, 4 * len(self.tickets)))
-        live = router.live(deployment, np.random.default_rng(settings.seed))
+    def _install(self, new: Prepared) -> None:
+        settings = new.settings
+        books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
         engines = []
         for k, backend in enumerate(settings.backends):
@@ -70,9 +87,8 @@ class Dispatcher:
             engines.append(seen)
         for gone in known.values():
             gone.position = -1
-        # From here on nothing can fail, so that a bad file changes nothing.
-        self.settings, self.books, self.router, self.engines = settings, books, live, engines
-        self.keys = keys
+        self.settings, self.books, self.engines = settings, books, engines
+        self.router, self.keys = new.router, new.keys
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
             if ticket.engine is not None and ticket.engine.position >= 0:
@@ -83,10 +99,11 @@ class Dispatcher:
         for ticket in self.held:
             books.hold(ticket.row, deferred=False)
 
-    def reload(self, settings: Settings) -> None:
+    def reload(self, new: Prepared) -> None:
         """Go over to another deployment; requests in the house stay where they are."""
-        self._install(settings)
-        self.lengths = Lengths(settings.outputs)
+        if new.settings.outputs != self.settings.outputs:
+            self.lengths = Lengths(new.settings.outputs)
+        self._install(new)
         log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
         self.offer()
 
@@ -272,11 +289,9 @@ def _crowded(what: str, count: int) -> Refusal:
     return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=1.0)
 
 
-def _warm_up(settings: Settings) -> None:
-    """Compile what a decision needs, before the first request has to wait for it."""
-    deployment = settings.deployment()
+def _warm_up(deployment: Deployment, live: Live) -> None:
+    """Decide once, so that the first request does not wait for the compiler."""
     books = Books(deployment)
-    live: Live = settings.chosen().live(deployment, np.random.default_rng(0))
     for k in range(2):
         r = books.open(8, 8, 0.0)
         books.look(r, 0.001 * k, [True] * len(deployment.replicas))

@@ -29,7 +29,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         import uvicorn
 
         from hetero.serving.app import application
-        from hetero.serving.dispatcher import Dispatcher
+        from hetero.serving.dispatcher import Dispatcher, Prepared
     except ModuleNotFoundError as error:
         raise ParameterError(
             f"Serving needs the package {error.name}, which is not installed.",
@@ -37,7 +37,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         ) from error
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = load(path)
-    dispatcher = Dispatcher(settings)
+    dispatcher = Dispatcher(Prepared.of(settings))
     address = (host or settings.host, port or settings.port)
     config = uvicorn.Config(
         application(dispatcher),
@@ -49,16 +49,25 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
     )
 
-    def again() -> None:
-        try:
-            dispatcher.reload(load(path))
-        except HeteroError as error:
-            log.error("The old deployment stays: %s", error)
+    wanted = asyncio.Event()
+
+    async def reload() -> None:
+        while True:
+            await wanted.wait()
+            wanted.clear()
+            try:  # in a thread, so that streams flow on
+                new = await asyncio.to_thread(lambda: Prepared.of(load(path)))
+            except HeteroError as error:
+                log.error("The old deployment stays: %s", error)
+            else:
+                dispatcher.reload(new)
 
     async def run() -> None:
         if hasattr(signal, "SIGHUP"):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, again)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
+        reloading = asyncio.create_task(reload())
         await uvicorn.Server(config).serve()
+        reloading.cancel()
 
     names = ", ".join(backend.name for backend in settings.backends)
     print(

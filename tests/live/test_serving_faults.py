@@ -13,8 +13,10 @@ from collections import Counter
 
 import pytest
 
-openai = pytest.importorskip("openai", reason="the serving extra is not installed")
+pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("starlette", reason="the serving extra is not installed")
+
+import openai
 
 from tests.engines import free_port
 from tests.serving import Paced, Served, get, running, wait_until
@@ -187,9 +189,7 @@ def test_reload_adds_drains_and_removes_engines_under_way(tmp_path):
             served.file.write_text("backends: no")
             served.signal(signal.SIGHUP)  # of no use: the old deployment stays
             await asyncio.sleep(0.2)
-            served.write(
-                {"a": a.url, "b": b.url}, limits=QUICK, router="hetero", drained=("a",)
-            )
+            served.write({"a": a.url, "b": b.url}, limits=QUICK, router="hetero", drained=("a",))
             served.signal(signal.SIGHUP)
             await asyncio.to_thread(wait_until, lambda: served.up() == {"a": False, "b": True})
             later = await asyncio.gather(*(ask(client, 5) for _ in range(6)))
