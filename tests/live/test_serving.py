@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="the engine of these tests is not ins
 
 import openai
 
-from tests.engines import engine, write_model
+from tests.engines import Engine, engine, write_model
 from tests.serving import Served, running, wait_until
 
 ROUTERS = ("round-robin", "workload", "hetero")
@@ -34,8 +34,15 @@ def fleet(tmp_path_factory):
         (folder / name).mkdir()
         write_model(folder / name, hidden=hidden, layers=layers)
     with ExitStack() as ends, ThreadPoolExecutor(2) as both:
-        begun = both.map(lambda name: ends.enter_context(engine(folder / name)), sizes)
-        small, large = begun
+
+        def start(name: str) -> Engine:
+            one = ends.enter_context(engine(folder / name))
+            # The first request takes such an engine seconds, in which it answers nothing else.
+            with openai.OpenAI(base_url=f"{one.url}/v1", api_key="none") as client:
+                client.completions.create(model=one.model, prompt="hello", max_tokens=2)
+            return one
+
+        small, large = both.map(start, sizes)
         urls = {"small": small.url, "large": large.url}
         models = {"small": small.model, "large": large.model}
         served = Served(folder, urls, models=models, router="workload")
