@@ -25,7 +25,7 @@ class Paced:
     Parameters
     ----------
     first_s, step_s
-        Time to the first word, and from word to word [s].
+        Time to the first word, and from word to word unless a request sets ``step_s`` [s].
     status
         Answer every request with this status instead; 0 for none.
     """
@@ -42,6 +42,7 @@ class Paced:
             error = {"error": {"message": "told to fail", "type": "server_error"}}
             return JSONResponse(error, self._status)
         words = int(body.get("max_tokens") or 16)
+        step_s = float(body.get("step_s") or self._step_s)
         chat = request.url.path.endswith("chat/completions")
         prompt = json.dumps(body.get("prompt") or body.get("messages"))
         usage = {
@@ -51,16 +52,18 @@ class Paced:
         }
         if body.get("stream"):
             counted = bool((body.get("stream_options") or {}).get("include_usage"))
-            stream = self._stream(words, chat, usage if counted else None)
+            stream = self._stream(words, step_s, chat, usage if counted else None)
             return StreamingResponse(stream, media_type="text/event-stream")
-        await asyncio.sleep(self._first_s + self._step_s * (words - 1))
+        await asyncio.sleep(self._first_s + step_s * (words - 1))
         self.counts["finished"] += 1
         text = " word" * words
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         return JSONResponse(_head(chat, whole=True) | {"choices": [choice], "usage": usage})
 
-    async def _stream(self, words: int, chat: bool, usage: dict[str, int] | None) -> Any:
+    async def _stream(
+        self, words: int, step_s: float, chat: bool, usage: dict[str, int] | None
+    ) -> Any:
         head = _head(chat, whole=False)
 
         def event(text: str, reason: str | None) -> bytes:
@@ -72,7 +75,7 @@ class Paced:
         due = clock.time() + self._first_s
         for k in range(words):
             await asyncio.sleep(max(due - clock.time(), 0.0))
-            due += self._step_s
+            due += step_s
             yield event(" word", "length" if k == words - 1 else None)
         if usage is not None:
             yield b"data: " + json.dumps(head | {"choices": [], "usage": usage}).encode() + b"\n\n"

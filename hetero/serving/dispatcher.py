@@ -110,7 +110,8 @@ class Dispatcher:
     async def start(self) -> None:
         """Open connections and begin to watch the engines."""
         self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15),
+            # Shorter than what engines keep idle connections for: uvicorn has 5 s.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -261,13 +262,22 @@ class Dispatcher:
         ticket.pieces = pieces
         ticket.last_s = now_s
 
-    def failed(self, ticket: Ticket, *, hard: bool, blames: bool) -> None:
-        """An attempt failed before its client got anything: the request may go elsewhere."""
+    def failed(self, ticket: Ticket, *, hard: bool, blames: bool, again: bool) -> None:
+        """An attempt failed before its client got anything: the request may go elsewhere.
+
+        Parameters
+        ----------
+        hard, blames
+            See :class:`~hetero.serving.faults.Failed`.
+        again
+            Whether it may go to the same engine as well.
+        """
         seen = ticket.engine
         assert seen is not None
         seen.tickets.discard(ticket)
         ticket.engine = None
-        ticket.avoid.add(seen.backend.name)
+        if not again:
+            ticket.avoid.add(seen.backend.name)
         ticket.pieces, ticket.first_s = 0, None
         self.books.withdraw(ticket.row)
         if blames:

@@ -50,8 +50,13 @@ class Failed(Exception):
         Whether the engine is not there at all.
     blames
         Whether it counts against the engine: one that is merely full is not broken.
+    stale
+        Whether the engine closed the connection before it said anything, as it does with
+        connections that were idle for long: the same engine may be asked once more.
     """
 
-    def __init__(self, refusal: Refusal, *, hard: bool = False, blames: bool = True) -> None:
+    def __init__(
+        self, refusal: Refusal, *, hard: bool = False, blames: bool = True, stale: bool = False
+    ) -> None:
         super().__init__(refusal.message)
-        self.refusal, self.hard, self.blames = refusal, hard, blames
+        self.refusal, self.hard, self.blames, self.stale = refusal, hard, blames, stale

@@ -70,8 +70,9 @@ class Relay:
         """Ask engines until one answers; the counts, or None where it refused the request."""
         dispatcher = self._dispatcher
         last: Failed | None = None
+        retries = dispatcher.settings.limits.retries
         while True:
-            if last is not None and ticket.attempts > dispatcher.settings.limits.retries:
+            if last is not None and ticket.attempts - ticket.stale > retries:
                 raise last.refusal
             try:
                 seen = await dispatcher.place(ticket)
@@ -84,7 +85,10 @@ class Relay:
                 usage = await self._attempt(ticket, seen, send)
             except Failed as failed:
                 dispatcher.meters.attempt(seen.backend.name, "failed")
-                dispatcher.failed(ticket, hard=failed.hard, blames=failed.blames)
+                again = failed.stale and not ticket.stale
+                ticket.stale = ticket.stale or failed.stale
+                blames = failed.blames and not again
+                dispatcher.failed(ticket, hard=failed.hard, blames=blames, again=again)
                 last = failed
                 continue
             except Refusal:
@@ -140,7 +144,8 @@ class Relay:
                 what = Refusal(502, "engine_broke_off", f"{name} broke off its answer.")
             if ticket.sent:
                 raise what from error
-            raise Failed(what) from error
+            silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+            raise Failed(what, stale=silent) from error
         finally:
             ticket.scope = None
 

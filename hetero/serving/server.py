@@ -46,6 +46,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=75,  # longer than clients keep theirs
         timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
     )
 

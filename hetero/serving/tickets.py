@@ -21,6 +21,8 @@ class Ticket:
         Where it is now; None while it is held.
     avoid
         Names of the engines that failed it.
+    stale
+        Whether one of the attempts met a connection that the engine had closed.
     sent
         Whether its client has got anything.
     """
@@ -33,6 +35,7 @@ class Ticket:
     engine: Seen | None = None
     avoid: set[str] = field(default_factory=set)
     attempts: int = 0
+    stale: bool = False
     sent: bool = False
     first_s: float | None = None
     last_s: float = 0.0
