@@ -20,7 +20,7 @@ from hetero.routers.named import factories
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-_RESOLVE = "see `hetero serve --help` and the example in the README."
+_RESOLVE = "see the example in `hetero serve --help`."
 
 
 class _Strict(BaseModel):
