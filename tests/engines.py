@@ -73,6 +73,8 @@ def engine(folder: Path, *, core: int | None = None, limit_s: float = 120.0) -> 
     command = [
         *(str(Path(sys.executable).with_name("transformers")), "serve", str(folder)),
         *("--continuous-batching", "--device", "cpu", "--port", str(port)),
+        # By default the cache takes most of the machine's memory.
+        *("--cb-block-size", "64", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "2048"),
     ]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     log = (folder / f"server-{port}.log").open("wb")

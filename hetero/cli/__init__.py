@@ -31,6 +31,8 @@ _GROUPS = (
     "sweep",
     "plan",
     "reschedule",
+    "serve",
+    "replay",
     "bench",
     "pipeline",
 )

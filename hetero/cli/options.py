@@ -14,7 +14,8 @@ import typer
 from hetero.errors import ParameterError
 
 if TYPE_CHECKING:
-    from hetero.simulator import Slo
+    from hetero import workload
+    from hetero.simulator import Metrics, Slo
 
 Cluster = Annotated[
     str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
@@ -178,3 +179,41 @@ def targets(text: str) -> Slo:
 def to_json(value: object) -> str:
     """JSON text with a line end, as every ``--json`` option prints it."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def arrivals(
+    trace: workload.Trace, requests: int | None, rate: float | None, seed: int
+) -> workload.Trace:
+    """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
+    from hetero.streams import stream
+    from hetero.workload import statistics
+
+    if requests is not None:
+        trace = trace.head(min(requests, len(trace)))
+    if rate is None:
+        return trace
+    if not rate > 0:
+        raise ParameterError(
+            f"A rate of {rate:g} requests/s serves nothing.",
+            resolve="give a number above 0, or inf to send all requests at once.",
+        )
+    if math.isinf(rate):
+        return trace.all_at_once()
+    if math.isinf(statistics.rate_rps(trace.arrival_s)):
+        return trace.poisson(rate, stream(seed, "arrivals"))
+    return trace.rescale(rate_rps=rate)
+
+
+def plain(one: Metrics) -> dict[str, Any]:
+    """Metrics as JSON values; what is not a number becomes null."""
+    from dataclasses import asdict
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(key): clean(each) for key, each in value.items()}
+        if isinstance(value, tuple):
+            return [clean(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    record: dict[str, Any] = clean(asdict(one) | {"total_tps": one.total_tps})
+    return record

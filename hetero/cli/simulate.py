@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,7 +110,7 @@ def simulate(
     requested = workload.open_trace(
         trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
-    requested = _arrivals(requested, requests, rate, seed)
+    requested = options.arrivals(requested, requests, rate, seed)
     measured, fitted = _steps(steps or [], machines, degree)
     degrees, notes = _degrees(machines, llm, degree, requested, seed)
     budget = 2048 if batching == "chunked" else 8192
@@ -161,7 +160,7 @@ def simulate(
             "seed": seed,
             "notes": [*notes, *fitted],
         }
-        rows = [{"router": name, **_plain(one)} for name, one in found]
+        rows = [{"router": name, **options.plain(one)} for name, one in found]
         print(options.to_json(setting | {"routers": rows}), end="")
         return
     alike = Counter((one.gpus, one.gpu.name if one.gpu else "") for one in deployment.replicas)
@@ -175,56 +174,11 @@ def simulate(
         print(f"{len(requested) * len(found):,} rows written to {output}.")
 
 
-def _factories() -> dict[str, Callable[[], Builtin]]:
-    """Routers by the name an option takes: their own, with hyphens."""
-    from hetero import routers
-
-    kinds: list[Callable[[], Builtin]] = [
-        routers.RoundRobin,
-        routers.WeightedRandom,
-        routers.WeightedRoundRobin,
-        routers.LeastRequests,
-        routers.LeastTokens,
-        routers.CacheAware,
-        routers.PowerOfTwo,
-        routers.Workload,
-        lambda: routers.Workload(memory_based=True),
-        routers.CapacityProportional,
-        routers.LatencyAware,
-        routers.HeteroServe,
-        routers.Predictive,
-    ]
-    return {kind().name.lower().replace(" ", "-"): kind for kind in kinds}
-
-
 def _routers(names: list[str]) -> list[Builtin]:
+    from hetero.routers.named import factories
 
-    known = _factories()
+    known = factories()
     return [known[options.choice("--router", name, known)]() for name in dict.fromkeys(names)]
-
-
-def _arrivals(trace: Trace, requests: int | None, rate: float | None, seed: int) -> Trace:
-    """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
-    import math
-
-    from hetero.errors import ParameterError
-    from hetero.streams import stream
-    from hetero.workload import statistics
-
-    if requests is not None:
-        trace = trace.head(min(requests, len(trace)))
-    if rate is None:
-        return trace
-    if not rate > 0:
-        raise ParameterError(
-            f"A rate of {rate:g} requests/s serves nothing.",
-            resolve="give a number above 0, or inf to send all requests at once.",
-        )
-    if math.isinf(rate):
-        return trace.all_at_once()
-    if math.isinf(statistics.rate_rps(trace.arrival_s)):
-        return trace.poisson(rate, stream(seed, "arrivals"))
-    return trace.rescale(rate_rps=rate)
 
 
 def _degrees(
@@ -342,19 +296,3 @@ def _table(title: str, found: list[tuple[str, Metrics]], notes: list[str]) -> Ta
         row += [one.usd_per_mtok] if priced else []
         rows.append(tuple(row))
     return Table(title, tuple(columns), tuple(rows), tuple(notes))
-
-
-def _plain(one: Metrics) -> dict[str, Any]:
-    """Metrics as JSON values; what is not a number becomes null."""
-    import math
-    from dataclasses import asdict
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): clean(each) for key, each in value.items()}
-        if isinstance(value, tuple):
-            return [clean(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    record: dict[str, Any] = clean(asdict(one) | {"total_tps": one.total_tps})
-    return record

@@ -41,6 +41,8 @@ SWAPPED, AT_HAND = 6, 7
 HELD = 8
 # Why a request was rejected.
 NO_REASON, TOO_LONG, NO_REPLICA, REFUSED_BY_ROUTER, DEFERRED_FOR_GOOD = 0, 1, 2, 3, 4
+#: Only where a real server was measured.
+NOT_ANSWERED = 5
 
 #: What a router answers in place of a replica.
 REJECT, DEFER = -1, -2

@@ -28,12 +28,15 @@ class Reply:
         When the request was sent, on a monotonic clock [s].
     chunk_s
         When each streamed piece of the output came, same clock [s].
+    engine
+        Name of the engine behind the server, where it is a dispatcher that tells.
     """
 
     input_tokens: int
     output_tokens: int
     sent_s: float
     chunk_s: tuple[float, ...]
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,9 @@ class Endpoint:
         chunks: list[float] = []
         usage = None
         finished = False
+        engine = ""
         try:
-            stream = await client.completions.create(
+            answer = await client.completions.with_raw_response.create(
                 model=self.model,
                 prompt=prompt,
                 max_tokens=output_tokens,
@@ -140,7 +144,8 @@ class Endpoint:
                 stream_options={"include_usage": True},
                 extra_body=extra,
             )
-            async for piece in stream:
+            engine = answer.headers.get("x-hetero-engine", "")
+            async for piece in answer.parse():
                 now = time.perf_counter()
                 usage = piece.usage or usage
                 for choice in piece.choices:
@@ -171,7 +176,7 @@ class Endpoint:
                 f"{self.url} does not say how many tokens a request had.",
                 resolve="use an engine that reports usage in streams (stream_options).",
             )
-        return Reply(usage.prompt_tokens, usage.completion_tokens, sent, tuple(chunks))
+        return Reply(usage.prompt_tokens, usage.completion_tokens, sent, tuple(chunks), engine)
 
     def _explained(self, error: Exception, *, begun: bool = False) -> EndpointError:
         """What went wrong, in one sentence."""

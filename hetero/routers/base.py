@@ -111,6 +111,9 @@ class Builtin:
         """Parameters and state of the kernel at the start of a run."""
         return np.zeros(1)
 
+    def renumber(self, memory: Floats, by: int) -> None:
+        """Requests lose ``by`` of their index: a dispatcher has dropped the oldest records."""
+
     def live(self, deployment: Deployment, rng: np.random.Generator | None = None) -> Live:
         """The router with a memory of its own, for one dispatcher of a deployment.
 
@@ -124,7 +127,7 @@ class Builtin:
                 f"Router '{self.name}' draws random numbers and was given no generator.",
                 resolve="pass rng=np.random.default_rng(seed).",
             )
-        return Live(self.name, self.code, self.memory(deployment), rng if self.draws else None)
+        return Live(self, self.memory(deployment), rng if self.draws else None)
 
 
 class Live:
@@ -141,10 +144,13 @@ class Live:
     (True, 'least tokens')
     """
 
-    def __init__(
-        self, name: str, code: int, memory: Floats, rng: np.random.Generator | None
-    ) -> None:
-        self.name, self._code, self._memory, self._rng = name, code, memory, rng
+    def __init__(self, router: Builtin, memory: Floats, rng: np.random.Generator | None) -> None:
+        self.name, self._code, self._memory, self._rng = router.name, router.code, memory, rng
+        self._router = router
+
+    def renumber(self, by: int) -> None:
+        """Requests lose ``by`` of their index from now on."""
+        self._router.renumber(self._memory, by)
 
     def choose(self, request: Request, fleet: FleetState) -> Choice:
         """Replica, or prefill and decode replica, of the request; -1 if none can hold it."""
@@ -338,3 +344,7 @@ class Predictive(Builtin):
             self.target_s or 0.0,
         )
         return memory
+
+    def renumber(self, memory: Floats, by: int) -> None:
+        """The next request to learn from has another index."""
+        memory[predictive.NEXT] = max(memory[predictive.NEXT] - by, 0.0)

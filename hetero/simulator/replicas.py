@@ -10,10 +10,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.fleet import state
 from hetero.fleet.failure import fail, recover
+from hetero.fleet.limits import limits_of
 from hetero.fleet.replica import advance_all
 from hetero.routers.base import Builtin, Router
 from hetero.routers.predictors import Oracle, Predictor
@@ -28,15 +29,6 @@ Progress: TypeAlias = Callable[[int], None]
 """Called with the number of requests just routed."""
 
 _CHUNK = 65536  # requests between two reports of progress
-
-_BATCHING = {"prefill first": state.PREFILL_FIRST, "chunked": state.CHUNKED, "static": state.STATIC}
-_EXPECTS = {
-    "known": state.EXPECT_KNOWN,
-    "predicted": state.EXPECT_PREDICTED,
-    "maximum": state.EXPECT_MAXIMUM,
-    "paged": state.EXPECT_KNOWN,
-}
-_ROLE = {"both": state.BOTH, "prefill": state.PREFILL_ONLY, "decode": state.DECODE_ONLY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +197,7 @@ def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
 
 
 def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any, Floats, Any]:
-    limits = [
-        _limits(replica, replica.engine, trace.block_tokens) for replica in deployment.replicas
-    ]
+    limits = [limits_of(replica, trace.block_tokens) for replica in deployment.replicas]
     chains = None
     ids, offsets = trace.prefix_ids, trace.prefix_offsets
     if ids is not None and offsets is not None and any(one["prefix_blocks"] for one in limits):
@@ -237,30 +227,3 @@ def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any
 
 def _transfer_s(source: Replica, link: KvLink) -> float:
     return source.kv_bytes_per_token * link.compression / (link.bandwidth_gbs * 1e9)
-
-
-def _limits(replica: Replica, engine: Engine, prefix_tokens: int) -> dict[str, Any]:
-    prefix_blocks = 0
-    if prefix_tokens:
-        prefix_blocks = int(engine.prefix_share * replica.kv_tokens) // prefix_tokens
-    usable = replica.kv_tokens - prefix_blocks * prefix_tokens
-    paged = engine.admission == "paged"
-    # A paged engine only has whole blocks.
-    usable -= usable % engine.block_tokens if paged else 0
-    return {
-        "role": _ROLE[replica.role],
-        "batching": _BATCHING[engine.batching],
-        "admission": state.PAGED if paged else state.RESERVE,
-        "eviction": state.SWAP if engine.eviction == "swap" else state.RECOMPUTE,
-        "expects": _EXPECTS[engine.admission],
-        "max_output": engine.max_output_tokens,
-        "max_batch": engine.max_batch,
-        "max_step_tokens": engine.max_step_tokens,
-        "prefix_blocks": prefix_blocks,
-        "prefix_tokens": prefix_tokens,
-        "kv_tokens": usable,
-        "block_tokens": engine.block_tokens,
-        "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
-        "lag_s": replica.lag_s,
-        "lag_s_per_token": replica.lag_s_per_token,
-    }

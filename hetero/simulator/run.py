@@ -28,6 +28,7 @@ _REASONS = np.array(
         "every replica that could hold it was down, and none came back",
         "the router chose no replica that could take it",
         "the router held it until nothing was left to wait for",
+        "the server did not answer it in full",
     ],
     object,
 )

@@ -247,7 +247,11 @@ LAUGHS = "\n".join(
             "machines: [{name: a, gpu: L4, copies: 2000000000}]",
             "at most 100,000",
         ),
-        (cluster_file.load, "machines: [{name: a, gpu: L4}, {name: a, gpu: L4}]", "2 machines called"),
+        (
+            cluster_file.load,
+            "machines: [{name: a, gpu: L4}, {name: a, gpu: L4}]",
+            "2 machines called",
+        ),
         (
             _sweep,
             json.dumps(SWEEP | {"grid": {"thetas": [0.5] * 3000, "seeds": [1] * 3000}}),

@@ -7,7 +7,7 @@ import importlib
 import typer
 
 # Each module adds its command to the group in ``register(group)``.
-_COMMANDS = ("simulate", "routers", "phases", "placement", "islands", "pipelines", "scale")
+_COMMANDS = ("simulate", "routers", "phases", "placement", "islands", "pipelines", "scale", "serve")
 
 
 def register(app: typer.Typer) -> None:

@@ -1,0 +1,311 @@
+"""The dispatcher: which engine gets which request, by the routers that the simulator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+
+from hetero.deployment import Deployment
+from hetero.routers.base import DEFER, Live
+from hetero.serving.books import Books
+from hetero.serving.engines import Seen, probe
+from hetero.serving.faults import Refusal
+from hetero.serving.lengths import Lengths
+from hetero.serving.metrics import Meters
+from hetero.serving.settings import Settings
+from hetero.serving.tickets import Ticket
+
+log = logging.getLogger("hetero.serving")
+_ROWS = 16384  # requests remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that takes time or may fail on the way to a deployment."""
+
+    settings: Settings
+    deployment: Deployment
+    router: Live
+    keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Prepared:
+        """Fit what the router fits, and compile what its decisions need."""
+        deployment = settings.deployment()
+        router = settings.chosen()
+        _warm_up(deployment, router.live(deployment, np.random.default_rng(0)))
+        live = router.live(deployment, np.random.default_rng(settings.seed))
+        return cls(settings, deployment, live, settings.keys())
+
+
+class Dispatcher:
+    """Places requests at engines, keeps the books, and watches the engines.
+
+    All of it runs in one thread of one event loop, so that a decision sees a consistent state.
+
+    Parameters
+    ----------
+    first
+        The deployment to begin with.
+    """
+
+    def __init__(self, first: Prepared) -> None:
+        settings = self.settings = first.settings
+        self.meters = Meters(self)
+        self.lengths = Lengths(settings.outputs)
+        self.engines: list[Seen] = []
+        self.tickets: set[Ticket] = set()
+        self.held: list[Ticket] = []
+        self.session: aiohttp.ClientSession | None = None
+        self._start_s = time.monotonic()
+        self._watch: asyncio.Task[None] | None = None
+        self._install(first)
+
+    def now_s(self) -> float:
+        """Time since the dispatcher was made [s]."""
+        return time.monotonic() - self._start_s
+
+    # Deployments ----------------------------------------------------------------------------
+
+    def _install(self, new: Prepared) -> None:
+        settings = new.settings
+        books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
+        known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
+        engines = []
+        for k, backend in enumerate(settings.backends):
+            seen = known.pop((backend.name, backend.url), None)
+            if seen is None:
+                seen = Seen(backend, settings.limits, k)
+            seen.backend, seen.limits, seen.position = backend, settings.limits, k
+            engines.append(seen)
+        for gone in known.values():
+            gone.position = -1
+        self.settings, self.books, self.engines = settings, books, engines
+        self.router, self.keys = new.router, new.keys
+        for ticket in sorted(self.tickets, key=lambda one: one.row):
+            ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
+            if ticket.engine is not None and ticket.engine.position >= 0:
+                books.send(ticket.row, ticket.engine.position, ticket.arrival_s)
+                if ticket.first_s is not None:
+                    books.first_token(ticket.row, ticket.first_s)
+                    books.more_tokens(ticket.row, max(ticket.pieces - 1, 0))
+        for ticket in self.held:
+            books.hold(ticket.row, deferred=False)
+
+    def reload(self, new: Prepared) -> None:
+        """Go over to another deployment; requests in the house stay where they are."""
+        if new.settings.outputs != self.settings.outputs:
+            self.lengths = Lengths(new.settings.outputs)
+        self._install(new)
+        log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
+        self.offer()
+
+    async def start(self) -> None:
+        """Open connections and begin to watch the engines."""
+        self.session = aiohttp.ClientSession(
+            # Shorter than what engines keep idle connections for: uvicorn has 5 s.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        await self._check()
+        self._watch = asyncio.create_task(self._watching())
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        if self.session is not None:
+            await self.session.close()
+
+    async def _watching(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.limits.health_s)
+            try:
+                await self._check()
+            except Exception:
+                log.exception("a round of health checks failed")
+
+    async def _check(self) -> None:
+        assert self.session is not None
+        engines = list(self.engines)
+        found = await asyncio.gather(*(probe(self.session, one) for one in engines))
+        for seen, (healthy, refused) in zip(engines, found, strict=True):
+            seen.probed(self.now_s(), healthy=healthy, refused=refused)
+        self.offer()
+
+    # Requests -------------------------------------------------------------------------------
+
+    def admit(self, ticket: Ticket) -> None:
+        """Let a request into the house.
+
+        Raises
+        ------
+        Refusal
+            If it is full.
+        """
+        if len(self.tickets) >= self.settings.limits.max_requests:
+            raise _crowded("requests", len(self.tickets))
+        if self.books.full:
+            by = self.books.compact()
+            self.router.renumber(by)
+            for other in self.tickets:
+                other.row -= by
+        ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
+        self.tickets.add(ticket)
+
+    async def place(self, ticket: Ticket) -> Seen:
+        """The engine that a request goes to; it may have to wait for one.
+
+        Raises
+        ------
+        Refusal
+            If the queue is full, no engine takes it in time, or all that could have failed it.
+        """
+        chosen, deferred = self._choose(ticket)
+        if chosen is not None:
+            return chosen
+        if len(self.held) >= self.settings.limits.max_queue:
+            raise _crowded("held requests", len(self.held))
+        if not deferred:  # an engine that failed it may be the first that comes back
+            ticket.avoid.clear()
+        self.books.hold(ticket.row, deferred=deferred)
+        bisect.insort(self.held, ticket, key=lambda one: one.row)
+        ticket.waits = asyncio.get_running_loop().create_future()
+        limit_s = self.settings.limits.queue_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await ticket.waits
+        except TimeoutError:
+            raise Refusal(
+                503,
+                "no_engine",
+                f"No engine could take the request within {limit_s:g} s.",
+                retry_after_s=1.0,
+            ) from None
+        finally:
+            ticket.waits = None
+            if ticket in self.held:
+                self.held.remove(ticket)
+                self.books.let_go(ticket.row)
+
+    def _choose(self, ticket: Ticket) -> tuple[Seen | None, bool]:
+        """An engine, or None and whether the router deferred the request."""
+        began = time.perf_counter()
+        now_s = self.now_s()
+        usable = [one.open and one.backend.name not in ticket.avoid for one in self.engines]
+        if not self.books.look(ticket.row, now_s, usable):
+            if ticket.avoid and not any(usable) and any(one.open for one in self.engines):
+                raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
+            return None, False
+        choice = self.router.choose(self.books.request(ticket.row), self.books.fleet)
+        self.meters.decision(time.perf_counter() - began)
+        if choice == DEFER:
+            return None, True
+        if not isinstance(choice, int) or not 0 <= choice < len(self.engines):
+            raise Refusal(503, "refused_by_router", f"The router '{self.router.name}' refused.")
+        seen = self.engines[choice]
+        if not usable[choice]:
+            return None, False
+        self.books.let_go(ticket.row)
+        self.books.send(ticket.row, choice, now_s)
+        ticket.engine = seen
+        seen.tickets.add(ticket)
+        return seen, False
+
+    def offer(self) -> None:
+        """Offer held requests to the router, the oldest first, until it defers one."""
+        while self.held:
+            ticket = self.held[0]
+            waits = ticket.waits
+            if waits is None or waits.done():
+                self.held.pop(0)
+                continue
+            try:
+                seen, deferred = self._choose(ticket)
+            except Refusal as refusal:
+                self.held.pop(0)
+                self.books.let_go(ticket.row)
+                waits.set_exception(refusal)
+                continue
+            if seen is None:
+                self.books.hold(ticket.row, deferred=deferred)
+                return
+            self.held.pop(0)
+            waits.set_result(seen)
+
+    def piece(self, ticket: Ticket, pieces: int) -> None:
+        """So many pieces of an answer have come by now."""
+        now_s = self.now_s()
+        more = pieces - ticket.pieces
+        if more <= 0:
+            return
+        placed = ticket.engine is not None and ticket.engine.position >= 0
+        if ticket.pieces == 0:
+            ticket.first_s = now_s
+            if placed:
+                self.books.first_token(ticket.row, now_s)
+                self.books.more_tokens(ticket.row, more - 1)
+            ticket.pieces = pieces
+            self.offer()
+        elif placed:
+            self.books.more_tokens(ticket.row, more)
+        ticket.pieces = pieces
+        ticket.last_s = now_s
+
+    def failed(self, ticket: Ticket, *, hard: bool, blames: bool, again: bool) -> None:
+        """An attempt failed before its client got anything: the request may go elsewhere.
+
+        Parameters
+        ----------
+        hard, blames
+            See :class:`~hetero.serving.faults.Failed`.
+        again
+            Whether it may go to the same engine as well.
+        """
+        seen = ticket.engine
+        assert seen is not None
+        seen.tickets.discard(ticket)
+        ticket.engine = None
+        if not again:
+            ticket.avoid.add(seen.backend.name)
+        ticket.pieces, ticket.first_s = 0, None
+        self.books.withdraw(ticket.row)
+        if blames:
+            seen.ill(self.now_s(), hard=hard)
+        self.offer()
+
+    def leave(self, ticket: Ticket, outputs: int, *, finished: bool) -> None:
+        """A request leaves the house."""
+        if ticket not in self.tickets:
+            return
+        self.tickets.discard(ticket)
+        if ticket.engine is not None:
+            ticket.engine.tickets.discard(ticket)
+        self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
+        self.offer()
+
+
+def _crowded(what: str, count: int) -> Refusal:
+    return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=1.0)
+
+
+def _warm_up(deployment: Deployment, live: Live) -> None:
+    """Decide once, so that the first request does not wait for the compiler."""
+    books = Books(deployment)
+    for k in range(2):
+        r = books.open(8, 8, 0.0)
+        books.look(r, 0.001 * k, [True] * len(deployment.replicas))
+        live.choose(books.request(r), books.fleet)
+        books.send(r, 0, 0.001 * k)
+        books.first_token(r, 0.001 * k)
+        books.close(r, 0.001 * k, 8, 8)

@@ -1,0 +1,88 @@
+"""Lengths of requests before they have run: prompts as counted or estimated, outputs predicted."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from hetero.serving.settings import Outputs
+
+_START = 4.0  # characters per token of English text, until engines have told
+_MEMORY = 0.05  # weight of the newest prompt in the average
+
+
+class Lengths:
+    """Estimates prompts from what engines counted before, and predicts outputs.
+
+    Examples
+    --------
+    >>> lengths = Lengths(Outputs())
+    >>> lengths.prompt({"prompt": "a" * 400}), lengths.prompt({"prompt": [1, 2, 3]})
+    (100, 3)
+    >>> lengths.output({"max_tokens": 32})
+    32
+    """
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._settings = outputs
+        self._per_token = _START
+        self._recent: deque[int] = deque(maxlen=outputs.sample)
+        self._quantile = outputs.start
+        self._fresh = 0
+
+    def prompt(self, body: dict[str, Any]) -> int:
+        """Tokens of the prompt: counted where they are given as numbers, else estimated."""
+        numbers, characters = _size(body)
+        return max(1, numbers + round(characters / self._per_token))
+
+    def output(self, body: dict[str, Any]) -> int:
+        """Predicted output tokens."""
+        allowed = body.get("max_completion_tokens") or body.get("max_tokens")
+        count = body.get("n")
+        copies = count if isinstance(count, int) and 1 <= count <= 128 else 1
+        if not isinstance(allowed, int) or isinstance(allowed, bool) or allowed < 1:
+            return self._quantile * copies
+        # An engine told to ignore the end goes on to the limit.
+        if self._settings.kind == "allowed" or body.get("ignore_eos") is True:
+            return allowed * copies
+        if not self._recent:
+            return min(allowed, max(self._settings.start, 1)) * copies
+        return min(allowed, self._quantile) * copies
+
+    def learn(self, body: dict[str, Any], input_tokens: int, output_tokens: int) -> None:
+        """Take over what an engine counted for a finished request."""
+        numbers, characters = _size(body)
+        if characters >= 16 and input_tokens > numbers:
+            ratio = characters / (input_tokens - numbers)
+            self._per_token += _MEMORY * (min(max(ratio, 0.25), 16.0) - self._per_token)
+        if output_tokens > 0:
+            self._recent.append(output_tokens)
+            self._fresh += 1
+            # Sorting 200 numbers at every finish would cost more than the decision.
+            if self._fresh >= 10 or len(self._recent) < 20:
+                self._fresh = 0
+                value = float(np.quantile(np.asarray(self._recent), self._settings.quantile))
+                self._quantile = max(1, round(value))
+
+
+def _size(body: dict[str, Any]) -> tuple[int, int]:
+    """Tokens given as numbers, and characters of text."""
+    numbers = characters = 0
+    stack: list[Any] = [body.get("prompt")]
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        stack += [one.get("content") for one in messages if isinstance(one, dict)]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, str):
+            characters += len(part)
+        elif isinstance(part, list):
+            if part and isinstance(part[0], int):
+                numbers += len(part)
+            else:
+                stack += part
+        elif isinstance(part, dict):
+            stack.append(part.get("text"))
+    return numbers, characters

@@ -1,0 +1,161 @@
+"""`hetero serve` in front of two real engines: the official client, and a replayed trace."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hetero.cli import main
+from hetero.workload import Trace
+
+pytest.importorskip("openai", reason="the serving extra is not installed")
+pytest.importorskip("starlette", reason="the serving extra is not installed")
+pytest.importorskip("transformers", reason="the engine of these tests is not installed")
+
+import openai
+
+from tests.engines import Engine, engine, write_model
+from tests.serving import Served, running, wait_until
+
+ROUTERS = ("round-robin", "workload", "hetero")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet")
+    sizes = {"small": (64, 2), "large": (128, 4)}
+    for name, (hidden, layers) in sizes.items():
+        (folder / name).mkdir()
+        write_model(folder / name, hidden=hidden, layers=layers)
+    with ExitStack() as ends, ThreadPoolExecutor(2) as both:
+
+        def start(name: str) -> Engine:
+            one = ends.enter_context(engine(folder / name))
+            # The first request takes such an engine seconds, in which it answers nothing else.
+            with openai.OpenAI(base_url=f"{one.url}/v1", api_key="none") as client:
+                client.completions.create(model=one.model, prompt="hello", max_tokens=2)
+            return one
+
+        small, large = both.map(start, sizes)
+        urls = {"small": small.url, "large": large.url}
+        models = {"small": small.model, "large": large.model}
+        served = Served(folder, urls, models=models, router="workload")
+        with running(served):
+            yield served, urls, models
+
+
+def test_the_official_client_works_unchanged(fleet):
+    served, _, _ = fleet
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60)
+    assert [model.id for model in client.models.list()] == ["m"]
+    chat = [{"role": "user", "content": "hello there"}]
+    whole = client.chat.completions.create(model="m", messages=chat, max_tokens=8)
+    assert whole.usage.completion_tokens == 8
+    assert whole.choices[0].message.content
+    pieces = list(
+        client.chat.completions.create(model="m", messages=chat, max_tokens=8, stream=True)
+    )
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert all(piece.usage is None or piece.choices for piece in pieces)  # not asked for
+    assert pieces[-1].choices[0].finish_reason == "length"
+    counted = list(
+        client.completions.create(
+            model="m",
+            prompt="one two three",
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert counted[-1].usage.completion_tokens == 8
+    done = client.completions.create(model="m", prompt="one two three", max_tokens=8)
+    assert done.usage.prompt_tokens == counted[-1].usage.prompt_tokens > 0
+    with pytest.raises(openai.NotFoundError, match="There is no model 'other'"):
+        client.completions.create(model="other", prompt="x")
+
+    async def crowd():
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60
+        ) as many:
+            return await asyncio.gather(
+                *(
+                    many.completions.create(model="m", prompt=f"number {k}", max_tokens=4 + k)
+                    for k in range(12)
+                )
+            )
+
+    assert [one.usage.completion_tokens for one in asyncio.run(crowd())] == list(range(4, 16))
+    metrics = served.metrics()
+    assert served.outcomes() == {"finished": 16, "failed": 0, "cancelled": 0, "refused": 1}
+    tokens = sum(v for k, v in metrics.items() if "hetero_tokens_total" in k and "output" in k)
+    assert tokens == 4 * 8 + sum(range(4, 16))
+
+
+def test_a_trace_is_replayed_and_a_stopped_replay_goes_on(fleet, tmp_path, capsys):
+    served, urls, models = fleet
+    rng = np.random.default_rng(0)
+    trace = Trace(
+        np.cumsum(rng.exponential(0.1, 20)), rng.integers(20, 200, 20), rng.integers(2, 20, 20)
+    )
+    trace.to_csv(tmp_path / "trace.csv")
+    table = tmp_path / "requests.csv"
+    served.write(urls, models=models, router="workload")
+
+    def call(*more):
+        arguments = [str(tmp_path / "trace.csv"), served.url, "--model", "m", "-o", str(table)]
+        with pytest.raises(SystemExit) as done:
+            main(["replay", *arguments, "--deployment", str(served.file), "--rate", "20", *more])
+        return done.value.code, capsys.readouterr().out
+
+    code, said = call("--max-seconds", "0.4")
+    assert code == 0
+    assert "are due" in said
+    journal = tmp_path / "requests.csv.journal"
+    kept = journal.read_text()
+    journal.write_text(kept + '[3, "half')  # what a crash may leave
+    code, said = call()
+    assert code == 0
+    assert "20 rows written" in said
+    assert not journal.exists()
+    rows = pd.read_csv(table, keep_default_na=False, na_values=[""])
+    assert list(rows.status) == ["finished"] * 20
+    assert set(rows.replica) <= {"small", "large"}
+    assert list(rows.output_tokens) == list(trace.output_tokens)
+    # Words have five tokens or so, and prompts come out within a word or two.
+    assert np.all(np.abs(rows.input_tokens - trace.input_tokens) <= 10)
+    assert np.all(rows.ttft_s > 0)
+    assert np.all(rows.e2e_s >= rows.ttft_s)
+    assert np.allclose(np.diff(rows.arrival_s).mean(), 1 / 20, rtol=0.02)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_each_router_serves_a_trace(fleet, tmp_path, router, capsys):
+    served, urls, models = fleet
+    served.write(urls, models=models, router=router)
+    served.signal(signal.SIGHUP)
+    wait_until(lambda: served.health()["router"] == router.replace("-", " "))
+    trace = Trace(np.arange(24) * 0.02, np.full(24, 40), np.full(24, 8))
+    trace.to_csv(tmp_path / "trace.csv")
+    before = served.metrics()
+    with pytest.raises(SystemExit) as done:
+        main(
+            [
+                *("replay", str(tmp_path / "trace.csv"), served.url, "--model", "m", "--json"),
+                *("-o", str(tmp_path / "requests.csv")),
+            ]
+        )
+    assert done.value.code == 0
+    rows = pd.read_csv(tmp_path / "requests.csv", keep_default_na=False)
+    assert list(rows.status) == ["finished"] * 24
+    after = served.metrics()
+    key = 'hetero_requests_total{outcome="finished"}'
+    assert after[key] - before[key] == 26  # with the two that count the tokens of words
+    assert after["hetero_in_house"] == 0
+    if router == "round-robin":
+        assert rows.replica.value_counts().to_dict() == {"small": 12, "large": 12}

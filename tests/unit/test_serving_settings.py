@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
+
+from hetero.errors import DataError, ParameterError
+from hetero.latency import storage
+from hetero.latency.step import StepModel
+from hetero.serving import load
+from hetero.serving.events import Events
+from hetero.serving.lengths import Lengths
+from hetero.serving.settings import Outputs
+
+TEXT = """
+model: tiny
+router: {name: workload, theta: 3}
+backends:
+  - {name: a, url: "http://127.0.0.1:1/v1/", step: s.json, kv_tokens: 1000}
+  - {name: b, url: "http://127.0.0.1:2", step: s.json, kv_tokens: 500, max_batch: 4,
+     gpu: A100-SXM-80GB}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    step = StepModel.affine(floor_s=0.01, per_token_s=1e-5, per_cached_token_s=1e-8)
+    storage.save(step, tmp_path / "s.json")
+    return tmp_path
+
+
+def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
+    file = folder / "d.yaml"
+    file.write_text(TEXT + "api_keys_env: HETERO_TEST_KEYS\n")
+    settings = load(file)
+    assert settings.host == "127.0.0.1"
+    assert settings.backends[0].url == "http://127.0.0.1:1"
+    assert settings.chosen().theta == 3
+    a, b = settings.deployment().replicas
+    assert (a.kv_tokens, b.kv_tokens, b.engine.max_batch) == (1000, 500, 4)
+    assert b.gpu.name == "A100-SXM-80GB"
+    with pytest.raises(ParameterError, match="holds no key"):
+        settings.keys()
+    monkeypatch.setenv("HETERO_TEST_KEYS", "x, y")
+    assert settings.keys() == (b"x", b"y")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("model: tiny", "model: [", "no YAML"),
+        ("kv_tokens: 500", "kv_tokens: 0", r"backends\.1\.kv_tokens"),
+        ("name: b", "name: a", "stands twice"),
+        ("theta: 3", "theta: -3", "theta"),
+        ("theta: 3", "depth: 3", "does not take"),
+        ("workload", "worklode", "No router is called"),
+        ("{name: workload, theta: 3}", "heteroserve", "names no GPU"),
+        ("http://127.0.0.1:2", "127.0.0.1:2", "scheme"),
+        ("s.json", "t.json", "cannot be read"),
+        ("max_batch: 4", "max_bach: 4", "max_bach"),
+    ],
+)
+def test_what_a_file_gets_wrong_is_said(folder, old, new, says):
+    file = folder / "d.yaml"
+    file.write_text(TEXT.replace(old, new))
+    with pytest.raises(DataError, match=says) as failed:
+        load(file)
+    assert "Resolve:" in str(failed.value)
+
+
+def test_prompts_are_learnt_from_what_engines_count():
+    lengths = Lengths(Outputs(quantile=0.5, sample=20, start=64))
+    body = {
+        "messages": [{"content": "a" * 300}, {"content": [{"type": "text", "text": "b" * 300}]}]
+    }
+    assert lengths.prompt(body) == 150
+    assert lengths.output({"max_tokens": 500}) == 64
+    for k in range(100):
+        lengths.learn(body, 300, 10 + k % 3)
+    assert abs(lengths.prompt(body) - 300) <= 3
+    assert lengths.output({"max_tokens": 500}) == 11
+    assert lengths.output({"max_tokens": 5, "n": 2}) == 10
+    assert lengths.output({"max_tokens": 500, "ignore_eos": True}) == 500
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_streams_are_read_alike_however_they_are_cut(cut):
+    said = (
+        b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\r\n\r\n'
+        b": a comment\n\n"
+        b'data: {"choices":[{"delta":{"content":"the \\"usage\\" of it"}}]}\n\n'
+        b'data: {"choices":[{"delta":{"content":"b"},"finish_reason":null}]}\n\n'
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+    )
+    counts = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}\n\n'
+    end = b"data: [DONE]\n\n"
+    whole = said + counts + end
+    for keep, passed in ((False, said + end), (True, whole)):
+        events = Events(keep_usage=keep)
+        got = b"".join(events.feed(whole[k : k + cut]) for k in range(0, len(whole), cut))
+        assert got == passed
+        assert (events.finished, events.done, events.error) == (True, True, "")
+        assert (events.usage.input_tokens, events.usage.output_tokens) == (9, 2)
+        assert events.pieces == 3
+    broken = Events(keep_usage=False)
+    assert broken.feed(b'data: {"error":{"message":"out of memory"}}\n\n') == b""
+    assert broken.error == "out of memory"
