@@ -1,0 +1,76 @@
+"""What every planner is asked: a cluster, a model, requests at a rate, targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.errors import ParameterError
+from hetero.simulator import Slo
+from hetero.streams import stream
+from hetero.workload import Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One question, the same for every planner.
+
+    Attributes
+    ----------
+    cluster
+        GPUs that may be used, with prices where they are known.
+    llm
+        The model.
+    trace
+        Requests whose lengths and gaps are played.
+    rate_rps
+        Offered load that plans are made for [requests/s].
+    slo
+        Targets; goodput counts the requests that meet all of them.
+    goal
+        Share of the requests that must meet the targets for a rate to count as carried.
+    budget_usd_per_h
+        What may be spent; None where the whole cluster may be used.
+    precision
+        Data type of weights, such as ``"fp16"`` or ``"fp8"``.
+    seed
+        Of everything random.
+    """
+
+    cluster: Cluster
+    llm: Llm
+    trace: Trace
+    rate_rps: float
+    slo: Slo = field(default_factory=Slo)
+    goal: float = 0.9
+    budget_usd_per_h: float | None = None
+    precision: str = "fp16"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_rps < float("inf"):
+            raise ParameterError(
+                f"A rate of {self.rate_rps:g} requests/s cannot be planned for.",
+                resolve="give a number above 0.",
+            )
+        if not 0 < self.goal <= 1:
+            raise ParameterError(
+                f"A goal of {self.goal:g} is no share of the requests.",
+                resolve="give a number above 0, and 1 at most.",
+            )
+        if self.budget_usd_per_h is not None and not self.budget_usd_per_h > 0:
+            raise ParameterError(
+                f"A budget of {self.budget_usd_per_h:g} $/h rents nothing.",
+                resolve="give a number above 0.",
+            )
+
+    @property
+    def name(self) -> str:
+        """Model, cluster and workload in words."""
+        return f"{self.llm.name} on {self.cluster.name}, {self.trace.name}"
+
+    def arrivals(self, rate_rps: float | None = None, *, seed: int | None = None) -> Trace:
+        """The requests with Poisson arrivals: the same gaps at every rate, only stretched."""
+        chosen = self.seed if seed is None else seed
+        return self.trace.poisson(rate_rps or self.rate_rps, stream(chosen, "arrivals"))
