@@ -95,8 +95,7 @@ def sweep(
     @functools.cache
     def rests_on() -> tuple[Path, str]:
         # Digests of all code and data once, not for every batch of a search.
-        notebook = source.notebook_path(source.notebook_of(found.stage))
-        return notebook, _rests_on(found, notebook)
+        return _notebook_and_digest(found)
 
     def make(points: list[spec.Point]) -> list[Job]:
         return jobs_of(found, points, target, *rests_on())
@@ -107,6 +106,11 @@ def sweep(
         jobs = make(spec.points(found, file.name))
         run_all(jobs, on=on, workers=workers, show=show)
     return collected(found, file.stem, jobs, target)
+
+
+def jobs(found: spec.Sweep, folder: Path) -> list[Job]:
+    """Jobs of every point of a sweep that is no search."""
+    return jobs_of(found, spec.points(found, "sweep"), folder, *_notebook_and_digest(found))
 
 
 def jobs_of(
@@ -132,6 +136,11 @@ def jobs_of(
             limit_s=found.limit_s,
         )
     return list(jobs.values())
+
+
+def _notebook_and_digest(found: spec.Sweep) -> tuple[Path, str]:
+    notebook = source.notebook_path(source.notebook_of(found.stage))
+    return notebook, _rests_on(found, notebook)
 
 
 def _rests_on(found: spec.Sweep, notebook: Path) -> str:

@@ -7,7 +7,10 @@ import importlib
 import typer
 
 # Each module adds its command to the group in ``register(group)``.
-_COMMANDS = ("simulate", "routers", "phases", "placement", "islands", "pipelines", "scale", "serve")
+_COMMANDS = (
+    *("simulate", "routers", "phases", "placement", "islands", "pipelines", "scale", "serve"),
+    "sweep",
+)
 
 
 def register(app: typer.Typer) -> None:
