@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -60,9 +59,6 @@ PICTURES = (".png", ".svg")
 
 TABLES = (".csv", ".csv.gz", ".parquet")
 """Endings of tables with a row per request."""
-
-_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
 
 
 def output(help_: str) -> Any:
@@ -156,24 +152,7 @@ def targets(text: str) -> Slo:
     """
     from hetero.simulator import Slo
 
-    found: dict[str, float] = {}
-    for part in text.split(",") if text else ():
-        match = _TARGET.fullmatch(part)
-        if match is None:
-            raise ParameterError(
-                f"--slo cannot read '{part.strip()}'.",
-                resolve="write targets with their unit, such as ttft=500ms,tpot=50ms,e2e=30s.",
-            )
-        try:
-            value_s = float(match[2]) * _UNITS_S[match[3]]
-        except ValueError:
-            raise ParameterError(
-                f"--slo: '{match[2]}' is no number.", resolve="write one, such as 0.5."
-            ) from None
-        if f"{match[1]}_s" in found:
-            raise ParameterError(f"--slo gives {match[1]} twice.", resolve="give each target once.")
-        found[f"{match[1]}_s"] = value_s
-    return Slo(**found)
+    return Slo.read(text, "--slo")
 
 
 def to_json(value: object) -> str:

@@ -23,6 +23,7 @@ Imbalance
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,9 @@ from hetero.simulator.run import Run
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,46 @@ class Slo:
                 raise ParameterError(
                     f"The target {name} is {value}.", resolve="give a time above 0 s, or none."
                 )
+
+    @classmethod
+    def read(cls, text: str, where: str = "slo") -> Slo:
+        """Targets of a text such as ``ttft=500ms,tpot=50ms`` (us, ms, s, min); none of an empty one.
+
+        Parameters
+        ----------
+        where
+            What the text belongs to, for errors.
+
+        Raises
+        ------
+        ParameterError
+            If a part cannot be read or is given twice.
+
+        Examples
+        --------
+        >>> Slo.read("ttft=500ms, tpot=0.05s")
+        Slo(ttft_s=0.5, tpot_s=0.05, e2e_s=None)
+        """
+        found: dict[str, float] = {}
+        for part in text.split(",") if text else ():
+            match = _TARGET.fullmatch(part)
+            if match is None:
+                raise ParameterError(
+                    f"{where} cannot read '{part.strip()}'.",
+                    resolve="write targets with their unit, such as ttft=500ms,tpot=50ms,e2e=30s.",
+                )
+            try:
+                value_s = float(match[2]) * _UNITS_S[match[3]]
+            except ValueError:
+                raise ParameterError(
+                    f"{where}: '{match[2]}' is no number.", resolve="write one, such as 0.5."
+                ) from None
+            if f"{match[1]}_s" in found:
+                raise ParameterError(
+                    f"{where} gives {match[1]} twice.", resolve="give each target once."
+                )
+            found[f"{match[1]}_s"] = value_s
+        return cls(**found)
 
 
 @dataclass(frozen=True, slots=True)
