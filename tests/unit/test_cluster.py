@@ -44,9 +44,28 @@ FLEETS = {
 }
 ASSUMED = {"heteroserve-mix-h100", "heteroserve-mix-a100", "heteroserve-mix-l40s"}
 
+# Fleets as they are rented today, with the sum of their prices [$/h].
+CURRENT = {
+    "current-small-12": ({"H100-SXM": 4, "L40S": 8}, 4 * 2.29 + 8 * 1.09),
+    "current-mixed-32": (
+        {"H200-SXM": 8, "H100-SXM": 8, "A100-SXM-80GB": 8, "L40S": 8},
+        8 * (3.39 + 2.29 + 1.29 + 1.09),
+    ),
+    "current-blackwell-24": ({"B200-SXM": 8, "H100-SXM": 8, "L40S": 8}, 8 * (4.89 + 2.29 + 1.09)),
+}
+
 
 def test_all_clusters_of_the_papers_are_there() -> None:
-    assert set(clusters().names) == set(FLEETS) | ASSUMED
+    assert set(clusters().names) == set(FLEETS) | ASSUMED | set(CURRENT)
+
+
+@pytest.mark.parametrize("name", CURRENT)
+def test_current_fleets_hold_their_gpus_at_the_listed_prices(name: str) -> None:
+    counts, price = CURRENT[name]
+    found = cluster(name)
+    assert found.gpu_counts == counts
+    assert found.usd_per_h == pytest.approx(price)
+    assert np.isfinite(found.bandwidth_gbs()).all()
 
 
 @pytest.mark.parametrize("name", FLEETS)

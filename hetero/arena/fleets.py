@@ -1,0 +1,175 @@
+"""Fleets of the arena: shipped clusters, and homogeneous ones for the same money."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hetero.catalog import gpu
+from hetero.cluster import Cluster, Machine, Network, find
+from hetero.errors import InfeasibleError, ParameterError
+
+AS = " as "
+# Smaller machines are taken where larger ones would leave more of the money unspent than this.
+_UNSPENT = 0.05
+
+
+def fleet(name: str | Path) -> Cluster:
+    """Cluster of a name or file, or a homogeneous one that costs the same.
+
+    Parameters
+    ----------
+    name
+        What :func:`hetero.cluster.find` takes, or a cluster, `` as `` and one of its GPU types
+        or of the catalog: ``"heteroserve-8 as A100-SXM-80GB"``.
+
+    Raises
+    ------
+    CatalogError
+        If there is no such cluster or GPU.
+    ParameterError
+        If a price is unknown.
+    InfeasibleError
+        If the money buys no GPU of that type.
+
+    Examples
+    --------
+    >>> fleet("thunderserve-cloud-32 as A40").gpu_counts
+    {'A40': 28}
+    """
+    if isinstance(name, str) and AS in name:
+        mixed, kind = name.split(AS, 1)
+        return counterpart(find(mixed), kind)
+    return find(name)
+
+
+def counterpart(
+    mixed: Cluster, kind: str, *, usd_per_gpu_h: Mapping[str, float] | None = None
+) -> Cluster:
+    r"""As many GPUs of one type as the price of a cluster buys, in machines that are all alike.
+
+    .. math:: n = s \lfloor \lfloor P / p \rfloor / s \rfloor
+
+    with P the price of the cluster, p that of one GPU of the type, and s the GPUs of a machine:
+    as many as machines of this type have in the cluster (of another type, as its largest have), or
+    the largest power of two below that which leaves no more than 5 % of the GPUs unbought. Links
+    between machines are those within a region of the cluster.
+
+    Parameters
+    ----------
+    mixed
+        The cluster whose price is spent.
+    kind
+        A GPU type of it or of the catalog.
+    usd_per_gpu_h
+        Prices of GPUs [$/h] that hold instead of those in the cluster.
+
+    Raises
+    ------
+    CatalogError
+        If the catalog has no such GPU.
+    ParameterError
+        If a price is unknown.
+    InfeasibleError
+        If the money buys no GPU of that type.
+
+    Examples
+    --------
+    >>> from hetero.cluster import cluster
+    >>> alike = counterpart(cluster("current-small-12"), "H100-SXM")
+    >>> alike.gpu_counts, alike.usd_per_h <= cluster("current-small-12").usd_per_h
+    ({'H100-SXM': 7}, True)
+    """
+    prices = gpu_prices(mixed) | dict(usd_per_gpu_h or {})
+    own = {m.gpu.name: m for m in mixed.machines}
+    chosen = own[kind].gpu if kind in own else gpu(kind)
+    price = prices.get(chosen.name, chosen.usd_per_h)
+    unknown = [n for n in mixed.gpu_counts if n not in prices]
+    if unknown or price is None:
+        raise ParameterError(
+            f"{unknown[0] if unknown else kind} of {mixed.name} has no price, so that nothing can "
+            "cost the same.",
+            resolve="give usd_per_h in the cluster's file, or usd_per_gpu_h.",
+        )
+    money = sum(count * prices[name] for name, count in mixed.gpu_counts.items())
+    # A sum of prices may fall a rounding error short of a whole number of GPUs.
+    most = math.floor(money / price * (1.0 + 1e-9))
+    if most < 1:
+        raise InfeasibleError(
+            f"{money:.3f} $/h, the price of {mixed.name}, buys no {kind} at {price:.3f} $/h.",
+            resolve="choose a cheaper GPU.",
+        )
+    sizes = [m.count for m in mixed.machines if m.gpu.name == chosen.name]
+    size = _machine_size(max(sizes or [m.count for m in mixed.machines]), most)
+    machines = tuple(
+        Machine(f"{chosen.name.lower()}-{k + 1}", chosen, size, usd_per_h=size * price)
+        for k in range(most // size)
+    )
+    within = mixed.network.within_region if mixed.network is not None else None
+    spent = sum(m.usd_per_h or 0.0 for m in machines)
+    return Cluster(
+        name=f"{mixed.name}{AS}{chosen.name}",
+        machines=machines,
+        network=None if within is None else Network(within_region=within),
+        title=f"{len(machines) * size} {chosen.name} for the price of {mixed.name}",
+        source=f"{mixed.source or mixed.name}, at equal price",
+        preset=mixed.preset,
+        notes=(f"{spent:.3f} of {money:.3f} $/h are spent, in machines that are all alike.",),
+    )
+
+
+def counterparts(
+    mixed: Cluster, *, usd_per_gpu_h: Mapping[str, float] | None = None
+) -> tuple[Cluster, ...]:
+    """One homogeneous cluster of equal price per GPU type of a cluster, in their order."""
+    return tuple(counterpart(mixed, kind, usd_per_gpu_h=usd_per_gpu_h) for kind in mixed.gpu_types)
+
+
+def gpu_prices(mixed: Cluster) -> dict[str, float]:
+    """Price of one GPU of each type [$/h], by its machines; types without one are left out.
+
+    Raises
+    ------
+    ParameterError
+        If machines of one type have different prices per GPU.
+    """
+    found: dict[str, float] = {}
+    for machine in mixed.machines:
+        if machine.usd_per_h is None:
+            continue
+        price = machine.usd_per_h / machine.count
+        if not math.isclose(found.setdefault(machine.gpu.name, price), price, rel_tol=1e-9):
+            raise ParameterError(
+                f"{machine.gpu.name} of {mixed.name} costs {found[machine.gpu.name]:g} and "
+                f"{price:g} $/h.",
+                resolve="give one price per GPU type with usd_per_gpu_h.",
+            )
+    return found
+
+
+def priced(unpriced: Cluster, usd_per_gpu_h: Mapping[str, float]) -> Cluster:
+    """A cluster with prices of GPUs [$/h] set anew, machine by machine.
+
+    Examples
+    --------
+    >>> from hetero.cluster import cluster
+    >>> priced(cluster("xiong-8xv100"), {"V100-SXM2-32GB": 0.5}).usd_per_h
+    4.0
+    """
+    machines = tuple(
+        replace(m, usd_per_h=m.count * usd_per_gpu_h[m.gpu.name])
+        if m.gpu.name in usd_per_gpu_h
+        else m
+        for m in unpriced.machines
+    )
+    return replace(unpriced, machines=machines)
+
+
+def _machine_size(largest: int, most: int) -> int:
+    """GPUs of a machine, see :func:`counterpart`; 1 always loses nothing."""
+    size = largest
+    while size > 1 and (most // size) * size < (1.0 - _UNSPENT) * most:
+        size = 1 << ((size - 1).bit_length() - 1)
+    return size

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from hetero.arena.fleets import counterpart, counterparts, fleet, gpu_prices, priced
+from hetero.cluster import Cluster, cluster
+from hetero.errors import CatalogError, InfeasibleError, ParameterError
+
+MIXED = ("heteroserve-8", "thunderserve-cloud-32", "helix-single-24", "current-mixed-32")
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_counterparts_cost_no_more_and_leave_less_than_a_machine(name: str) -> None:
+    mixed = cluster(name)
+    money = sum(gpu_prices(mixed)[gpu] * count for gpu, count in mixed.gpu_counts.items())
+    assert money == pytest.approx(mixed.usd_per_h)
+    for alike in counterparts(mixed):
+        (gpu,) = alike.gpu_counts
+        price = gpu_prices(mixed)[gpu]
+        assert {m.count for m in alike.machines} == {alike.machines[0].count}
+        assert alike.usd_per_h == pytest.approx(alike.gpus * price)
+        assert alike.usd_per_h <= money * (1 + 1e-9)
+        # Of what the money buys, at most 5 % of the GPUs are not bought.
+        assert alike.gpus >= 0.95 * (money / price - 1)
+        assert alike.preset == mixed.preset
+        if mixed.network is not None:
+            assert alike.network is not None
+            assert alike.network.within_region == mixed.network.within_region
+
+
+def test_counts_by_hand() -> None:
+    # 2 x 2.29 + 4 x 1.753 + 2 x 1.09 = 13.772 $/h.
+    assert fleet("heteroserve-8 as H100-SXM").gpus == 6
+    assert fleet("heteroserve-8 as A100-SXM-80GB").gpus == 7
+    assert fleet("heteroserve-8 as L40S").gpus == 12
+    # 64.48 $/h buy 28 H100: in machines of eight only 24, of four all of them.
+    h100 = fleet("current-mixed-32 as H100-SXM")
+    assert (h100.gpus, h100.machines[0].count) == (28, 4)
+    # 49 A100 are affordable, and six machines of eight leave only one of them unbought.
+    a100 = fleet("current-mixed-32 as A100-SXM-80GB")
+    assert (a100.gpus, a100.machines[0].count) == (48, 8)
+    # A GPU that the cluster has not, at the catalog's price of 4.89 $/h.
+    b200 = fleet("current-mixed-32 as B200-SXM")
+    assert b200.gpu_counts == {"B200-SXM": 13}
+
+
+def test_a_fleet_of_one_type_is_its_own_counterpart() -> None:
+    alike = counterpart(cluster("thunderserve-a5000-16"), "RTX-A5000")
+    assert alike.gpu_counts == {"RTX-A5000": 16}
+    assert alike.usd_per_h == pytest.approx(16 * 0.223)
+
+
+def test_prices_given_hold() -> None:
+    eight = cluster("xiong-8xv100")
+    with pytest.raises(ParameterError, match=r"V100-SXM2-32GB of xiong-8xv100 has no price"):
+        counterpart(eight, "H100-SXM")
+    assert counterpart(eight, "H100-SXM", usd_per_gpu_h={"V100-SXM2-32GB": 0.6}).gpus == 2
+    assert priced(eight, {"V100-SXM2-32GB": 0.6}).usd_per_h == pytest.approx(4.8)
+    with pytest.raises(InfeasibleError, match="buys no H100-SXM"):
+        counterpart(eight, "H100-SXM", usd_per_gpu_h={"V100-SXM2-32GB": 0.1})
+    with pytest.raises(CatalogError, match="No GPU"):
+        fleet("heteroserve-8 as Z9000")
+
+
+def test_machines_of_one_type_at_two_prices_are_refused() -> None:
+    base = cluster("heteroserve-8")
+    dear = priced(base, {"A100-SXM-80GB": 3.0})
+    both = Cluster("both", (base.machines[2], dear.machines[3]))
+    with pytest.raises(ParameterError, match=r"costs 1\.753 and 3 "):
+        gpu_prices(both)
+
+
+def test_a_plain_name_is_the_shipped_cluster() -> None:
+    assert fleet("heteroserve-8") is cluster("heteroserve-8")
