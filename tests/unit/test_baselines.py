@@ -18,7 +18,7 @@ from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.deadlines import Scales
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.baselines.homogeneous import colocated, distserve
-from hetero.planners.baselines.plan import attainment, goodput_rps
+from hetero.planners.baselines.plan import goodput_rps
 from hetero.planners.phases.cost import CostModel
 from hetero.planners.phases.demand import Demand
 from hetero.routers import RoundRobin
@@ -71,7 +71,7 @@ def test_melange_is_the_cheapest_of_all_mixes() -> None:
     found = melange.cheapest(fleet, SEVEN, CHATS.head(2000), rate)
     assert found.status == "optimal"
     assert found.gap <= 1e-4
-    program = melange._Program(fleet, SEVEN, CHATS.head(2000), None, None, 0.85, None)
+    program = melange.Program(fleet, SEVEN, CHATS.head(2000))
     prices = [kind.machine.usd_per_h for kind in program.kinds]
     cheapest = np.inf
     for numbers in product(range(4), repeat=len(program.kinds)):

@@ -22,7 +22,7 @@ that serve both phases, without pipelines, which is where it differs from Thunde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,10 +34,10 @@ from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
-from hetero.planners.baselines.kinds import Kind, kinds
+from hetero.planners.baselines.kinds import Kind
+from hetero.planners.baselines.kinds import kinds as find_kinds
+from hetero.planners.baselines.sizes import SizeShares
 from hetero.planners.phases.cost import Settings
-from hetero.routers import Request
-from hetero.routers.base import FleetState
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -140,39 +140,6 @@ class MelangePlan(Shown):
         )
 
 
-class SizeShares:
-    """Smooth rotation with weights that depend on the length of the input.
-
-    Parameters
-    ----------
-    rows
-        Upper end of each range of inputs, in order, and the weight of each replica in it.
-    """
-
-    name = "shares by size"
-
-    def __init__(self, rows: Sequence[tuple[float, tuple[float, ...]]]) -> None:
-        self.rows = tuple(rows)
-        self._credit = [[0.0] * len(weights) for _, weights in rows]
-
-    def choose(self, request: Request, fleet: FleetState) -> int:
-        """The replica with the most credit among those that can take the request."""
-        row = next(
-            (k for k, (top, _) in enumerate(self.rows) if request.input_tokens < top),
-            len(self.rows) - 1,
-        )
-        weights, credit = self.rows[row][1], self._credit[row]
-        able = [i for i, weight in enumerate(weights) if weight > 0 and fleet.eligible[i]]
-        if not able:
-            able = [i for i in range(len(weights)) if fleet.eligible[i]]
-            return min(able, key=lambda i: int(fleet.outstanding_tokens[i]), default=-1)
-        for i in able:
-            credit[i] += weights[i]
-        best = max(able, key=lambda i: credit[i])
-        credit[best] -= sum(weights[i] for i in able)
-        return best
-
-
 def cheapest(
     cluster: Cluster,
     llm: Llm,
@@ -213,7 +180,7 @@ def cheapest(
         raise ParameterError(
             f"A rate of {rate_rps} requests/s needs no machine.", resolve="give a rate above 0."
         )
-    program = _Program(cluster, llm, trace, slo, slices, load, settings)
+    program = Program(cluster, llm, trace, slo, slices=slices, load=load, settings=settings)
     most = program.largest()
     if most.rate_rps < rate_rps * (1 - 1e-9):
         raise InfeasibleError(
@@ -248,21 +215,36 @@ def fastest(
     >>> found.status, found.rate_rps > 0.5
     ('optimal', True)
     """
-    return _Program(cluster, llm, trace, slo, None, load, settings).largest(usd_per_h)
+    program = Program(cluster, llm, trace, slo, load=load, settings=settings)
+    return program.largest(usd_per_h)
 
 
-class _Program:
-    """The integer program of one cluster, model and workload."""
+class Program:
+    """The integer program of one cluster, model and workload.
+
+    Parameters
+    ----------
+    kinds
+        Kinds of machines of the cluster and the divisions that may be used; by default all.
+    most_gpus
+        Largest number of GPUs of a type over all kinds of machines.
+    parts
+        Ranges of inputs, and of outputs within each, that the requests are sorted into.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         llm: Llm,
         trace: Trace,
-        slo: Slo | None,
-        slices: int | None,
-        load: float,
-        settings: Settings | None,
+        slo: Slo | None = None,
+        *,
+        slices: int | None = None,
+        load: float = 0.85,
+        settings: Settings | None = None,
+        kinds: Sequence[Kind] | None = None,
+        most_gpus: Mapping[str, int] | None = None,
+        parts: tuple[int, int] = (6, 4),
     ) -> None:
         if not 0 < load <= 1 or (slices is not None and slices < 1):
             raise ParameterError(
@@ -270,8 +252,9 @@ class _Program:
                 resolve="give a load above 0 and up to 1, and whole slices or none.",
             )
         self.cluster, self.llm, self.slices, self.load = cluster, llm, slices, load
-        self.kinds = kinds(cluster, llm, settings)
-        self.buckets = buckets(trace)
+        self.kinds = find_kinds(cluster, llm, settings) if kinds is None else tuple(kinds)
+        self.most_gpus = dict(most_gpus or {})
+        self.buckets = buckets(trace, inputs=parts[0], outputs=parts[1])
         self.rates = {
             (s, k, d): rate
             for s, bucket in enumerate(self.buckets)
@@ -288,27 +271,28 @@ class _Program:
                 )
 
     def cheapest(self, rate_rps: float) -> MelangePlan:
+        """The machines of least price that serve a rate."""
         model, machines, shares = self._model(self.slices)
-        for (k, d), work in self._work(shares, self.slices or 1).items():
-            model.add_linear_constraint(rate_rps * work <= self.load * self._held(machines, k, d))
+        for (k, d), work in self.work(shares, self.slices or 1).items():
+            model.add_linear_constraint(rate_rps * work <= self.load * self.held(machines, k, d))
         # Each bucket is served whole.
         for s in range(len(self.buckets)):
             parts = [z for key, z in shares.items() if key[0] == s]
             model.add_linear_constraint(mathopt.LinearSum(parts) == (self.slices or 1))
-        model.minimize(self._price(machines))
+        model.minimize(self.price(machines))
         return self._solve(model, machines, shares, rate_rps)
 
     def largest(self, usd_per_h: float | None = None) -> MelangePlan:
         """The largest rate; z is then requests per second, so that the program stays linear."""
         model, machines, shares = self._model(None)
         rate = model.add_variable(lb=0.0, name="rate")
-        for (k, d), work in self._work(shares, 1).items():
-            model.add_linear_constraint(work <= self.load * self._held(machines, k, d))
+        for (k, d), work in self.work(shares, 1).items():
+            model.add_linear_constraint(work <= self.load * self.held(machines, k, d))
         for s in range(len(self.buckets)):
             parts = [z for key, z in shares.items() if key[0] == s]
             model.add_linear_constraint(mathopt.LinearSum(parts) == rate)
         if usd_per_h is not None:
-            model.add_linear_constraint(self._price(machines) <= usd_per_h)
+            model.add_linear_constraint(self.price(machines) <= usd_per_h)
         model.maximize(rate)
         return self._solve(model, machines, shares, None, rate)
 
@@ -322,6 +306,7 @@ class _Program:
         for k, kind in enumerate(self.kinds):
             every = [machines[k, p] for p in range(len(kind.divisions))]
             model.add_linear_constraint(mathopt.LinearSum(every) <= len(kind.machines))
+        self.limit(model, machines)
         shares = {
             (s, k, d): model.add_variable(
                 lb=0.0, is_integer=slices is not None, name=f"z{s}_{k}_{d}"
@@ -330,7 +315,18 @@ class _Program:
         }
         return model, machines, shares
 
-    def _work(self, shares: dict[Any, Any], parts: int) -> dict[tuple[int, int], Any]:
+    def limit(self, model: Any, machines: dict[Any, Any]) -> None:
+        """Keep the GPUs of each type within their largest number."""
+        for name, most in self.most_gpus.items():
+            of_type = [
+                self.kinds[k].machine.count * y
+                for (k, _), y in machines.items()
+                if self.kinds[k].machine.gpu.name == name
+            ]
+            if of_type:
+                model.add_linear_constraint(mathopt.LinearSum(of_type) <= most)
+
+    def work(self, shares: dict[Any, Any], parts: int) -> dict[tuple[int, int], Any]:
         """Instances busy with the shares, per kind and degree, at one request per second."""
         found: dict[tuple[int, int], list[Any]] = {}
         for (s, k, d), z in shares.items():
@@ -338,13 +334,15 @@ class _Program:
             found.setdefault((k, d), []).append(cost * z)
         return {key: mathopt.LinearSum(terms) for key, terms in found.items()}
 
-    def _held(self, machines: dict[Any, Any], k: int, d: int) -> Any:
+    def held(self, machines: dict[Any, Any], k: int, d: int) -> Any:
+        """Instances of a degree that machines of a kind hold."""
         divisions = self.kinds[k].divisions
         return mathopt.LinearSum(
             [division.count(d) * machines[k, p] for p, division in enumerate(divisions)]
         )
 
-    def _price(self, machines: dict[Any, Any]) -> Any:
+    def price(self, machines: dict[Any, Any]) -> Any:
+        """Price of the machines [$/h]."""
         return mathopt.LinearSum(
             [float(self.kinds[k].machine.usd_per_h or 0.0) * y for (k, _), y in machines.items()]
         )

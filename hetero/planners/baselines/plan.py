@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
 from hetero.planners.phases.pipeline import Pipeline
 from hetero.routers import PairShares
-from hetero.simulator import Run, Slo, simulate
+from hetero.simulator import Slo, saturation, simulate
+from hetero.simulator.saturation import attainment
 from hetero.streams import stream
 from hetero.workload import Trace
-
-_TRIES = 40
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,21 +80,6 @@ class BaselinePlan(Shown):
         return Table(self.system, columns, rows, (note,))
 
 
-def attainment(run: Run, slo: Slo) -> float:
-    """Share of all requests that met every target; rejected ones did not.
-
-    A reply of one token has no TPOT and cannot miss it.
-    """
-    good = run.finished.copy()
-    if slo.ttft_s is not None:
-        good &= run.ttft_s <= slo.ttft_s
-    if slo.tpot_s is not None:
-        good &= np.isnan(run.tpot_s) | (run.tpot_s <= slo.tpot_s)
-    if slo.e2e_s is not None:
-        good &= run.e2e_s <= slo.e2e_s
-    return float(good.mean())
-
-
 def attained(
     deployment: Deployment,
     weights: Mapping[tuple[str, str], float],
@@ -140,34 +121,12 @@ def goodput_rps(
     ParameterError
         If the goal is no share, or no rate is too high for the targets.
     """
-    if not (0 < goal <= 1 and precision > 0 and start_rps > 0):
-        raise ParameterError(
-            f"goal is {goal}, precision {precision}, start_rps {start_rps}.",
-            resolve="give a share up to 1, and numbers above 0.",
-        )
-
-    def good(rate_rps: float) -> bool:
-        return attained(deployment, weights, trace, rate_rps, slo, seed) >= goal
-
-    low = high = start_rps
-    for _ in range(_TRIES):
-        if good(low):
-            break
-        high, low = low, low / 2.0
-        if low < start_rps * 1e-3:
-            return 0.0
-    if low == high:
-        for _ in range(_TRIES):
-            high *= 2.0
-            if not good(high):
-                break
-            low = high
-        else:
-            raise ParameterError(
-                f"{deployment.name} meets the targets for {len(trace)} requests at any rate.",
-                resolve="give a longer trace, or targets that bind.",
-            )
-    while high > low * (1.0 + precision):
-        middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if good(middle) else (low, middle)
-    return low
+    return saturation.goodput_rps(
+        lambda arrivals: simulate(deployment, arrivals, PairShares(weights), seed=seed),
+        trace,
+        slo,
+        goal=goal,
+        start_rps=start_rps,
+        precision=precision,
+        seed=seed,
+    )
