@@ -47,8 +47,10 @@ class Backend(_Strict):
         Name under which the engine knows the model; by default that of the deployment.
     step
         Step model that ``hetero profile --fit`` wrote, relative to the deployment file.
-    kv_tokens, max_batch, max_step_tokens, batching
+    kv_tokens, max_batch, max_step_tokens, batching, block_tokens
         What the engine was started with.
+    kv_bytes_per_token
+        Bytes of a cached token, where the router holds memory against caches (HeteroServe).
     gpu, gpus
         Catalog name or figures of its GPUs, where the router reads capabilities.
     api_key_env
@@ -59,7 +61,8 @@ class Backend(_Strict):
         Send it no new requests.
     """
 
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:/-]+$")
+    # It goes into a header of every answer, so printable ASCII without spaces at its ends.
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]([ -~]*[!-~])?$")
     url: str
     model: str | None = None
     step: Path
@@ -67,6 +70,8 @@ class Backend(_Strict):
     max_batch: Count = 256
     max_step_tokens: Count = 2048
     batching: Batching = "chunked"
+    block_tokens: Count = 16
+    kv_bytes_per_token: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     gpu: str | GpuFigures | None = None
     gpus: Count = 1
     usd_per_h: Annotated[float, Field(ge=0)] | None = None
@@ -216,11 +221,13 @@ class Settings(_Strict):
             backend.name,
             storage.load(self.folder / backend.step),
             backend.kv_tokens,
+            backend.kv_bytes_per_token,
             engine=Engine(
                 batching=backend.batching,
                 admission="known" if backend.batching == "static" else "paged",
                 max_batch=backend.max_batch,
                 max_step_tokens=backend.max_step_tokens,
+                block_tokens=backend.block_tokens,
             ),
             gpu=_gpu(backend.gpu),
             gpus=backend.gpus,
