@@ -82,6 +82,9 @@ class HeteroServe(Section):
     )
     queue_limits: Swept = Field(description="queue limits Q_max [requests]; 32 in the paper")
     dampings: Swept = Field(description="dampening factors lambda; 2 in the paper")
+    bins: list[Annotated[int, Field(ge=2, le=32)]] = Field(
+        min_length=1, description="numbers K of length bins; 4 in the paper"
+    )
 
 
 class IslandInnerLoop(Section):

@@ -70,7 +70,11 @@ class Search(_Part):
 
 
 class Measure(_Part):
-    """A number of a point: a cell of a table that the notebook saves, or a claim it records."""
+    """A number of a point: a cell of a table that the notebook saves, or a claim it records.
+
+    ``where`` picks rows by the value of a column; ``{parameter: NAME}`` stands for the point's own
+    value of a parameter.
+    """
 
     table: str = ""
     column: str = ""

@@ -38,7 +38,7 @@ def collect(sweep: Sweep, jobs: Sequence[Job]) -> pd.DataFrame:
             name: _plain(value)
             for name, value in (job.record["swept"] | job.record["repeat"]).items()
         }
-        found = {name: _read(one, job.target, name) for name, one in sweep.measures.items()}
+        found = {name: _read(one, job, name) for name, one in sweep.measures.items()}
         rows.append({"point": job.key} | values | found)
     columns = ["point", *sweep.swept, *sweep.repeat, *sweep.measures]
     return pd.DataFrame(rows, columns=columns)
@@ -50,7 +50,8 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict) else value
 
 
-def _read(measure: Measure, folder: Path, name: str) -> float:
+def _read(measure: Measure, job: Job, name: str) -> float:
+    folder = job.target
     if measure.claim:
         return _claim(measure.claim, folder, name)
     file = folder / f"{measure.table}.csv"
@@ -67,7 +68,8 @@ def _read(measure: Measure, folder: Path, name: str) -> float:
                 f"Measure '{name}': table '{measure.table}' has no column '{column}'.",
                 resolve=f"use one of {', '.join(map(str, frame.columns))}.",
             )
-    for column, value in measure.where.items():
+    for column, wanted in measure.where.items():
+        value = _of_point(wanted, job, name) if isinstance(wanted, dict) else wanted
         frame = frame[frame[column] == value]
         if frame.empty:
             raise ParameterError(
@@ -75,6 +77,19 @@ def _read(measure: Measure, folder: Path, name: str) -> float:
                 resolve="use a value that the table holds.",
             )
     return float(frame[measure.column].agg(measure.reduce))
+
+
+def _of_point(wanted: dict[str, Any], job: Job, name: str) -> Any:
+    """Value of ``{parameter: NAME}`` in a point."""
+    parameters = job.record["parameters"]
+    parameter = wanted.get("parameter")
+    if set(wanted) != {"parameter"} or parameter not in parameters:
+        raise ParameterError(
+            f"Measure '{name}': {wanted} names no parameter of the notebook.",
+            resolve=f"write {{parameter: NAME}} with one of {', '.join(sorted(parameters))}.",
+        )
+    value = parameters[parameter]
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _claim(claim: str, folder: Path, name: str) -> float:

@@ -272,6 +272,34 @@ def test_a_measure_that_is_not_there_names_what_is(project, tmp_path):
     assert "kind, y [s]" in err
 
 
+def test_a_measure_may_look_up_the_points_own_value(project, tmp_path):
+    text = SWEEP.replace("count: [1, 2, 3, 4]", "kinds: [up, down]").replace(
+        "[0.5, 1.0, 2.0]", "[3]"
+    )
+    own = text.replace("{kind: up}", "{kind: {parameter: kinds}}")
+    code, _, err = finish(start(project, own, tmp_path / "own"))
+    assert code == 0, err
+    found = pd.read_parquet(tmp_path / "own" / "points.parquet")
+    assert found[["kinds", "y"]].values.tolist() == [
+        ["up", 9.0],
+        ["down", 9.0],
+    ]  # count 3 x scale 3
+    # A fixed kind is missing from the table of the other point.
+    code, _, err = finish(start(project, text, tmp_path / "own"))
+    assert code == 1
+    assert "no row of 'y' has kind = 'up'" in err
+    wrong = own.replace("parameter: kinds", "parameter: sort")
+    code, _, err = finish(start(project, wrong, tmp_path / "own"))
+    assert code == 1
+    assert "names no parameter" in err
+
+
+@pytest.mark.parametrize("file", sorted(Path("pipelines/sweeps").glob("*.yaml")), ids=str)
+def test_ready_sweeps_fit_their_notebooks(file):
+    found = spec.read(file)
+    assert len(spec.points(found, file.name)) >= 12
+
+
 def test_sobol_points_fill_their_ranges():
     design = spec.Sobol(
         count=64,
