@@ -16,14 +16,16 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import FitError, ParameterError
 from hetero.latency.floor import FloorFit
 from hetero.latency.phase import PhaseFit, fit_phase
-from hetero.latency.step import Piece, StepModel
+from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.latency.tables import Measurements
 
 Floats = NDArray[np.float64]
 
-Prefill = Literal["affine", "bent"]
-"""``"affine"`` is eq. 3; ``"bent"`` is ``c0 + c1 n + c2 n^2`` of the tokens n of the batch,
-for engines that pay for the attention of a batch as if it were one prompt."""
+Form = Literal["affine", "bent"]
+"""``"affine"`` is eq. 3 and 4; ``"bent"`` is for engines that pay for the attention of a batch as
+if it were one prompt: ``c0 + c1 n + c2 n^2`` of the n tokens of a prefill, and
+``d0 + d1 b + d2 c + d3 b c`` of b decoding requests with c cached tokens together. Where both are
+bent, n tokens beside decoding requests cost ``c2 n c`` more, with c from the mean context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,19 @@ class Fitted(Shown):
     ----------
     step
         What the simulator takes.
-    form
-        The prefill form that ``step`` uses.
-    held_out_percent
+    form, decode_form
+        The forms of prefill and decode that ``step`` uses.
+    held_out_percent, decode_held_out_percent
         Mean error of either form on settings that it was not fitted to [%].
     """
 
     prefill: PhaseFit
     decode: PhaseFit
     step: StepModel
-    form: Prefill
-    held_out_percent: dict[Prefill, float]
+    form: Form
+    held_out_percent: dict[Form, float]
+    decode_form: Form
+    decode_held_out_percent: dict[Form, float]
     precision: tuple[Precision, ...]
     wanted_percent: float
 
@@ -90,12 +94,10 @@ class Fitted(Shown):
             )
             for one in self.precision
         )
-        held = " and ".join(
-            f"{error:.1f} % ({form})" for form, error in self.held_out_percent.items()
-        )
         notes = (
             f"{self.prefill.linear.confidence:.0%} interval of eq. 3 and 4",
-            f"mean prefill error on a setting left out: {held}; the step model takes '{self.form}'",
+            _chosen("prefill", self.form, self.held_out_percent),
+            _chosen("decode", self.decode_form, self.decode_held_out_percent),
         )
         return Table("Precision", columns, rows, notes)
 
@@ -134,15 +136,28 @@ def fitted(path: Path | str, *, wanted_percent: float = 5.0, confidence: float =
             f"{file.name} has no {missing} rows.",
             resolve="profile longer outputs, or more settings.",
         )
-    rows = measured.phase("prefill")
-    held: dict[Prefill, float] = {"affine": _held_out_affine(rows), "bent": _held_out_bend(rows)}
-    form: Prefill = min(held, key=held.__getitem__)
+    prefills, decodes = measured.phase("prefill"), measured.phase("decode")
+    held: dict[Form, float] = {
+        "affine": _held_out_affine(prefills, decode=False),
+        "bent": _held_out_bend(_powers(prefills), prefills),
+    }
+    form: Form = min(held, key=held.__getitem__)
+    later: dict[Form, float] = {
+        "affine": _held_out_affine(decodes, decode=True),
+        "bent": _held_out_bend(_products(decodes), decodes),
+    }
+    decode_form: Form = min(later, key=later.__getitem__)
     affine = latency.Affine.from_fits(
         prefill, decode, source=f"profile {file.name}", provenance="measured"
     )
     step = affine.step_model()
-    if form == "bent":
-        step = _with_bend(step, rows, affine.max_batch)
+    if "bent" in (form, decode_form):
+        step = _with_bends(
+            step,
+            prefills if form == "bent" else None,
+            decodes if decode_form == "bent" else None,
+            affine.max_batch,
+        )
     phases = (("prefill", prefill), ("decode", decode))
     return Fitted(
         prefill,
@@ -150,42 +165,76 @@ def fitted(path: Path | str, *, wanted_percent: float = 5.0, confidence: float =
         step,
         form,
         held,
+        decode_form,
+        later,
         tuple(_precision(name, fit, wanted_percent) for name, fit in phases),
         wanted_percent,
     )
 
 
-def _with_bend(step: StepModel, rows: Measurements, max_batch: int) -> StepModel:
-    """The step model with the bent prefill in place of the line."""
+def _chosen(phase: str, form: Form, held: dict[Form, float]) -> str:
+    errors = " and ".join(f"{error:.1f} % ({one})" for one, error in held.items())
+    return f"mean {phase} error on a setting left out: {errors}; the step model takes '{form}'"
+
+
+def _with_bends(
+    step: StepModel, prefills: Measurements | None, decodes: Measurements | None, max_batch: int
+) -> StepModel:
+    """The step model with bent forms in place of the affine ones, where there are rows for them."""
     (piece,) = step.pieces
-    decode = piece.knots_tokens <= max_batch
-    total = rows.batch * rows.length_tokens
-    # Between knots 20 % apart a parabola and its chord are at most 0.3 % apart.
-    count = 2 + int(np.log(total.max() / max(total.min(), max_batch + 1.0)) / np.log(1.2))
-    knots = np.geomspace(max(total.min(), max_batch + 1.0), total.max() + 1.0, count)
-    seconds = np.maximum(_powers(knots) @ _bend(total, rows.seconds), piece.knots_s[decode][-1])
+    first = piece.knots_tokens <= max_batch
+    knots, seconds = piece.knots_tokens[first], piece.knots_s[first]
+    later, later_s = piece.knots_tokens[~first], piece.knots_s[~first]
+    cached = piece.per_cached_token_s
+    batches = np.arange(1, max_batch + 1, dtype=np.float64)
+    if decodes is not None:
+        floor, each, rate, rise = _bend(_products(decodes), decodes.seconds)
+        seconds = floor + each * knots
+        cached = rate + rise * batches
+    mixed = None
+    if prefills is not None:
+        total = prefills.batch * prefills.length_tokens
+        bend = _bend(_powers(prefills), prefills.seconds)
+        # Between knots 20 % apart a parabola and its chord are at most 0.3 % apart.
+        least = max(total.min(), max_batch + 1.0)
+        count = 2 + int(np.log(total.max() / least) / np.log(1.2))
+        later = np.geomspace(least, total.max() + 1.0, count)
+        later_s = np.vander(later, 3, increasing=True) @ bend
+        if decodes is not None:
+            beside = bend[2] * batches * float(decodes.length_tokens.mean())
+            mixed = Mixed(cached, np.zeros(max_batch), beside)
     return StepModel(
         (
             Piece(
-                np.concatenate([piece.knots_tokens[decode], knots]),
-                np.concatenate([piece.knots_s[decode], seconds]),
-                piece.per_cached_token_s,
+                np.concatenate([knots, later]),
+                # A larger step never takes less time than the largest decode step.
+                np.concatenate([seconds, np.maximum(later_s, seconds[-1])]),
+                cached,
+                mixed=mixed,
             ),
         ),
         source=step.source,
         provenance=step.provenance,
-        max_tokens=float(knots[-1]),
+        max_tokens=step.max_tokens if prefills is None else float(later[-1]),
         max_decoding=step.max_decoding,
     )
 
 
-def _powers(tokens: Floats) -> Floats:
-    return np.column_stack([np.ones_like(tokens), tokens, tokens**2])
+def _powers(rows: Measurements) -> Floats:
+    """1, n and n^2 of the tokens n of each prefill."""
+    return np.vander(rows.batch * rows.length_tokens, 3, increasing=True)
 
 
-def _bend(tokens: Floats, seconds: Floats) -> Floats:
-    """Coefficients >= 0 of 1, n and n^2 with the least squared relative error."""
-    design = _powers(tokens) / seconds[:, None]
+def _products(rows: Measurements) -> Floats:
+    """1, b, c and b c of the b requests and c cached tokens of each decode step."""
+    batch = rows.batch
+    cached = batch * rows.length_tokens
+    return np.column_stack([np.ones_like(cached), batch, cached, batch * cached])
+
+
+def _bend(columns: Floats, seconds: Floats) -> Floats:
+    """Coefficients >= 0 of the columns with the least squared relative error."""
+    design = columns / seconds[:, None]
     scale = design.max(axis=0)
     return np.asarray(nnls(design / scale, np.ones_like(seconds))[0] / scale)
 
@@ -196,13 +245,13 @@ def _left_out(rows: Measurements) -> list[NDArray[np.bool_]]:
     return [np.all(setting == one, axis=1) for one in np.unique(setting, axis=0)]
 
 
-def _held_out_affine(rows: Measurements) -> float:
+def _held_out_affine(rows: Measurements, *, decode: bool) -> float:
     errors = []
     for own in _left_out(rows):
         rest = rows.where(~own)
         try:
             fit = fit_phase(
-                rest.batch, rest.length_tokens, rest.seconds, decode=False, non_negative=True
+                rest.batch, rest.length_tokens, rest.seconds, decode=decode, non_negative=True
             )
         except FitError:  # too few settings are left to say anything
             return float("inf")
@@ -212,11 +261,10 @@ def _held_out_affine(rows: Measurements) -> float:
     return 100.0 * float(np.concatenate(errors).mean())
 
 
-def _held_out_bend(rows: Measurements) -> float:
+def _held_out_bend(columns: Floats, rows: Measurements) -> float:
     errors = []
-    total = rows.batch * rows.length_tokens
     for own in _left_out(rows):
-        found = _powers(total[own]) @ _bend(total[~own], rows.seconds[~own])
+        found = columns[own] @ _bend(columns[~own], rows.seconds[~own])
         errors.append(np.abs(found / rows.seconds[own] - 1.0))
     return 100.0 * float(np.concatenate(errors).mean())
 

@@ -253,3 +253,30 @@ def test_the_bent_form_wins_where_prefill_is_quadratic(tmp_path):
     decode = next(one for one in found.precision if one.phase == "decode")
     assert decode.percent < 2
     assert decode.needed <= decode.rows
+
+
+def test_engines_that_attend_to_the_whole_batch_are_bent_in_both_phases(tmp_path):
+    rng = np.random.default_rng(1)
+    lines = ["phase,batch,input_tokens,context_tokens,seconds"]
+    for batch in (1, 2, 4, 8):
+        for length in (32, 128, 512):
+            n = batch * length
+            for noise in 1 + 0.005 * rng.standard_normal(2):
+                prefill = 5e-3 + 1e-4 * n + 2e-7 * n * n
+                decode = 4e-3 + 5e-4 * batch + 1e-6 * n + 2e-7 * batch * n
+                lines.append(f"prefill,{batch},{length},,{prefill * noise}")
+                lines.append(f"decode,{batch},,{length},{decode * noise}")
+    (tmp_path / "steps.csv").write_text("\n".join(lines) + "\n")
+    found = profiling.fitted(tmp_path / "steps.csv")
+    assert (found.form, found.decode_form) == ("bent", "bent")
+    assert found.decode_held_out_percent["bent"] < 1 < found.decode_held_out_percent["affine"]
+    batch, cached = np.array([2.0, 8.0, 8.0]), np.array([100.0, 400.0, 4000.0])
+    truth = 4e-3 + 5e-4 * batch + 1e-6 * cached + 2e-7 * batch * cached
+    steps = found.step.seconds(batch, batch.astype(int), cached, 0 * cached)
+    assert np.allclose(steps, truth, rtol=0.02)
+    # A prompt beside decoding requests attends to their caches as well.
+    alone = found.step.seconds(200, 0, 0, 0)
+    mean = float(np.mean([32, 128, 512]))
+    beside = found.step.seconds(200 + 4, 4, 4 * mean, 0)
+    apart = alone + found.step.seconds(4, 4, 4 * mean, 0) - found.step.seconds(0, 0, 0, 0)
+    assert beside - apart == pytest.approx(2e-7 * 200 * 4 * mean, rel=0.3)
