@@ -59,6 +59,11 @@ class Engine:
     prefix_share
         Share of the KV cache set aside for blocks of past prompts, evicted by age, where a trace
         names blocks (prefix caching): what a prompt shares with them needs no prefill.
+    schedule_ahead
+        Whether prompts join a step when the step before it begins, not when that ends
+        (asynchronous scheduling, vLLM's default from 0.14 on): what has arrived, and the places and
+        memory that have become free, take effect one step later. An idle engine starts at once. For
+        ``"chunked"`` batching.
     """
 
     batching: Batching = "prefill first"
@@ -70,6 +75,7 @@ class Engine:
     block_tokens: int = 16
     swap_s_per_gb: float = 2.0
     prefix_share: float = 0.0
+    schedule_ahead: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_step_tokens", "max_output_tokens", "block_tokens"):
@@ -93,6 +99,12 @@ class Engine:
                 "Static batches are padded to their longest prompt, which prefix hits cannot "
                 "shorten.",
                 resolve="set prefix_share=0, or use another batching.",
+            )
+        if self.schedule_ahead and self.batching != "chunked":
+            raise ParameterError(
+                "Steps are scheduled ahead where decoding and prefill share them; received "
+                f"batching '{self.batching}'.",
+                resolve="set batching='chunked', or schedule_ahead=False.",
             )
         if self.batching == "static" and self.admission != "known":
             raise ParameterError(

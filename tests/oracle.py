@@ -81,6 +81,20 @@ class Job:
 
 
 @dataclass(eq=False)
+class Next:
+    """A step that was put together while the one before it was about to run."""
+
+    tokens: int = 0
+    pairs: float = 0.0
+    prompts: list[Job] = field(default_factory=list)  # whose last chunk it prefills
+    back: list[Job] = field(default_factory=list)  # that decode on with a cache at hand
+
+    @property
+    def empty(self) -> bool:
+        return not (self.tokens or self.prompts or self.back)
+
+
+@dataclass(eq=False)
 class Node:
     """One replica."""
 
@@ -93,6 +107,7 @@ class Node:
     running: list[Job] = field(default_factory=list)  # in the order in which they joined
     partial: Job | None = None
     chunked: int = 0  # tokens of the partial prompt that are prefilled
+    ahead: Next = field(default_factory=Next)
     leaving: list[Job] = field(default_factory=list)
     places: list[Job] = field(default_factory=list)  # of the static batch
     padding: int = 0  # cached tokens per place of the static batch
@@ -150,12 +165,13 @@ class Node:
     @property
     def used(self) -> int:
         whole = [*self.prompts, *self.leaving, *([self.partial] if self.partial else [])]
+        whole += [*self.ahead.prompts]
         if not self.paged:
-            held = {id(job): job.reserved for job in [*whole, *self.running]}
+            held = {id(job): job.reserved for job in [*whole, *self.running, *self.ahead.back]}
             return sum(held.values())
         # A prompt takes the blocks of all of it at once.
         prompts = sum(self.blocks(job.held - (job in self.leaving)) for job in whole)
-        return prompts + sum(self.blocks(job.stored) for job in self.running)
+        return prompts + sum(self.blocks(job.stored) for job in [*self.running, *self.ahead.back])
 
     @property
     def growth(self) -> int:
@@ -224,6 +240,9 @@ class Node:
             self.form_static(now)
             return
         engine = self.spec.engine
+        if engine.schedule_ahead:
+            self.form_ahead(now)
+            return
         chunking = engine.batching == "chunked"
         evicted = chunking and self.make_room()
         budget = engine.max_step_tokens - (len(self.running) if chunking else 0)
@@ -279,6 +298,56 @@ class Node:
         if self.running:
             self.decodes = True
             self.begin(now, 0, 0.0)
+
+    def form_ahead(self, now: float) -> None:
+        """Run the step that was decided on one step ago, and decide on the one after it."""
+        current = self.due(now)
+        if not current.tokens and not self.running:
+            current = self.due(now)
+        if current.tokens or self.running:
+            self.decodes = bool(self.running)
+            self.begin(now, current.tokens, current.pairs)
+
+    def due(self, now: float) -> Next:
+        current, self.ahead = self.ahead, Next()
+        for job in current.back:
+            if job.swapped:
+                self.stall += self.swap_seconds(job)
+            job.at_hand = job.swapped = False
+            self.running.append(job)
+        self.prompts += current.prompts
+        evicted = self.make_room()
+        following, engine = self.ahead, self.spec.engine
+        # Each of them is taken to decode in the next step.
+        left = engine.max_step_tokens - len(self.running) - len(self.prompts)
+        if self.partial and left > 0:
+            self.feed(following, self.partial, self.chunked, left)
+            left = max(left - following.tokens, 0)
+        while self.queue and left > 0 and not self.partial and not evicted:
+            job = self.queue[0]
+            places = [self.running, self.prompts, following.prompts, following.back]
+            if sum(map(len, places)) >= engine.max_batch or not self.has_room(job):
+                break
+            self.admit()
+            if job.at_hand or job.swapped:
+                following.back.append(job)
+                left -= 1
+                continue
+            job.hit = self.known(job)
+            before = following.tokens
+            self.feed(following, job, job.hit, left)
+            left -= following.tokens - before
+        return current
+
+    def feed(self, step: Next, job: Job, start: int, most: int) -> None:
+        """Give a prompt, prefilled up to ``start``, at most so many tokens of a step."""
+        q = min(job.held - start, most)
+        step.tokens += q
+        step.pairs += q * (start + q / 2)
+        whole = start + q == job.held
+        self.partial, self.chunked = (None, 0) if whole else (job, start + q)
+        if whole:
+            step.prompts.append(job)
 
     def begin(self, now: float, tokens: int, pairs: float) -> None:
         assert self.used <= self.capacity, "KV cache exceeded"
@@ -586,7 +655,8 @@ class Fleet:
         node.up = False
         if node.end is not None:
             node.busy += now - node.begun
-        lost = [*node.queue, *node.running, *node.prompts]
+        lost = [*node.queue, *node.running, *node.prompts, *node.ahead.prompts, *node.ahead.back]
+        node.ahead = Next()
         lost += [node.partial] if node.partial else []
         for job in lost:
             self.release(node, job)
@@ -621,7 +691,12 @@ class Fleet:
             (job, node)
             for node in self.nodes
             if node.spec.role == "prefill"
-            for job in [*node.queue, *node.prompts, *([node.partial] if node.partial else [])]
+            for job in [
+                *node.queue,
+                *node.prompts,
+                *node.ahead.prompts,
+                *([node.partial] if node.partial else []),
+            ]
             if job.target is gone
         ]
         lost = []
@@ -636,6 +711,8 @@ class Fleet:
                 node.queue.remove(job)
             elif job in node.prompts:
                 node.prompts.remove(job)
+            elif job in node.ahead.prompts:
+                node.ahead.prompts.remove(job)
             else:
                 node.partial, node.chunked, node.chunk = None, 0, 0
             lost.append(job)

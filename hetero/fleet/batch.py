@@ -56,15 +56,21 @@ def pop_waiting(R, s):
 
 
 @compiled
-def into_batch(R, s, r):
-    """Append a request to the prefill that is being formed."""
+def append(R, s, r):
+    """Append a request, whatever its status, to the step that is being formed."""
     R[r].link = -1
-    R[r].status = RUNNING
     if s.batch_head < 0:
         s.batch_head = r
     else:
         R[s.batch_tail].link = r
     s.batch_tail = r
+
+
+@compiled
+def into_batch(R, s, r):
+    """Append a request to the prefill that is being formed."""
+    R[r].status = RUNNING
+    append(R, s, r)
 
 
 @compiled

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hetero.fleet.ahead import clear_stage, unstage
 from hetero.fleet.batch import charge, release
 from hetero.fleet.candidates import decode_replica
 from hetero.fleet.compiled import compiled
@@ -76,6 +77,7 @@ def wipe(e, s, FM, IM):
     s.mixed = s.padded = s.fresh = s.partial_tokens = s.chunk_tokens = 0
     s.stall_s = s.decoding_load = 0.0
     s.head = s.tail = s.batch_head = s.batch_tail = s.partial = s.fresh_head = s.leaving = -1
+    clear_stage(s)
 
 
 @compiled
@@ -127,6 +129,8 @@ def take_back(R, s, r):
             R[previous].link = R[r].link
         if s.batch_tail == r:
             s.batch_tail = previous
+        return
+    if unstage(R, s, r):
         return
     previous = np.int64(-1)
     q = np.int64(s.head)

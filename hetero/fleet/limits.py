@@ -42,6 +42,7 @@ def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
         "max_output": engine.max_output_tokens,
         "max_batch": engine.max_batch,
         "max_step_tokens": engine.max_step_tokens,
+        "ahead": int(engine.schedule_ahead),
         "prefix_blocks": prefix_blocks,
         "prefix_tokens": prefix_tokens,
         "kv_tokens": usable,

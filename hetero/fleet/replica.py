@@ -17,23 +17,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.batch import (
-    complete,
-    emit,
-    evict,
-    into_batch,
-    prefilled,
-    push_waiting,
-    release,
-    resume,
-    take,
-)
+from hetero.fleet.ahead import next_step
+from hetero.fleet.batch import complete, emit, prefilled, push_waiting, release
 from hetero.fleet.compiled import compiled
+from hetero.fleet.compose import compose, make_room
 from hetero.fleet.gaps import count_line
-from hetero.fleet.heaps import due_step, heap_remove, times_pop
-from hetero.fleet.kv import at_hand, grow, room, steps_until_full
+from hetero.fleet.heaps import due_step, times_pop
+from hetero.fleet.kv import grow, room, steps_until_full
 from hetero.fleet.padded import begin_padded
-from hetero.fleet.prefix import hit_tokens
 from hetero.fleet.state import (
     AT_BOUNDARY,
     AT_HAND,
@@ -47,7 +38,6 @@ from hetero.fleet.state import (
     KEY_BITS,
     MOST_STEPS,
     PAGED,
-    RUNNING,
     STATIC,
     TRANSFERS,
 )
@@ -56,21 +46,11 @@ from hetero.fleet.transfers import left, transfer_end_s
 
 
 @compiled
-def make_room(R, e, s, IM):
-    """Evict requests, the last admitted first, until the next decode step has its KV blocks.
-
-    What is evicted then finds no room before a request has left.
-    """
-    while e.admission == PAGED and s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
-        key = heap_remove(IM, e.keys, s.running, IM[e.order + s.running - 1])
-        s.running -= 1
-        evict(R, e, s, IM, key)
-
-
-@compiled
 def begin_decode(e, s, FM, IM):
     """Start a run of decode steps up to the next completion, memory limit or kink."""
     limit = due_step(IM[e.keys]) - s.steps
+    if s.staged_count > 0 or s.staged_tokens > 0:
+        limit = np.int64(1)
     if e.admission == PAGED:
         limit = steps_until_full(e, s, IM, limit)
     b = s.padded if e.batching == STATIC else s.running
@@ -152,57 +132,13 @@ def begin(R, e, s, FM, IM):
             begin_padded(R, e, s, FM)
         return
     chunked = e.batching == CHUNKED
-    if chunked:  # it always decodes, so it must have its blocks before anything is admitted
-        make_room(R, e, s, IM)
-    budget = e.max_step_tokens - (s.running if chunked else 0)
-    tokens = np.int64(0)
-    pairs = 0.0
-    count = np.int64(0)
-    if s.partial >= 0:
-        r = s.partial
-        count = np.int64(1)
-        q = min(np.int64(R[r].input_tokens) + R[r].done_tokens - s.partial_tokens, budget)
-        if q > 0:
-            tokens += q
-            pairs += q * (s.partial_tokens + q * 0.5)
-            s.chunk_tokens = q
-            if s.partial_tokens + q == np.int64(R[r].input_tokens) + R[r].done_tokens:
-                s.partial = -1
-                s.partial_tokens = 0
-                s.chunk_tokens = 0
-                into_batch(R, s, r)
-    while s.head >= 0 and s.partial < 0 and s.running + count < e.max_batch:
-        r = s.head
-        if not room(R, e, s, IM, r):
-            break
-        if at_hand(R, r):
-            if chunked and budget - tokens < 1:
-                break
-            resume(R, e, s, IM, take(R, e, s))
-            budget -= 1 if chunked else 0
-            continue
-        known = hit_tokens(R, e, IM, e.prefix, r)
-        whole = np.int64(R[r].input_tokens) + R[r].done_tokens - known
-        q = whole
-        if chunked:
-            q = min(whole, budget - tokens)
-            if q <= 0:
-                break
-        elif tokens > 0 and tokens + whole > budget:
-            break
-        take(R, e, s)
-        R[r].hit_tokens = known
-        count += 1
-        tokens += q
-        pairs += q * (known + q * 0.5)
-        if q < whole:
-            R[r].link = -1
-            R[r].status = RUNNING
-            s.partial = r
-            s.partial_tokens = known
-            s.chunk_tokens = q
-        else:
-            into_batch(R, s, r)
+    if e.ahead:
+        tokens, pairs = next_step(R, e, s, IM)
+    else:
+        if chunked:  # it always decodes, so it must have its blocks before anything is admitted
+            make_room(R, e, s, IM)
+        budget = e.max_step_tokens - (s.running if chunked else 0)
+        tokens, pairs = compose(R, e, s, IM, budget, 0)
     if tokens > 0:
         mixed = chunked and s.running > 0
         b = s.running if mixed else 0

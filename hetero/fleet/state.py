@@ -94,6 +94,7 @@ ENGINE = np.dtype(
         ("max_output", "i8"),
         ("max_batch", "i8"),
         ("max_step_tokens", "i8"),  # tokens of one prefill, or token budget of a chunked step
+        ("ahead", "i8"),  # whether steps are composed while the one before runs
         ("kv_tokens", "i8"),  # capacity
         ("block_tokens", "i8"),
         ("swap_s_per_token", "f8"),
@@ -152,6 +153,13 @@ REPLICA = np.dtype(
         ("chunk_tokens", "i8"),  # tokens of the partial request in the step in progress
         ("mixed", "i8"),  # whether the step in progress decodes as well
         ("step_tokens", "i8"),  # tokens that the step in progress prefills
+        # Composed ahead, see hetero.fleet.ahead: requests, prefill tokens and pairs of the step
+        # after the one in progress.
+        ("staged_head", "i8"),
+        ("staged_tail", "i8"),
+        ("staged_count", "i8"),
+        ("staged_tokens", "i8"),
+        ("staged_pairs", "f8"),
         ("padded", "i8"),  # places of the static batch in progress
         ("last_emit_s", "f8"),  # end of the last decode step
         ("fresh_head", "i8"),  # requests that got their first token since then
@@ -319,4 +327,5 @@ def build(
     replicas = np.zeros(count, REPLICA)
     for name in ("head", "tail", "batch_head", "batch_tail", "partial", "fresh_head", "leaving"):
         replicas[name] = -1
+    replicas["staged_head"] = replicas["staged_tail"] = -1
     return engines, replicas, memory.array("f8"), memory.array("i8")

@@ -153,7 +153,7 @@ def _first_token_s(R, e, s, FM, t, inputs, pairs, usage, renewal):
     if usage > 1.0:
         rest += _wait_s(s, usage, renewal)  # the prompts ahead are prefilled meanwhile
     else:
-        tokens += s.waiting_tokens
+        tokens += s.waiting_tokens + s.staged_tokens
         if s.partial >= 0:
             tokens += R[s.partial].input_tokens - s.partial_tokens
     return rest + _prefill_s(e, FM, s, tokens, pairs, step)

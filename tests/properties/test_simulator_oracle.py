@@ -130,6 +130,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
             block_tokens=paged_block,
             swap_s_per_gb=draw(st.sampled_from([0.0, 1.0])),
             prefix_share=0.0 if batching == "static" else draw(st.sampled_from([0.0, 0.25, 0.6])),
+            schedule_ahead=batching == "chunked" and draw(st.booleans()),
         )
 
     def replica(name: str, role: str) -> Replica:
