@@ -52,6 +52,10 @@ class InfeasibleError(HeteroError):
     """A plan that does not exist; the text names the constraint that binds."""
 
 
+class ExportError(HeteroError):
+    """A plan that the tool it is written for cannot express; the text names what it lacks."""
+
+
 class SolverError(HeteroError):
     """A solver that ended without the optimum that was asked for; the text gives its status."""
 

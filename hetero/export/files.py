@@ -1,0 +1,185 @@
+"""Writing a plan for a tool into a folder."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ruamel.yaml import YAML
+
+from hetero.errors import ExportError, ParameterError
+from hetero.export import kubernetes, routing, skypilot, vllm
+from hetero.export.service import Service
+from hetero.routers import Builtin
+from hetero.serving import written
+
+Hosts: TypeAlias = Literal["machines", "kubernetes"]
+"""Where engines run: on hosts with the names of the machines, or under the exported manifests."""
+
+Addresses: TypeAlias = Mapping[str, str]
+
+
+def write(
+    service: Service,
+    target: str,
+    folder: Path | str,
+    *,
+    hosts: Hosts = "machines",
+    force: bool = False,
+) -> list[Path]:
+    """Write a service for a tool; every file appears, or none.
+
+    Parameters
+    ----------
+    target
+        One of :data:`TARGETS`.
+    folder
+        Made if it does not exist; its parent must.
+    hosts
+        Where routing tables and deployment files look for the engines.
+
+    Returns
+    -------
+    list of Path
+        The files, in the order of their names.
+
+    Raises
+    ------
+    ExportError
+        If the tool cannot express the plan.
+    ParameterError
+        If the target is unknown, a file exists and ``force`` is not set, or the folder's parent
+        does not exist.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster
+    >>> from hetero.planners.replicated import replicated
+    >>> llm = catalog.llm("Llama-3-8B")
+    >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": 4})
+    >>> out = Path(tempfile.mkdtemp()) / "plan"
+    >>> [path.name for path in write(Service.of_deployment(plan, llm), "kubernetes", out)]
+    ['v100-sxm2-32gb-tp4.yaml']
+    """
+    if target not in TARGETS:
+        raise ParameterError(
+            f"No tool is called '{target}'.", resolve=f"use one of {', '.join(TARGETS)}."
+        )
+    found = kubernetes.addresses(service) if hosts == "kubernetes" else addresses(service)
+    texts = TARGETS[target](service, found)
+    folder = Path(folder)
+    if not folder.parent.is_dir():
+        raise ParameterError(
+            f"The folder {folder.parent} of {folder.name} does not exist.",
+            resolve="create it first, or choose another folder.",
+        )
+    existing = [name for name in texts if (folder / name).exists()]
+    if (existing and not force) or (folder.exists() and not folder.is_dir()):
+        raise ParameterError(
+            f"{folder / existing[0] if existing else folder} exists already.",
+            resolve="choose another folder, or say --force (in Python force=True) to replace it.",
+        )
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        for name, text in texts.items():
+            (part / name).parent.mkdir(exist_ok=True)
+            (part / name).write_text(text, encoding="utf-8")
+            if name.endswith(".sh"):
+                (part / name).chmod(0o755)
+        folder.mkdir(exist_ok=True)
+        for name in texts:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (part / name).replace(folder / name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return [folder / name for name in sorted(texts)]
+
+
+def addresses(service: Service) -> dict[str, str]:
+    """Address of every engine where machines are hosts of their names."""
+    return {one.name: f"http://{one.machines[0]}:{one.port}" for one in service.servings}
+
+
+def _vllm(service: Service, _: Addresses) -> dict[str, str]:
+    return {f"{machine}.sh": text for machine, text in vllm.scripts(service).items()}
+
+
+def _kubernetes(service: Service, _: Addresses) -> dict[str, str]:
+    head = (
+        f"# {service.llm.name} on {service.name}. Routing: {service.routing or 'as you like'}.\n"
+        "# kubectl apply -f this folder. A secret 'hf-token' with the key 'token' is used if there "
+        "is one.\n"
+    )
+    own = {
+        name: head + "---\n".join(map(_yaml, found))
+        for name, found in kubernetes.manifests(service).items()
+    }
+    return {f"{name}.yaml": text for name, text in own.items()}
+
+
+def _skypilot(service: Service, _: Addresses) -> dict[str, str]:
+    found = {}
+    for name, task in skypilot.tasks(service).items():
+        serves = "service" in task
+        start = f"sky serve up -n {name}" if serves else f"sky launch -c {name}"
+        head = f"# {start} --secret HF_TOKEN {name}.yaml\n"
+        found[f"{name}.yaml"] = head + _yaml(task)
+    return found
+
+
+def _routing(service: Service, at: Addresses) -> dict[str, str]:
+    return {"routing.json": routing.to_json(routing.table(service, at))}
+
+
+def _serve(service: Service, at: Addresses) -> dict[str, str]:
+    deployment, router = service.deployment, service.router
+    if deployment is None:
+        raise ExportError(
+            f"The plan of {service.name} has no step times, by which `hetero serve` looks ahead.",
+            resolve="export the cluster itself, so that it is planned anew, or profile the engines "
+            "with `hetero profile URL --fit`.",
+        )
+    if router is not None and not isinstance(router, Builtin):
+        raise ExportError(
+            f"`hetero serve` has no router '{router.name}'.",
+            resolve="choose another router, or give the routing table to your own dispatcher.",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "deployment.yaml"
+        written.write(deployment, file, model=service.llm.name, router=router, urls=dict(at))
+        return {
+            path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+            for path in sorted(Path(folder).rglob("*"))
+            if path.is_file()
+        }
+
+
+def _yaml(value: Mapping[str, Any]) -> str:
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.width = 10_000  # commands stay on one line
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.add_representer(str, _text)
+    yaml.representer.ignore_aliases = lambda _: True
+    stream = io.StringIO()
+    yaml.dump(dict(value), stream)
+    return stream.getvalue()
+
+
+def _text(representer: Any, value: str) -> Any:
+    style = "|" if "\n" in value else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+TARGETS: Mapping[str, Callable[[Service, Addresses], dict[str, str]]] = {
+    "vllm": _vllm,
+    "kubernetes": _kubernetes,
+    "skypilot": _skypilot,
+    "routing": _routing,
+    "serve": _serve,
+}
+"""Tools that a plan is written for, with the makers of their files: text by file name."""
