@@ -18,9 +18,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from hetero.bench.engines import free_port
 from hetero.latency import storage
 from hetero.latency.step import StepModel
-from tests.engines import free_port
 
 ROOT = Path(__file__).parents[1]
 

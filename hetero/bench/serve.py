@@ -11,12 +11,10 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from hetero.bench.engines import free_port, wait
 from hetero.display import Column, Shown, Table
 from hetero.errors import EndpointError
 from hetero.latency import storage
@@ -275,7 +274,7 @@ def _processes(cores: Sequence[int]) -> Iterator[tuple[str, str, psutil.Process]
     before = mine.cpu_affinity() if hasattr(mine, "cpu_affinity") else None
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
-        ports = [_free_port() for _ in range(3)]
+        ports = [free_port() for _ in range(3)]
         step = StepModel.affine(floor_s=0.01, per_token_s=1e-6, per_cached_token_s=0.0)
         storage.save(step, folder / "step.json")
         backend = {
@@ -299,26 +298,8 @@ def _processes(cores: Sequence[int]) -> Iterator[tuple[str, str, psutil.Process]
             started.append(psutil.Process(child.pid))
             if before is not None:
                 started[-1].cpu_affinity([cores[-1] if k == 2 else cores[0]])
-            _wait(f"http://127.0.0.1:{ports[k]}/health", child)
+            wait(f"http://127.0.0.1:{ports[k]}", child)
         if before is not None:
             mine.cpu_affinity([cores[0]])
             ends.callback(mine.cpu_affinity, before)
         yield f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[2]}", started[2]
-
-
-def _wait(url: str, child: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + 60
-    while True:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-            return
-        if child.poll() is not None or time.monotonic() > end:
-            raise EndpointError(
-                f"{url} does not answer.", resolve="install hetero[serving], and look at the log."
-            )
-        time.sleep(0.1)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

@@ -21,7 +21,7 @@ from hetero.profiling.rounds import steps
 pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("transformers", reason="the engine of these tests is not installed")
 
-from tests.engines import engine, write_model
+from hetero.bench.engines import engine, write_model
 
 SETTINGS = profiling.grid([1, 2, 3], [16, 64], [12])
 

@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="the engine of these tests is not ins
 
 import openai
 
-from tests.engines import Engine, engine, write_model
+from hetero.bench.engines import Running, engine, write_model
 from tests.serving import Served, running, wait_until
 
 ROUTERS = ("round-robin", "workload", "hetero")
@@ -35,7 +35,7 @@ def fleet(tmp_path_factory):
         write_model(folder / name, hidden=hidden, layers=layers)
     with ExitStack() as ends, ThreadPoolExecutor(2) as both:
 
-        def start(name: str) -> Engine:
+        def start(name: str) -> Running:
             one = ends.enter_context(engine(folder / name))
             # The first request takes such an engine seconds, in which it answers nothing else.
             with openai.OpenAI(base_url=f"{one.url}/v1", api_key="none") as client:

@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason="the serving extra is not installed")
 
 import openai
 
-from tests.engines import free_port
+from hetero.bench.engines import free_port
 from tests.serving import Paced, Served, get, running, wait_until
 
 QUICK = {

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.engines import free_port
+from hetero.bench.engines import free_port
 
 
 @dataclass
