@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from hetero.arena.case import Case
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
+from hetero.planners.phases.pipeline import Pipeline
 from hetero.routers import Builtin, Router
 from hetero.simulator.run import Run
 from hetero.workload import Trace
@@ -73,8 +74,12 @@ class Entry(Shown):
     deployment, router
         Replicas and a maker of their router, where it is a deployment of replicas; None for
         pipelines over a network, which only ``play`` knows.
+    pipelines
+        Configuration of each replica of the deployment, in their order, where they are costed.
     notes
         What a reader should know: readings taken, GPUs left idle and why.
+    options
+        What it was made with, where that can be told in a number or a word.
     """
 
     planner: str
@@ -86,6 +91,7 @@ class Entry(Shown):
     bound: str = ""
     deployment: Deployment | None = None
     router: Callable[[], Router | Builtin] | None = None
+    pipelines: tuple[Pipeline, ...] = ()
     notes: tuple[str, ...] = ()
     options: Mapping[str, float | str] = field(default_factory=dict)
 

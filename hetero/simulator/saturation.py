@@ -1,7 +1,8 @@
-"""Saturation: the largest arrival rate at which a deployment and its router keep up."""
+"""The largest arrival rate at which a deployment keeps up, or meets targets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +12,136 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.fleet import state
 from hetero.routers import Builtin, Predictor, Router
+from hetero.simulator.metrics import Slo
 from hetero.simulator.replicas import simulate
 from hetero.simulator.run import Run
+from hetero.streams import stream
 from hetero.workload import Trace
 
 _LEAST_REQUESTS = 100  # fewer say nothing about growth of some percent
 _TRIES = 60
+_LEAST_SHARE = 1e-3  # of the rate where a search starts, below which it counts as none
+
+
+def attainment(run: Run, slo: Slo) -> float:
+    """Share of all requests that met every target; rejected ones did not.
+
+    A reply of one token has no TPOT and cannot miss it.
+    """
+    good = run.finished.copy()
+    if slo.ttft_s is not None:
+        good &= run.ttft_s <= slo.ttft_s
+    if slo.tpot_s is not None:
+        good &= np.isnan(run.tpot_s) | (run.tpot_s <= slo.tpot_s)
+    if slo.e2e_s is not None:
+        good &= run.e2e_s <= slo.e2e_s
+    return float(good.mean())
+
+
+def largest_rate(
+    good: Callable[[float], bool],
+    start_rps: float,
+    *,
+    factor: float = 2.0,
+    precision: float = 0.02,
+    least_rps: float = 0.0,
+    most_rps: float = np.inf,
+) -> float:
+    """Bisect for the largest rate that is good; 0 if none is, infinity if all are.
+
+    Parameters
+    ----------
+    start_rps
+        Where to look first; from there the rate goes down or up by ``factor`` until the largest
+        good one is enclosed.
+    precision
+        Width of the last bracket over its lower end.
+    least_rps, most_rps
+        Rates below and above which nothing is tried.
+
+    Examples
+    --------
+    >>> round(largest_rate(lambda rate: rate < 3.0, 1.0, precision=1e-3), 2)
+    3.0
+    """
+    low = high = min(start_rps, most_rps)
+    for _ in range(_TRIES):
+        if good(low):
+            break
+        high, low = low, low / factor
+        if low < least_rps:
+            return 0.0
+    else:
+        return 0.0
+    tries = 0
+    while low == high:
+        if high >= most_rps:
+            return most_rps
+        high, tries = min(high * factor, most_rps), tries + 1
+        if tries > _TRIES:
+            return np.inf
+        if good(high):
+            low = high
+    while high > low * (1.0 + precision):
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
+
+
+def goodput_rps(
+    play: Callable[[Trace], Run],
+    trace: Trace,
+    slo: Slo,
+    *,
+    goal: float = 0.9,
+    start_rps: float = 1.0,
+    precision: float = 0.02,
+    most_rps: float = np.inf,
+    seed: int = 0,
+) -> float:
+    """Largest rate of Poisson arrivals at which the goal of attainment is met; 0 if at none.
+
+    Every rate plays the same requests with the same gaps, stretched (common random numbers).
+
+    Parameters
+    ----------
+    play
+        Serves a trace, arrivals as they are.
+    goal
+        Share of all requests that meet every target.
+    start_rps, precision, most_rps
+        See :func:`largest_rate`; nothing is tried below a thousandth of the start.
+    seed
+        Of the gaps.
+
+    Raises
+    ------
+    ParameterError
+        If a number is out of range, or no rate is too high for the targets.
+    """
+    if not (0 < goal <= 1 and precision > 0 and start_rps > 0):
+        raise ParameterError(
+            f"goal is {goal}, precision {precision}, start_rps {start_rps}.",
+            resolve="give a share up to 1, and numbers above 0.",
+        )
+
+    def good(rate_rps: float) -> bool:
+        run = play(trace.poisson(rate_rps, stream(seed, "arrivals")))
+        return attainment(run, slo) >= goal
+
+    found = largest_rate(
+        good,
+        start_rps,
+        precision=precision,
+        least_rps=start_rps * _LEAST_SHARE,
+        most_rps=most_rps,
+    )
+    if found == np.inf:
+        raise ParameterError(
+            f"The targets are met for {len(trace)} requests at any rate.",
+            resolve="give a longer trace, or targets that bind.",
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +263,12 @@ def saturation(
             f"{deployment.name} rejects every request of {trace.name}.",
             resolve="use requests that fit its KV cache.",
         )
-    low = high = len(trace) / offline.span_s
-    for _ in range(_TRIES):
-        if keeps_up(low):
-            break
-        high, low = low, low / 1.5
-    else:
+    rate = largest_rate(keeps_up, len(trace) / offline.span_s, factor=1.5, precision=precision)
+    if rate == 0:
         raise ParameterError(
-            f"The backlog of {deployment.name} grows even at {low:.3g} requests/s.",
+            f"The backlog of {deployment.name} grows even at {min(tried):.3g} requests/s.",
             resolve="use a longer trace, or one whose lengths do not drift.",
         )
-    while high == low or keeps_up(high):
-        low, high = high, high * 1.5
-    while high > low * (1.0 + precision):
-        middle = float(np.sqrt(low * high))
-        low, high = (middle, high) if keeps_up(middle) else (low, middle)
     return Saturation(
-        f"{deployment.name}, {router.name}", low, growth, tuple(sorted(tried.items()))
+        f"{deployment.name}, {router.name}", rate, growth, tuple(sorted(tried.items()))
     )

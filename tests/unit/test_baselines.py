@@ -23,6 +23,7 @@ from hetero.planners.phases.cost import CostModel
 from hetero.planners.phases.demand import Demand
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
+from hetero.simulator.saturation import attainment
 from hetero.workload import Trace
 
 STEP = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)

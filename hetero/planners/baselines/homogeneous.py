@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment, Replica, Role
@@ -49,6 +51,7 @@ def colocated(
     *,
     goal: float = 0.9,
     rate_rps: float | None = None,
+    most_rps: float = np.inf,
     settings: Settings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
@@ -58,6 +61,8 @@ def colocated(
     ----------
     rate_rps
         Maximise the attainment at this rate instead.
+    most_rps
+        Rate above which no goodput is looked for.
 
     Raises
     ------
@@ -92,7 +97,7 @@ def colocated(
         deployment = Deployment("vLLM", tuple(nodes))
         label = f"{len(nodes)} x (TP={shape.tensor_parallel}, PP={shape.stages})"
         alternatives.append((label, deployment, tuple(pipelines), weights))
-    return _best("vLLM", alternatives, trace, slo, goal, rate_rps, seed)
+    return _best("vLLM", alternatives, trace, slo, goal, rate_rps, seed, most_rps)
 
 
 def distserve(
@@ -103,6 +108,7 @@ def distserve(
     *,
     goal: float = 0.9,
     rate_rps: float | None = None,
+    most_rps: float = np.inf,
     transfer: KvTransfer | None = None,
     settings: Settings | None = None,
     seed: int = 0,
@@ -115,6 +121,8 @@ def distserve(
         How KV caches travel; by default in 16 bits, as DistServe sends them.
     rate_rps
         Maximise the attainment at this rate instead.
+    most_rps
+        Rate above which no goodput is looked for.
 
     Raises
     ------
@@ -137,7 +145,7 @@ def distserve(
             f"{llm.name} fits {cluster.name} only once, so its phases cannot be apart.",
             resolve="use more GPUs, or replicas that serve both phases.",
         )
-    return _best("DistServe", alternatives, trace, slo, goal, rate_rps, seed)
+    return _best("DistServe", alternatives, trace, slo, goal, rate_rps, seed, most_rps)
 
 
 _Alternative = tuple[str, Deployment, tuple[Pipeline, ...], Mapping[tuple[str, str], float]]
@@ -151,19 +159,27 @@ def _best(
     goal: float,
     rate_rps: float | None,
     seed: int,
+    most_rps: float,
 ) -> BaselinePlan:
     tried: list[tuple[str, float]] = []
     best, value = alternatives[0], -1.0
     for one in alternatives:
         label, deployment, _, weights = one
         if rate_rps is None:
-            start = max(value, 0.5)
+            start = min(max(value, 0.5), most_rps)
             # Most cannot reach the best so far: one run shows it.
             if value > 0 and attained(deployment, weights, trace, value, slo, seed) < goal:
                 tried.append((label, 0.0))
                 continue
             found = goodput_rps(
-                deployment, weights, trace, slo, goal=goal, start_rps=start, seed=seed
+                deployment,
+                weights,
+                trace,
+                slo,
+                goal=goal,
+                start_rps=start,
+                most_rps=most_rps,
+                seed=seed,
             )
         else:
             found = attained(deployment, weights, trace, rate_rps, slo, seed)

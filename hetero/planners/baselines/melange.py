@@ -84,6 +84,12 @@ class MelangePlan(Shown):
         found = [replace(replica, name=label) for _, replica, label in self._placed()]
         return Deployment(name, tuple(found))
 
+    def places(self) -> tuple[tuple[str, int, str], ...]:
+        """Machine, degree and name of each replica of :meth:`deployment`, in their order."""
+        return tuple(
+            (label.rpartition("/")[0], degree, label) for (_, degree), _, label in self._placed()
+        )
+
     def _placed(self) -> list[tuple[tuple[int, int], Replica, str]]:
         placed = []
         for k, kind in enumerate(self.kinds):

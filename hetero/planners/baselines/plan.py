@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.planners.phases.pipeline import Pipeline
@@ -103,6 +105,7 @@ def goodput_rps(
     goal: float = 0.9,
     start_rps: float = 1.0,
     precision: float = 0.02,
+    most_rps: float = np.inf,
     seed: int = 0,
 ) -> float:
     """Largest rate of Poisson arrivals at which the goal of attainment is met; 0 if at none.
@@ -115,6 +118,8 @@ def goodput_rps(
         Where to look first.
     precision
         Width of the last bracket over its lower end.
+    most_rps
+        Rate above which none is looked for.
 
     Raises
     ------
@@ -128,5 +133,6 @@ def goodput_rps(
         goal=goal,
         start_rps=start_rps,
         precision=precision,
+        most_rps=most_rps,
         seed=seed,
     )

@@ -71,12 +71,12 @@ def within(offer: Cluster, usd_per_h: float) -> list[Cluster]:
             resolve="raise the budget, or offer cheaper machines.",
         )
     return [
-        _part(offer, [m for n, some in zip(c, alike.values(), strict=True) for m in some[:n]])
+        part_of(offer, [m for n, some in zip(c, alike.values(), strict=True) for m in some[:n]])
         for c in choices
     ]
 
 
-def _part(offer: Cluster, machines: list[Machine]) -> Cluster:
+def part_of(offer: Cluster, machines: list[Machine]) -> Cluster:
     """The offer with only these machines and the links between them."""
     names = {machine.name for machine in machines}
     regions = {machine.region for machine in machines}

@@ -1,0 +1,401 @@
+"""The contest: planners and routers on the same cases, played with the same requests.
+
+A case is a cluster, a model and a workload. Every planner is asked once per case, for a load that
+is a share of the bound on throughput; what its plan carries within the targets is found by
+simulation, seed by seed, and the plan is played at shares of the best that any planner carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from hetero import catalog, workload
+from hetero.arena.bound import bound
+from hetero.arena.case import Case
+from hetero.arena.entry import Entry, Planner
+from hetero.arena.fleets import fleet
+from hetero.arena.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
+from hetero.arena.score import Estimate, Score, carried, score
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.latency import roofline
+from hetero.routers import Builtin, Router
+from hetero.simulator import Slo, simulate
+from hetero.streams import stream
+from hetero.workload import Trace, TraceSource
+
+Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
+"""Makers of routers by their names."""
+
+#: Targets are never tighter than this: people do not notice the difference.
+LEAST_TTFT_S: Final = 0.5
+LEAST_TPOT_S: Final = 0.05
+_FEWEST_REQUESTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A case by names: a fleet (:func:`hetero.arena.fleets.fleet`), a model and a workload."""
+
+    cluster: str
+    model: str
+    workload: str
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names under the columns of the table."""
+        return dict(zip(CASE, (self.cluster, self.model, self.workload), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What is the same for all.
+
+    Attributes
+    ----------
+    seeds
+        Arrivals that every plan is played with.
+    requests
+        Requests of a case, sampled from its workload.
+    loads
+        Offered loads, over the best goodput of the case.
+    demand
+        Load that plans are made for, over the bound on throughput.
+    slo_scale
+        Targets over the latencies of the mean request alone, see :func:`targets`.
+    goal
+        Share of the requests that must meet both targets.
+    source
+        Twins, or real traces where they are here.
+    """
+
+    seeds: tuple[int, ...] = (0, 1)
+    requests: int = 400
+    loads: tuple[float, ...] = (0.5, 0.9)
+    demand: float = 0.5
+    slo_scale: float = 4.0
+    goal: float = 0.9
+    source: TraceSource = "twin"
+
+    def __post_init__(self) -> None:
+        if not self.seeds or self.requests < _FEWEST_REQUESTS:
+            raise ParameterError(
+                f"{len(self.seeds)} seeds and {self.requests} requests decide nothing.",
+                resolve=f"give at least one seed and {_FEWEST_REQUESTS} requests.",
+            )
+        if not all(0 < x < float("inf") for x in (*self.loads, self.demand, self.slo_scale)):
+            raise ParameterError(
+                f"Loads {self.loads}, demand {self.demand} and SLO scale {self.slo_scale} must be "
+                "numbers above 0.",
+                resolve="give shares such as 0.5, and a scale such as 4.",
+            )
+
+
+def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:
+    r"""Targets that the GPUs of a case give a chance, the same for every planner.
+
+    .. math::
+        \max\Big(0.5\,s, \kappa \frac{1}{N}\sum_g N_g\,T^{pre}_g(\bar I)\Big), \qquad
+        \max\Big(50\,ms, \kappa \frac{1}{N}\sum_g N_g\,T^{dec}_g(1, \bar I + \bar O / 2)\Big)
+
+    for the first token and for each further one, with :math:`\kappa` the scale and T the step of a
+    single GPU of type g that had the memory for the whole model: what a pipeline of such GPUs
+    takes without a network. A mixture of experts has no targets, since its latencies are known for
+    islands only.
+    """
+    if llm.experts:
+        return Slo()
+    inputs, outputs = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
+    first = later = 0.0
+    for name, gpu in cluster.gpu_types.items():
+        step = roofline.for_gpu(gpu, llm).step_model()
+        share = cluster.gpu_counts[name] / cluster.gpus
+        first += share * float(step.prefill_seconds([inputs]))
+        cached = np.array([inputs + outputs / 2.0])
+        later += share * float(step.seconds(np.ones(1), np.ones(1, np.int64), cached)[0])
+    return Slo(ttft_s=max(LEAST_TTFT_S, scale * first), tpot_s=max(LEAST_TPOT_S, scale * later))
+
+
+def requests_of(match: Match, rules: Rules) -> tuple[Trace, float]:
+    """Requests of a case, and the share of the workload that exceeds the model's context.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model can hardly take any of the requests.
+    """
+    llm = catalog.llm(match.model)
+    source = workload.attainable(match.workload, rules.source)
+    whole = workload.load(match.workload, source)
+    fits = np.flatnonzero(whole.input_tokens + whole.output_tokens <= llm.max_position)
+    if len(fits) < _FEWEST_REQUESTS:
+        raise InfeasibleError(
+            f"{llm.name} takes {llm.max_position:,} tokens, and {len(fits)} of the {len(whole):,} "
+            f"requests of {match.workload} are no longer.",
+            resolve="choose a model with a longer context.",
+        )
+    kept = whole.take(fits)
+    chosen = kept.sample(min(rules.requests, len(kept)), stream(0, "arena"))
+    return chosen, 1.0 - len(fits) / len(whole)
+
+
+def case_of(match: Match, rules: Rules) -> Case:
+    """The question that every planner is asked.
+
+    Raises
+    ------
+    CatalogError, ParameterError, InfeasibleError
+        If a name is unknown, or the model can hardly take any of the requests.
+    """
+    llm, cluster = catalog.llm(match.model), fleet(match.cluster)
+    trace, _ = requests_of(match, rules)
+    slo = targets(cluster, llm, trace, rules.slo_scale)
+    asked = Case(cluster, llm, trace, 1.0, slo, rules.goal, seed=rules.seeds[0])
+    limit = bound(asked)
+    return asked if limit is None else replace(asked, rate_rps=rules.demand * limit.rps())
+
+
+def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
+    """One row per case: what is served, on what, and under which targets."""
+    rows = []
+    for match in matches:
+        case, (_, left_out) = case_of(match, rules), requests_of(match, rules)
+        limit = bound(case)
+        slo = case.slo
+        rows.append(
+            {
+                **match.names,
+                "GPUs": ", ".join(f"{n} {gpu}" for gpu, n in case.cluster.gpu_counts.items()),
+                "price of the cluster [$/h]": _number(case.cluster.usd_per_h),
+                "mean input [tokens]": float(case.trace.input_tokens.mean()),
+                "mean output [tokens]": float(case.trace.output_tokens.mean()),
+                "beyond the context [% of requests]": 100.0 * left_out,
+                "target TTFT [s]": _number(slo.ttft_s),
+                "target TPOT [ms]": 1e3 * _number(slo.tpot_s),
+                "planned load [requests/s]": case.rate_rps,
+                "bound [requests/s]": _number(limit.rps() if limit else None),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a planner answered: an entry with what it carries per seed, or why there is none."""
+
+    planner: str
+    entry: Entry | None
+    carried_rps: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def goodput_rps(self) -> float:
+        """Mean over the seeds; 0 without an entry."""
+        return float(np.mean(self.carried_rps)) if self.carried_rps else 0.0
+
+
+def ask(planner: Planner, case: Case, rules: Rules) -> Answer:
+    """A planner's plan and what it carries."""
+    reason = planner.unfit(case)
+    if reason is None:
+        try:
+            entry = planner.plan(case)
+            # The first seed says where to look with the others.
+            first = carried(entry, case, rules.seeds[0])
+            rest = [carried(entry, case, seed, start_rps=first or None) for seed in rules.seeds[1:]]
+            return Answer(planner.name, entry, (first, *rest))
+        except HeteroError as error:
+            reason = error.what
+    return Answer(planner.name, None, reason=reason)
+
+
+def play(
+    match: Match, planners: Sequence[Planner], rules: Rules, routers: Routers | None = None
+) -> pd.DataFrame:
+    """The table of one case, see :func:`contest`."""
+    case = case_of(match, rules)
+    answers = [ask(planner, case, rules) for planner in planners]
+    single = [one.goodput_rps for one in answers if one.planner != PORTFOLIO]
+    best = max(single, default=0.0)
+    rows: list[dict[str, object]] = []
+    for answer in answers:
+        head = {**match.names, "planner": answer.planner}
+        if answer.entry is None:
+            rows.append({**head, "router": OWN, "reason": answer.reason})
+            continue
+        for load in rules.loads:
+            rate = load * best if best > 0 else load * case.rate_rps
+            found = score(
+                answer.entry, case, seeds=rules.seeds, rate_rps=rate, known=answer.carried_rps
+            )
+            rows.append({**head, "router": OWN, "load": load, **_cells(found, answer.entry)})
+        rows += [
+            {**head, "router": name, **_routed(answer, case, make, rules)}
+            for name, make in (routers or {}).items()
+            if answer.entry.deployment is not None
+        ]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
+
+
+def contest(
+    matches: Sequence[Match],
+    planners: Sequence[Planner],
+    rules: Rules | None = None,
+    *,
+    routers: Routers | None = None,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> pd.DataFrame:
+    """Every planner on every case.
+
+    Parameters
+    ----------
+    routers
+        Routers that are tried on the replicas of every plan that has replicas, by goodput.
+    jobs
+        Cases that are played side by side (joblib); the table is the same for any number.
+    progress
+        Called with 1 after every case.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per case, planner, router and load, with the columns of :data:`COLUMNS`; a planner
+        without a plan has one row that says why, another router one row with its goodput.
+    """
+    rules = rules or Rules()
+    advance = progress or (lambda _: None)
+    if jobs == 1:
+        parts = []
+        for match in matches:
+            parts.append(play(match, planners, rules, routers))
+            advance(1)
+    else:
+        from joblib import Parallel, delayed
+
+        parts = []
+        work = (delayed(play)(match, planners, rules, routers) for match in matches)
+        for part in Parallel(n_jobs=jobs, return_as="generator")(work):
+            parts.append(part)
+            advance(1)
+    if not parts:
+        return pd.DataFrame(columns=list(COLUMNS)).astype(_KINDS)
+    return pd.concat(parts, ignore_index=True)
+
+
+def grid(
+    clusters: Mapping[str, str], workloads: Sequence[str], alike: Sequence[str] = ()
+) -> tuple[Match, ...]:
+    """Every cluster with its model on every workload, each followed by its counterparts.
+
+    Parameters
+    ----------
+    clusters
+        Model by cluster.
+    alike
+        Clusters of which the homogeneous counterparts of equal price take part as well.
+
+    Examples
+    --------
+    >>> [m.cluster for m in grid({"current-small-12": "Qwen2.5-14B"}, ["sharegpt"],
+    ...     alike=["current-small-12"])]
+    ['current-small-12', 'current-small-12 as H100-SXM', 'current-small-12 as L40S']
+    """
+    found = []
+    for name, model in clusters.items():
+        fleets = [name]
+        if name in alike:
+            fleets += [f"{name} as {kind}" for kind in fleet(name).gpu_types]
+        found += [Match(one, model, trace) for one in fleets for trace in workloads]
+    return tuple(found)
+
+
+COLUMNS: Final = (
+    *CASE,
+    *("planner", "router", "load", "rate [requests/s]"),
+    *(GOODPUT, "goodput, low [requests/s]", "goodput, high [requests/s]"),
+    *("throughput [tokens/s]", "throughput, low [tokens/s]", "throughput, high [tokens/s]"),
+    *("SLO met [%]", "SLO met, low [%]", "SLO met, high [%]"),
+    *("TTFT P90 [s]", "TPOT P90 [ms]"),
+    *(PRICE, "cost [$/10^6 tokens]", "cost at goodput [$/10^6 tokens]"),
+    *("bound [requests/s]", "gap [%]", "own bound [requests/s]"),
+    *("groups", "GPUs used", "reason"),
+)
+"""Columns of the table of a contest; ends named low and high are 95 % intervals over seeds."""
+
+_WORDS = {*CASE, "planner", "router", "groups", "GPUs used", "reason"}
+_KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
+
+
+def _cells(found: Score, entry: Entry) -> dict[str, object]:
+    return {
+        "rate [requests/s]": found.rate_rps,
+        **_spread("goodput", "requests/s", found.goodput_rps),
+        **_spread("throughput", "tokens/s", found.throughput_tps),
+        **_spread("SLO met", "%", found.attainment, 100.0),
+        "TTFT P90 [s]": found.ttft_s[90].mean,
+        "TPOT P90 [ms]": 1e3 * found.tpot_s[90].mean,
+        PRICE: _number(found.usd_per_h),
+        "cost [$/10^6 tokens]": _number(found.usd_per_mtok),
+        "cost at goodput [$/10^6 tokens]": _number(found.usd_per_mtok_at_goodput),
+        "bound [requests/s]": _number(found.bound_rps),
+        "gap [%]": 100.0 * _number(found.gap),
+        "own bound [requests/s]": _number(entry.bound_rps),
+        "groups": _groups(entry),
+        "GPUs used": ", ".join(f"{count} {name}" for name, count in entry.gpus.items()),
+    }
+
+
+def _routed(
+    answer: Answer, case: Case, make: Callable[[], Router | Builtin], rules: Rules
+) -> dict[str, object]:
+    """Goodput of another router on the replicas of an entry."""
+    entry = answer.entry
+    assert entry is not None
+    deployment = entry.deployment
+    assert deployment is not None
+    other = replace(
+        entry,
+        play=lambda trace, seed: simulate(deployment, trace, make(), seed=seed),
+        router=make,
+    )
+    try:
+        rates = [
+            carried(other, case, seed, start_rps=known or None)
+            for seed, known in zip(rules.seeds, answer.carried_rps, strict=True)
+        ]
+    except HeteroError as error:
+        return {"reason": error.what}
+    return {
+        **_spread("goodput", "requests/s", Estimate.of(rates)),
+        PRICE: _number(entry.usd_per_h),
+    }
+
+
+def _groups(entry: Entry) -> str:
+    """Alike groups counted, such as ``2 x TP 4 H100-SXM (both)``."""
+    counts: dict[str, int] = {}
+    for group in entry.groups:
+        label = f"{group.parallelism} {'+'.join(group.gpus)} ({group.phase})"
+        counts[label] = counts.get(label, 0) + 1
+    return "; ".join(f"{n} x {label}" for label, n in counts.items())
+
+
+def _spread(name: str, unit: str, one: Estimate, factor: float = 1.0) -> dict[str, object]:
+    return {
+        f"{name} [{unit}]": factor * one.mean,
+        f"{name}, low [{unit}]": factor * one.low,
+        f"{name}, high [{unit}]": factor * one.high,
+    }
+
+
+def _number(value: float | Estimate | None) -> float:
+    if isinstance(value, Estimate):
+        return value.mean
+    return float("nan") if value is None else value

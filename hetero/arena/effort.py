@@ -1,0 +1,80 @@
+"""How much the planners of the arena try: counts, so that results are the same bytes every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """Counts only; seconds are nobody's business here.
+
+    Attributes
+    ----------
+    requests
+        Requests that planners simulate with while they plan.
+    tabu_steps, tabu_neighbours
+        Of phase splitting; the search ends after a third of the steps without a better design.
+    generations, population
+        Of HexGen's genetic search; twice as many children as kept.
+    layouts
+        Layouts that the Bayesian search over islands evaluates.
+    exchanges, exact_nodes
+        Of layer placement.
+    parts
+        Parts of an offer within a budget that each planner plans for, those of the highest bound
+        first.
+    improved
+        Entries that the portfolio improves, the best first.
+    moves
+        Simulated changes of each of them.
+    """
+
+    requests: int = 800
+    tabu_steps: int = 30
+    tabu_neighbours: int = 6
+    generations: int = 8
+    population: int = 8
+    layouts: int = 64
+    exchanges: int = 300
+    exact_nodes: int = 500
+    parts: int = 3
+    improved: int = 3
+    moves: int = 60
+
+
+QUICK: Final = Effort(
+    requests=400,
+    tabu_steps=9,
+    tabu_neighbours=4,
+    generations=3,
+    population=6,
+    layouts=24,
+    exchanges=60,
+    exact_nodes=50,
+    parts=1,
+    improved=2,
+    moves=24,
+)
+"""Some seconds for some tens of GPUs, for people who wait."""
+
+NORMAL: Final = Effort()
+"""Some tens of seconds."""
+
+THOROUGH: Final = Effort(
+    requests=2_000,
+    tabu_steps=100,
+    tabu_neighbours=10,
+    generations=30,
+    population=12,
+    layouts=240,
+    exchanges=1_000,
+    exact_nodes=5_000,
+    parts=8,
+    improved=5,
+    moves=300,
+)
+"""The counts of the papers."""
+
+EFFORTS: Final = {"quick": QUICK, "normal": NORMAL, "thorough": THOROUGH}
