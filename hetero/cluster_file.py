@@ -78,7 +78,9 @@ class _MachineText(_Strict):
     link: str | None = None
 
 
-class _GpuText(_Strict):
+class GpuText(_Strict):
+    """A device that the catalog lacks, with the fields of :class:`hetero.catalog.Gpu`."""
+
     mem_gib: _Positive
     mem_bw_gbs: _Positive
     fp16_tflops: _Positive
@@ -97,6 +99,11 @@ class _GpuText(_Strict):
     checked: str = ""
     notes: str = ""
 
+    def gpu(self, name: str) -> Gpu:
+        """The device under its name."""
+        fields: dict[str, Any] = self.model_dump()
+        return Gpu(name=name, **{**fields, "precisions": tuple(self.precisions)})
+
 
 class _ClusterText(_Strict):
     name: _Name | None = None
@@ -104,7 +111,7 @@ class _ClusterText(_Strict):
     source: str = ""
     notes: list[str] = []
     preset: str = ""
-    gpus: dict[str, _GpuText] = {}
+    gpus: dict[str, GpuText] = {}
     machines: Annotated[list[_MachineText], Field(min_length=1)]
     network: _NetworkText | None = None
 
@@ -183,8 +190,7 @@ def _gpu(name: str, text: _ClusterText) -> Gpu:
     own = text.gpus.get(name)
     if own is None:
         return catalog.gpu(name, preset=text.preset or None)
-    fields: dict[str, Any] = own.model_dump()
-    return Gpu(name=name, **{**fields, "precisions": tuple(own.precisions)})
+    return own.gpu(name)
 
 
 def _network(text: _ClusterText, path: Path) -> Network:
@@ -316,7 +322,7 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
         return _ClusterText
     parts: dict[str, type[BaseModel]] = {
         "machines": _MachineText,
-        "gpus": _GpuText,
+        "gpus": GpuText,
         "pairs": _PairText,
         "coordinator": _CoordinatorText,
         "network": _NetworkText if len(keys) == 1 else _LinkText,
