@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+from export_plans import EVERY, LLAMA, SMALL, pipeline, split, whole
+
+from hetero import catalog, cluster
+from hetero.arena.case import Case
+from hetero.arena.entry import Entry, Group
+from hetero.deployment import Engine
+from hetero.errors import ExportError
+from hetero.export import Part, Service, Serving, vllm
+from hetero.workload import load
+
+# Flags of `vllm serve --help=all` of release 0.33, with what they take.
+FLAGS = {
+    "--served-model-name": str,
+    "--host": str,
+    "--port": int,
+    "--tensor-parallel-size": int,
+    "--pipeline-parallel-size": int,
+    "--nnodes": int,
+    "--node-rank": int,
+    "--master-addr": str,
+    "--master-port": int,
+    "--headless": None,
+    "--dtype": {"auto", "half", "float16", "bfloat16", "float", "float32"},
+    "--quantization": {"fp8", "int8_per_channel_weight_only"},
+    "--kv-cache-dtype": {"auto", "bfloat16", "fp8"},
+    "--gpu-memory-utilization": float,
+    "--max-num-seqs": int,
+    "--max-num-batched-tokens": int,
+    "--max-model-len": int,
+    "--enable-chunked-prefill": None,
+    "--no-enable-chunked-prefill": None,
+    "--enable-prefix-caching": None,
+    "--kv-transfer-config": json.loads,
+}
+
+
+def flags(argv):
+    """Flags and values of a command, checked against the documented ones."""
+    assert argv[:2] == ("vllm", "serve")
+    words, found = list(argv[3:]), {}
+    while words:
+        flag = words.pop(0)
+        kind = FLAGS[flag]
+        assert flag not in found
+        if kind is None:
+            found[flag] = True
+        elif isinstance(kind, set):
+            found[flag] = words.pop(0)
+            assert found[flag] in kind
+        else:
+            found[flag] = kind(words.pop(0))
+    return found
+
+
+@pytest.mark.parametrize("name", list(EVERY))
+def test_every_command_has_documented_flags_only(name):
+    service = EVERY[name]
+    for serving in service.servings:
+        for command in vllm.commands(service, serving):
+            found = flags(command.argv)
+            assert found["--served-model-name"] == service.llm.name
+            assert found["--max-model-len"] <= service.llm.max_position
+
+
+def test_engines_of_one_machine_share_no_gpu_and_no_port():
+    service = pipeline(("n", "L4", 2, 80))
+    llm = service.llm
+    parts = [Serving(f"e{k}", "both", (Part("n", "L4", 2, 80),)) for k in range(3)]
+    from hetero.export.service import placed
+
+    found = Service("one", llm, placed(parts))
+    commands = [vllm.commands(found, one)[0] for one in found.servings]
+    assert [dict(one.env)["CUDA_VISIBLE_DEVICES"] for one in commands] == ["0,1", "2,3", "4,5"]
+    assert [flags(one.argv)["--port"] for one in commands] == [8000, 8001, 8002]
+
+
+def test_uneven_layers_over_two_machines():
+    service = pipeline()
+    head, worker = vllm.commands(service, service.servings[0])
+    for rank, command in enumerate((head, worker)):
+        found = flags(command.argv)
+        assert (found["--nnodes"], found["--node-rank"]) == (2, rank)
+        assert found["--master-addr"] == "n1-0"
+        assert found["--tensor-parallel-size"] * found["--pipeline-parallel-size"] == 16
+        assert dict(command.env)["VLLM_PP_LAYER_PARTITION"] == "42,38"
+        assert found.get("--headless", False) is bool(rank)
+        assert ("--port" in found) is not bool(rank)
+
+
+def test_phases_name_their_role_in_the_transfer():
+    service = split()
+    roles = {
+        one.name: flags(vllm.commands(service, one)[0].argv)["--kv-transfer-config"]
+        for one in service.servings
+    }
+    assert roles["p"] == {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+    assert {roles[name]["kv_role"] for name in "abc"} == {"kv_consumer"}
+
+
+def test_engine_and_memory_come_from_the_plan():
+    engine = Engine(batching="chunked", admission="paged", max_batch=48, max_step_tokens=1024)
+    service = whole(engine=engine)
+    serving = service.servings[0]
+    found = flags(vllm.commands(service, serving)[0].argv)
+    assert (found["--max-num-seqs"], found["--max-num-batched-tokens"]) == (48, 1024)
+    assert found["--max-model-len"] == min(SMALL.max_position, serving.replica.kv_tokens)
+    # Prefilling whole prompts, a step takes the longest.
+    service = whole(engine=Engine(max_batch=48, max_step_tokens=1024))
+    found = flags(vllm.commands(service, service.servings[0])[0].argv)
+    assert found["--no-enable-chunked-prefill"]
+    assert found["--max-num-batched-tokens"] >= found["--max-model-len"]
+
+
+def test_precisions():
+    def of(precision):
+        service = replace(whole(), precision=precision)
+        command = vllm.commands(service, service.servings[0])[0]
+        return flags(command.argv), " ".join(command.notes)
+
+    assert of("fp16")[0]["--dtype"] == "float16"
+    assert of("bf16")[0]["--dtype"] == "bfloat16"
+    assert of("fp8")[0]["--quantization"] == "fp8"
+    found, told = of("int4")
+    assert "--quantization" not in found
+    assert "quantised" in told
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ((("a", "H100-SXM", 4, 40), ("b", "H100-SXM", 2, 40)), "one tensor-parallel degree"),
+        ((("a", "L4", 2, 30), ("b", "L4", 2, 20), ("a", "L4", 2, 30)), "comes back"),
+        ((("a", "L4", 1, 30), ("a", "L4", 1, 20), ("b", "L4", 1, 30)), "same number on every"),
+        ((("a", "L4", 3, 80),), "64 attention heads"),
+    ],
+)
+def test_what_vllm_cannot_run_is_said(parts, says):
+    service = pipeline(*parts)
+    with pytest.raises(ExportError, match=says):
+        vllm.scripts(service)
+
+
+def test_static_batches_and_small_caches_are_refused():
+    service = whole(engine=Engine(batching="static"))
+    with pytest.raises(ExportError, match="static batches"):
+        vllm.scripts(service)
+    service = replace(whole(), kv_precision="int4")
+    with pytest.raises(ExportError, match="int4"):
+        vllm.scripts(service)
+
+
+def test_a_part_of_the_layers_is_no_engine():
+    with pytest.raises(ExportError, match="40 of the 80 layers"):
+        pipeline(("a", "L4", 1, 40))
+
+
+def test_scripts_are_shell(tmp_path):
+    for service in EVERY.values():
+        for machine, text in vllm.scripts(service).items():
+            path = tmp_path / f"{machine}.sh"
+            path.write_text(text)
+            subprocess.run(["sh", "-n", str(path)], check=True)
+            started = [line for line in text.splitlines() if line.endswith(" &")]
+            assert len(started) == sum(machine in one.machines for one in service.servings)
+            for line in started:
+                words = shlex.split(line.removesuffix(" &"))
+                assert "vllm" in words
+
+
+def test_an_entry_of_the_arena():
+    case = Case(
+        cluster.cluster("xiong-8xv100"), LLAMA, load("azure2023_conv").head(10), rate_rps=1.0
+    )
+    groups = (
+        Group("g0", "prefill", (("v100", "V100-SXM2-32GB", 4, 80),), 1.0),
+        Group("g1", "decode", (("v100", "V100-SXM2-32GB", 4, 80),), 1.0),
+    )
+    entry = Entry("test", groups, "pairs", lambda trace, seed: None, 1.0)  # type: ignore[arg-type,return-value]
+    service = Service.of_entry(entry, case, weights="w")
+    assert [one.port for one in service.servings] == [8000, 8001]
+    envs = [dict(vllm.commands(service, one)[0].env) for one in service.servings]
+    assert envs[1]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
+    assert envs[0]["VLLM_NIXL_SIDE_CHANNEL_PORT"] != envs[1]["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+    assert catalog.gpu(service.servings[0].parts[0].gpu).name == "V100-SXM2-32GB"
