@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -16,17 +17,21 @@ import pandas as pd
 
 from hetero import catalog, workload
 from hetero.arena.bound import bound
+from hetero.arena.build import player
 from hetero.arena.case import Case
+from hetero.arena.effort import NORMAL, Effort
 from hetero.arena.entry import Entry, Planner
 from hetero.arena.fleets import fleet
 from hetero.arena.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
+from hetero.arena.portfolio import Tried, ask, portfolio
 from hetero.arena.score import Estimate, Score, carried, score
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
 from hetero.latency import roofline
 from hetero.routers import Builtin, Router
-from hetero.simulator import Slo, simulate
+from hetero.routers.named import factories
+from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
 
@@ -36,7 +41,9 @@ Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
 #: Targets are never tighter than this: people do not notice the difference.
 LEAST_TTFT_S: Final = 0.5
 LEAST_TPOT_S: Final = 0.05
-_FEWEST_REQUESTS = 20
+_FEWEST_REQUESTS = 200
+# Requests that tell how long a case has to be.
+_SAMPLED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +68,10 @@ class Rules:
     ----------
     seeds
         Arrivals that every plan is played with.
-    requests
-        Requests of a case, sampled from its workload.
+    span_s
+        Time that the requests of a case take to arrive at the bound on throughput [s]: long
+        against the targets, so that what a plan carries it could carry on. Requests are sampled
+        from the workload, 200 at least and all of it at most.
     loads
         Offered loads, over the best goodput of the case.
     demand
@@ -76,24 +85,24 @@ class Rules:
     """
 
     seeds: tuple[int, ...] = (0, 1)
-    requests: int = 400
+    span_s: float = 60.0
     loads: tuple[float, ...] = (0.5, 0.9)
     demand: float = 0.5
-    slo_scale: float = 4.0
+    slo_scale: float = 3.0
     goal: float = 0.9
     source: TraceSource = "twin"
 
     def __post_init__(self) -> None:
-        if not self.seeds or self.requests < _FEWEST_REQUESTS:
+        if not self.seeds:
             raise ParameterError(
-                f"{len(self.seeds)} seeds and {self.requests} requests decide nothing.",
-                resolve=f"give at least one seed and {_FEWEST_REQUESTS} requests.",
+                "Without a seed nothing is played.", resolve="give one seed or more."
             )
-        if not all(0 < x < float("inf") for x in (*self.loads, self.demand, self.slo_scale)):
+        values = (*self.loads, self.span_s, self.demand, self.slo_scale)
+        if not all(0 < x < float("inf") for x in values):
             raise ParameterError(
-                f"Loads {self.loads}, demand {self.demand} and SLO scale {self.slo_scale} must be "
-                "numbers above 0.",
-                resolve="give shares such as 0.5, and a scale such as 4.",
+                f"Loads {self.loads}, span {self.span_s} s, demand {self.demand} and SLO scale "
+                f"{self.slo_scale} must be numbers above 0.",
+                resolve="give shares such as 0.5, some seconds, and a scale such as 3.",
             )
 
 
@@ -101,13 +110,14 @@ def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:
     r"""Targets that the GPUs of a case give a chance, the same for every planner.
 
     .. math::
-        \max\Big(0.5\,s, \kappa \frac{1}{N}\sum_g N_g\,T^{pre}_g(\bar I)\Big), \qquad
-        \max\Big(50\,ms, \kappa \frac{1}{N}\sum_g N_g\,T^{dec}_g(1, \bar I + \bar O / 2)\Big)
+        \max\Big(0.5\,s, \kappa \frac{N}{\sum_g N_g / T^{pre}_g(\bar I)}\Big), \qquad
+        \max\Big(50\,ms, \kappa \frac{N}{\sum_g N_g / T^{dec}_g(1, \bar I + \bar O / 2)}\Big)
 
     for the first token and for each further one, with :math:`\kappa` the scale and T the step of a
-    single GPU of type g that had the memory for the whole model: what a pipeline of such GPUs
-    takes without a network. A mixture of experts has no targets, since its latencies are known for
-    islands only.
+    single GPU of type g that had memory for the whole model. The harmonic mean is what the mean
+    request alone takes in a pipeline over all N GPUs of the cluster, layers dealt out by speed and
+    the network free. A mixture of experts has no targets, since its latencies are known for islands
+    only.
     """
     if llm.experts:
         return Slo()
@@ -115,15 +125,18 @@ def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:
     first = later = 0.0
     for name, gpu in cluster.gpu_types.items():
         step = roofline.for_gpu(gpu, llm).step_model()
-        share = cluster.gpu_counts[name] / cluster.gpus
-        first += share * float(step.prefill_seconds([inputs]))
+        count = cluster.gpu_counts[name]
+        first += count / float(step.prefill_seconds([inputs]))
         cached = np.array([inputs + outputs / 2.0])
-        later += share * float(step.seconds(np.ones(1), np.ones(1, np.int64), cached)[0])
-    return Slo(ttft_s=max(LEAST_TTFT_S, scale * first), tpot_s=max(LEAST_TPOT_S, scale * later))
+        later += count / float(step.seconds(np.ones(1), np.ones(1, np.int64), cached)[0])
+    return Slo(
+        ttft_s=max(LEAST_TTFT_S, scale * cluster.gpus / first),
+        tpot_s=max(LEAST_TPOT_S, scale * cluster.gpus / later),
+    )
 
 
 def requests_of(match: Match, rules: Rules) -> tuple[Trace, float]:
-    """Requests of a case, and the share of the workload that exceeds the model's context.
+    """Requests of a workload that a model takes, and the share that exceeds its context.
 
     Raises
     ------
@@ -131,8 +144,7 @@ def requests_of(match: Match, rules: Rules) -> tuple[Trace, float]:
         If the model can hardly take any of the requests.
     """
     llm = catalog.llm(match.model)
-    source = workload.attainable(match.workload, rules.source)
-    whole = workload.load(match.workload, source)
+    whole = _load(match.workload, workload.attainable(match.workload, rules.source))
     fits = np.flatnonzero(whole.input_tokens + whole.output_tokens <= llm.max_position)
     if len(fits) < _FEWEST_REQUESTS:
         raise InfeasibleError(
@@ -140,9 +152,12 @@ def requests_of(match: Match, rules: Rules) -> tuple[Trace, float]:
             f"requests of {match.workload} are no longer.",
             resolve="choose a model with a longer context.",
         )
-    kept = whole.take(fits)
-    chosen = kept.sample(min(rules.requests, len(kept)), stream(0, "arena"))
-    return chosen, 1.0 - len(fits) / len(whole)
+    return whole.take(fits), 1.0 - len(fits) / len(whole)
+
+
+@lru_cache(maxsize=16)
+def _load(name: str, source: TraceSource) -> Trace:
+    return workload.load(name, source)
 
 
 def case_of(match: Match, rules: Rules) -> Case:
@@ -154,11 +169,20 @@ def case_of(match: Match, rules: Rules) -> Case:
         If a name is unknown, or the model can hardly take any of the requests.
     """
     llm, cluster = catalog.llm(match.model), fleet(match.cluster)
-    trace, _ = requests_of(match, rules)
-    slo = targets(cluster, llm, trace, rules.slo_scale)
-    asked = Case(cluster, llm, trace, 1.0, slo, rules.goal, seed=rules.seeds[0])
+    whole, _ = requests_of(match, rules)
+    few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
+    slo = targets(cluster, llm, few, rules.slo_scale)
+    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, seed=rules.seeds[0])
     limit = bound(asked)
-    return asked if limit is None else replace(asked, rate_rps=rules.demand * limit.rps())
+    if limit is None:
+        return asked
+    count = int(np.clip(round(rules.span_s * limit.rps()), _FEWEST_REQUESTS, len(whole)))
+    trace = whole.sample(count, stream(1, "arena"))
+    slo = targets(cluster, llm, trace, rules.slo_scale)
+    asked = replace(asked, trace=trace, slo=slo)
+    limit = bound(asked)
+    assert limit is not None
+    return replace(asked, rate_rps=rules.demand * limit.rps())
 
 
 def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
@@ -173,6 +197,7 @@ def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
                 **match.names,
                 "GPUs": ", ".join(f"{n} {gpu}" for gpu, n in case.cluster.gpu_counts.items()),
                 "price of the cluster [$/h]": _number(case.cluster.usd_per_h),
+                "requests": len(case.trace),
                 "mean input [tokens]": float(case.trace.input_tokens.mean()),
                 "mean output [tokens]": float(case.trace.output_tokens.mean()),
                 "beyond the context [% of requests]": 100.0 * left_out,
@@ -185,61 +210,60 @@ def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a planner answered: an entry with what it carries per seed, or why there is none."""
-
-    planner: str
-    entry: Entry | None
-    carried_rps: tuple[float, ...] = ()
-    reason: str = ""
-
-    @property
-    def goodput_rps(self) -> float:
-        """Mean over the seeds; 0 without an entry."""
-        return float(np.mean(self.carried_rps)) if self.carried_rps else 0.0
+def every_router() -> Routers:
+    """Every router of whole replicas that can be named, by its own name."""
+    return {make().name: make for make in factories().values()}
 
 
-def ask(planner: Planner, case: Case, rules: Rules) -> Answer:
-    """A planner's plan and what it carries."""
-    reason = planner.unfit(case)
-    if reason is None:
-        try:
-            entry = planner.plan(case)
-            # The first seed says where to look with the others.
-            first = carried(entry, case, rules.seeds[0])
-            rest = [carried(entry, case, seed, start_rps=first or None) for seed in rules.seeds[1:]]
-            return Answer(planner.name, entry, (first, *rest))
-        except HeteroError as error:
-            reason = error.what
-    return Answer(planner.name, None, reason=reason)
+def tried(
+    case: Case, planners: Sequence[Planner], rules: Rules, effort: Effort
+) -> tuple[Tried, ...]:
+    """What every planner says, and the portfolio, where there is more than one planner, last."""
+    try:
+        found = portfolio(case, planners=planners, effort=effort, seeds=rules.seeds)
+    except InfeasibleError:
+        # Nobody has a plan; each says why.
+        return tuple(ask(one, case, rules.seeds) for one in planners)
+    single = tuple(one for one in found.tried if one.planner != PORTFOLIO)
+    whole = () if len(planners) == 1 else (replace(found.best, planner=PORTFOLIO),)
+    return (*single, *whole)
 
 
 def play(
-    match: Match, planners: Sequence[Planner], rules: Rules, routers: Routers | None = None
+    match: Match,
+    planners: Sequence[Planner],
+    rules: Rules,
+    routers: Routers | None = None,
+    effort: Effort = NORMAL,
 ) -> pd.DataFrame:
     """The table of one case, see :func:`contest`."""
     case = case_of(match, rules)
-    answers = [ask(planner, case, rules) for planner in planners]
-    single = [one.goodput_rps for one in answers if one.planner != PORTFOLIO]
-    best = max(single, default=0.0)
+    answers = tried(case, planners, rules, effort)
+    scores = [one.score for one in answers if one.score and one.planner != PORTFOLIO]
+    best = max((one.goodput_rps.mean for one in scores), default=0.0)
     rows: list[dict[str, object]] = []
     for answer in answers:
         head = {**match.names, "planner": answer.planner}
-        if answer.entry is None:
+        entry, known = answer.entry, answer.score
+        if entry is None or known is None:
             rows.append({**head, "router": OWN, "reason": answer.reason})
             continue
         for load in rules.loads:
             rate = load * best if best > 0 else load * case.rate_rps
-            found = score(
-                answer.entry, case, seeds=rules.seeds, rate_rps=rate, known=answer.carried_rps
+            # The goodput is known; only what happens at this load is not.
+            at_load = score(
+                entry,
+                case,
+                seeds=rules.seeds,
+                rate_rps=rate,
+                known=[known.goodput_rps.mean] * len(rules.seeds),
             )
-            rows.append({**head, "router": OWN, "load": load, **_cells(found, answer.entry)})
-        rows += [
-            {**head, "router": name, **_routed(answer, case, make, rules)}
-            for name, make in (routers or {}).items()
-            if answer.entry.deployment is not None
-        ]
+            rows.append({**head, "router": OWN, "load": load, **_cells(at_load, known, entry)})
+        if answer.planner != PORTFOLIO and entry.deployment is not None:
+            rows += [
+                {**head, "router": name, **_routed(entry, known, case, make, rules)}
+                for name, make in (routers or {}).items()
+            ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
 
 
@@ -249,6 +273,7 @@ def contest(
     rules: Rules | None = None,
     *,
     routers: Routers | None = None,
+    effort: Effort = NORMAL,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
 ) -> pd.DataFrame:
@@ -258,6 +283,8 @@ def contest(
     ----------
     routers
         Routers that are tried on the replicas of every plan that has replicas, by goodput.
+    effort
+        How much the portfolio may try to improve the best plans.
     jobs
         Cases that are played side by side (joblib); the table is the same for any number.
     progress
@@ -274,13 +301,13 @@ def contest(
     if jobs == 1:
         parts = []
         for match in matches:
-            parts.append(play(match, planners, rules, routers))
+            parts.append(play(match, planners, rules, routers, effort))
             advance(1)
     else:
         from joblib import Parallel, delayed
 
         parts = []
-        work = (delayed(play)(match, planners, rules, routers) for match in matches)
+        work = (delayed(play)(match, planners, rules, routers, effort) for match in matches)
         for part in Parallel(n_jobs=jobs, return_as="generator")(work):
             parts.append(part)
             advance(1)
@@ -333,19 +360,19 @@ _WORDS = {*CASE, "planner", "router", "groups", "GPUs used", "reason"}
 _KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
 
 
-def _cells(found: Score, entry: Entry) -> dict[str, object]:
+def _cells(found: Score, known: Score, entry: Entry) -> dict[str, object]:
     return {
         "rate [requests/s]": found.rate_rps,
-        **_spread("goodput", "requests/s", found.goodput_rps),
+        **_spread("goodput", "requests/s", known.goodput_rps),
         **_spread("throughput", "tokens/s", found.throughput_tps),
         **_spread("SLO met", "%", found.attainment, 100.0),
         "TTFT P90 [s]": found.ttft_s[90].mean,
         "TPOT P90 [ms]": 1e3 * found.tpot_s[90].mean,
         PRICE: _number(found.usd_per_h),
         "cost [$/10^6 tokens]": _number(found.usd_per_mtok),
-        "cost at goodput [$/10^6 tokens]": _number(found.usd_per_mtok_at_goodput),
-        "bound [requests/s]": _number(found.bound_rps),
-        "gap [%]": 100.0 * _number(found.gap),
+        "cost at goodput [$/10^6 tokens]": _number(known.usd_per_mtok_at_goodput),
+        "bound [requests/s]": _number(known.bound_rps),
+        "gap [%]": 100.0 * _number(known.gap),
         "own bound [requests/s]": _number(entry.bound_rps),
         "groups": _groups(entry),
         "GPUs used": ", ".join(f"{count} {name}" for name, count in entry.gpus.items()),
@@ -353,23 +380,19 @@ def _cells(found: Score, entry: Entry) -> dict[str, object]:
 
 
 def _routed(
-    answer: Answer, case: Case, make: Callable[[], Router | Builtin], rules: Rules
+    entry: Entry,
+    known: Score,
+    case: Case,
+    make: Callable[[], Router | Builtin],
+    rules: Rules,
 ) -> dict[str, object]:
     """Goodput of another router on the replicas of an entry."""
-    entry = answer.entry
-    assert entry is not None
     deployment = entry.deployment
     assert deployment is not None
-    other = replace(
-        entry,
-        play=lambda trace, seed: simulate(deployment, trace, make(), seed=seed),
-        router=make,
-    )
+    other = replace(entry, play=player(deployment, make), router=make)
+    start = known.goodput_rps.mean or None
     try:
-        rates = [
-            carried(other, case, seed, start_rps=known or None)
-            for seed, known in zip(rules.seeds, answer.carried_rps, strict=True)
-        ]
+        rates = [carried(other, case, seed, start_rps=start) for seed in rules.seeds]
     except HeteroError as error:
         return {"reason": error.what}
     return {

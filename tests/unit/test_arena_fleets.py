@@ -70,5 +70,10 @@ def test_machines_of_one_type_at_two_prices_are_refused() -> None:
         gpu_prices(both)
 
 
-def test_a_plain_name_is_the_shipped_cluster() -> None:
-    assert fleet("heteroserve-8") is cluster("heteroserve-8")
+def test_a_plain_name_is_the_shipped_cluster_with_a_network() -> None:
+    assert fleet("helix-single-24") is cluster("helix-single-24")
+    assert fleet("xiong-8xv100") is cluster("xiong-8xv100")  # one machine needs none
+    found = fleet("heteroserve-8")
+    assert found.machines == cluster("heteroserve-8").machines
+    assert found.link("h100-1", "l40s-2").bandwidth_gbs == 12.5
+    assert "assumed" in found.notes[-1]
