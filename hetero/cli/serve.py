@@ -23,10 +23,11 @@ def serve(
 ) -> None:
     """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
 
-    Serves /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics. SIGHUP reads
-    the file again without dropping a request: add or drain engines, change the router. The file
-    names the model, the router and the engines, each with address, KV cache and the step model
-    that `hetero profile --fit` wrote:
+    Serves /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics and /plan, the
+    planned share of each engine, mended when engines are lost or come back. SIGHUP reads the file
+    again without dropping a request: add or drain engines, change the router. The file names the
+    model, the router and the engines, each with address, KV cache and the step model that
+    `hetero profile --fit` wrote:
 
         model: tiny
         router: hetero
@@ -34,12 +35,14 @@ def serve(
           - {name: fast, url: "http://127.0.0.1:8001", step: fast.json, kv_tokens: 60000}
           - {name: slow, url: "http://127.0.0.1:8002", step: slow.json, kv_tokens: 20000}
     """
+    from hetero.serving.plan import FleetPlan
     from hetero.serving.server import serve as run
     from hetero.serving.settings import load
 
     if check:
         settings = load(deployment)
         print(settings.deployment().table())
-        print(f"Router: {settings.chosen().name}.")
+        print(f"Router: {settings.chosen().name}.\n")
+        print(FleetPlan.of(settings.deployment(), *settings.outputs.typical).table())
         return
     run(deployment, host=host, port=port)

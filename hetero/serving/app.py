@@ -129,6 +129,13 @@ def application(dispatcher: Dispatcher) -> Starlette:
         said = {"status": state, "router": dispatcher.router.name, "engines": engines}
         return JSONResponse(said, 200 if good else 503)
 
+    async def plan(request: Request) -> Response:
+        try:
+            check_key(dispatcher, request)
+        except Refusal as refusal:
+            return JSONResponse(refusal.body(), refusal.status)
+        return JSONResponse(dispatcher.plan.record())
+
     async def metrics(request: Request) -> Response:
         return Response(dispatcher.meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -154,6 +161,7 @@ def application(dispatcher: Dispatcher) -> Starlette:
             ),
             Route("/v1/models", models),
             Route("/health", health),
+            Route("/plan", plan),
             Route("/metrics", metrics),
         ],
         lifespan=lifespan,

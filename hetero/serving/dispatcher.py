@@ -19,6 +19,7 @@ from hetero.serving.engines import Seen, probe
 from hetero.serving.faults import Refusal
 from hetero.serving.lengths import Lengths
 from hetero.serving.metrics import Meters
+from hetero.serving.plan import FleetPlan
 from hetero.serving.settings import Settings
 from hetero.serving.tickets import Ticket
 
@@ -56,6 +57,8 @@ class Dispatcher:
         The deployment to begin with.
     """
 
+    plan: FleetPlan
+
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
         self.meters = Meters(self)
@@ -89,6 +92,7 @@ class Dispatcher:
             gone.position = -1
         self.settings, self.books, self.engines = settings, books, engines
         self.router, self.keys = new.router, new.keys
+        self._plan("this deployment")
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
             if ticket.engine is not None and ticket.engine.position >= 0:
@@ -106,6 +110,28 @@ class Dispatcher:
         self._install(new)
         log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
         self.offer()
+
+    def _plan(self, why: str) -> None:
+        up = tuple(one.open for one in self.engines)
+        self.plan = FleetPlan.of(self.books.deployment, *self.lengths.mean, up=up, why=why)
+        if self.settings.follows_plan:
+            rng = np.random.default_rng(self.settings.seed)
+            chosen = self.settings.chosen(self.plan)
+            self.router = chosen.live(self.books.deployment, rng)
+
+    def mend(self) -> None:
+        """Plan anew if engines have come or gone since; requests in the house stay."""
+        up = tuple(one.open for one in self.engines)
+        if up == self.plan.up:
+            return
+        changed = [
+            f"{seen.backend.name} is {'back' if now else 'out'}"
+            for seen, now, before in zip(self.engines, up, self.plan.up, strict=True)
+            if now != before
+        ]
+        self._plan(" and ".join(changed))
+        self.meters.mends.inc()
+        log.warning("plan mended, %s", self.plan.line())
 
     async def start(self) -> None:
         """Open connections and begin to watch the engines."""
@@ -154,7 +180,7 @@ class Dispatcher:
             If it is full.
         """
         if len(self.tickets) >= self.settings.limits.max_requests:
-            raise _crowded("requests", len(self.tickets))
+            raise self._crowded("requests", len(self.tickets))
         if self.books.full:
             by = self.books.compact()
             self.router.renumber(by)
@@ -162,6 +188,12 @@ class Dispatcher:
                 other.row -= by
         ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
         self.tickets.add(ticket)
+
+    def _crowded(self, what: str, count: int) -> Refusal:
+        # A tenth of what is in the house has left by then, as planned.
+        pace = self.plan.capacity_rps
+        after_s = min(max(0.1 * len(self.tickets) / pace, 1.0), 60.0) if pace > 0 else 60.0
+        return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=after_s)
 
     async def place(self, ticket: Ticket) -> Seen:
         """The engine that a request goes to; it may have to wait for one.
@@ -175,7 +207,7 @@ class Dispatcher:
         if chosen is not None:
             return chosen
         if len(self.held) >= self.settings.limits.max_queue:
-            raise _crowded("held requests", len(self.held))
+            raise self._crowded("held requests", len(self.held))
         if not deferred:  # an engine that failed it may be the first that comes back
             ticket.avoid.clear()
         self.books.hold(ticket.row, deferred=deferred)
@@ -224,6 +256,7 @@ class Dispatcher:
 
     def offer(self) -> None:
         """Offer held requests to the router, the oldest first, until it defers one."""
+        self.mend()
         while self.held:
             ticket = self.held[0]
             waits = ticket.waits
@@ -293,10 +326,6 @@ class Dispatcher:
             ticket.engine.tickets.discard(ticket)
         self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
         self.offer()
-
-
-def _crowded(what: str, count: int) -> Refusal:
-    return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=1.0)
 
 
 def _warm_up(deployment: Deployment, live: Live) -> None:

@@ -28,6 +28,8 @@ class Lengths:
     def __init__(self, outputs: Outputs) -> None:
         self._settings = outputs
         self._per_token = _START
+        self._seen = 0
+        self._mean: tuple[float, float] | None = None
         self._recent: deque[int] = deque(maxlen=outputs.sample)
         self._quantile = outputs.start
         self._fresh = 0
@@ -51,12 +53,26 @@ class Lengths:
             return min(allowed, max(self._settings.start, 1)) * copies
         return min(allowed, self._quantile) * copies
 
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Mean input and output of recent requests; a guess before any [tokens]."""
+        return self._mean or self._settings.typical
+
     def learn(self, body: dict[str, Any], input_tokens: int, output_tokens: int) -> None:
         """Take over what an engine counted for a finished request."""
         numbers, characters = _size(body)
+        # The mean of what there is until there is enough to forget.
+        weight = max(_MEMORY, 1.0 / (self._seen + 1))
+        self._seen += 1
         if characters >= 16 and input_tokens > numbers:
             ratio = characters / (input_tokens - numbers)
-            self._per_token += _MEMORY * (min(max(ratio, 0.25), 16.0) - self._per_token)
+            self._per_token += weight * (min(max(ratio, 0.25), 16.0) - self._per_token)
+        told = float(input_tokens), float(max(output_tokens, 1))
+        old = self._mean or told
+        self._mean = (
+            old[0] + weight * (told[0] - old[0]),
+            old[1] + weight * (told[1] - old[1]),
+        )
         if output_tokens > 0:
             self._recent.append(output_tokens)
             self._fresh += 1

@@ -49,6 +49,11 @@ class Meters(Collector):
         self._decision = Histogram(
             "hetero_decision_seconds", "Time of a decision", registry=here, buckets=_DECISION
         )
+        self.mends = Counter(
+            "hetero_plan_mends",
+            "Times that engines came or went and the plan followed",
+            registry=here,
+        )
         here.register(self)
 
     def decision(self, seconds: float) -> None:
@@ -89,6 +94,16 @@ class Meters(Collector):
             busy.add_metric([seen.backend.name], len(seen.tickets))
         yield up
         yield busy
+        plan = dispatcher.plan
+        share = GaugeMetricFamily(
+            "hetero_engine_share", "Planned share of the requests", labels=["engine"]
+        )
+        for name, value in zip(plan.names, plan.shares, strict=True):
+            share.add_metric([name], value)
+        yield share
+        yield GaugeMetricFamily(
+            "hetero_plan_capacity_rps", "Requests per second planned", value=plan.capacity_rps
+        )
 
     def text(self) -> bytes:
         """All of it in the format of Prometheus."""

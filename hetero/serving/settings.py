@@ -17,6 +17,7 @@ from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.latency import storage
 from hetero.routers.base import Builtin
 from hetero.routers.named import factories
+from hetero.serving.plan import FleetPlan
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -156,6 +157,11 @@ class Outputs(_Strict):
     sample: Count = 200
     start: Count = 256
 
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Lengths to plan for before any request has been served [tokens]."""
+        return 4.0 * self.start, float(self.start)
+
 
 class Settings(_Strict):
     """A deployment file.
@@ -165,7 +171,9 @@ class Settings(_Strict):
     model
         Name of the model that clients ask for.
     router
-        Name of a router, or a mapping of its name and parameters.
+        Name of a router, or a mapping of its name and parameters. Where it takes ``weights``,
+        ``planned`` stands for the shares of :mod:`hetero.serving.plan`, which follow engines that
+        come and go.
     api_keys_env
         Environment variable with the keys that clients may use, by commas; none admits everyone.
     """
@@ -181,16 +189,31 @@ class Settings(_Strict):
     outputs: Outputs = Outputs()
     folder: Path = Field(default=Path(), exclude=True)
 
-    def chosen(self) -> Builtin:
+    @property
+    def follows_plan(self) -> bool:
+        """Whether the router takes its weights from the plan."""
+        return isinstance(self.router, dict) and self.router.get("weights") == "planned"
+
+    def chosen(self, plan: FleetPlan | None = None) -> Builtin:
         """The router.
+
+        Parameters
+        ----------
+        plan
+            Where its weights come from, if it follows one; by default all engines are up.
 
         Raises
         ------
         ParameterError
             If it is unknown or does not take a parameter.
         """
-        options = {"name": self.router} if isinstance(self.router, str) else dict(self.router)
+        options: dict[str, Any] = (
+            {"name": self.router} if isinstance(self.router, str) else dict(self.router)
+        )
         name = str(options.pop("name", ""))
+        if self.follows_plan:
+            plan = plan or FleetPlan.of(self.deployment(), *self.outputs.typical)
+            options["weights"] = list(plan.weights)
         known = factories()
         if name not in known:
             raise ParameterError(

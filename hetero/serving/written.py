@@ -29,7 +29,7 @@ def write(
     path: Path | str,
     *,
     model: str,
-    router: Builtin | None = None,
+    router: Builtin | str | Mapping[str, Any] = "hetero",
     urls: Mapping[str, str] | None = None,
     models: Mapping[str, str] | None = None,
     port: int = 8000,
@@ -45,7 +45,8 @@ def write(
     model
         Name that clients ask for.
     router
-        A built-in router of whole replicas; our own by default.
+        A built-in router of whole replicas, or its name or mapping as the file has it; our own by
+        default.
     urls
         Address of the engine of each replica by its name; by default ports of this machine from
         8001 on, in the order of the replicas.
@@ -74,7 +75,7 @@ def write(
         for k, one in enumerate(deployment.replicas)
     ]
     text: dict[str, Any] = {"model": model, "port": port}
-    text["router"] = named(router, deployment) if router is not None else "hetero"
+    text["router"] = named(router, deployment) if isinstance(router, Builtin) else router
     text |= more | {"backends": backends}
     (path.parent / f"{path.stem}-steps").mkdir(exist_ok=True)
     for one in deployment.replicas:

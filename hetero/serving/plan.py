@@ -1,0 +1,144 @@
+r"""What share of the requests each engine is planned to serve, mended when engines come and go.
+
+An engine s of whole replicas carries
+
+.. math:: \mu_s = \max_b \frac{b}{(O - 1)\, d_s(b) + b\, p_s}
+
+requests of I input and O output tokens per second (:mod:`hetero.planners.baselines.capacity`), and
+the largest load that any shares of them carry is the sum over the engines that are up, at shares in
+proportion to it: as many as possible are at their limit together. Engines are neither moved nor
+restarted for it, and no weights are loaded (the light rescheduling of ThunderServe, section 3.4,
+for engines that serve both phases).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.planners.baselines.capacity import Bucket, capacity_rps
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FleetPlan(Shown):
+    """Shares of the engines of a deployment.
+
+    Attributes
+    ----------
+    names, up
+        The engines, and whether requests may go there.
+    capacities_rps
+        What each carries [requests/s], up or not.
+    input_tokens, output_tokens
+        Mean lengths that this holds for.
+    why
+        What the plan was made for, in words.
+    """
+
+    names: tuple[str, ...]
+    up: tuple[bool, ...]
+    capacities_rps: tuple[float, ...]
+    input_tokens: float
+    output_tokens: float
+    why: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        deployment: Deployment,
+        input_tokens: float,
+        output_tokens: float,
+        *,
+        up: Sequence[bool] | None = None,
+        why: str = "",
+    ) -> FleetPlan:
+        """Plan for requests of these mean lengths.
+
+        Examples
+        --------
+        >>> from hetero.deployment import Replica
+        >>> from hetero.latency.step import StepModel
+        >>> def one(name, pace):
+        ...     step = StepModel.affine(
+        ...         floor_s=pace, per_token_s=pace / 100, per_cached_token_s=pace / 1e6
+        ...     )
+        ...     return Replica(name, step, kv_tokens=50_000)
+        >>> pair = Deployment("pair", (one("fast", 0.01), one("slow", 0.03)))
+        >>> [round(x, 3) for x in FleetPlan.of(pair, 500, 100).shares]
+        [0.75, 0.25]
+        >>> FleetPlan.of(pair, 500, 100, up=(False, True)).shares
+        (0.0, 1.0)
+        """
+        bucket = Bucket(input_tokens, output_tokens, 1.0, (0.0, float("inf")))
+        capacities = tuple(capacity_rps(one, bucket) for one in deployment.replicas)
+        return cls(
+            tuple(one.name for one in deployment.replicas),
+            tuple(up) if up is not None else (True,) * len(capacities),
+            capacities,
+            input_tokens,
+            output_tokens,
+            why,
+        )
+
+    @property
+    def capacity_rps(self) -> float:
+        """Load that the engines that are up carry together [requests/s]."""
+        return sum(c for c, up in zip(self.capacities_rps, self.up, strict=True) if up)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Share of the requests of each engine; all 0 where none that is up carries any."""
+        total = self.capacity_rps
+        return tuple(
+            c / total if up and total > 0 else 0.0
+            for c, up in zip(self.capacities_rps, self.up, strict=True)
+        )
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Shares for a router that needs some: as if all were up where none is."""
+        if self.capacity_rps > 0:
+            return self.shares
+        return self.capacities_rps if sum(self.capacities_rps) > 0 else (1.0,) * len(self.names)
+
+    def record(self) -> dict[str, Any]:
+        """The plan as plain values."""
+        rows = zip(self.names, self.up, self.capacities_rps, self.shares, strict=True)
+        return {
+            "why": self.why,
+            "capacity_rps": round(self.capacity_rps, 4),
+            "mean_input_tokens": round(self.input_tokens, 1),
+            "mean_output_tokens": round(self.output_tokens, 1),
+            "engines": [
+                {"name": name, "up": up, "capacity_rps": round(c, 4), "share": round(share, 4)}
+                for name, up, c, share in rows
+            ],
+        }
+
+    def line(self) -> str:
+        """The plan in one line, as logs have it."""
+        shares = ", ".join(
+            f"{name} {100 * share:.0f} %"
+            for name, share in zip(self.names, self.shares, strict=True)
+        )
+        return f"{self.why}: {self.capacity_rps:.3g} requests/s planned, {shares}"
+
+    def table(self) -> Table:
+        """One row per engine."""
+        rows = tuple(
+            (name, "yes" if up else "no", capacity, 100 * share)
+            for name, up, capacity, share in zip(
+                self.names, self.up, self.capacities_rps, self.shares, strict=True
+            )
+        )
+        columns = (
+            Column("engine"),
+            Column("up"),
+            Column("carries", "requests/s", 3),
+            Column("requests", "%", 3),
+        )
+        note = f"requests of {self.input_tokens:.0f} + {self.output_tokens:.0f} tokens on average"
+        return Table("Planned shares", columns, rows, (note,))
