@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import nbclient
+import nbformat
+
 from hetero.progress import progress
 
 
@@ -19,3 +22,51 @@ def test_a_shown_bar_counts_and_leaves_nothing_behind(capsys):
     assert "routing" in said.err
     # The last thing written returns to the start of the line and blanks it.
     assert said.err.endswith("\r")
+
+
+def test_a_terminal_shows_a_bar_and_a_log_does_not(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress(10, "routing") as advance:
+        advance(10)
+    assert "routing" in capsys.readouterr().err
+
+
+def run_cell(source):
+    """Outputs of a cell that a notebook kernel runs, as the pipeline runs it."""
+    code = nbformat.v4.new_code_cell(source, id="cell")
+    notebook = nbformat.v4.new_notebook(cells=[code])
+    nbclient.NotebookClient(notebook, kernel_name="python3", allow_errors=True).execute()
+    return [dict(output) for output in code.outputs]
+
+
+BAR = """\
+import time
+import nbclient
+import nbformat
+
+from hetero.progress import progress
+with progress(3, "routing", unit="<plans>", show={show}) as advance:
+    for _ in range(3):
+        {inside}
+        advance(1)
+        time.sleep(0.15)
+print("done")
+"""
+
+
+def test_a_bar_below_a_cell_leaves_one_empty_output():
+    shown = run_cell(BAR.format(show=True, inside="pass"))
+    assert [output["output_type"] for output in shown] == ["display_data", "stream"]
+    assert shown[0]["data"] == {"text/html": ""}
+    assert (shown[1]["name"], shown[1]["text"]) == ("stdout", "done\n")
+
+
+def test_a_bar_that_nobody_sees_leaves_no_output():
+    hidden = run_cell(BAR.format(show=False, inside="pass"))
+    assert [(output["name"], output["text"]) for output in hidden] == [("stdout", "done\n")]
+
+
+def test_a_bar_below_a_cell_is_cleared_by_an_error_too():
+    shown = run_cell(BAR.format(show=True, inside="1 / 0"))
+    assert shown[0]["data"] == {"text/html": ""}
+    assert (shown[1]["output_type"], shown[1]["ename"]) == ("error", "ZeroDivisionError")
