@@ -80,7 +80,7 @@ def _distribution(axis: Axes, values: Floats, target: float | None, label: str) 
 
 
 def _throughput(axis: Axes, view: View) -> None:
-    """Served and good requests over offered ones, below the bound."""
+    """Requests served, and served within all targets, over those offered; and the bound."""
     points = sorted((*view.curve, view.here), key=lambda point: point.offered_rps)
     offered = [point.offered_rps for point in points]
     bound = view.setting.bound_rps
@@ -89,10 +89,10 @@ def _throughput(axis: Axes, view: View) -> None:
     if bound is not None:
         axis.axhline(bound, color="black", linewidth=0.9, linestyle="--", label="bound")
     axis.plot(offered, [p.served_rps for p in points], color=figures.CYCLE[0], label="served")
-    axis.plot(offered, [p.goodput_rps for p in points], color=_MET, label="good")
+    axis.plot(offered, [p.met_rps for p in points], color=_MET, label="within targets")
     here = view.here
     axis.plot(here.offered_rps, here.served_rps, "o", color=figures.CYCLE[0], markersize=8)
-    axis.plot(here.offered_rps, here.goodput_rps, "o", color=_MET, markersize=5)
+    axis.plot(here.offered_rps, here.met_rps, "o", color=_MET, markersize=5)
     axis.set(xlabel="offered [requests/s]", ylabel="requests/s", xlim=(0, end), ylim=(0, None))
     axis.legend(loc="lower right", bbox_to_anchor=(1.03, 1.0), ncols=4, columnspacing=0.9,
                 handlelength=1.3, borderaxespad=0.1)  # fmt: skip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
-"""Offered rates over the bound, along which throughput and goodput are shown."""
+"""Offered rates over the bound, along which throughput is shown."""
 
 _SAMPLES = 160  # along a run
 _WARM_UP = 2.0  # mean times of a request until the replicas are as full as they get
@@ -39,13 +39,13 @@ class Point:
 
     Attributes
     ----------
-    offered_rps, served_rps, goodput_rps
+    offered_rps, served_rps, met_rps
         Requests per second that arrive, that finish, and that finish and met every target.
     """
 
     offered_rps: float
     served_rps: float
-    goodput_rps: float
+    met_rps: float
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -95,7 +95,7 @@ class View(Shown):
         rows: list[tuple[object, ...]] = [
             ("offered", self.here.offered_rps, None, "requests/s", ""),
             ("throughput", self.here.served_rps, bound, "requests/s", "bound of any router"),
-            ("goodput", self.here.goodput_rps, bound, "requests/s", "all targets met"),
+            ("within all targets", self.here.met_rps, bound, "requests/s", ""),
         ]
         for name, target_s in (("ttft", self.slo.ttft_s), ("tpot", self.slo.tpot_s)):
             unit, scale = ("s", 1.0) if name == "ttft" else ("ms", 1e3)
@@ -190,7 +190,7 @@ def explore(
     ...                requests=300)
     >>> len(view.setting.deployment.replicas), view.here.offered_rps
     (4, 10.0)
-    >>> view.here.goodput_rps <= view.here.served_rps < view.setting.bound_rps
+    >>> view.here.met_rps <= view.here.served_rps < view.setting.bound_rps
     True
     """
     if not 0 < rate_rps < float("inf"):
