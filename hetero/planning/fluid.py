@@ -53,8 +53,8 @@ def work_s(replica: Replica, inputs: Floats, outputs: Floats) -> Floats:
     >>> from hetero.latency.step import StepModel
     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=0.0)
     >>> one = Replica("a", step, kv_tokens=10_000)
-    >>> work_s(one, np.array([99.0]), np.array([2.0])).max(axis=1)  # 100 tokens of 0.1 ms
-    array([0.0102])
+    >>> work_s(one, np.array([99.0]), np.array([2.0])).max().round(6)  # 100 tokens, 0.1 ms each
+    np.float64(0.010198)
     """
     steps = outputs - 1.0
     cached = steps * inputs + 0.5 * steps * (steps - 1.0)

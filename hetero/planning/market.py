@@ -140,11 +140,19 @@ class Market:
         """Bound on what a fleet of one GPU type must cost."""
         return self._fluid([k for k, offer in enumerate(self.offers) if offer.gpu.name == gpu])
 
-    def _fluid(self, chosen: Sequence[int]) -> Fluid:
+    def cheapest_hours(self) -> Fluid:
+        """The same at the lower of the prices by the hour and reserved."""
+        return self._fluid(range(len(self.offers)), reserved=True)
+
+    def _fluid(self, chosen: Sequence[int], *, reserved: bool = False) -> Fluid:
+        prices = [
+            min(o.usd_per_h, (o.reserved_usd_per_h if reserved else None) or o.usd_per_h)
+            for o in self.offers
+        ]
         return Fluid(
             tuple(self._kinds[k] for k in chosen),
             self.load.trace,
-            tuple(self.offers[k].usd_per_h for k in chosen),
+            tuple(prices[k] for k in chosen),
             tuple(self.offers[k].limit for k in chosen),
             dict(self.prices.most_gpus),
         )

@@ -231,8 +231,9 @@ def load(path: Path | str) -> PriceList:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(key) for key in first["loc"]) or "the file"
+        said = first["msg"].partition(" or instance of")[0]
         raise DataError(
-            f"{place}: {first['msg'][0].lower()}{first['msg'][1:]}.",
+            f"{place}: {said[0].lower()}{said[1:]}.",
             path=path,
             resolve="see the example in `hetero size --help`.",
         ) from None
