@@ -114,8 +114,8 @@ class Engine:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
+@dataclass(frozen=True, slots=True, repr=False)
+class Replica(Shown):
     """One copy of the model and the engine that serves it.
 
     Attributes
@@ -167,6 +167,24 @@ class Replica:
                 "request from its prefill to its last token.",
                 resolve="use another batching, or the role 'both'.",
             )
+
+    def table(self) -> Table:
+        """What it stands on, what it holds and how it serves."""
+        engine = self.engine
+        rows: list[tuple[object, ...]] = [
+            ("GPUs", f"{self.gpus} x {self.gpu.name if self.gpu else 'unknown'}", ""),
+            ("phase", self.role, ""),
+            ("KV cache", self.kv_tokens, "tokens"),
+            ("KV cache", self.kv_tokens * self.kv_bytes_per_token / 2**30, "GiB"),
+            ("batching", engine.batching, ""),
+            ("admission", engine.admission, ""),
+            ("largest batch", engine.max_batch, "requests"),
+            ("tokens of a step", engine.max_step_tokens, "tokens"),
+        ]
+        if self.usd_per_h is not None:
+            rows.append(("price", self.usd_per_h, "$/h"))
+        columns = (Column("of the replica"), Column("value"), Column("unit"))
+        return Table(self.name, columns, tuple(rows), (f"Step times: {self.step.source}.",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
+@dataclass(frozen=True, eq=False, repr=False)
+class Case(Shown):
     """One question, the same for every planner.
 
     Attributes
@@ -74,3 +75,27 @@ class Case:
         """The requests with Poisson arrivals: the same gaps at every rate, only stretched."""
         chosen = self.seed if seed is None else seed
         return self.trace.poisson(rate_rps or self.rate_rps, stream(chosen, "arrivals"))
+
+    def table(self) -> Table:
+        """What is asked."""
+        slo = self.slo
+        rows: list[tuple[object, ...]] = [
+            ("requests", len(self.trace), ""),
+            ("offered load", self.rate_rps, "requests/s"),
+            *(
+                (f"target {name}", seconds, "s")
+                for name, seconds in (
+                    ("TTFT", slo.ttft_s),
+                    ("TPOT", slo.tpot_s),
+                    ("E2E", slo.e2e_s),
+                )
+                if seconds is not None
+            ),
+            ("goal", 100 * self.goal, "% of requests within all targets"),
+            ("precision", self.precision, ""),
+            ("seed", self.seed, ""),
+        ]
+        if self.budget_usd_per_h is not None:
+            rows.append(("budget", self.budget_usd_per_h, "$/h"))
+        columns = (Column("what is asked"), Column("value"), Column("unit"))
+        return Table(self.name, columns, tuple(rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +13,7 @@ from hetero import cluster as clusters
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment, Engine
+from hetero.display import Shown, Table
 from hetero.errors import ParameterError
 from hetero.explorer.bound import bound_rps
 from hetero.planners import tensor_parallel
@@ -28,8 +29,8 @@ _SETTLED_S = 30.0  # a run at the bound should last so long
 _COPIES = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Setting:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Setting(Shown):
     """A model on a cluster, and the requests that it is to serve.
 
     Attributes
@@ -61,6 +62,19 @@ class Setting:
         )
         listed = self.requests.all_at_once().take(np.tile(np.arange(len(self.requests)), copies))
         return listed.poisson(rate_rps, stream(seed, "arrivals"))
+
+    def table(self) -> Table:
+        """The deployment, with the bound below it."""
+        shown = self.deployment.table()
+        bound = (
+            ()
+            if self.bound_rps is None
+            else (
+                f"No router gets more than {self.bound_rps:.4g} requests/s of {self.requests.name} "
+                "out of it.",
+            )
+        )
+        return replace(shown, notes=(*shown.notes, *self.notes, *bound))
 
 
 # By the identity of its parts, which the entries keep alive.

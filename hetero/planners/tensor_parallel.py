@@ -77,8 +77,8 @@ def profiled(
     return latency
 
 
-@dataclass(frozen=True, slots=True)
-class Degree:
+@dataclass(frozen=True, slots=True, repr=False)
+class Degree(Shown):
     """One machine at one tensor-parallel degree: its estimate, or why there is none."""
 
     machine: Machine
@@ -96,6 +96,20 @@ class Degree:
     def system_tps(self) -> float:
         """Estimated tokens per second of the machine, 0 where infeasible."""
         return self.estimate.system_tps if self.estimate else 0.0
+
+    def table(self) -> Table:
+        """Instances, their KV cache and the estimate, or why there is none."""
+        rows: tuple[tuple[object, ...], ...] = (
+            ("instances", self.instances, ""),
+            ("KV cache of each", self.kv_capacity_bytes / 2**30, "GiB"),
+            ("estimate of the machine", self.system_tps if self.estimate else None, "tokens/s"),
+        )
+        return Table(
+            f"{self.machine.name}, tensor-parallel degree {self.tensor_parallel}",
+            (Column("figure"), Column("value"), Column("unit")),
+            rows,
+            (f"{self.reason}.",) if self.reason else (),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from hetero.planners.maxflow.groups import groups
 from hetero.planners.maxflow.regions import Effort, Found, regions, too_small
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Candidate(Shown):
     """A placement with its maximum flow.
 
     Attributes
@@ -50,6 +50,10 @@ class Candidate:
     def gap(self) -> float:
         """Distance to the bound over its flow."""
         return max(0.0, self.bound / self.tokens_per_s - 1)
+
+    def table(self) -> Table:
+        """The flow through its nodes."""
+        return self.flow.table()
 
 
 @dataclass(frozen=True, slots=True)
