@@ -7,7 +7,7 @@ simulation, seed by seed, and the plan is played at shares of the best that any 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -273,6 +273,7 @@ def contest(
     rules: Rules | None = None,
     *,
     routers: Routers | None = None,
+    routed: Collection[str] | None = None,
     effort: Effort = NORMAL,
     jobs: int = 1,
     progress: Callable[[int], None] | None = None,
@@ -283,6 +284,8 @@ def contest(
     ----------
     routers
         Routers that are tried on the replicas of every plan that has replicas, by goodput.
+    routed
+        Clusters on which they are; on all by default.
     effort
         How much the portfolio may try to improve the best plans.
     jobs
@@ -298,17 +301,20 @@ def contest(
     """
     rules = rules or Rules()
     advance = progress or (lambda _: None)
+    work = [
+        (m, planners, rules, routers if routed is None or m.cluster in routed else None, effort)
+        for m in matches
+    ]
+    parts = []
     if jobs == 1:
-        parts = []
-        for match in matches:
-            parts.append(play(match, planners, rules, routers, effort))
+        for one in work:
+            parts.append(play(*one))
             advance(1)
     else:
         from joblib import Parallel, delayed
 
-        parts = []
-        work = (delayed(play)(match, planners, rules, routers, effort) for match in matches)
-        for part in Parallel(n_jobs=jobs, return_as="generator")(work):
+        calls = (delayed(play)(*one) for one in work)
+        for part in Parallel(n_jobs=jobs, return_as="generator")(calls):
             parts.append(part)
             advance(1)
     if not parts:

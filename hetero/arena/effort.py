@@ -20,7 +20,9 @@ class Effort:
         Of HexGen's genetic search; twice as many children as kept.
     layouts
         Layouts that the Bayesian search over islands evaluates.
-    exchanges, exact_nodes
+    node_degrees
+        Degrees that machines are divided into for layer placement, the largest first.
+    exchanges, variety, exact_nodes, proof
         Of layer placement.
     parts
         Parts of an offer within a budget that each planner plans for, those of the highest bound
@@ -37,8 +39,11 @@ class Effort:
     generations: int = 8
     population: int = 8
     layouts: int = 64
+    node_degrees: int = 3
     exchanges: int = 300
+    variety: int = 15
     exact_nodes: int = 500
+    proof: bool = False
     parts: int = 3
     improved: int = 3
     moves: int = 60
@@ -51,7 +56,9 @@ QUICK: Final = Effort(
     generations=3,
     population=6,
     layouts=24,
+    node_degrees=2,
     exchanges=60,
+    variety=5,
     exact_nodes=50,
     parts=1,
     improved=2,
@@ -69,8 +76,11 @@ THOROUGH: Final = Effort(
     generations=30,
     population=12,
     layouts=240,
+    node_degrees=8,
     exchanges=1_000,
+    variety=30,
     exact_nodes=5_000,
+    proof=True,
     parts=8,
     improved=5,
     moves=300,

@@ -43,14 +43,20 @@ class TensorParallelSearch(Adapter):
         one_each = Cluster(
             case.cluster.name, tuple(_linked(case.cluster.machines[of[0]]) for of in kinds)
         )
-        found = tensor_parallel.search(
-            one_each,
-            case.llm,
-            ground.requests(case, 200),
-            latency=_latency(case.precision),
-            weight_precision=case.precision,
-            require_longest=False,
-        )
+        try:
+            found = tensor_parallel.search(
+                one_each,
+                case.llm,
+                ground.requests(case, 200),
+                latency=_latency(case.precision),
+                weight_precision=case.precision,
+                require_longest=False,
+            )
+        except InfeasibleError as error:
+            raise InfeasibleError(
+                f"{case.llm.name} fits no machine of {case.cluster.name} on its own.",
+                resolve=error.resolve,
+            ) from None
         degrees = {degree.machine.name: degree.tensor_parallel for degree in found.best}
         pipelines: list[Pipeline] = []
         nodes: list[Replica] = []

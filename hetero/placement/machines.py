@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero import paths
+from hetero.catalog import Gpu
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.layers import LayerLatency, layer_latencies
@@ -35,6 +36,8 @@ class MachineKind(Shown):
         Largest batches of prompts and of decoding requests.
     typical_layers
         Number of layers that the operating point of the throughput assumes on such a node.
+    spec
+        Figures of the GPU where they are not those of the catalog.
 
     Examples
     --------
@@ -51,6 +54,7 @@ class MachineKind(Shown):
     prompt_max_requests: Integers
     decode_max_requests: Integers
     typical_layers: int
+    spec: Gpu | None = None
 
     @property
     def name(self) -> str:

@@ -138,6 +138,30 @@ class Problem(Shown):
             raw=raw,
         )
 
+    @classmethod
+    def of_kinds(
+        cls,
+        name: str,
+        llm: Llm,
+        places: Sequence[tuple[str, str]],
+        kinds: Sequence[MachineKind],
+        links: Links,
+        *,
+        point: OperatingPoint = HELIX_POINT,
+    ) -> Problem:
+        """Problem of nodes of any kind.
+
+        Parameters
+        ----------
+        places
+            Name and region of each node.
+        kinds
+            Kind of each node.
+        links
+            In the order of the nodes, the coordinator last.
+        """
+        return cls(name, llm, _nodes(places, kinds, llm, point), links, point)
+
     def subset(self, names: Sequence[str]) -> Problem:
         """The problem of some nodes alone, whose throughput follows from their own composition."""
         kept = [self.index(name) for name in names]

@@ -263,7 +263,7 @@ def _deployment(network: Network, nodes: tuple[int, ...]) -> Deployment:
                 node.name,
                 node.kind.latency.step_model(layers),
                 kv_tokens=max(kv_entries(network.placement, k) // layers, 1),
-                gpu=gpu(node.kind.gpu),
+                gpu=node.kind.spec or gpu(node.kind.gpu),
                 gpus=node.kind.tensor_parallel,
             )
         )

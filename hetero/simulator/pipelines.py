@@ -96,6 +96,8 @@ def simulate_pipelines(
     window_s: Window | None = None,
     until_s: float = np.inf,
     copy_bytes_s: float = COPY_BYTES_S,
+    prompt_tokens: float = PROMPT_TOKENS,
+    context_tokens: float = CONTEXT_TOKENS,
     seed: int = 0,
 ) -> PipelineRun:
     r"""Serve a trace with layers placed over a network.
@@ -123,6 +125,9 @@ def simulate_pipelines(
         When the run stops; requests may then be in flight. Needed by a feed.
     copy_bytes_s
         Rate at which what has arrived at a node becomes a batch on its GPU [bytes/s].
+    prompt_tokens, context_tokens
+        Tokens of a prompt, and cached tokens of a decoding request, that the batch limits of a
+        node count on: so many times its limit in requests is its limit in tokens.
     seed
         Of routers that draw.
 
@@ -160,6 +165,8 @@ def simulate_pipelines(
         feed=feed,
         window_s=window_s,
         copy_bytes_s=copy_bytes_s,
+        prompt_tokens=prompt_tokens,
+        context_tokens=context_tokens,
         seed=seed,
     )
     for event in _ordered(events, engine):
@@ -194,10 +201,13 @@ class Simulation:
         feed: Feed | None = None,
         window_s: Window | None = None,
         copy_bytes_s: float = COPY_BYTES_S,
+        prompt_tokens: float = PROMPT_TOKENS,
+        context_tokens: float = CONTEXT_TOKENS,
         seed: int = 0,
     ) -> None:
         self.network, self.trace, self.router, self.seed = network, trace, router, seed
         self.copy_bytes_s = copy_bytes_s
+        self.prompt_tokens, self.context_tokens = prompt_tokens, context_tokens
         self.graph = Graph(network)
         self.window_s = window_s or (0.0, np.inf)
         self.at = {k: i for i, k in enumerate(self.graph.nodes)} | {
@@ -266,9 +276,9 @@ class Simulation:
             record = records[i]
             record["layers"] = stop - start
             record["max_prompts"] = prompts
-            record["max_prompt_tokens"] = prompts * PROMPT_TOKENS
+            record["max_prompt_tokens"] = int(prompts * self.prompt_tokens)
             record["max_decodes"] = decodes
-            record["max_context"] = decodes * CONTEXT_TOKENS
+            record["max_context"] = int(decodes * self.context_tokens)
             record["kv_entries"] = kv_entries(placement, k)
             record["entry_s"] = problem.activation_bytes / self.copy_bytes_s
             entered = {start}

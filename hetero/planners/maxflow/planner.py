@@ -204,13 +204,15 @@ def search(
     done("work alone")
     regions(problem, found, np.inf, effort.chains_only(), seed)
     done("chain")
-    bound = flow_bound(whole, layers, known=found.best.value if found.layouts else 0.0)
-    upper = min(upper, bound.tokens_per_s)
-    done("configurations")
+    bound = FlowBound(upper, upper, 0)
+    if effort.proof:
+        bound = flow_bound(whole, layers, known=found.best.value if found.layouts else 0.0)
+        upper = min(upper, bound.tokens_per_s)
+        done("configurations")
     if not found.layouts or upper > found.best.value * (1 + 2 * PROOF):
         regions(problem, found, upper, effort, seed)
         done("blocks and exchange")
-        if found.layouts and 1 + 2 * PROOF < upper / found.best.value <= 1.005:
+        if effort.proof and found.layouts and 1 + 2 * PROOF < upper / found.best.value <= 1.005:
             bound = flow_bound(whole, layers, known=found.best.value)
             upper = min(upper, bound.tokens_per_s)
             done("finer configurations")

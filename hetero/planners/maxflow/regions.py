@@ -44,6 +44,8 @@ class Effort:
         Shares of the best flow for which shallower placements are sought as well.
     keep
         Placements that are kept.
+    proof
+        Whether a bound closer than that of work alone is sought, which takes most of the time.
     """
 
     precision: float = 1e-4
@@ -53,6 +55,7 @@ class Effort:
     exact_nodes: int = 5_000
     shallow: tuple[float, ...] = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
     keep: int = 12
+    proof: bool = True
 
     def chains_only(self) -> Effort:
         """Only the single chain."""
