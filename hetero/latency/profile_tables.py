@@ -99,8 +99,8 @@ class LayerProfile:
         q, b = self.chunk_tokens, self.decoding
         return q + b, b, b * self.context_tokens, q * (self.start_tokens + q / 2.0)
 
-    def ragged_seconds(self, contexts: Floats) -> float:
-        """Time [s] of a decode step of requests of unequal ``contexts``, as ``skew`` has it.
+    def ragged_seconds(self, contexts: Floats, skew: float) -> float:
+        """Time [s] of a decode step of requests of unequal ``contexts``, with that ``skew``.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class LayerProfile:
         """
         b = len(contexts)
         rows = (self.chunk_tokens == 0) & (self.decoding == b)
-        if not rows.any() or np.isnan(self.skew):
+        if not rows.any() or np.isnan(skew):
             raise ParameterError(
                 f"The profile of {self.llm} on {self.gpu} has no ragged decode steps of {b} "
                 "requests.",
@@ -118,7 +118,7 @@ class LayerProfile:
         order = np.argsort(self.context_tokens[rows])
         x, y = self.context_tokens[rows][order], self.attention_s[rows][order]
         mean, longest = np.interp([contexts.mean(), contexts.max()], x, y)
-        attention = mean + self.skew * (longest - mean)
+        attention = mean + skew * (longest - mean)
         return float(self.dense(b) + self.head(b) + attention)
 
 

@@ -20,9 +20,9 @@ from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.frames import derived_frame
 from hetero.latency.profile_tables import LayerProfile, all_reduce_s, layer_profiles
+from hetero.latency.raggedness import longest_over_mean, skews
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.streams import stream
-from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
@@ -62,13 +62,16 @@ class ProfiledStep(Shown):
     def ragged(self, longest_over_mean: Floats) -> StepModel:
         r"""Step model for batches whose contexts differ.
 
-        .. math:: rate(b) = rate_{equal}(b) (1 + skew\,(longest/mean(b) - 1))
+        .. math:: rate(b) = rate_{equal}(b) (1 + skew(b)\,(longest/mean(b) - 1))
+
+        with the shares of :func:`~hetero.latency.raggedness.skews` for decode and for mixed steps
+        where the profiler published them by batch, else :attr:`skew`.
 
         Parameters
         ----------
         longest_over_mean
             Shape (B,): longest over mean context among 1, 2, ..., B decoding requests, see
-            :func:`longest_over_mean`; beyond B the last value holds.
+            :func:`~hetero.latency.raggedness.longest_over_mean`; beyond B the last value holds.
         """
         if np.isnan(self.skew):
             return self.model
@@ -76,11 +79,13 @@ class ProfiledStep(Shown):
         ratio = np.asarray(longest_over_mean, dtype=np.float64)
         count = len(piece.per_cached_token_s)
         ratio = np.append(ratio, np.full(max(0, count - len(ratio)), ratio[-1]))[:count]
-        factor = 1.0 + self.skew * (ratio - 1.0)
+        sizes, key = np.arange(1, count + 1), (self.gpu, self.llm, self.tensor_parallel)
+        share = skews(*key, sizes, default=self.skew)
         mixed = piece.mixed
         if mixed is not None:
-            mixed = replace(mixed, per_cached_token_s=mixed.per_cached_token_s * factor)
-        rates = piece.per_cached_token_s * factor
+            more = skews(*key, sizes, steps="mixed", default=self.skew) * (ratio - 1.0)
+            mixed = replace(mixed, per_cached_token_s=mixed.per_cached_token_s * (1.0 + more))
+        rates = piece.per_cached_token_s * (1.0 + share * (ratio - 1.0))
         ragged = replace(piece, per_cached_token_s=rates, mixed=mixed)
         return replace(self.model, pieces=(ragged,), source=f"{self.model.source}, ragged batches")
 
@@ -115,30 +120,6 @@ class ProfiledStep(Shown):
         columns = (Column("steps"), Column("mean error", "%", 3), Column("largest error", "%", 3))
         notes = (self.note,) if self.note else ()
         return Table(f"{self.model.source}: {self.model.provenance}", columns, rows, notes)
-
-
-def longest_over_mean(trace: Trace, batches: int = 256, *, seed: int = 0) -> Floats:
-    """Expected ratio of the longest to the mean context of 1, ..., ``batches`` requests.
-
-    Requests are drawn from the trace and are at a uniform point of their output. Shape
-    (batches,).
-
-    Examples
-    --------
-    >>> from hetero import workload
-    >>> ratio = longest_over_mean(workload.load("azure2023_conv"), 64)
-    >>> float(ratio[0]), bool(ratio[63] > ratio[7] > 1.5)
-    (1.0, True)
-    """
-    sizes = np.unique(np.round(np.geomspace(1, batches, 24)).astype(int))
-    rng = stream(seed, "contexts")
-    found = []
-    for size in sizes.tolist():
-        drawn = rng.integers(0, len(trace), (max(200, 4096 // size), size))
-        inputs, outputs = trace.input_tokens[drawn], trace.output_tokens[drawn]
-        contexts = inputs + rng.random(drawn.shape) * outputs
-        found.append(float((contexts.max(axis=1) / contexts.mean(axis=1)).mean()))
-    return np.asarray(np.interp(np.arange(1, batches + 1), sizes, found))
 
 
 def profiled_steps(*, raw: bool = False) -> tuple[ProfiledStep, ...]:
@@ -238,6 +219,7 @@ def ragged_accuracy(profile: LayerProfile, step: ProfiledStep, *, seed: int = 0)
     from hetero.workload import load
 
     trace = load("azure2023_conv")
+    key = (profile.gpu, profile.llm, profile.tensor_parallel)
     model = step.ragged(longest_over_mean(trace, int(step.model.max_decoding), seed=seed))
     rng = stream(seed, "ragged")
     own, profiled = [], []
@@ -247,7 +229,8 @@ def ragged_accuracy(profile: LayerProfile, step: ProfiledStep, *, seed: int = 0)
             contexts = trace.input_tokens[drawn] + rng.random(b) * trace.output_tokens[drawn]
             if contexts.sum() <= MOST_CACHED_TOKENS:
                 own.append(float(model.decode_seconds(contexts)))
-                profiled.append(profile.ragged_seconds(contexts))
+                share = float(skews(*key, b, default=profile.skew))
+                profiled.append(profile.ragged_seconds(contexts, share))
     return Accuracy.of(own, profiled)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,14 +71,30 @@ def test_derived_runs_hold_the_load_of_the_real_ones(real) -> None:
 
 
 def test_one_gpu_is_replayed_within_a_few_percent(real) -> None:
-    """Loose: what was reached is in the notebook; this notices when it is lost."""
+    """What was reached is in the notebook; this notices when it is lost."""
     run = real[0]
     step = profiles.profiled_step(run.gpu, run.llm)
     ragged = step.ragged(profiles.longest_over_mean(run.trace, 128))
     errors = replays.replay(run, ragged).errors().set_index(["quantity", "statistic"])
     for quantity in ("TPOT", "E2E"):
         for statistic in ("mean", "P50", "P90", "P99"):
-            assert abs(errors.loc[(quantity, statistic), "error_percent"]) < 6
+            assert abs(errors.loc[(quantity, statistic), "error_percent"]) < 3
+    assert abs(errors.loc[("TPOT", "P50"), "error_percent"]) < 2
+    in_turn = replace(run.engine, schedule_ahead=False)
+    before = replays.replay(run, ragged, engine=in_turn).errors()
+    before = before.set_index(["quantity", "statistic"])["error_percent"]
+    assert before["TTFT", "P5"] < -20 < -10 < errors.loc[("TTFT", "P5"), "error_percent"] < 10
+
+
+def test_the_clients_clock_sees_the_wait_for_the_queue(real) -> None:
+    """Requests that reached the engine in the middle of a step waited for its end."""
+    for queued, sent in zip(real, replays.real_runs(raw=True, clock="client"), strict=True):
+        later = sent.requests["e2e_s"].mean() - queued.requests["e2e_s"].mean()
+        assert 0.01 < later < 0.2
+        assert sent.trace.arrival_s[0] == 0
+        np.testing.assert_array_equal(
+            np.sort(sent.requests["tpot_s"]), np.sort(queued.requests["tpot_s"])
+        )
 
 
 def test_errors_are_simulated_over_measured() -> None:
