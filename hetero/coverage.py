@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,10 +18,12 @@ COLUMNS = ("paper", "where", "title", "kind", "notebook", "remark")
 #: Kinds that a notebook regenerates, and why it does not for the others.
 REGENERATED = ("data", "algorithm")
 NOT_REGENERATED = {
-    "diagram": "diagram",
+    "diagram": "not yet redrawn",
     "quoted": "quoted",
     "needs weights": "needs model weights",
 }
+DRAWINGS = "pipelines/docs/figures"
+"""Folder of the checkout with the diagrams of the papers, redrawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,12 @@ class Coverage(Shown, Sequence[Covered]):
     def summary(self) -> str:
         """How many of the figures with data and of the algorithms are regenerated."""
         due = [row for row in self.rows if row.figure.kind in REGENERATED]
-        done = sum(bool(row.files) for row in due)
+        diagrams = [row for row in self.rows if row.figure.kind == "diagram"]
+        done, drawn = (sum(bool(row.files) for row in rows) for rows in (due, diagrams))
+        rest = len(self) - len(due) - len(diagrams)
         return (
-            f"{done} of {len(due)} figures, tables and algorithms regenerated; "
-            f"{len(self) - len(due)} more are diagrams or only quoted."
+            f"{done} of {len(due)} figures, tables and algorithms regenerated, {drawn} of "
+            f"{len(diagrams)} diagrams redrawn; {rest} more are only quoted or need model weights."
         )
 
     def table(self) -> Table:
@@ -176,12 +181,27 @@ def coverage(results_folder: Path | None = None) -> Coverage:
                         resolve=f"write {near(key, files)}.",
                     )
                 files[key].append(manifest.file(folder, item.file))
+    for figure in figures():
+        drawing = f"{DRAWINGS}/{drawing_name(figure.key)}"
+        if figure.kind == "diagram" and (paths.root() / drawing).is_file():
+            files[figure.key].append(drawing)
     return Coverage(
         tuple(
             Covered(figure, tuple(files[figure.key]), "" if files[figure.key] else _why(figure))
             for figure in figures()
         )
     )
+
+
+def drawing_name(key: str) -> str:
+    """Name of the file that redraws a diagram.
+
+    Examples
+    --------
+    >>> drawing_name("helix/Fig. 3")
+    'helix-fig-3.svg'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-") + ".svg"
 
 
 def _why(figure: PublishedFigure) -> str:

@@ -577,10 +577,11 @@ def test_coverage_shows_files_of_both_traces_or_why_not(tmp_path):
     assert rows["helix/Fig. 5"].why == ""
     assert rows["helix/Table 1"].why == "not yet: 01_workloads"
     assert rows["helix/Table 2"].why == "quoted: cluster files"
-    assert rows["xiong/Fig. 1"].why == "diagram"
+    assert rows["xiong/Fig. 1"].files == ("pipelines/docs/figures/xiong-fig-1.svg",)
     assert rows["thunderserve/Table 2"].why == "needs model weights"
     assert all(bool(row.files) != bool(row.why) for row in found)
     assert "2 of 70 figures" in str(found)
+    assert "14 of 14 diagrams redrawn" in str(found)
     assert len(json.loads(json.dumps(found.records()))) == len(figures())
 
 

@@ -1,0 +1,1 @@
+"""The documentation: pages, redrawn diagrams of the papers, and the API from docstrings."""
