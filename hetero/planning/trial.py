@@ -153,10 +153,10 @@ def outcome(
         run = simulate(
             deployment, load.arrivals(seed), router or load.router(), events=events, seed=seed
         )
-        runs.append(_values(run, load))
+        runs.append(values(run, load))
         if runs[-1][0] < stop_below:
             break
-    return Outcome(*(tuple(values) for values in zip(*runs, strict=True)))
+    return Outcome(*(tuple(each) for each in zip(*runs, strict=True)))
 
 
 def _values(run: Run, load: Load) -> tuple[float, float, float, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
@@ -23,8 +24,8 @@ _TRIES = 60
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which it counts as none
 
 
-def attainment(run: Run, slo: Slo) -> float:
-    """Share of all requests that met every target; rejected ones did not.
+def attainment(run: Run, slo: Slo, inside: NDArray[np.bool_] | None = None) -> float:
+    """Share of all requests, or of those inside, that met every target; rejected ones did not.
 
     A reply of one token has no TPOT and cannot miss it.
     """
@@ -35,7 +36,7 @@ def attainment(run: Run, slo: Slo) -> float:
         good &= np.isnan(run.tpot_s) | (run.tpot_s <= slo.tpot_s)
     if slo.e2e_s is not None:
         good &= run.e2e_s <= slo.e2e_s
-    return float(good.mean())
+    return float(good.mean() if inside is None else good[inside].mean())
 
 
 def largest_rate(
