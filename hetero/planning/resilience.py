@@ -361,9 +361,7 @@ def _best(one: Loss) -> float:
 
 
 def _carried(loss: Loss, goal: float) -> bool:
-    return any(
-        found is not None and found.carries(goal) for found in (one.after, one.planned_again)
-    )
+    return any(one is not None and one.carries(goal) for one in (loss.after, loss.planned_again))
 
 
 def _names(machines: tuple[str, ...]) -> str:

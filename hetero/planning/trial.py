@@ -159,7 +159,8 @@ def outcome(
     return Outcome(*(tuple(each) for each in zip(*runs, strict=True)))
 
 
-def _values(run: Run, load: Load) -> tuple[float, float, float, float]:
+def values(run: Run, load: Load) -> tuple[float, float, float, float]:
+    """Attainment, goodput, backlog growth and throughput of a run, as in :class:`Outcome`."""
     share = attainment(run, load.slo)
     done = run.finished
     tokens = run.requests["input_tokens"][done].sum() + run.requests["output_tokens"][done].sum()
