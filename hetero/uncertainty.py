@@ -23,8 +23,12 @@ from hetero.errors import ParameterError
 from hetero.latency.affine import Affine
 from hetero.latency.expected import StepError, expected_error
 from hetero.latency.phase import PhaseFit
-from hetero.latency.step import Mixed, Piece, StepModel
+from hetero.latency.scaled import scaled
+from hetero.latency.step import StepModel
+from hetero.routers import Builtin, Router
+from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
+from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
@@ -34,9 +38,6 @@ worst draw, cut at the share that an interval leaves out on that side."""
 
 Factors: TypeAlias = Mapping[str, Floats]
 """Per GPU type the factors of prefill and decode times, shape (draws, 2)."""
-
-# A step of up to this many tokens decodes, one of more than that many prefills.
-_DECODE_TOKENS, _PREFILL_TOKENS = 256.0, 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,106 @@ def propagate(
     return Outcomes(tuple(cases), measures, table, values)
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Choice(Shown):
+    """The plan that a rule chooses among several, and what that rests on.
+
+    Attributes
+    ----------
+    name
+        The plan chosen.
+    nominal
+        The plan that step times as they are would choose.
+    measure, largest
+        What the plans are compared by, and whether more of it is better.
+    """
+
+    name: str
+    nominal: str
+    rule: Rule
+    measure: str
+    largest: bool
+    outcomes: Outcomes
+
+    def table(self) -> Table:
+        """Every plan's nominal value, mean and worst case of the measure, and how often it wins."""
+        of, low = self.outcomes, 0.05 if self.largest else 0.95
+        wins = of.wins(self.measure, largest=self.largest)
+        k = of.measures.index(self.measure)
+        rows = []
+        for i, name in enumerate(of.names):
+            drawn = of.values[i, :, k]
+            row = (of.nominal[i, k], drawn.mean(), np.quantile(drawn, low), 100.0 * wins[name])
+            rows.append((name, *map(float, row), "chosen" if name == self.name else ""))
+        columns = (
+            Column("plan"),
+            Column("nominal"),
+            Column("mean"),
+            Column("worst of 95 %"),
+            Column("best of all", "%", 3),
+            Column(""),
+        )
+        notes = (
+            f"Chosen by {self.rule} of {of.values.shape[1]} draws of the step times, the same for "
+            f"every plan; {'largest' if self.largest else 'smallest'} first.",
+        )
+        return Table(f"{self.measure}: {self.name}", columns, tuple(rows), notes)
+
+
+def robust(
+    cases: Mapping[str, Case],
+    measure: str,
+    rule: Rule = "best worst case",
+    *,
+    largest: bool = True,
+    draws: int = 40,
+    seed: int = 0,
+    errors: Mapping[str, StepError] | None = None,
+) -> Choice:
+    """Choose among plans by a rule that knows how far step times err.
+
+    Parameters
+    ----------
+    cases
+        Plans by name, such as the best few that a planner found; :func:`served` judges
+        deployments by simulation.
+    measure, largest
+        What to compare them by, one of the measures of the cases, and whether more is better.
+
+    Raises
+    ------
+    ParameterError
+        As :func:`propagate` and :meth:`Outcomes.best`.
+    """
+    outcomes = propagate(cases, draws=draws, seed=seed, errors=errors)
+    name, nominal = (outcomes.best(measure, by, largest=largest) for by in (rule, "nominal"))
+    return Choice(name, nominal, rule, measure, largest, outcomes)
+
+
+def served(
+    router: Builtin | Router, trace: Trace, slo: Slo | None = None, *, seed: int = 0
+) -> Callable[[Deployment], Mapping[str, float]]:
+    """Judge deployments by serving a trace: throughput, goodput, P95 TTFT and cost.
+
+    The measures are ``throughput [tokens/s]``, ``goodput [requests/s]`` (with targets), ``P95 TTFT
+    [s]`` and ``cost [$/Mtok]`` (where every GPU has a price).
+    """
+
+    def evaluate(deployment: Deployment) -> Mapping[str, float]:
+        seen = metrics(simulate(deployment, trace, router, seed=seed), slo)
+        found = {
+            "throughput [tokens/s]": seen.total_tps,
+            "P95 TTFT [s]": seen.percentiles["ttft_s"][95],
+        }
+        if seen.goodput_rps is not None:
+            found["goodput [requests/s]"] = seen.goodput_rps
+        if seen.usd_per_mtok is not None:
+            found["cost [$/Mtok]"] = seen.usd_per_mtok
+        return found
+
+    return evaluate
+
+
 def _gpu(replica: str, gpu: object) -> str:
     if gpu is None:
         raise ParameterError(
@@ -272,50 +373,6 @@ def perturbed(deployment: Deployment, factors: Mapping[str, Floats]) -> Deployme
             known[key] = scaled(replica.step, prefill, decode)
         replicas.append(replace(replica, step=known[key]))
     return replace(deployment, replicas=tuple(replicas))
-
-
-def scaled(step: StepModel, prefill: float, decode: float) -> StepModel:
-    """The step model with prefill and decode times multiplied.
-
-    Steps of up to 256 tokens take the factor of decoding, those of 1,024 and more that of prefill,
-    in between it goes over in the logarithm of the tokens.
-
-    Examples
-    --------
-    >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
-    >>> twice = scaled(step, 1.0, 2.0)
-    >>> round(float(twice.decode_seconds([100]) / step.decode_seconds([100])), 9)
-    2.0
-    >>> round(float(twice.prefill_seconds([4096]) / step.prefill_seconds([4096])), 9)
-    1.0
-    """
-    return replace(step, pieces=tuple(_scaled(piece, prefill, decode) for piece in step.pieces))
-
-
-def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:
-    span = np.log([_DECODE_TOKENS, _PREFILL_TOKENS])
-    x = piece.knots_tokens
-    # Knots of the change itself, and one beyond, where the last slope would go on.
-    top = max(float(x[-1]), _PREFILL_TOKENS)
-    knots = np.unique([*x, *np.geomspace(_DECODE_TOKENS, _PREFILL_TOKENS, 5), top, 2 * top])
-    share = np.interp(np.log(np.maximum(knots, 1.0)), span, [0.0, 1.0])
-    times = piece.seconds(knots, 0, 0.0, 0.0) * decode ** (1.0 - share) * prefill**share
-    mixed = piece.mixed
-    if mixed is not None:
-        mixed = Mixed(
-            decode * mixed.per_cached_token_s,
-            decode * mixed.level_s,
-            prefill * mixed.per_token_s,
-        )
-    level = piece.decode_level_s
-    return Piece(
-        knots,
-        times,
-        decode * piece.per_cached_token_s,
-        prefill * piece.per_pair_s,
-        mixed,
-        None if level is None else decode * level,
-    )
 
 
 def fitted_steps(

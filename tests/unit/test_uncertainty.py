@@ -130,6 +130,25 @@ def test_robust_choices_can_differ() -> None:
         found.of("none", "x")
 
 
+def test_robust_choice_by_simulation_takes_what_is_measured_over_what_is_guessed() -> None:
+    """A GPU of known speed beats one that may be much slower, though that is nominally faster."""
+    rng = np.random.default_rng(0)
+    trace = workload.load("azure2023_conv").sample(60, rng).poisson(50.0, rng)
+    evaluate = uncertainty.served(LeastTokens(), trace)
+    slow, fast = deployment("H100-SXM", 1), deployment("H200-SXM", 1)
+    cases = {d.name: uncertainty.Case(d, evaluate) for d in (slow, fast)}
+    sure, unsure = replace(ERROR, prefill_sd=0.01, decode_sd=0.01), replace(ERROR, decode_sd=1.0)
+    errors = {"H100-SXM": sure, "H200-SXM": unsure}
+    measure = "throughput [tokens/s]"
+    found = uncertainty.robust(cases, measure, "best worst case", draws=25, errors=errors)
+    assert (found.nominal, found.name) == ("H200-SXM", "H100-SXM")
+    assert found.outcomes.best(measure, "best worst case") == found.name
+    assert uncertainty.robust(cases, measure, "nominal", draws=2, errors=errors).name == "H200-SXM"
+    assert "H100-SXM" in str(found)
+    with pytest.raises(ParameterError, match="no measure 'speed'"):
+        uncertainty.robust(cases, "speed", draws=1)
+
+
 def test_throughput_ttft_and_cost_of_a_simulated_plan() -> None:
     trace = workload.load("azure2023_conv").head(150)
 
