@@ -1,6 +1,8 @@
-"""Write results/report.html: the claims table, then figures and tables of every notebook.
+"""Write results/report.html: one section per paper, then figures and tables of every notebook.
 
-The page is one static file beside the results it shows: no script, no network, links relative to
+A paper's section has its published values beside ours and, item by item, what regenerates its
+figures and tables; a notebook's section has those figures and tables with their provenance. The
+page is one static file beside the results it shows: no script, no network, links relative to
 ``results/``. It is made from the manifests alone; ``python -m pipelines.report`` writes it.
 """
 
@@ -18,9 +20,9 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from hetero import claims, paths
+from hetero.coverage import DRAWINGS, Covered
 from hetero.display import Column
 from hetero.errors import HeteroError
 from hetero.published import PAPERS
@@ -62,6 +64,41 @@ class Run:
     parameters: str
     code: str
     executed: str
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A figure, table or algorithm of a paper, and what of ours shows it.
+
+    Attributes
+    ----------
+    pictures
+        Figures of ours, relative to the page, that stand in it.
+    files
+        Tables of ours.
+    drawing
+        Diagram redrawn, relative to the page; empty where there is none.
+    why
+        Why there is nothing.
+    """
+
+    where: str
+    title: str
+    notebook: str
+    pictures: tuple[str, ...]
+    files: tuple[str, ...]
+    drawing: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """Everything about one paper."""
+
+    key: str
+    title: str
+    verdicts: claims.Verdicts
+    items: tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +144,34 @@ def _rests_on(notebook: str) -> Iterator[str]:
     for path in source.dependencies(source.section(notebook)):
         if path != source.copy_path(notebook):
             yield path.relative_to(paths.root()).as_posix()
+
+
+def papers(folder: Path, verdicts: claims.Verdicts) -> list[Paper]:
+    """One entry per paper, in the order in which the ledger has them."""
+    covered = claims.coverage(folder)
+    return [
+        Paper(
+            paper,
+            TITLES[paper],
+            verdicts.of(paper),
+            tuple(_item(row) for row in covered if row.figure.paper == paper),
+        )
+        for paper in PAPERS
+    ]
+
+
+def _item(row: Covered) -> Item:
+    drawing = next((f"../{file}" for file in row.files if file.startswith(DRAWINGS)), "")
+    own = [quote(file) for file in row.files if not file.startswith(DRAWINGS)]
+    return Item(
+        row.figure.where,
+        row.figure.title,
+        row.figure.notebook if own else "",
+        tuple(file for file in own if file.endswith(".svg")),
+        tuple(file for file in own if not file.endswith(".svg")),
+        drawing,
+        row.why,
+    )
 
 
 def introduction(notebook: str) -> tuple[str, str]:
@@ -215,13 +280,13 @@ def render(folder: Path) -> str:
     found = chapters(folder)
     return environment.get_template("report.html").render(
         verdicts=verdicts,
-        papers=[(TITLES[paper], verdicts.of(paper)) for paper in PAPERS],
+        papers=papers(folder, verdicts),
         statuses=claims.STATUSES,
         chapters=found,
         rests_on=dict.fromkeys(
             f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
         ),
-        coverage=Markup(claims.coverage(folder).table()._repr_html_()),
+        coverage=claims.coverage(folder).summary,
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from hetero import claims, figures, paths
+from hetero.coverage import figures as published
 from hetero.results import ResultFolder
 from pipelines import report
 
@@ -106,6 +107,32 @@ def test_every_link_leads_somewhere(results: Path) -> None:
         elif link != "twin/01_workloads.ipynb":  # made by the pipeline, not by this test
             assert (results / unquote(link)).is_file(), link
     assert "script" not in page.tags
+
+
+def test_every_paper_has_its_values_and_its_figures(results: Path) -> None:
+    text = report.render(results)
+    page = Page(text)
+    for paper in ("xiong", "heteroserve", "rignall", "helix", "thunderserve"):
+        assert f"paper-{paper}" in page.ids
+    start = text.index('id="paper-helix"')
+    helix = text[start : text.index("</section>", start)]
+    assert 'id="helix-34c"' in helix
+    assert 'href="#twin/01_workloads/lengths.svg"' in helix
+    assert 'href="#01_workloads"' in helix
+    assert "../pipelines/docs/figures/helix-fig-3.svg" in helix
+    assert "not yet: 09_helix_serving" in helix
+    # Every published item stands in the section of its paper, once.
+    items = [line for line in helix.splitlines() if line.startswith("<td><b>")]
+    assert len(items) == sum(figure.paper == "helix" for figure in published())
+
+
+def test_every_figure_links_to_its_notebook_and_code(results: Path) -> None:
+    text = report.render(results)
+    captions = text.split("<figcaption>")[1:]
+    assert captions
+    for caption in captions:
+        assert 'href="../notebooks/01_workloads.ipynb"' in caption
+        assert 'href="#code-01_workloads"' in caption
 
 
 def test_long_tables_are_cut_and_say_so(results: Path) -> None:
