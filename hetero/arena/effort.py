@@ -14,6 +14,8 @@ class Effort:
     ----------
     requests
         Requests that planners simulate with while they plan.
+    rates
+        Offered loads that planners of a given load plan for: the case's, then shares of the bound.
     tabu_steps, tabu_neighbours
         Of phase splitting; the search ends after a third of the steps without a better design.
     generations, population
@@ -34,6 +36,7 @@ class Effort:
     """
 
     requests: int = 800
+    rates: int = 3
     tabu_steps: int = 30
     tabu_neighbours: int = 6
     generations: int = 8
@@ -71,6 +74,7 @@ NORMAL: Final = Effort()
 
 THOROUGH: Final = Effort(
     requests=2_000,
+    rates=4,
     tabu_steps=100,
     tabu_neighbours=10,
     generations=30,

@@ -29,12 +29,15 @@ class Group:
         Per pipeline stage: machine, GPU type, number of GPUs (the tensor-parallel degree), layers.
     share
         Share of the requests that it serves, 0 to 1; NaN where the router decides as it goes.
+    words
+        Its parallelism in words, where that is not of tensors and pipelines.
     """
 
     name: str
     phase: str
     stages: tuple[tuple[str, str, int, int], ...]
     share: float = float("nan")
+    words: str = ""
 
     @property
     def gpus(self) -> dict[str, int]:
@@ -47,6 +50,8 @@ class Group:
     @property
     def parallelism(self) -> str:
         """Degrees in words, such as ``TP 4`` or ``TP 4+2, PP 2``."""
+        if self.words:
+            return self.words
         degrees = [str(count) for _, _, count, _ in self.stages]
         tensor = degrees[0] if len(set(degrees)) == 1 else "+".join(degrees)
         return f"TP {tensor}" if len(degrees) == 1 else f"TP {tensor}, PP {len(degrees)}"

@@ -9,7 +9,7 @@ from hetero.arena.bound import bound
 from hetero.arena.case import Case
 from hetero.arena.entry import Entry
 from hetero.arena.score import goodput
-from hetero.errors import InfeasibleError
+from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.phases.budget import within
 
 
@@ -26,17 +26,16 @@ def parts(case: Case, most: int) -> tuple[Case, ...]:
 
     Raises
     ------
-    ParameterError
-        If there are too many choices.
     InfeasibleError
-        If the budget pays for no machine.
+        If the budget pays for no machine, or leaves too many choices.
     """
     if case.budget_usd_per_h is None:
         return (case,)
-    offers = [
-        replace(case, cluster=part, budget_usd_per_h=None)
-        for part in within(case.cluster, case.budget_usd_per_h)
-    ]
+    try:
+        affordable = within(case.cluster, case.budget_usd_per_h)
+    except ParameterError as error:
+        raise InfeasibleError(error.what, resolve=error.resolve) from None
+    offers = [replace(case, cluster=part, budget_usd_per_h=None) for part in affordable]
     if len(offers) == 1:
         return tuple(offers)
     values = []

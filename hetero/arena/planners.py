@@ -5,6 +5,7 @@ from __future__ import annotations
 from hetero.arena.base import Adapter
 from hetero.arena.effort import NORMAL, Effort
 from hetero.arena.entry import Planner
+from hetero.arena.islands import Islands
 from hetero.arena.layers import Heuristics, LayerPlacement
 from hetero.arena.phases import HexGen, PhaseSplitting
 from hetero.arena.replicas import DistServe, Homogeneous, Melange, TensorParallelSearch
@@ -27,6 +28,8 @@ def planners(effort: Effort = NORMAL) -> tuple[Planner, ...]:
         HexGen(effort),
         PhaseSplitting(effort),
         PhaseSplitting(effort, "tabu"),
+        Islands(effort, "exact"),
+        Islands(effort, "BO"),
         LayerPlacement(effort),
         Heuristics(effort, "separate pipelines"),
         Heuristics(effort, "Swarm"),

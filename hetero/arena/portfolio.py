@@ -8,13 +8,14 @@ of them or a change of one that was played and carried more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hetero.arena.bound import Bound, bound
 from hetero.arena.case import Case
 from hetero.arena.effort import NORMAL, Effort
 from hetero.arena.entry import Entry, Planner
+from hetero.arena.improve import Change, Improved, improve
 from hetero.arena.planners import planners as all_planners
 from hetero.arena.score import Score, score
 from hetero.display import Column, Shown, Table
@@ -46,10 +47,14 @@ class Portfolio(Shown):
     Attributes
     ----------
     tried
-        One row per planner, in the order they were asked, and a last one for the improvement
-        where that found something better.
+        One row per planner, in the order they were asked, and a last one for the best plan after
+        improvement, where that found something better.
     best
         The row of the highest goodput.
+    changes
+        By planner: changes of its plan that were kept, with the load carried after each.
+    played
+        Changes that were tried.
     bound
         What no plan exceeds; None where no bound is known.
     """
@@ -58,6 +63,8 @@ class Portfolio(Shown):
     tried: tuple[Tried, ...]
     best: Tried
     bound: Bound | None
+    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    played: int = 0
 
     @property
     def entry(self) -> Entry:
@@ -168,8 +175,37 @@ def portfolio(
             f"No planner has a plan for {case.name}. {reasons}",
             resolve="offer more or larger GPUs, a smaller model or precision, or relax targets.",
         )
-    best = max(good, key=_key)
-    return Portfolio(case, tuple(tried), best, bound(case))
+    ranked = sorted(good, key=_key, reverse=True)
+    improved = _improved(case, ranked[: effort.improved], tuple(seeds), effort.moves)
+    changes = {one.entry.planner: one.changes for one in improved if one.changes}
+    played = sum(one.played for one in improved)
+    found = max(improved, key=lambda one: sum(one.carried_rps))
+    if found.changes:
+        notes = tuple(
+            f"{change.what}: {change.carried_rps:.4g} requests/s." for change in found.changes
+        )
+        entry = replace(
+            found.entry,
+            planner=IMPROVED,
+            notes=(f"From the plan of {found.entry.planner}.", *notes, *found.entry.notes),
+        )
+        tried.append(
+            Tried(IMPROVED, entry, score(entry, case, seeds=seeds, known=found.carried_rps))
+        )
+    best = max((one for one in tried if one.score is not None), key=_key)
+    return Portfolio(case, tuple(tried), best, bound(case), changes, played)
+
+
+def _improved(
+    case: Case, ranked: Sequence[Tried], seeds: tuple[int, ...], moves: int
+) -> list[Improved]:
+    """The best plans, each changed for the better as far as so many changes go."""
+    found = []
+    for one in ranked:
+        assert one.entry is not None
+        assert one.score is not None
+        found.append(improve(one.entry, case, one.score.carried_rps, seeds=seeds, moves=moves))
+    return found
 
 
 def ask(planner: Planner, case: Case, seeds: Sequence[int] = (0,)) -> Tried:

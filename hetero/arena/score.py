@@ -60,9 +60,11 @@ class Score(Shown):
     throughput_rps, throughput_tps
         Requests, and input and output tokens, finished per second from the first arrival to the
         last token.
+    carried_rps
+        Largest offered load that the entry carries, of each seed.
     goodput_rps
-        Largest offered load that the entry carries: at which the goal of the requests meet every
-        target or, without targets, at which the backlog does not grow.
+        Its mean over seeds: the load at which the goal of the requests still meet
+        every target or, without targets, the backlog does not grow.
     attainment
         Share of the requests that met every target at ``rate_rps``; by target in ``met``.
     finished
@@ -85,6 +87,7 @@ class Score(Shown):
     slo: Slo
     throughput_rps: Estimate
     throughput_tps: Estimate
+    carried_rps: tuple[float, ...]
     goodput_rps: Estimate
     attainment: Estimate
     met: dict[str, Estimate]
@@ -154,10 +157,11 @@ def carried(
 
     The goal of the requests meet every target at that rate; in a case without targets the backlog
     does not grow. A few thousand requests may meet their targets at rates that could not go on for
-    ever; so nothing is tried above the bound on throughput.
+    ever; so nothing is tried above the bound on throughput or, where none is known, above the rate
+    at which all of them come within the time of the first token, which shows nothing any more.
     """
     limit = bound(case)
-    most = limit.rps(case.goal) if limit else np.inf
+    most = limit.rps(case.goal) if limit else _shown(case)
     start = min(start_rps or case.rate_rps, most)
     if case.slo != Slo():
         return goodput_rps(
@@ -177,6 +181,15 @@ def carried(
         least_rps=1e-3 * start,
         most_rps=most,
     )
+
+
+def _shown(case: Case) -> float:
+    """Largest rate about which the requests of a case say anything, see :func:`carried`."""
+    slo = case.slo
+    target_s = (
+        slo.ttft_s or slo.e2e_s or (slo.tpot_s or 1.0) * float(case.trace.output_tokens.mean())
+    )
+    return len(case.trace) / target_s
 
 
 def carries(entry: Entry, case: Case, rate_rps: float, seed: int) -> bool:
@@ -245,6 +258,7 @@ def score(
         slo=case.slo,
         throughput_rps=Estimate.of([one.requests_per_s for one in found]),
         throughput_tps=Estimate.of([one.total_tps for one in found]),
+        carried_rps=tuple(carried_rps),
         goodput_rps=Estimate.of(carried_rps),
         attainment=Estimate.of(shares),
         met={

@@ -62,8 +62,8 @@ def kinds(cluster: Cluster, llm: Llm, settings: Settings | None = None) -> tuple
             if pipeline.kv_tokens >= 1:
                 instances[degree] = costed_replica(pipeline, f"{machine.gpu.name} t={degree}")
         if instances:
-            divisions = _divisions(machine.count, tuple(instances))
-            found.append(Kind(machine, tuple(numbers), instances, divisions))
+            parts = divisions(machine.count, tuple(instances))
+            found.append(Kind(machine, tuple(numbers), instances, parts))
     if not found:
         raise InfeasibleError(
             f"{llm.name} fits no machine of {cluster.name} on its own.",
@@ -73,12 +73,12 @@ def kinds(cluster: Cluster, llm: Llm, settings: Settings | None = None) -> tuple
 
 
 @lru_cache(maxsize=256)
-def _divisions(gpus: int, degrees: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+def divisions(gpus: int, degrees: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Every way to divide a machine into instances that leaves no room for a further one.
 
     Examples
     --------
-    >>> _divisions(4, (2, 4))
+    >>> divisions(4, (2, 4))
     ((4,), (2, 2))
     """
 
