@@ -28,6 +28,29 @@ Which tensor-parallel degree should eight V100 and one A800 use for conversation
 ...     print(best.machine.gpu.name, "degree", best.tensor_parallel)
 V100-SXM2-32GB degree 1
 A800-PCIE-80GB degree 1
+
+``hetero.plan`` asks every planner, and answers with a plan card: replicas, routing, goodput, cost,
+what binds, and what one more machine would bring.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hetero.planning.answer import plan as plan
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Planning brings every planner with it; who only imports hetero does not wait for that.
+    if name == "plan":
+        from hetero.planning.answer import plan
+
+        return plan
+    raise AttributeError(f"module 'hetero' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "plan"])
