@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_LONGEST = 1500  # characters of a sentence
+
 
 class HeteroError(Exception):
     """An error that names what was received, where, and how to mend it.
@@ -18,9 +20,10 @@ class HeteroError(Exception):
     """
 
     def __init__(self, what: str, *, resolve: str) -> None:
-        self.what = what
-        self.resolve = resolve
-        super().__init__(f"{what} Resolve: {resolve}")
+        # What was received may be a whole file in one cell.
+        self.what = _shortened(what)
+        self.resolve = _shortened(resolve)
+        super().__init__(f"{self.what} Resolve: {self.resolve}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments would otherwise be lost on the way back from a worker process.
@@ -34,6 +37,13 @@ def _rebuild(
     Exception.__init__(error, f"{what} Resolve: {resolve}")
     error.__dict__.update(state)
     return error
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} [...] {text[-half:]}"
 
 
 class CatalogError(HeteroError):
