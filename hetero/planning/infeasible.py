@@ -32,6 +32,7 @@ from hetero.planning.remedies import (
     words,
 )
 from hetero.planning.request import Request
+from hetero.planning.sections import by_reason
 from hetero.planning.sensitivity import STEP
 from hetero.simulator import Run, Slo
 from hetero.simulator.saturation import attainment
@@ -128,7 +129,8 @@ class Explanation(Shown):
             lines = [f"- {one.what}" for one in self.nearest]
             parts.append("\n".join(["Any one of these would do:", *lines]))
         if self.tried:
-            lines = [f"- {name}: {reason}" for name, reason in self.tried]
+            reasons = by_reason(self.tried).items()
+            lines = [f"- {', '.join(names)}: {reason}" for reason, names in reasons]
             parts.append("\n".join(["Planners without a plan:", *lines]))
         return "\n\n".join(parts)
 

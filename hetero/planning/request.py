@@ -132,6 +132,12 @@ def request(
             resolve="give targets such as ttft=500ms,tpot=50ms.",
         )
     offered = cluster if isinstance(cluster, Cluster) else fleet(cluster)
+    for machine in offered.machines if budget is not None else ():
+        if machine.usd_per_h is None:
+            raise ParameterError(
+                f"A budget needs prices, and machine {machine.name} of {offered.name} has none.",
+                resolve="give its usd_per_h in the cluster file, or leave the budget out.",
+            )
     llm = model if isinstance(model, Llm) else catalog.find_llm(model)
     requests = (
         trace if isinstance(trace, Trace) else workload.open_trace(trace, source=source, seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hetero.display import Column, Table
@@ -197,13 +198,23 @@ def tried(card: PlanCard) -> Table:
         (one.planner, *((one.precision,) if several else ()), one.goodput_rps, one.usd_per_h)
         for one in planned
     )
-    notes = []
-    for one in found:
-        if one.reason:
-            name = f"{one.planner}, {one.precision}" if several else one.planner
-            reason = one.reason.removeprefix(f"{one.planner}: ")
-            notes.append(f"No plan of {name}: {reason}")
+    notes = [
+        f"No plan of {', '.join(names)}: {reason}"
+        for reason, names in by_reason(
+            (f"{one.planner} in {one.precision}" if several else one.planner, one.reason)
+            for one in found
+            if one.reason
+        ).items()
+    ]
     return Table("What was tried", tuple(columns), rows, wrapped(notes))
+
+
+def by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names by what is said of them."""
+    found: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        found.setdefault(reason, []).append(name)
+    return found
 
 
 def sources(card: PlanCard) -> Table:
