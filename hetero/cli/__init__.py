@@ -31,6 +31,7 @@ _GROUPS = (
     "sweep",
     "plan",
     "size",
+    "resilience",
     "reschedule",
     "serve",
     "replay",

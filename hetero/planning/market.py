@@ -218,4 +218,4 @@ class Market:
     def carries(self, counts: Counts, load: Load | None = None) -> bool:
         """Whether a fleet carries the load in every seed."""
         load = load or self.load
-        return bool(counts) and self.play(counts, load).carries(load.goal)
+        return bool(counts) and self.play(counts, load).carries(load)
