@@ -48,6 +48,7 @@ def write_model(folder: Path, *, hidden: int = 256, layers: int = 4) -> int:
         import torch
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
         from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+        from transformers.utils import logging
     except ModuleNotFoundError as error:
         raise ParameterError(
             f"The engine needs the package {error.name}, which is not installed.",
@@ -66,6 +67,7 @@ def write_model(folder: Path, *, hidden: int = 256, layers: int = 4) -> int:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
+    logging.disable_progress_bar()
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
