@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -222,7 +223,8 @@ def _play(
 
 def _router(router: Router | Builtin | str) -> Callable[[], Router | Builtin]:
     if not isinstance(router, str):
-        return lambda: router
+        # A router of plain Python may remember what it has seen.
+        return lambda: deepcopy(router)
     known = factories()
     if router not in known:
         raise ParameterError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetero.errors import ParameterError
 from hetero.routers import Request
 from hetero.routers.base import FleetState
 
@@ -24,12 +25,24 @@ class SizeShares:
         self._credit = [[0.0] * len(weights) for _, weights in rows]
 
     def choose(self, request: Request, fleet: FleetState) -> int:
-        """The replica with the most credit among those that can take the request."""
+        """The replica with the most credit among those that can take the request.
+
+        Raises
+        ------
+        ParameterError
+            If the fleet has another number of replicas than there are weights.
+        """
         row = next(
             (k for k, (top, _) in enumerate(self.rows) if request.input_tokens < top),
             len(self.rows) - 1,
         )
         weights, credit = self.rows[row][1], self._credit[row]
+        if len(weights) != len(fleet.eligible):
+            raise ParameterError(
+                f"Shares by size were made for {len(weights)} replicas; the fleet has "
+                f"{len(fleet.eligible)}.",
+                resolve="plan anew for this fleet, or take another router.",
+            )
         able = [i for i, weight in enumerate(weights) if weight > 0 and fleet.eligible[i]]
         if not able:
             able = [i for i in range(len(weights)) if fleet.eligible[i]]
