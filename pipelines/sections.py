@@ -216,6 +216,46 @@ class ThunderServe(Section):
     )
 
 
+class Arena(Section):
+    """Parameters of 13_arena."""
+
+    seeds: Seeds = Field(description="arrivals that every plan is played with")
+    clusters: list[Annotated[str, Field(pattern=r"^\S+ \S+$")]] = Field(
+        min_length=1, description="fleets, each with the model that it serves"
+    )
+    alike: list[str] = Field(
+        description="fleets of which homogeneous ones of equal price take part as well"
+    )
+    workloads: list[str] = Field(min_length=1, description="traces by name")
+    loads: Swept = Field(description="offered loads over the best goodput of a case")
+    planners: list[str] = Field(description="names of the planners that take part; all if empty")
+    routed: list[str] = Field(description="fleets on which every router is tried")
+    span_s: float = Field(
+        gt=0, description="time that the requests of a case take to arrive at the bound [s]"
+    )
+    slo_scale: float = Field(
+        gt=0, description="targets over the latencies of the mean request alone"
+    )
+    effort: Literal["quick", "normal", "thorough"] = Field(description="how much planners may try")
+    jobs: int = Field(ge=1, description="cases that are played side by side")
+
+
+class Quickstart(Section):
+    """Parameters of 00_quickstart."""
+
+    requests: int = Field(ge=200, description="requests of the log")
+    rate_rps: float = Field(gt=0, description="load that the fleet is to carry [requests/s]")
+    seed: int = Field(ge=0, description="seed of arrivals and of all that is drawn")
+
+
+class Explorer(Section):
+    """Parameters of 14_explorer."""
+
+    requests: int = Field(ge=100, description="requests that are played at most")
+    shares: Swept = Field(description="offered load over the bound, one figure each")
+    seed: int = Field(ge=0, description="seed of requests and arrivals")
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
@@ -229,4 +269,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "phase_splitting": PhaseSplitting,
     "thunderserve": ThunderServe,
     "fidelity": Fidelity,
+    "arena": Arena,
+    "quickstart": Quickstart,
+    "explorer": Explorer,
 }
