@@ -99,6 +99,20 @@ class Gpu(Shown):
         """Memory [bytes]."""
         return round(self.mem_gib * 2**30)
 
+    @property
+    def _rates(self) -> dict[str, float | None]:
+        return {
+            "fp16": self.fp16_tflops,
+            "bf16": self.fp16_tflops,
+            "fp8": self.fp8_tflops,
+            "fp4": self.fp4_tflops,
+        }
+
+    @property
+    def rated(self) -> tuple[str, ...]:
+        """Data types that the matrix units compute in at a peak rate that is known."""
+        return tuple(p for p in self.precisions if self._rates.get(p) is not None)
+
     def peak_tflops(self, precision: str = "fp16") -> float:
         """Peak rate of matrix products in a precision [TFLOPS], of the kind ``peak`` says.
 
@@ -107,22 +121,16 @@ class Gpu(Shown):
         CatalogError
             If the GPU does not compute in it, or the catalog has no figure for it.
         """
-        rates = {
-            "fp16": self.fp16_tflops,
-            "bf16": self.fp16_tflops,
-            "fp8": self.fp8_tflops,
-            "fp4": self.fp4_tflops,
-        }
-        rate = rates.get(precision)
+        rate = self._rates.get(precision)
         if precision not in self.precisions or rate is None:
-            known = [p for p in self.precisions if rates.get(p) is not None]
             reason = (
                 "has no peak rate in the catalog for"
                 if precision in self.precisions
                 else "does not compute in"
             )
             raise CatalogError(
-                f"GPU '{self.name}' {reason} {precision}.", resolve=f"use {' or '.join(known)}."
+                f"GPU '{self.name}' {reason} {precision}.",
+                resolve=f"use {' or '.join(self.rated)}.",
             )
         return rate
 

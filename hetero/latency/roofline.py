@@ -140,7 +140,8 @@ class Roofline(Shown):
         GPUs that share every layer.
     precision, kv_precision
         Of the weights and of the cache. Products run at the peak rate of the weights' precision
-        where the GPU computes in it, else at the fp16 rate (weights converted on the fly).
+        where the GPU computes in it and the catalog has that rate, else at the fp16 rate (weights
+        converted on the fly).
     layers
         Layers held, ``None`` for all of them; a part of the model has no logits and no overhead
         per step.
@@ -185,8 +186,7 @@ class Roofline(Shown):
 
     @property
     def _flops(self) -> float:
-        rates = self.gpu.precisions
-        native = self.precision in rates and self.precision in ("fp16", "bf16", "fp8", "fp4")
+        native = self.precision in self.gpu.rated
         return 1e12 * self.gpu.peak_tflops(self.precision if native else "fp16")
 
     @property
