@@ -23,6 +23,7 @@ from hetero.arena.effort import NORMAL, Effort
 from hetero.arena.entry import Entry, Planner
 from hetero.arena.fleets import fleet
 from hetero.arena.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
+from hetero.arena.planners import planner
 from hetero.arena.portfolio import Tried, ask, portfolio
 from hetero.arena.score import Estimate, Score, carried, score
 from hetero.catalog import Llm
@@ -173,16 +174,21 @@ def case_of(match: Match, rules: Rules) -> Case:
     few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
     slo = targets(cluster, llm, few, rules.slo_scale)
     asked = Case(cluster, llm, few, 1.0, slo, rules.goal, seed=rules.seeds[0])
-    limit = bound(asked)
-    if limit is None:
-        return asked
-    count = int(np.clip(round(rules.span_s * limit.rps()), _FEWEST_REQUESTS, len(whole)))
-    trace = whole.sample(count, stream(1, "arena"))
+    count = round(rules.span_s * _most_rps(asked))
+    trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
     slo = targets(cluster, llm, trace, rules.slo_scale)
     asked = replace(asked, trace=trace, slo=slo)
-    limit = bound(asked)
-    assert limit is not None
-    return replace(asked, rate_rps=rules.demand * limit.rps())
+    return replace(asked, rate_rps=rules.demand * _most_rps(asked))
+
+
+def _most_rps(case: Case) -> float:
+    """Bound on the throughput of a case; for a mixture of experts that of its island layouts."""
+    limit = bound(case)
+    if limit is not None:
+        return limit.rps()
+    proven = planner("islands exact").plan(case).bound_rps
+    assert proven is not None
+    return proven
 
 
 def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
