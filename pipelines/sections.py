@@ -16,6 +16,14 @@ class Section(BaseModel):
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
+class Quickstart(Section):
+    """Parameters of 00_quickstart."""
+
+    requests: int = Field(ge=200, description="requests of the log")
+    rate_rps: float = Field(gt=0, description="load that the fleet is to carry [requests/s]")
+    seed: int = Field(ge=0, description="seed of arrivals and of all that is drawn")
+
+
 class Workloads(Section):
     """Parameters of 01_workloads."""
 
@@ -240,14 +248,6 @@ class Arena(Section):
     jobs: int = Field(ge=1, description="cases that are played side by side")
 
 
-class Quickstart(Section):
-    """Parameters of 00_quickstart."""
-
-    requests: int = Field(ge=200, description="requests of the log")
-    rate_rps: float = Field(gt=0, description="load that the fleet is to carry [requests/s]")
-    seed: int = Field(ge=0, description="seed of arrivals and of all that is drawn")
-
-
 class Explorer(Section):
     """Parameters of 14_explorer."""
 
@@ -257,6 +257,7 @@ class Explorer(Section):
 
 
 SECTIONS: Final[dict[str, type[Section]]] = {
+    "quickstart": Quickstart,
     "workloads": Workloads,
     "latency_fitting": LatencyFitting,
     "tensor_parallel_search": TensorParallelSearch,
@@ -270,6 +271,5 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "thunderserve": ThunderServe,
     "fidelity": Fidelity,
     "arena": Arena,
-    "quickstart": Quickstart,
     "explorer": Explorer,
 }
