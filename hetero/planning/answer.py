@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from hetero.arena.bound import bound
@@ -12,10 +12,11 @@ from hetero.arena.case import Case
 from hetero.arena.effort import EFFORTS as ARENA
 from hetero.arena.entry import Entry, Group
 from hetero.arena.offers import parts
-from hetero.arena.planners import planner, planners
+from hetero.arena.planners import planners
 from hetero.arena.portfolio import ask
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.latency.known import known
 from hetero.planning.card import Bound, PlanCard, Question, Replicas, Sampled, Source, Tried
@@ -27,6 +28,7 @@ from hetero.planning.contenders import (
     contenders,
     fastest,
     neighbours,
+    planned_by,
     reason_of,
     rounded_down,
     winner,
@@ -157,7 +159,7 @@ def _unmet(
             best.entry,
             reasons,
             replan,
-            planner(name, ARENA[asked.effort_name]).plan,
+            lambda changed: planned_by(name, asked, changed),
         )
     )
 
@@ -182,7 +184,7 @@ def _card(
     name = winner(asked, best, found)
 
     def replan(changed: Case) -> Entry:
-        return planner(name, ARENA[asked.effort_name]).plan(changed)
+        return planned_by(name, asked, changed)
 
     others = [
         one
@@ -221,7 +223,7 @@ def _card(
         ),
         planner=best.asked.planner,
         precision=case.precision,
-        groups=grouped(entry.groups),
+        groups=grouped(entry.groups, entry.deployment),
         idle=_idle(entry, asked.cluster),
         routing=entry.routing,
         goodput_rps=carried,
@@ -239,12 +241,17 @@ def _card(
     )
 
 
-def grouped(groups: Sequence[Group]) -> tuple[Replicas, ...]:
+def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tuple[Replicas, ...]:
     """Replicas that are alike, in one row."""
+    known = {one.name: one for one in deployment.replicas} if deployment is not None else {}
+    engines = {
+        name: {**asdict(one.engine), "kv_tokens": int(one.kv_tokens)} for name, one in known.items()
+    }
     alike: dict[tuple[object, ...], list[Group]] = {}
     for group in groups:
-        key = (group.phase, tuple((gpu, count, n) for _, gpu, count, n in group.stages))
-        alike.setdefault(key, []).append(group)
+        stages = tuple((gpu, count, n) for _, gpu, count, n in group.stages)
+        engine = tuple(engines.get(group.name, {}).values())
+        alike.setdefault((group.phase, stages, engine), []).append(group)
     return tuple(
         Replicas(
             len(some),
@@ -253,6 +260,8 @@ def grouped(groups: Sequence[Group]) -> tuple[Replicas, ...]:
             some[0].phase,
             math.fsum(one.share for one in some),
             tuple(one.name for one in some),
+            tuple(one.stages for one in some),
+            engines.get(some[0].name, {}),
         )
         for some in alike.values()
     )

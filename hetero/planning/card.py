@@ -11,7 +11,8 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
-    where the router decides as it goes) and ``names``.
+    where the router decides as it goes), ``names``, ``places`` (per replica the machine, GPU type,
+    number of GPUs and layers of each stage) and ``engine`` (what each was planned with).
 ``goodput_rps``, ``served``, ``latencies``, ``usd_per_mtok``, ``usd_per_h``, ``bound``
     What it delivers. Every such figure has ``value``, ``seeds`` (one value per seed of the
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -108,7 +109,16 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Replicas that are alike."""
+    """Replicas that are alike.
+
+    Attributes
+    ----------
+    places
+        Per replica, the stages of its pipeline: machine, GPU type, number of GPUs, layers.
+    engine
+        Fields of their :class:`hetero.deployment.Engine` and ``kv_tokens``; empty where the plan
+        is none of whole replicas.
+    """
 
     count: int
     gpus: dict[str, int]
@@ -116,6 +126,8 @@ class Replicas:
     phase: str
     share: Number
     names: tuple[str, ...]
+    places: tuple[tuple[tuple[str, str, int, int], ...], ...] = ()
+    engine: dict[str, str | int | float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,13 @@ def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
     return max(single, key=lambda one: one.key).entry.planner
 
 
+def planned_by(name: str, asked: Request, case: Case) -> Entry:
+    """Plan of one planner, improved."""
+    effort = ARENA[asked.effort_name]
+    one = planner(name, effort)
+    return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
+
+
 def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dict[str, Contender]:
     """What the best planner makes of other targets, judged by those asked for.
 
@@ -141,7 +148,7 @@ def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dic
             continue
         say(f"{name} for {step.what}")
         try:
-            entry = planner(name, ARENA[asked.effort_name]).plan(step.case)
+            entry = planned_by(name, asked, step.case)
         except InfeasibleError:
             continue
         made = score(entry, case, seeds=(case.seed,))
