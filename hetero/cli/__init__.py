@@ -30,6 +30,7 @@ _GROUPS = (
     "simulate",
     "sweep",
     "plan",
+    "export",
     "size",
     "resilience",
     "reschedule",

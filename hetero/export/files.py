@@ -150,7 +150,11 @@ def _serve(service: Service, at: Addresses) -> dict[str, str]:
         )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deployment.yaml"
-        written.write(deployment, file, model=service.llm.name, router=router, urls=dict(at))
+        model, urls = service.llm.name, dict(at)
+        if router is None:
+            written.write(deployment, file, model=model, urls=urls)
+        else:
+            written.write(deployment, file, model=model, urls=urls, router=router)
         return {
             path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
             for path in sorted(Path(folder).rglob("*"))

@@ -165,8 +165,8 @@ def _engine(one: Serving, url: str) -> EngineRow:
             for part in one.parts
         ),
         share=one.share if math.isfinite(one.share) else None,
-        kv_tokens=one.replica.kv_tokens if one.replica is not None else None,
-        max_requests=one.replica.engine.max_batch if one.replica is not None else None,
+        kv_tokens=one.kv_tokens,
+        max_requests=one.engine.max_batch if one.engine is not None else None,
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hetero.arena.case import Case
+from hetero import catalog
 from hetero.arena.entry import Entry
 from hetero.catalog import Llm
-from hetero.deployment import Deployment, Engine, Replica
+from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import ExportError
+from hetero.planning.card import PlanCard
 from hetero.routers import Builtin, Router
 
 FIRST_PORT = 8000
@@ -55,8 +56,9 @@ class Serving:
         Port that it listens on where machines are shared.
     share
         Share of the requests, NaN where the router decides as it goes.
-    replica
-        The same in a deployment, with its engine and step times; None where the plan has none.
+    engine, kv_tokens
+        How the plan took it to form batches, and the size of its KV cache [tokens]; None where the
+        plan says neither.
     """
 
     name: str
@@ -64,17 +66,13 @@ class Serving:
     parts: tuple[Part, ...]
     port: int = FIRST_PORT
     share: float = float("nan")
-    replica: Replica | None = None
+    engine: Engine | None = None
+    kv_tokens: int | None = None
 
     @property
     def machines(self) -> tuple[str, ...]:
         """Machines in the order of their stages."""
         return tuple(dict.fromkeys(part.machine for part in self.parts))
-
-    @property
-    def engine(self) -> Engine | None:
-        """How the plan took it to form batches."""
-        return self.replica.engine if self.replica is not None else None
 
     @property
     def gpus(self) -> int:
@@ -146,27 +144,94 @@ class Service(Shown):
                 )
 
     @classmethod
-    def of_entry(
-        cls, entry: Entry, case: Case, *, weights: str = "", memory_fraction: float = 0.9
+    def of_card(
+        cls,
+        card: PlanCard,
+        llm: Llm | None = None,
+        *,
+        weights: str = "",
+        memory_fraction: float = 0.9,
     ) -> Service:
-        """Service of a plan of the arena."""
-        known = {r.name: r for r in entry.deployment.replicas} if entry.deployment else {}
-        servings = [
-            Serving(
-                group.name,
-                group.phase,
-                tuple(Part(*stage) for stage in group.stages),
-                share=group.share,
-                replica=known.get(group.name),
+        """Service of a plan card, fresh or read back; ``llm`` by default as the card names it.
+
+        Raises
+        ------
+        ExportError
+            If the card does not say which machines its replicas stand on.
+        """
+        model = llm or catalog.find_llm(card.question.model)
+        if card.entry is not None:
+            return cls.of_entry(
+                card.entry,
+                model,
+                name=card.question.cluster,
+                weights=weights,
+                precision=card.precision,
+                memory_fraction=memory_fraction,
             )
-            for group in entry.groups
-        ]
+        servings = []
+        for group in card.groups:
+            if len(group.places) != len(group.names):
+                raise ExportError(
+                    f"The card does not say on which machines {group.count} replicas of "
+                    f"{group.parallelism} stand.",
+                    resolve="plan anew, and export that.",
+                )
+            engine = dict(group.engine)
+            tokens = engine.pop("kv_tokens", None)
+            for name, place in zip(group.names, group.places, strict=True):
+                servings.append(
+                    Serving(
+                        name,
+                        group.phase,
+                        tuple(Part(*stage) for stage in place),
+                        share=group.share / group.count,
+                        engine=Engine(**engine) if engine else None,  # type: ignore[arg-type]
+                        kv_tokens=int(tokens) if tokens is not None else None,
+                    )
+                )
         return cls(
-            case.cluster.name,
-            case.llm,
+            card.question.cluster,
+            model,
             placed(servings),
             weights=weights,
-            precision=case.precision,
+            precision=card.precision,
+            memory_fraction=memory_fraction,
+            routing=card.routing,
+        )
+
+    @classmethod
+    def of_entry(
+        cls,
+        entry: Entry,
+        llm: Llm,
+        *,
+        name: str,
+        weights: str = "",
+        precision: str = "fp16",
+        memory_fraction: float = 0.9,
+    ) -> Service:
+        """Service of a plan of the arena for a model on a cluster called ``name``."""
+        known = {r.name: r for r in entry.deployment.replicas} if entry.deployment else {}
+        servings = []
+        for group in entry.groups:
+            replica = known.get(group.name)
+            servings.append(
+                Serving(
+                    group.name,
+                    group.phase,
+                    tuple(Part(*stage) for stage in group.stages),
+                    share=group.share,
+                    engine=replica.engine if replica is not None else None,
+                    kv_tokens=replica.kv_tokens if replica is not None else None,
+                )
+            )
+        return cls(
+            name,
+            llm,
+            placed(servings),
+            weights=weights,
+            precision=precision,
             memory_fraction=memory_fraction,
             routing=entry.routing,
             router=entry.router() if entry.router is not None else None,
@@ -194,7 +259,15 @@ class Service(Shown):
                     resolve="give its gpu, or export a plan that has one.",
                 )
             part = Part(slug(replica.name), replica.gpu.name, replica.gpus, llm.layers)
-            servings.append(Serving(replica.name, replica.role, (part,), replica=replica))
+            servings.append(
+                Serving(
+                    replica.name,
+                    replica.role,
+                    (part,),
+                    engine=replica.engine,
+                    kv_tokens=replica.kv_tokens,
+                )
+            )
         return cls(
             deployment.name,
             llm,
@@ -235,8 +308,7 @@ class Service(Shown):
             shape = tuple(
                 (one.machines.index(p.machine), p.gpu, p.gpus, p.layers) for p in one.parts
             )
-            size = one.replica.kv_tokens if one.replica is not None else None
-            alike.setdefault((one.phase, shape, one.engine, size), []).append(one)
+            alike.setdefault((one.phase, shape, one.engine, one.kv_tokens), []).append(one)
         found: dict[str, tuple[Serving, ...]] = {}
         for same in alike.values():
             label = _label(same[0])
@@ -251,7 +323,7 @@ class Service(Shown):
                 one.name,
                 one.phase,
                 ", ".join(f"{p.gpus} x {p.gpu} of {p.machine}" for p in one.parts),
-                one.port,
+                str(one.port),
             )
             for one in self.servings
         )
@@ -285,7 +357,7 @@ def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:
             used[part.machine] = used.get(part.machine, 0) + part.gpus
         port = max(ports.get(machine, FIRST_PORT) for machine in one.machines)
         ports.update(dict.fromkeys(one.machines, port + 1))
-        found.append(Serving(one.name, one.phase, tuple(parts), port, one.share, one.replica))
+        found.append(replace(one, parts=tuple(parts), port=port))
     return tuple(found)
 
 

@@ -118,9 +118,10 @@ def arguments(service: Service, serving: Serving) -> list[str]:
     if _CACHES[service.kv_precision] != "auto":
         argv += ["--kv-cache-dtype", _CACHES[service.kv_precision]]
     argv += ["--gpu-memory-utilization", f"{service.memory_fraction:g}"]
-    if serving.replica is not None:
-        engine = serving.replica.engine
-        longest = min(longest, serving.replica.kv_tokens)
+    if serving.kv_tokens is not None:
+        longest = min(longest, serving.kv_tokens)
+    if serving.engine is not None:
+        engine = serving.engine
         argv += ["--max-num-seqs", str(engine.max_batch)]
         if engine.batching == "chunked":
             # A whole batch that decodes must fit a step.
@@ -211,16 +212,17 @@ def notes(service: Service, serving: Serving) -> tuple[str, ...]:
             f"One engine over {' and '.join(kinds)}: vLLM sizes the KV cache of all stages by the "
             "one that holds least."
         )
-    replica = serving.replica
-    if replica is None:
+    if serving.kv_tokens is not None:
+        found.append(f"The plan counts on a KV cache of {serving.kv_tokens:,} tokens.")
+    engine = serving.engine
+    if engine is None:
         return tuple(found)
-    found.append(f"The plan counts on a KV cache of {replica.kv_tokens:,} tokens.")
-    if replica.engine.admission != "paged":
+    if engine.admission != "paged":
         found.append(
-            f"The plan admits by the {replica.engine.admission} output; vLLM pages its cache and "
+            f"The plan admits by the {engine.admission} output; vLLM pages its cache and "
             "preempts instead."
         )
-    if replica.engine.eviction == "swap":
+    if engine.eviction == "swap":
         found.append("The plan swaps evicted caches out; vLLM computes them again.")
     return tuple(found)
 

@@ -59,8 +59,8 @@ def test_vllm_reads_every_command(read):
         assert seen["tensor"] == serving.parts[0].gpus
         assert seen["pipeline"] == len(serving.parts)
         assert seen["nnodes"] == len(serving.machines)
-        if serving.replica is not None:
-            assert seen["max_num_seqs"] == serving.replica.engine.max_batch
+        if serving.engine is not None:
+            assert seen["max_num_seqs"] == serving.engine.max_batch
 
 
 def test_skypilot_reads_every_task(read):

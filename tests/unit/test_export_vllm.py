@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 from export_plans import EVERY, LLAMA, SMALL, pipeline, split, whole
 
-from hetero import catalog, cluster
-from hetero.arena.case import Case
+from hetero import catalog
 from hetero.arena.entry import Entry, Group
 from hetero.deployment import Engine
 from hetero.errors import ExportError
 from hetero.export import Part, Service, Serving, vllm
-from hetero.workload import load
 
 # Flags of `vllm serve --help=all` of release 0.33, with what they take.
 FLAGS = {
@@ -111,7 +109,7 @@ def test_engine_and_memory_come_from_the_plan():
     serving = service.servings[0]
     found = flags(vllm.commands(service, serving)[0].argv)
     assert (found["--max-num-seqs"], found["--max-num-batched-tokens"]) == (48, 1024)
-    assert found["--max-model-len"] == min(SMALL.max_position, serving.replica.kv_tokens)
+    assert found["--max-model-len"] == min(SMALL.max_position, serving.kv_tokens)
     # Prefilling whole prompts, a step takes the longest.
     service = whole(engine=Engine(max_batch=48, max_step_tokens=1024))
     found = flags(vllm.commands(service, service.servings[0])[0].argv)
@@ -176,15 +174,12 @@ def test_scripts_are_shell(tmp_path):
 
 
 def test_an_entry_of_the_arena():
-    case = Case(
-        cluster.cluster("xiong-8xv100"), LLAMA, load("azure2023_conv").head(10), rate_rps=1.0
-    )
     groups = (
         Group("g0", "prefill", (("v100", "V100-SXM2-32GB", 4, 80),), 1.0),
         Group("g1", "decode", (("v100", "V100-SXM2-32GB", 4, 80),), 1.0),
     )
     entry = Entry("test", groups, "pairs", lambda trace, seed: None, 1.0)  # type: ignore[arg-type,return-value]
-    service = Service.of_entry(entry, case, weights="w")
+    service = Service.of_entry(entry, LLAMA, name="xiong-8xv100", weights="w")
     assert [one.port for one in service.servings] == [8000, 8001]
     envs = [dict(vllm.commands(service, one)[0].env) for one in service.servings]
     assert envs[1]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"

@@ -1,0 +1,132 @@
+"""Plan cards, as files and as objects, and the command that exports them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from hetero import catalog, cli
+from hetero.arena.entry import Group
+from hetero.deployment import Engine
+from hetero.errors import ExportError
+from hetero.export import Service, vllm
+from hetero.planning.card import PlanCard, Question, Replicas, Sampled
+
+ENGINE = Engine(batching="chunked", admission="paged", max_batch=64, max_step_tokens=1024)
+
+
+def card(**changes):
+    group = Group("r", "both", (("m1", "L4", 2, 16), ("m1", "L4", 2, 16)))
+    groups = (
+        Replicas(
+            2,
+            {"L4": 4},
+            group.parallelism,
+            "both",
+            0.8,
+            ("r0", "r1"),
+            (group.stages, (("m2", "L4", 2, 16), ("m2", "L4", 2, 16))),
+            {**asdict(ENGINE), "kv_tokens": 70_000},
+        ),
+        Replicas(1, {"A10": 1}, "TP 1", "both", 0.2, ("s",), ((("m3", "A10", 1, 32),),), {}),
+    )
+    question = Question(
+        "fleet", {"L4": 8, "A10": 1}, "Llama-3-8B", "t", 1.0, True, {}, 0.9, None, "fp16",
+        "nominal", 0, 10,
+    )  # fmt: skip
+    values = {
+        "question": question,
+        "planner": "test",
+        "precision": "fp8",
+        "groups": groups,
+        "idle": {},
+        "routing": "hetero",
+        "goodput_rps": Sampled(1.0, (1.0,)),
+        "served": {},
+        "latencies_s": {},
+        "usd_per_h": None,
+        "usd_per_mtok": None,
+        "bound": None,
+        "limits": None,
+        "changes": (),
+        "tried": (),
+        "sources": (),
+    }
+    return PlanCard(**(values | changes))
+
+
+def test_a_card_that_was_read_back_has_all_that_engines_need():
+    service = Service.of_card(PlanCard.from_json(card().to_json()))
+    assert [one.name for one in service.servings] == ["r0", "r1", "s"]
+    assert [one.share for one in service.servings] == [0.4, 0.4, 0.2]
+    first, _, last = service.servings
+    assert first.engine == ENGINE
+    assert (first.kv_tokens, last.kv_tokens, last.engine) == (70_000, None, None)
+    [command] = vllm.commands(service, first)
+    assert dict(command.env) == {
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "VLLM_PP_LAYER_PARTITION": "16,16",
+    }
+    text = " ".join(command.argv)
+    assert "--max-num-seqs 64" in text
+    assert "--quantization fp8" in text
+    assert list(service.families()) == ["l4-tp2-pp2", "a10-tp1"]
+
+
+def test_another_model_than_the_card_names():
+    llm = catalog.llm("Mistral-7B")
+    assert Service.of_card(card(), llm).llm is llm
+
+
+def test_a_card_without_places_is_refused():
+    groups = (Replicas(2, {"L4": 4}, "TP 2", "both", 1.0, ("a", "b")),)
+    with pytest.raises(ExportError, match="on which machines 2 replicas"):
+        Service.of_card(card(groups=groups))
+
+
+def run(capsys, *words):
+    code = 0
+    try:
+        cli.main(["export", *map(str, words)])
+    except SystemExit as stopped:
+        code = stopped.code
+    return code, capsys.readouterr()
+
+
+def test_the_command_writes_what_it_says(tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    card().save(plan)
+    code, said = run(capsys, plan, "--to", "vllm", "-o", tmp_path / "out", "--weights", "org/m")
+    assert code == 0
+    assert "m1.sh" in said.out
+    assert "vllm serve org/m" in (tmp_path / "out" / "m1.sh").read_text()
+    code, said = run(
+        capsys, plan, "--to", "routing", "-o", tmp_path / "table", "--hosts", "kubernetes"
+    )
+    assert code == 0
+    table = json.loads((tmp_path / "table" / "routing.json").read_text())
+    assert table["engines"][1]["url"] == "http://l4-tp2-pp2-1.l4-tp2-pp2:8000"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("plan.json", "--to", "helm", "-o", "x"), "--to does not know 'helm'"),
+        (("none.json", "--to", "vllm", "-o", "x"), "cannot be read"),
+        (("my_fleet", "--to", "vllm", "-o", "x"), "No model is named"),
+        (("plan.json", "--to", "serve", "-o", "x"), "no step times"),
+        (("plan.json", "--to", "vllm", "-o", "no/x"), "does not exist"),
+        (("plan.json", "--to", "vllm", "-o", "x", "--hosts", "moon"), "does not know 'moon'"),
+        (("plan.json", "--to", "vllm", "-o", "x", "--memory-fraction", "2"), "starts no engine"),
+    ],
+)
+def test_errors_are_one_sentence_and_leave_nothing(tmp_path, capsys, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    card().save("plan.json")
+    code, said = run(capsys, *words)
+    assert code == 1
+    assert says in said.err
+    assert said.err.count("\n") == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]
