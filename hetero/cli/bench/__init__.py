@@ -9,7 +9,7 @@ import typer
 # Each module adds its command to the group in ``register(group)``.
 _COMMANDS = (
     *("simulate", "routers", "phases", "placement", "islands", "pipelines", "scale", "serve"),
-    *("sweep", "live"),
+    *("sweep", "live", "arena"),
 )
 
 
