@@ -256,6 +256,18 @@ class Explorer(Section):
     seed: int = Field(ge=0, description="seed of requests and arrivals")
 
 
+class Live(Section):
+    """Parameters of 15_live."""
+
+    measure: bool = Field(
+        description="start the engines and measure anew (8 minutes, two idle cores) instead of "
+        "reading what was recorded"
+    )
+    bar_percent: float = Field(
+        gt=0, description="error of a predicted throughput that is accepted [%]"
+    )
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "quickstart": Quickstart,
     "workloads": Workloads,
@@ -272,4 +284,5 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "fidelity": Fidelity,
     "arena": Arena,
     "explorer": Explorer,
+    "live": Live,
 }

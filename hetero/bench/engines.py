@@ -67,7 +67,7 @@ def write_model(folder: Path, *, hidden: int = 256, layers: int = 4) -> int:
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(

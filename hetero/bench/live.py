@@ -292,7 +292,7 @@ class _Work:
                 [*command, str(self.file), "--port", str(port)], stdout=out, stderr=out
             )
         try:
-            wait(self.url, process, log)
+            wait(self.url, process, log, 240.0)  # the first start compiles the routers
             self.dispatcher = psutil.Process(process.pid)
             yield
         finally:

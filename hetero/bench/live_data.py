@@ -7,15 +7,19 @@ fitted to. Notebooks read both, so that no notebook times anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import subprocess
+import sys
+import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from hetero import paths
-from hetero.errors import DataError
+from hetero import latency, paths, profiling
+from hetero.errors import DataError, EndpointError
 from hetero.files import writing
 from hetero.intervals import interval
 
@@ -110,7 +114,80 @@ def gains(found: pd.DataFrame, baseline: str, quantity: str = "output_tps") -> p
     return pd.DataFrame(rows, columns=["case", "origin", "ratio", "low", "high"])
 
 
-def samples(found: pd.DataFrame, origin: str, quantity: str = "output_tps") -> Mapping[str, object]:
+def pairs(found: pd.DataFrame, quantity: str = "output_tps") -> pd.DataFrame:
+    """Every pair of routers: which one the engines and the simulator put first.
+
+    Columns: both names, real and simulated mean of the first over the second less one [%],
+    whether the repeats tell the real pair apart (95 % interval of the paired differences), and
+    whether the simulator has the same order.
+    """
+    real, simulated = samples(found, "real", quantity), samples(found, "simulated", quantity)
+    rows = []
+    for a, b in combinations(real, 2):
+        low, high = interval(real[a] - real[b])
+        gaps = [100.0 * (float(one[a].mean() / one[b].mean()) - 1.0) for one in (real, simulated)]
+        rows.append((a, b, *gaps, not low <= 0.0 <= high, gaps[0] * gaps[1] > 0))
+    columns = ["first", "second", "real_percent", "simulated_percent", "told_apart", "same_order"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def fits(rounds: pd.DataFrame) -> dict[str, profiling.Fitted]:
+    """Step times fitted to the rounds of each engine, as ``hetero profile --fit`` fits them."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in dict.fromkeys(rounds["engine"]):
+            found[str(name)] = profiling.fitted(_own(rounds, name, folder))
+    return found
+
+
+def _own(rounds: pd.DataFrame, name: str, folder: str) -> Path:
+    """The rounds of one engine as a file of their own."""
+    file = Path(folder) / f"{name}.csv"
+    of = rounds[rounds["engine"] == name]
+    of.drop(columns=list(PROFILE_EXTRA)).to_csv(file, index=False)
+    return file
+
+
+def step_errors(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Every measured step beside its fitted time.
+
+    Columns: engine, phase, batch, tokens per request, measured and fitted time [s].
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, fit in fits(rounds).items():
+            measured = latency.read_csv(_own(rounds, name, folder))
+            for phase in ("prefill", "decode"):
+                part = measured.phase(phase)
+                total = part.batch * part.length_tokens
+                if phase == "prefill":
+                    times = fit.step.seconds(total, 0, 0.0, total * part.length_tokens / 2)
+                else:
+                    times = fit.step.seconds(part.batch, part.batch.astype(int), total, 0.0)
+                each = zip(part.batch, part.length_tokens, part.seconds, times, strict=True)
+                rows += [(name, phase, *row) for row in each]
+    columns = ["engine", "phase", "batch", "tokens", "measured_s", "fitted_s"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def measure() -> None:
+    """Run ``hetero bench live --record``, which takes up to eight minutes and two idle cores.
+
+    Raises
+    ------
+    EndpointError
+        If it fails; its own words stand above.
+    """
+    run = [sys.executable, "-c", "from hetero.cli import main; main()", *_COMMAND.split()[1:]]
+    if subprocess.run(run, check=False).returncode:
+        raise EndpointError(
+            f"`{_COMMAND}` failed.", resolve="run it in a terminal and read what it says."
+        )
+
+
+def samples(
+    found: pd.DataFrame, origin: str, quantity: str = "output_tps"
+) -> dict[str, NDArray[np.float64]]:
     """Values over the repeats by router, as :func:`hetero.intervals.ranking` takes them."""
     part = found[(found["kind"] == "router") & (found["origin"] == origin)]
     ordered = part.sort_values("repeat")
