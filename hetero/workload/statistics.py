@@ -121,7 +121,7 @@ def ks_distance(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def count_error(real_s: ArrayLike, other_s: ArrayLike, window_s: float = 60.0) -> float:
-    """Share of arrivals in the wrong window: sum of |difference of counts| over the real count.
+    """Share of arrivals in the wrong window: sum of ``|difference of counts|`` over the real count.
 
     Known as the weighted absolute percentage error; windows start at each trace's first arrival.
 

@@ -32,7 +32,7 @@ class Ratios:
     total_rps
         R [requests/s].
     deviation
-        Delta, the sum of |sigma_s - p_s|.
+        Delta, the sum of ``|sigma_s - p_s|``.
     objective
         R - lambda Delta.
     breakpoints_rps
