@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hetero.planning.curve import DayPlan
     from hetero.planning.market import Market
     from hetero.planning.sizing import Sizing
+    from hetero.planning.spot import SpotMix
 
 _EXAMPLE = """
     name: quote of March
@@ -59,6 +60,12 @@ def size(
         Path | None,
         typer.Option(help="Load over a day: CSV file with the columns hour (0, 1, ...), rate_rps."),
     ] = None,
+    spot: Annotated[
+        float | None,
+        typer.Option(
+            help="Mix in spot machines of --prices: share of the hours that must meet the goal."
+        ),
+    ] = None,
     slo: options.Targets = "ttft=2s,tpot=100ms",
     goal: Goal = 0.9,
     prices: Prices = None,
@@ -77,7 +84,7 @@ def size(
 
     An integer program proposes fleets, simulation over several seeds decides, and a bound says
     what any fleet of these machines must cost. With --curve machines are kept the whole day or
-    rented by the hour.
+    rented by the hour; with --spot cheaper machines that vanish are mixed in.
     """
     from hetero import catalog, workload
     from hetero.errors import ParameterError
@@ -93,6 +100,11 @@ def size(
         raise ParameterError(
             "The load is given by one of --rate and --curve.",
             resolve="write --rate 20, or --curve day.csv.",
+        )
+    if spot is not None and curve is not None:
+        raise ParameterError(
+            "--spot takes a constant load, and --curve gives a changing one.",
+            resolve="give --rate instead of --curve.",
         )
     if figure is not None:
         options.ending(figure, options.PICTURES)
@@ -110,6 +122,12 @@ def size(
     market = Market(
         listed(prices, gpu, most), catalog.find_llm(model), load, Settings(precision=precision)
     )
+    if spot is not None:
+        from hetero.planning.spot import cheapest_mix
+
+        mix = cheapest_mix(market, spot, seed=seed)
+        print(options.to_json(_spot(mix)) if as_json else mix, end="" if as_json else "\n")
+        return
     if load_curve is None:
         found = sizing.cheapest(market)
         print(options.to_json(_record(found)) if as_json else found, end="" if as_json else "\n")
@@ -202,6 +220,21 @@ def _record(found: Sizing) -> dict[str, Any]:
             "usd_per_h": single[1].usd_per_h,
             "machines": _machines(found.market, single[1].counts),
         },
+    }
+
+
+def _spot(mix: SpotMix) -> dict[str, Any]:
+    return _about(mix.market) | {
+        "rate_rps": mix.market.load.rate_rps,
+        "usd_per_h": mix.risk.usd_per_h,
+        "on_demand_alone_usd_per_h": mix.on_demand_usd_per_h,
+        "probability": mix.probability,
+        "hours_that_meet_the_goal": mix.risk.carried,
+        "goodput_rps": mix.risk.goodput_rps,
+        "attainment_worst_5_percent": mix.risk.worst,
+        "attainment_of_played_hours": list(mix.played),
+        "on_demand": _machines(mix.market, mix.on_demand),
+        "spot": _machines(mix.market, mix.spot),
     }
 
 

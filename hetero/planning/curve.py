@@ -30,7 +30,7 @@ from ortools.math_opt.python import mathopt
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.melange import Program
-from hetero.planning.fluid import Counts
+from hetero.planning.fluid import Counts, together
 from hetero.planning.load_curve import LoadCurve
 from hetero.planning.market import Market
 from hetero.planning.trial import Outcome
@@ -77,7 +77,7 @@ class DayPlan(Shown):
 
     def machines(self, hour: int) -> Counts:
         """All machines of an hour."""
-        return _sum(self.reserved, self.on_demand[hour])
+        return together(self.reserved, self.on_demand[hour])
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
         missed = [
             hour
             for hour, rate in enumerate(curve.rates_rps)
-            if not market.carries(_sum(reserved, on_demand[hour]), load.at(rate))
+            if not market.carries(together(reserved, on_demand[hour]), load.at(rate))
         ]
         if not missed:
             break
@@ -183,7 +183,7 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
     reserved, on_demand = _give_back(market, curve, reserved, on_demand)
     fluid = market.cheapest_hours()
     floor = sum(fluid.least_usd_per_h(rate) for rate in curve.rates_rps)
-    busiest = _sum(reserved, on_demand[int(np.argmax(curve.rates_rps))])
+    busiest = together(reserved, on_demand[int(np.argmax(curve.rates_rps))])
     assert first is not None
     return DayPlan(
         market=market,
@@ -191,7 +191,7 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
         reserved=reserved,
         on_demand=tuple(on_demand),
         outcomes=tuple(
-            market.play(_sum(reserved, on_demand[hour]), load.at(rate))
+            market.play(together(reserved, on_demand[hour]), load.at(rate))
             for hour, rate in enumerate(curve.rates_rps)
         ),
         usd=_usd(market, reserved, on_demand),
@@ -273,9 +273,9 @@ def _give_back(
     while improved:
         improved = False
         for at in prices(reserved):
-            fewer = _sum(reserved, {at: -1})
+            fewer = together(reserved, {at: -1})
             if all(
-                market.carries(_sum(fewer, on_demand[hour]), load.at(rate))
+                market.carries(together(fewer, on_demand[hour]), load.at(rate))
                 for hour, rate in enumerate(curve.rates_rps)
             ):
                 reserved, improved = fewer, True
@@ -283,9 +283,9 @@ def _give_back(
         for hour, rate in enumerate(curve.rates_rps):
             for at in prices(on_demand[hour]):
                 tried = [*on_demand]
-                tried[hour] = _sum(on_demand[hour], {at: -1})
+                tried[hour] = together(on_demand[hour], {at: -1})
                 price = _usd(market, reserved, tried)
-                fleet = _sum(reserved, tried[hour])
+                fleet = together(reserved, tried[hour])
                 if price < spent - 1e-9 and market.carries(fleet, load.at(rate)):
                     on_demand, spent, improved = tried, price, True
     return reserved, on_demand
@@ -316,10 +316,3 @@ def _reserved_usd(market: Market, counts: Counts) -> float:
         (market.offers[k].reserved_usd_per_h or market.offers[k].usd_per_h) * n
         for (k, _), n in counts.items()
     )
-
-
-def _sum(first: Counts, second: Counts) -> Counts:
-    found = dict(first)
-    for at, n in second.items():
-        found[at] = found.get(at, 0) + n
-    return {at: n for at, n in sorted(found.items()) if n}

@@ -43,6 +43,20 @@ _ROUNDS = 40
 _RANGES = 48
 
 
+def together(first: Counts, second: Counts) -> Counts:
+    """Machines of two fleets.
+
+    Examples
+    --------
+    >>> together({(0, (1,)): 2}, {(0, (1,)): -1, (1, (2, 2)): 1})
+    {(0, (1,)): 1, (1, (2, 2)): 1}
+    """
+    found = dict(first)
+    for at, n in second.items():
+        found[at] = found.get(at, 0) + n
+    return {at: n for at, n in sorted(found.items()) if n}
+
+
 def work_s(replica: Replica, inputs: Floats, outputs: Floats) -> Floats:
     """Least busy time of an instance per request, for every line and share; shape (R, rows) [s].
 

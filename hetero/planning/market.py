@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -192,6 +192,15 @@ class Market:
     def deployment(self, counts: Counts, name: str = "fleet") -> Deployment:
         """A fleet as replicas."""
         return Deployment(name, tuple(replica for *_, replica in self._placed(counts)))
+
+    def machines(
+        self, counts: Counts
+    ) -> Iterator[tuple[tuple[int, tuple[int, ...]], tuple[str, ...]]]:
+        """Every machine of a fleet: its kind and division, and the names of its replicas."""
+        named = iter(self._placed(counts))
+        for at, count in sorted(counts.items()):
+            for _ in range(count):
+                yield at, tuple(next(named)[-1].name for _ in at[1])
 
     def _placed(self, counts: Counts) -> list[tuple[str, Offer, int, Replica]]:
         placed = []

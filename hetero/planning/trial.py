@@ -108,8 +108,12 @@ class Outcome:
 
         Where no target bounds the time that requests wait, the backlog must not grow either.
         """
+        return min(self.attained) >= load.goal and self.bounded(load)
+
+    def bounded(self, load: Load) -> bool:
+        """Whether a target bounds the time that requests wait, or the backlog does not grow."""
         waits = load.slo.ttft_s is None and load.slo.e2e_s is None
-        return min(self.attained) >= load.goal and not (waits and max(self.growth) > _GROWTH)
+        return not waits or max(self.growth) <= _GROWTH
 
     @property
     def attained_interval(self) -> tuple[float, float]:
