@@ -7,6 +7,7 @@ better ones, and so that nothing has to be downloaded.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import socket
@@ -118,17 +119,10 @@ def engine(
         If it does not serve within ``limit_s``.
     """
     port = free_port()
-    command = [
-        *(str(Path(sys.executable).with_name("transformers")), "serve", str(folder)),
-        *("--continuous-batching", "--device", "cpu", "--port", str(port)),
-        # By default the cache takes most of the machine's memory.
-        *("--cb-block-size", str(block_tokens), "--cb-num-blocks", str(blocks)),
-        *("--cb-max-batch-tokens", str(step_tokens)),
-    ]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = _command(folder, port, blocks, block_tokens, step_tokens)
     path = folder / f"server-{port}.log"
     with path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
     url = f"http://127.0.0.1:{port}"
     try:
         if core is not None and hasattr(os, "sched_setaffinity"):
@@ -138,6 +132,22 @@ def engine(
     finally:
         process.kill()
         process.wait()
+
+
+def _command(
+    folder: Path, port: int, blocks: int, block_tokens: int, step_tokens: int
+) -> list[str]:
+    return [
+        *(str(Path(sys.executable).with_name("transformers")), "serve", str(folder)),
+        *("--continuous-batching", "--device", "cpu", "--port", str(port)),
+        # By default the cache takes most of the machine's memory.
+        *("--cb-block-size", str(block_tokens), "--cb-num-blocks", str(blocks)),
+        *("--cb-max-batch-tokens", str(step_tokens)),
+    ]
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def wait(
@@ -168,3 +178,28 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+def main() -> None:
+    """Write a model, unless its folder holds one, and serve it until stopped."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hetero.bench.engines", description="Serve a small Llama on this machine."
+    )
+    parser.add_argument("folder", type=Path, help="of the model; written if it is not there")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size (%(default)s)")
+    parser.add_argument("--layers", type=int, default=4, help="layers (%(default)s)")
+    parser.add_argument("--core", type=int, help="core that it is pinned to")
+    chosen = parser.parse_args()
+    if not (chosen.folder / "config.json").exists():
+        write_model(chosen.folder, hidden=chosen.hidden, layers=chosen.layers)
+    if chosen.core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {chosen.core})
+    tokens = 256 * 64
+    print(f"Model '{chosen.folder}', KV cache of {tokens:,} tokens.", flush=True)
+    command = _command(chosen.folder, chosen.port, 256, 64, 2048)
+    os.execve(command[0], command, _environment())
+
+
+if __name__ == "__main__":
+    main()

@@ -111,6 +111,53 @@ def bench(
     return ServeBench(tuple(rows), tuple(timings), notes)
 
 
+def soak(requests: int = 100_000, *, progress: Callable[[str], None] | None = None) -> ServeBench:
+    """Memory of a dispatcher over many requests, 64 at once.
+
+    Parameters
+    ----------
+    requests
+        Requests after a tenth as many for warm-up.
+    progress
+        Called with a line after each tenth.
+
+    Raises
+    ------
+    EndpointError
+        If a request fails or a process does not start.
+    """
+    say = progress or (lambda _: None)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    with _processes(cores) as (_, served, process):
+        seen = asyncio.run(_soak(served, process, requests, say))
+    part = requests // 10
+    half = np.arange(len(seen))[len(seen) // 2 :]
+    slope = float(np.polyfit(half * part, np.array(seen)[half], 1)[0]) if len(half) > 1 else 0.0
+    rows = (
+        ("resident memory before", seen[0], "MiB", part),
+        ("resident memory after", seen[-1], "MiB", part + 10 * part),
+        ("memory grown", seen[-1] - seen[0], "MiB", 10 * part),
+        ("growth over the second half", 1e4 * slope, "MiB per 10,000 requests", 5 * part),
+    )
+    return ServeBench(rows, (), (f"64 requests at once, one token each; {part:,} for warm-up.",))
+
+
+async def _soak(
+    url: str, process: psutil.Process, requests: int, say: Callable[[str], None]
+) -> list[float]:
+    """Resident memory of the dispatcher after the warm-up and after each tenth [MiB]."""
+    seen: list[float] = []
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+    ) as session:
+        for k in range(11):
+            await _many(session, url, max(requests // 10, 1))
+            seen.append(process.memory_info().rss / 2**20)
+            what = "warm-up" if k == 0 else f"{k * (requests // 10):,} requests"
+            say(f"{what}: {seen[-1]:.1f} MiB")
+    return seen
+
+
 async def _measure(
     direct: str,
     served: str,
