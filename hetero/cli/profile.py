@@ -34,6 +34,10 @@ def profile(
     precision: Annotated[
         float, typer.Option(help="Half-width of a time's interval that would do [%].")
     ] = 5.0,
+    check: Annotated[
+        int,
+        typer.Option(min=0, help="Fresh rounds after the fit, at other settings, to test it on."),
+    ] = 0,
     fit: Annotated[
         Path | None, typer.Option(help="Write the fitted step model to this JSON file.")
     ] = None,
@@ -43,7 +47,8 @@ def profile(
     """Measure a server's prefill and decode times, and fit p1..p8 of Xiong et al. eq. 3-4.
 
     Sends rounds of streamed completions: never more at once than the largest batch, none twice.
-    Each round is kept as it ends, so a stopped profile goes on with the same command.
+    Each round is kept as it ends, so a stopped profile goes on with the same command. With
+    --check the fit is then asked for rounds at settings between and beside the measured ones.
     A key for the server is taken from the environment variable HETERO_API_KEY.
     """
     from hetero import profiling
@@ -53,23 +58,43 @@ def profile(
     if fit is not None:
         check_new(fit, force=force)
     endpoint = profiling.Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
+    settings = profiling.grid(
+        options.whole_numbers("--batch", batch),
+        options.whole_numbers("--input", input_tokens),
+        options.whole_numbers("--tokens", output_tokens),
+    )
+    limits = profiling.Limits(max_seconds, max_tokens)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr)
+
     found = profiling.profile(
         endpoint,
-        profiling.grid(
-            options.whole_numbers("--batch", batch),
-            options.whole_numbers("--input", input_tokens),
-            options.whole_numbers("--tokens", output_tokens),
-        ),
+        settings,
         output,
         repeats=repeats,
         warm_up=warm_up,
-        limits=profiling.Limits(max_seconds, max_tokens),
+        limits=limits,
         seed=seed,
-        progress=lambda line: print(line, file=sys.stderr),
+        progress=say,
     )
     print(found)
     result = profiling.fitted(output, wanted_percent=precision)
     print("\n" + "\n\n".join(str(table) for table in result.tables()))
+    if check:
+        fresh = profiling.profile(
+            endpoint,
+            profiling.between(settings, check, seed=seed),
+            output,
+            repeats=1,
+            warm_up=warm_up,
+            limits=limits,
+            seed=seed,
+            progress=say,
+            kept_for="check",
+            after=found,
+        )
+        print(f"\n{fresh}\n\n{profiling.checked(output, result.step)}")
     if fit is not None:
         storage.save(result.step, fit, force=force)
         print(f"\nWrote {fit}.")

@@ -171,11 +171,18 @@ def one_generation(tables: Iterable[Measurements]) -> str:
     return engines[0]
 
 
+KeptFor = Literal["fit", "check"]
+"""What a measured row is for."""
+
 COLUMNS = ("phase", "batch", "input_tokens", "context_tokens", "output_tokens", "seconds", "ms")
 
 
 def read_csv(
-    path: Path | str, *, columns: Mapping[str, str] | None = None, source: str = ""
+    path: Path | str,
+    *,
+    columns: Mapping[str, str] | None = None,
+    source: str = "",
+    kept_for: KeptFor = "fit",
 ) -> Measurements:
     r"""Measurements of a CSV file with one step or one request batch per row.
 
@@ -188,6 +195,9 @@ def read_csv(
     ----------
     columns
         Own heading per column name above, such as ``{"batch": "bs"}``.
+    kept_for
+        Rows whose column ``kept_for``, where there is one, says ``check`` test a fit and are no
+        part of one: ``"fit"`` leaves them out, ``"check"`` gives only them.
 
     Raises
     ------
@@ -211,6 +221,15 @@ def read_csv(
             resolve=f"map one of {', '.join(COLUMNS)}.",
         )
     frame = _read_text(path)
+    if "kept_for" in frame.columns or kept_for == "check":
+        check = frame.get("kept_for", pd.Series("", frame.index)).str.strip() == "check"
+        frame = frame[check if kept_for == "check" else ~check]
+        if frame.empty:
+            raise DataError(
+                f"has no rows kept for a {kept_for}.",
+                path=path,
+                resolve="measure some with hetero profile, or give another file.",
+            )
     cells = _Cells(path, frame, {name: own.get(name, name) for name in COLUMNS}, frozenset(own))
 
     decode = cells.phases()

@@ -16,6 +16,7 @@ import numpy as np
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import DataError, EndpointError, ParameterError
+from hetero.latency.tables import KeptFor
 from hetero.profiling.endpoint import Endpoint, Reply
 from hetero.profiling.settings import Prompts, Setting
 from hetero.streams import stream
@@ -28,7 +29,7 @@ _REFUSED = (400, 422)  # statuses of engines that do not know ignore_eos
 
 COLUMNS = (
     *("phase", "batch", "input_tokens", "context_tokens", "seconds", "round"),
-    *("asked_input_tokens", "asked_output_tokens", "model"),
+    *("asked_input_tokens", "asked_output_tokens", "model", "kept_for"),
 )
 
 
@@ -69,6 +70,8 @@ class Profile(Shown):
         Rounds that this call sent.
     stopped
         Why rounds are missing, empty if none is.
+    seconds, tokens
+        What the calls took of their limits.
     """
 
     path: Path
@@ -76,6 +79,8 @@ class Profile(Shown):
     planned: int
     sent: int
     stopped: str
+    seconds: float = 0.0
+    tokens: float = 0.0
 
     def table(self) -> Table:
         """One row."""
@@ -150,6 +155,8 @@ def profile(
     limits: Limits | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
+    kept_for: KeptFor = "fit",
+    after: Profile | None = None,
 ) -> Profile:
     """Measure every setting so many times, in random order, and keep each round as it ends.
 
@@ -164,6 +171,10 @@ def profile(
         Rounds of the largest setting that are not kept.
     progress
         Called with a line after each round.
+    kept_for
+        What the rounds are marked for in the file; those of a check are in no fit.
+    after
+        A profile whose time and tokens count against the same limits.
 
     Raises
     ------
@@ -179,16 +190,24 @@ def profile(
             resolve="give at least one setting and one repeat.",
         )
     file = Path(path)
-    have = _rounds(file, endpoint.model)
+    have = _rounds(file, endpoint.model, kept_for)
     rounds = [(setting, k) for setting in dict.fromkeys(settings) for k in range(repeats)]
     order = stream(seed, "order").permutation(len(rounds))
     missing = [rounds[i] for i in order if _key(*rounds[i]) not in have]
     stopped, sent = "", 0
+    start_s, say = time.perf_counter() - (after.seconds if after else 0.0), progress or _silent
+    tokens = after.tokens if after else 0.0
     if missing:
-        work = _Work(endpoint, file, limits or Limits(), seed, progress or (lambda _: None))
+        work = _Work(endpoint, file, limits or Limits(), seed, say, kept_for, tokens, start_s)
         # A server that fails leaves the rounds that ended.
         stopped, sent = asyncio.run(work.run(missing, max(settings), warm_up, len(rounds)))
-    return Profile(file, len(rounds) - len(missing) + sent, len(rounds), sent, stopped)
+        tokens = work.tokens
+    done, spent_s = len(rounds) - len(missing) + sent, time.perf_counter() - start_s
+    return Profile(file, done, len(rounds), sent, stopped, spent_s, tokens)
+
+
+def _silent(_: str) -> None:
+    """Say nothing of a round."""
 
 
 @dataclass(slots=True)
@@ -198,16 +217,16 @@ class _Work:
     limits: Limits
     seed: int
     say: Callable[[str], None]
+    kept_for: KeptFor
+    tokens: float
+    start_s: float
     ignore_eos: bool = True
-    tokens: float = 0.0
-    start_s: float = 0.0
     seconds_per_token: float = 0.0
 
     async def run(
         self, missing: list[tuple[Setting, int]], largest: Setting, warm_up: int, planned: int
     ) -> tuple[str, int]:
         prompts, done = Prompts(), planned - len(missing)
-        self.start_s = time.perf_counter()
         async with self.endpoint.client() as client:
             counts = []
             for words in _PROBES:
@@ -224,7 +243,8 @@ class _Work:
                 if reason := self._over(setting):
                     return f"{reason} {len(missing) - sent} rounds are missing.", sent
                 found = await self._round(client, prompts, setting, k)
-                _append(self.file, _lines(setting, k, found, self.endpoint.model))
+                lines = _lines(setting, k, found, self.endpoint.model, self.kept_for)
+                _append(self.file, lines)
                 self.say(
                     f"{done + sent + 1}/{planned} batch {setting.batch}, "
                     f"{found.input_tokens:.0f} input tokens: prefill {1e3 * found.prefill_s:.1f} ms"
@@ -243,7 +263,7 @@ class _Work:
     async def _round(
         self, client: AsyncOpenAI, prompts: Prompts, setting: Setting, repeat: int
     ) -> Steps:
-        rng = stream(self.seed, f"{setting}/{repeat}")
+        rng = stream(self.seed, f"{setting}/{repeat}/{self.kept_for}")
         texts = [prompts.of_tokens(setting.input_tokens, rng) for _ in range(setting.batch)]
         begin = time.perf_counter()
         refused: ExceptionGroup[EndpointError] | None = None
@@ -283,10 +303,10 @@ def _key(setting: Setting, repeat: int) -> tuple[int, int, int, int]:
     return setting.batch, setting.input_tokens, setting.output_tokens, repeat
 
 
-def _lines(setting: Setting, repeat: int, found: Steps, model: str) -> str:
+def _lines(setting: Setting, repeat: int, found: Steps, model: str, kept_for: KeptFor) -> str:
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n").writerow
-    asked = (repeat, setting.input_tokens, setting.output_tokens, model)
+    asked = (repeat, setting.input_tokens, setting.output_tokens, model, kept_for)
     # The decode row first: a round counts as kept once its prefill row stands.
     if found.decode_s is not None:
         context = f"{found.context_tokens:.6g}"
@@ -305,8 +325,8 @@ def _append(file: Path, lines: str) -> None:
         os.fsync(out.fileno())
 
 
-def _rounds(file: Path, model: str) -> set[tuple[int, int, int, int]]:
-    """Rounds that a file holds; what a crash left half-written is cut off."""
+def _rounds(file: Path, model: str, kept_for: KeptFor) -> set[tuple[int, int, int, int]]:
+    """Rounds of a kind that a file holds; what a crash left half-written is cut off."""
     if not file.exists():
         if not file.parent.is_dir():
             raise ParameterError(
@@ -318,6 +338,10 @@ def _rounds(file: Path, model: str) -> set[tuple[int, int, int, int]]:
     if not text:
         return set()
     head, _, body = text.partition("\n")
+    if tuple(head.split(",")) == COLUMNS[:-1]:  # from before there were checks
+        body = body.replace("\n", ",fit\n")
+        head = ",".join(COLUMNS)
+        _rewrite(file, f"{head}\n{body}")
     if tuple(head.split(",")) != COLUMNS:
         raise DataError(
             "holds something else than a profile.",
@@ -338,12 +362,16 @@ def _rounds(file: Path, model: str) -> set[tuple[int, int, int, int]]:
                 path=file,
                 resolve="choose another file for this model.",
             )
-        found.add((int(row[1]), int(row[6]), int(row[7]), int(row[5])))
+        if row[9] == kept_for:
+            found.add((int(row[1]), int(row[6]), int(row[7]), int(row[5])))
         kept += pending
         pending = []
     if pending:
-        whole = "".join([head, "\n", *kept])
-        part = file.with_name(f".{file.name}.part")
-        part.write_text(whole, encoding="utf-8")
-        part.replace(file)
+        _rewrite(file, "".join([head, "\n", *kept]))
     return found
+
+
+def _rewrite(file: Path, text: str) -> None:
+    part = file.with_name(f".{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)

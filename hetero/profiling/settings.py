@@ -58,6 +58,44 @@ def grid(
     return tuple(Setting(b, i, o) for b in batches for i in inputs for o in outputs)
 
 
+def between(settings: Sequence[Setting], count: int, *, seed: int = 0) -> tuple[Setting, ...]:
+    """Fresh settings between and beside measured ones, none of them measured, for a check.
+
+    Batches are drawn evenly up to the largest measured one, input lengths evenly in their
+    logarithm from 20 % below the shortest to 25 % above the longest; outputs are the longest
+    measured.
+
+    Examples
+    --------
+    >>> fresh = between(grid([1, 4], [64, 256], [32]), 5)
+    >>> len(fresh), max(one.batch for one in fresh) <= 4
+    (5, True)
+    """
+    if count < 1 or not settings:
+        raise ParameterError(
+            f"{count} fresh settings beside {len(settings)} measured ones check nothing.",
+            resolve="ask for at least one, beside at least one.",
+        )
+    rng = stream(seed, "fresh settings")
+    most = max(one.batch for one in settings)
+    lengths = [one.input_tokens for one in settings]
+    low, high = np.log(0.8 * min(lengths)), np.log(1.25 * max(lengths))
+    outputs = max(one.output_tokens for one in settings)
+    measured = {(one.batch, one.input_tokens) for one in settings}
+    found: dict[Setting, None] = {}
+    for _ in range(100 * count):
+        tokens = max(1, round(float(np.exp(rng.uniform(low, high)))))
+        one = Setting(int(rng.integers(1, most, endpoint=True)), tokens, outputs)
+        if (one.batch, one.input_tokens) not in measured:
+            found[one] = None
+        if len(found) == count:
+            return tuple(found)
+    raise ParameterError(
+        f"There are no {count} settings between and beside the measured ones, only {len(found)}.",
+        resolve="ask for fewer, or measure a wider range of batches and lengths.",
+    )
+
+
 class Prompts:
     """Prompts of a wanted number of tokens, no two alike, so that no prefix cache helps.
 

@@ -44,7 +44,7 @@ def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
     call = [
         *("profile", server.url, "--model", server.model, "--output", str(file)),
         *("--batch", "1,2,3", "--input", "16,64", "--tokens", "64", "--repeats", "2"),
-        *("--fit", str(fit)),
+        *("--fit", str(fit), "--check", "5"),
     ]
     with pytest.raises(SystemExit) as done:
         main(call)
@@ -63,6 +63,18 @@ def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
     assert len(measured.phase("decode").batch) >= 6
     step = latency.storage.load(fit)
     assert step.seconds(64.0, 0.0, 0.0, 0.0) > 0
+    # Fresh rounds stand in the file, in the table, and in no fit.
+    assert "Check on fresh rounds" in shown.out
+    fresh = latency.read_csv(file, kept_for="check").phase("prefill")
+    assert len(fresh.batch) == 5
+    assert len(prefill.batch) == 12
+    marked = [row["kept_for"] for row in csv.DictReader(file.open())]
+    assert marked == sorted(marked, reverse=True)
+    result = profiling.checked(file, step)
+    expected = step.seconds(*fresh.step_arguments)
+    error = 100 * np.mean(np.abs(expected / fresh.seconds - 1))
+    assert result.accuracy["prefill"].mape_percent == pytest.approx(error)
+    assert f"{error:.3g}" in str(result)
 
 
 def test_a_stopped_profile_goes_on_without_asking_again(server, tmp_path):
@@ -84,6 +96,42 @@ def test_a_stopped_profile_goes_on_without_asking_again(server, tmp_path):
     assert profiling.profile(endpoint, SETTINGS, file, repeats=1).sent == 0
     with pytest.raises(DataError, match="not of 'other'"):
         profiling.profile(Endpoint(server.url, "other"), SETTINGS, file)
+
+
+def test_a_profile_from_before_checks_goes_on(server, tmp_path):
+    file = tmp_path / "steps.csv"
+    endpoint = Endpoint(server.url, server.model)
+    profiling.profile(endpoint, SETTINGS[:2], file, repeats=1, warm_up=0)
+    file.write_text(file.read_text().replace(",kept_for\n", "\n").replace(",fit\n", "\n"))
+    found = profiling.profile(endpoint, SETTINGS[:3], file, repeats=1, warm_up=0)
+    assert found.sent == 1
+    assert {row["kept_for"] for row in csv.DictReader(file.open())} == {"fit"}
+    with pytest.raises(DataError, match="no rows kept for a check"):
+        profiling.checked(file, latency.StepModel.affine(
+            floor_s=1.0, per_token_s=0.0, per_cached_token_s=0.0
+        ))  # fmt: skip
+    spent = profiling.profile(
+        endpoint, SETTINGS, file, repeats=1, warm_up=0, limits=Limits(tokens=1000),
+        after=profiling.Profile(file, 0, 0, 0, "", tokens=999.0),
+    )  # fmt: skip
+    assert spent.sent == 0
+    assert "1000 tokens" in spent.stopped
+
+
+def test_fresh_settings_are_between_and_beside_the_measured_ones():
+    fresh = profiling.between(SETTINGS, 40, seed=1)
+    assert len(fresh) == 40
+    assert not {(s.batch, s.input_tokens) for s in fresh} & {
+        (s.batch, s.input_tokens) for s in SETTINGS
+    }
+    assert max(s.batch for s in fresh) == 3
+    assert 12 <= min(s.input_tokens for s in fresh) < 16
+    assert 64 < max(s.input_tokens for s in fresh) <= 80
+    assert fresh == profiling.between(SETTINGS, 40, seed=1) != profiling.between(SETTINGS, 40)
+    with pytest.raises(ParameterError, match="check nothing"):
+        profiling.between(SETTINGS, 0)
+    with pytest.raises(ParameterError, match="no 9 settings"):
+        profiling.between([Setting(1, 1, 8)], 9)
 
 
 def test_a_server_that_dies_leaves_the_rounds_that_ended(model, tmp_path):

@@ -1,0 +1,64 @@
+"""Fresh rounds against what a fit expects of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero import latency
+from hetero.display import Column, Shown, Table
+from hetero.latency.accuracy import Accuracy
+from hetero.latency.step import StepModel
+from hetero.latency.tables import PHASES, Measurements, Phase
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Checked(Shown):
+    """How well a step model expected rounds that it was not fitted to.
+
+    Attributes
+    ----------
+    rows
+        What was measured.
+    step
+        What expected it.
+    accuracy
+        Per phase.
+    """
+
+    rows: Measurements
+    step: StepModel
+    accuracy: dict[Phase, Accuracy]
+
+    def table(self) -> Table:
+        """One row per phase."""
+        rows = tuple(
+            (phase, one.rows, one.mape_percent, one.bias_percent, one.max_percent)
+            for phase, one in self.accuracy.items()
+        )
+        columns = (
+            Column("phase"),
+            Column("rounds"),
+            Column("mean error (MAPE)", "%", 3),
+            Column("bias", "%", 3),
+            Column("largest error", "%", 3),
+        )
+        notes = ("Settings between and beside the measured ones; none of them was fitted.",)
+        return Table("Check on fresh rounds", columns, rows, notes)
+
+
+def checked(path: Path | str, step: StepModel) -> Checked:
+    """Compare the rounds that a profile kept for a check with a step model.
+
+    Raises
+    ------
+    DataError
+        If the file holds none.
+    """
+    rows = latency.read_csv(path, kept_for="check")
+    accuracy: dict[Phase, Accuracy] = {}
+    for phase in PHASES:
+        part = rows.phase(phase)
+        if len(part.batch):
+            accuracy[phase] = Accuracy.of(step.seconds(*part.step_arguments), part.seconds)
+    return Checked(rows, step, accuracy)
