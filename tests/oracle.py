@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hetero.deployment import Deployment, KvLink, Replica
-from hetero.latency.step import StepModel
+from hetero.latency.step import Bends, StepModel
 from hetero.simulator import Event
 from hetero.workload import Trace
 
@@ -39,8 +39,22 @@ def step_seconds(step: StepModel, n: int, b: int, cached: float, pairs: float) -
             base += float(piece.mixed.level_s[at]) + float(piece.mixed.per_token_s[at]) * (n - b)
         if piece.decode_level_s is not None and b > 0 and n <= b:
             base += float(piece.decode_level_s[at])
+        if piece.bends is not None and b > 0 and n <= b:
+            base += bend_seconds(piece.bends, at + 1, cached)
         times.append(base + rate * cached + piece.per_pair_s * pairs)
     return max(times)
+
+
+def bend_seconds(bends: Bends, b: int, cached: float) -> float:
+    """Extra time of a decode step: linear in the cached tokens between the bends."""
+    x = [b * context for context in bends.context_tokens.tolist()]
+    y = bends.extra_s[b - 1].tolist()
+    if cached <= x[0]:
+        return float(y[0])
+    for k in range(len(x) - 1):
+        if cached < x[k + 1]:
+            return float(y[k] + (y[k + 1] - y[k]) / (x[k + 1] - x[k]) * (cached - x[k]))
+    return float(y[-1])
 
 
 @dataclass(eq=False)

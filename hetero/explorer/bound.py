@@ -75,7 +75,10 @@ def bound_rps(deployment: Deployment, trace: Trace) -> float | None:
 
 def _content(piece: Piece) -> tuple[object, ...]:
     """What makes two pieces the same; step models of like machines are objects of their own."""
+    arrays: tuple[Floats, ...]
     arrays = (piece.knots_tokens, piece.knots_s, piece.per_cached_token_s, piece.levels)
+    if piece.bends is not None:
+        arrays = (*arrays, piece.bends.context_tokens, piece.bends.extra_s)
     return (*(array.tobytes() for array in (*arrays, piece.mixed_rows)), piece.per_pair_s)
 
 

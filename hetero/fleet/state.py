@@ -103,12 +103,14 @@ ENGINE = np.dtype(
         ("pieces", "i8"),  # 1 or 2
         ("knot_count", "i8", (2,)),
         ("rate_count", "i8", (2,)),
+        ("bend_count", "i8", (2,)),  # 0: none
         ("pair_s", "f8", (2,)),
         ("index", "i8"),
         ("split", "i8"),  # whether any replica of the fleet serves one phase only
         # Where its parts of the two memories begin, see Memory.
         ("knots", "i8", (2,)),
         ("rates", "i8", (2,)),
+        ("bends", "i8", (2,)),
         ("link_latency_s", "i8"),
         ("link_s_per_token", "i8"),
         ("transfer_keys", "i8"),
@@ -193,7 +195,8 @@ class Memory:
 
     ``FM``: M times when what a replica is doing ends (infinite while idle or down); per engine and
     piece its knots (tokens, seconds, seconds per further token) and times per cached token, those
-    of mixed steps and the levels of decode steps behind; per prefill engine the latency and
+    of mixed steps and the levels of decode steps behind, then its bends (contexts, and per batch
+    extra times and their slopes); per prefill engine the latency and
     seconds per token of its links; the heap of transfer times.
     ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
     :data:`SEEN_CHANGES`; the prefix blocks of the requests; per engine the heap of running
@@ -306,6 +309,11 @@ def build(
             rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows, piece.levels])
             engines["rates"][m, p] = memory.add("f8", rates)
             engines["rate_count"][m, p] = len(piece.per_cached_token_s)
+            if piece.bends is not None:
+                bent = np.hstack([piece.bends.extra_s, piece.bends.slopes_s])
+                engines["bends"][m, p] = memory.add("f8", piece.bends.context_tokens)
+                memory.add("f8", bent)
+                engines["bend_count"][m, p] = len(piece.bends.context_tokens)
             engines["pair_s"][m, p] = piece.per_pair_s
         batch = int(engines["max_batch"][m])
         paged = engines["admission"][m] == PAGED

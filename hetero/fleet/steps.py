@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from hetero.fleet.compiled import compiled
 
 
@@ -33,6 +35,42 @@ def decode_level(e, FM, p, b):
 
 
 @compiled
+def bend(e, FM, p, b, cached):
+    """What a decode step takes on top of its line, that per cached token, and until how many.
+
+    The last is -1 where nothing changes any more.
+    """
+    count = e.bend_count[p]
+    x = e.bends[p]
+    size = max(min(b, e.rate_count[p]), 1)
+    k = np.int64(0)
+    while k < count and FM[x + k] * size <= cached:
+        k += 1
+    row = x + count + 2 * count * (size - 1)
+    if k == 0:
+        return FM[row], 0.0, np.int64(FM[x]) * size
+    k -= 1
+    slope = FM[row + count + k]
+    extra = FM[row + k] + slope * (cached - FM[x + k] * size)
+    return extra, slope, np.int64(FM[x + k + 1]) * size if k + 1 < count else np.int64(-1)
+
+
+@compiled
+def decode_line(e, FM, p, b, cached, limit):
+    """First step time in piece ``p``, growth per step, and how many of ``limit`` steps keep it."""
+    rate = cached_rate(e, FM, p, b)
+    first = decode_level(e, FM, p, b) + rate * cached
+    slope = rate * b
+    if e.bend_count[p] > 0:
+        extra, more, until = bend(e, FM, p, b, cached)
+        first += extra
+        slope += more * b
+        if until >= 0:
+            limit = min(limit, (until - cached + b - 1) // b)
+    return first, slope, limit
+
+
+@compiled
 def piece_s(e, FM, p, n, b, cached, pairs):
     """Time of one step in piece ``p``; one that prefills and decodes has rates of its own."""
     count = e.rate_count[p]
@@ -43,6 +81,8 @@ def piece_s(e, FM, p, n, b, cached, pairs):
         return time + mixed + FM[j + count] * cached
     if b > 0:
         time += FM[j + 4 * count]
+        if e.bend_count[p] > 0:
+            time += bend(e, FM, p, b, cached)[0]
     return time + FM[j] * cached
 
 
@@ -60,15 +100,12 @@ def decode_run(e, FM, b, cached, limit):
     """First step time, growth per step, and how many of ``limit`` steps keep to that line.
 
     With ``b`` constant the cached tokens grow by ``b`` a step, so each piece is a line in the
-    step number and the step time their maximum: the line changes at most once.
+    step number up to its next bend, and the step time their maximum: until then the line changes
+    at most once.
     """
-    rate = cached_rate(e, FM, 0, b)
-    first = decode_level(e, FM, 0, b) + rate * cached
-    slope = rate * b
+    first, slope, limit = decode_line(e, FM, 0, b, cached, limit)
     if e.pieces == 2:
-        rate = cached_rate(e, FM, 1, b)
-        other = decode_level(e, FM, 1, b) + rate * cached
-        steep = rate * b
+        other, steep, limit = decode_line(e, FM, 1, b, cached, limit)
         if other > first or (other == first and steep > slope):
             first, other = other, first
             slope, steep = steep, slope

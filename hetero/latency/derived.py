@@ -107,6 +107,11 @@ def aiconfigurator_steps() -> pd.DataFrame:
             for b in measured.GRID_BATCHES
         ]
         prefill, step = reduction.accuracy["prefill"], reduction.accuracy["decode"]
+        contexts, extra_s, start_s = np.zeros(0), np.zeros((0, 0)), 0.0
+        if piece.bends is not None:
+            contexts = piece.bends.context_tokens
+            extra_s = piece.bends.extra_s[batches.astype(int) - 1]
+            start_s = extra_s[:, 0]
         rows.append(
             {
                 "gpu": table.gpu,
@@ -116,8 +121,10 @@ def aiconfigurator_steps() -> pd.DataFrame:
                 "knots_tokens": " ".join(f"{n:.0f}" for n in piece.knots_tokens),
                 "knots_us": _words(1e6 * piece.knots_s),
                 "longest_tokens": " ".join(map(str, longest)),
-                "decode_us": _words(1e6 * reduction.model.seconds(batches, batches)),
+                "decode_us": _words(1e6 * (reduction.model.seconds(batches, batches) - start_s)),
                 "per_cached_ns": _words(1e9 * piece.per_cached_token_s[batches.astype(int) - 1]),
+                "bend_tokens": " ".join(f"{x:.0f}" for x in contexts),
+                "bend_us": "; ".join(_words(1e6 * row) for row in extra_s),
                 "per_pair_ns": float(f"{1e9 * piece.per_pair_s:.4g}"),
                 "prefill_mean_error_percent": round(prefill.mape_percent, 2),
                 "prefill_max_error_percent": round(prefill.max_percent, 2),

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetero.errors import ParameterError
 from hetero.latency.frames import SOURCES, Source, derived_frame, raw_frame, replicas
 from hetero.latency.layers import helix
+from hetero.latency.reduction import with_bends
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements
 
@@ -147,6 +148,10 @@ def _derived_steps() -> tuple[tuple[Measurements, StepModel], ...]:
         )
         alone = np.interp(decoding, batches, numbers["decode_us"] / 1e6)
         piece = replace(piece, decode_level_s=alone - piece.seconds(decoding, 0, 0.0, 0.0))
+        if isinstance(row["bend_us"], str):
+            extra = [np.array(part.split(), float) / 1e6 for part in row["bend_us"].split(";")]
+            contexts = np.array(row["bend_tokens"].split(), dtype=np.float64)
+            piece = with_bends(piece, batches, contexts, np.array(extra))
         batch, length = map(np.ravel, np.meshgrid(GRID_BATCHES, GRID_LENGTHS, indexing="ij"))
         held = length <= np.repeat(longest, len(GRID_LENGTHS))
         grid = _grid(

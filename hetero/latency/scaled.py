@@ -45,7 +45,7 @@ def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:
             decode * mixed.level_s,
             prefill * mixed.per_token_s,
         )
-    level = piece.decode_level_s
+    level, bends = piece.decode_level_s, piece.bends
     return Piece(
         knots,
         times,
@@ -53,4 +53,5 @@ def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:
         prefill * piece.per_pair_s,
         mixed,
         None if level is None else decode * level,
+        None if bends is None else replace(bends, extra_s=decode * bends.extra_s),
     )

@@ -45,6 +45,50 @@ class Mixed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Bends:
+    """What decode steps cost on top of a line over their cached tokens.
+
+    Attention kernels divide long contexts among more processors, and read them slower or faster
+    for it.
+
+    Attributes
+    ----------
+    context_tokens
+        Shape (K,), whole and increasing, K >= 2; mean cached tokens of the decoding requests.
+    extra_s
+        Shape (B, K), at least 0; time on top while 1, 2, ..., B requests decode [s], linear
+        between the contexts; below the first and beyond the last its value stays. Beyond B it is
+        that of B requests with as many cached tokens together.
+    """
+
+    context_tokens: Floats
+    extra_s: Floats
+
+    def __post_init__(self) -> None:
+        for name in ("context_tokens", "extra_s"):
+            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+
+    @property
+    def slopes_s(self) -> Floats:
+        """Change of the extra time per cached token behind each context, 0 last; shape (B, K)."""
+        batch = np.arange(1.0, len(self.extra_s) + 1.0)[:, None]
+        slope = np.diff(self.extra_s, axis=1) / (np.diff(self.context_tokens) * batch)
+        return np.hstack([slope, np.zeros_like(batch)])
+
+    def seconds(self, decoding: ArrayLike, cached: ArrayLike) -> Floats:
+        """Time on top [s] of decode steps of ``decoding`` requests, ``cached`` tokens together."""
+        b, c = np.broadcast_arrays(np.asarray(decoding, np.int64), np.asarray(cached, np.float64))
+        row = np.clip(b - 1, 0, len(self.extra_s) - 1)
+        x = self.context_tokens * (row[..., None] + 1.0)
+        at = np.maximum((x <= c[..., None]).sum(axis=-1) - 1, 0)
+        start = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
+        beyond = np.maximum(c - start, 0.0)
+        return np.asarray(self.extra_s[row, at] + self.slopes_s[row, at] * beyond)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
     """One affine piece of a step model.
 
@@ -66,6 +110,9 @@ class Piece:
     decode_level_s
         Shape (B,): time on top of ``knots_s`` of steps in which all of 1, 2, ..., B requests
         decode, negative where a prefill of as many tokens takes longer; None: as long.
+    bends
+        What such steps cost on top of a line over their cached tokens, for the same B; None:
+        nothing.
     """
 
     knots_tokens: Floats
@@ -74,6 +121,7 @@ class Piece:
     per_pair_s: float = 0.0
     mixed: Mixed | None = None
     decode_level_s: Floats | None = None
+    bends: Bends | None = None
 
     def __post_init__(self) -> None:
         names = ["knots_tokens", "knots_s", "per_cached_token_s"]
@@ -85,8 +133,7 @@ class Piece:
             self.knots_tokens.ndim == self.knots_s.ndim == self.per_cached_token_s.ndim == 1
             and len(self.knots_tokens) == len(self.knots_s) >= 1
             and len(self.per_cached_token_s) >= 1
-            # Closer knots make a slope that overflows.
-            and bool(np.all(np.diff(self.knots_tokens) > 1e-6))
+            and bool(np.all(np.diff(self.knots_tokens) > 0))
             and self.knots_tokens[0] >= 0
             and all(
                 bool(np.all(np.isfinite(a) & (a >= 0)))
@@ -96,6 +143,7 @@ class Piece:
             and self.levels.shape == self.per_cached_token_s.shape
             and bool(np.all(np.isfinite(self.levels)))
             and bool(np.all(self._at_decode_batches() + self.levels >= 0))
+            and self._bends_are_good()
             and np.isfinite(self.per_pair_s)
             and self.per_pair_s >= 0
         )
@@ -104,7 +152,8 @@ class Piece:
                 "A step model needs increasing token knots and finite times >= 0; received "
                 f"token knots {_brief(self.knots_tokens)}, their times {_brief(self.knots_s)} s, "
                 f"times per cached token {_brief(self.per_cached_token_s)} s and per pair "
-                f"{self.per_pair_s:.3g} s.",
+                f"{self.per_pair_s:.3g} s"
+                + ("." if self.bends is None else ", with bends that must not let it fall."),
                 resolve="fit with the non-negative variant, or drop the rows that force a "
                 "negative time.",
             )
@@ -122,6 +171,21 @@ class Piece:
         """Time of decode steps on top of the knots [s]; shape (B,)."""
         level = self.decode_level_s
         return np.zeros_like(self.per_cached_token_s) if level is None else level
+
+    def _bends_are_good(self) -> bool:
+        if self.bends is None:
+            return True
+        x, extra = self.bends.context_tokens, self.bends.extra_s
+        shaped = x.ndim == 1 and len(x) >= 2
+        if not shaped or extra.shape != (len(self.per_cached_token_s), len(x)):
+            return False
+        rate = self.per_cached_token_s[:, None]
+        return bool(
+            np.all(np.diff(x) > 0)
+            and np.all((x >= 0) & (x == np.round(x)))
+            and np.all(np.isfinite(extra) & (extra >= 0))
+            and np.all(self.bends.slopes_s + rate >= -1e-9 * rate)
+        )
 
     def _at_decode_batches(self) -> Floats:
         return self._base(np.arange(1, len(self.per_cached_token_s) + 1, dtype=np.float64))
@@ -144,9 +208,11 @@ class Piece:
         last = len(self.per_cached_token_s) - 1
         at = np.clip(np.asarray(decoding, np.int64) - 1, 0, last)
         rate = self.per_cached_token_s[at]
+        alone = (np.asarray(decoding) > 0) & (n <= np.asarray(decoding))
         if self.decode_level_s is not None:
-            alone = (np.asarray(decoding) > 0) & (n <= np.asarray(decoding))
             base = base + np.where(alone, self.decode_level_s[at], 0.0)
+        if self.bends is not None:
+            base = base + np.where(alone, self.bends.seconds(decoding, cached), 0.0)
         if self.mixed is not None:
             prefill = n - np.asarray(decoding, np.float64)
             is_mixed = (prefill > 0) & (np.asarray(decoding) > 0)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hetero.errors import DataError
 from hetero.files import writing
-from hetero.latency.step import Mixed, Piece, StepModel
+from hetero.latency.step import Bends, Mixed, Piece, StepModel
 
 FORMAT: Literal["hetero step model 1"] = "hetero step model 1"
 
@@ -24,6 +25,13 @@ class _MixedText(BaseModel):
     per_token_s: list[float]
 
 
+class _BendsText(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    context_tokens: list[float]
+    extra_s: list[list[float]]
+
+
 class _PieceText(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -33,6 +41,7 @@ class _PieceText(BaseModel):
     per_pair_s: float = 0.0
     mixed: _MixedText | None = None
     decode_level_s: list[float] | None = None
+    bends: _BendsText | None = None
 
 
 class _StepModelText(BaseModel):
@@ -76,6 +85,12 @@ def to_json(model: StepModel) -> str:
                 decode_level_s=None
                 if piece.decode_level_s is None
                 else piece.decode_level_s.tolist(),
+                bends=None
+                if piece.bends is None
+                else _BendsText(
+                    context_tokens=piece.bends.context_tokens.tolist(),
+                    extra_s=piece.bends.extra_s.tolist(),
+                ),
             )
             for piece in model.pieces
         ],
@@ -118,6 +133,9 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
                     np.array(piece.mixed.per_token_s),
                 ),
                 None if piece.decode_level_s is None else np.array(piece.decode_level_s),
+                None
+                if piece.bends is None
+                else Bends(np.array(piece.bends.context_tokens), _rows(piece.bends.extra_s)),
             )
             for piece in read.pieces
         ),
@@ -126,6 +144,12 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
         max_tokens=np.inf if read.max_tokens is None else read.max_tokens,
         max_decoding=np.inf if read.max_decoding is None else read.max_decoding,
     )
+
+
+def _rows(lists: list[list[float]]) -> NDArray[np.float64]:
+    """A matrix of lists; empty where they differ in length, which no piece takes."""
+    same = len({len(row) for row in lists}) == 1
+    return np.array(lists, dtype=np.float64) if same else np.zeros((0, 0))
 
 
 def load(path: Path | str) -> StepModel:

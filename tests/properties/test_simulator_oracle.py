@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.fleet import state
-from hetero.latency.step import Mixed, Piece, StepModel
+from hetero.latency.step import Bends, Mixed, Piece, StepModel
 from hetero.routers import (
     DEFER,
     REJECT,
@@ -112,7 +112,16 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         mixed = Mixed(*times(3, (3, len(rates)))) if draw(st.booleans()) else None
         # Levels may be negative where the knots leave room for it.
         level = times(3, len(rates)) - tick / 2 if draw(st.booleans()) else None
-        return Piece(x, y, rates, pairs, mixed, level)
+        bends = None
+        if draw(st.booleans()):
+            # Slopes per cached token, not steeper down than the rate goes up.
+            contexts = np.cumsum(rng.integers(1, 12, draw(st.integers(2, 4))))
+            slopes = times(4, (len(rates), len(contexts) - 1)) * 2.0**-3
+            slopes = np.maximum(slopes - rates.max(), -rates[:, None])
+            sizes = np.arange(1.0, len(rates) + 1.0)[:, None]
+            extra = np.cumsum(np.hstack([0 * sizes, slopes * sizes * np.diff(contexts)]), axis=1)
+            bends = Bends(contexts, extra - extra.min(axis=1, keepdims=True))
+        return Piece(x, y, rates, pairs, mixed, level, bends)
 
     longest = draw(st.sampled_from([1, 3, 12, 40]))
     paged_block = draw(st.sampled_from([1, 2, 4, 16]))

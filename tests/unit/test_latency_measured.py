@@ -265,6 +265,17 @@ def test_derived_grids_match_the_raw_ones(need):
         assert error.max() < 0.25
 
 
+def test_grid_reductions_stay_within_5_and_1_percent_of_every_decode_step(need):
+    """Read off the committed models, against the published times."""
+    need("aiconfigurator_grid")
+    models = measured.aiconfigurator_step_models()
+    for raw, model in zip(measured.aiconfigurator(raw=True), models, strict=True):
+        decode = raw.phase("decode")
+        error = np.abs(model.seconds(*decode.step_arguments) / decode.seconds - 1.0)
+        assert error.max() <= 0.05, raw.label
+        assert error.mean() <= 0.01, raw.label
+
+
 def test_engines_of_the_sources_are_different_generations():
     engines = [{t.engine for t in measured.tables(s)} for s in measured.SOURCES]
     assert set.intersection(*engines) == set()

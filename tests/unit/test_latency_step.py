@@ -7,6 +7,7 @@ import pytest
 
 from hetero.errors import DataError, ParameterError
 from hetero.latency import Piece, StepModel
+from hetero.latency.step import Bends
 from hetero.latency.storage import from_json, load, save, to_json
 
 
@@ -105,3 +106,38 @@ def test_missing_and_broken_files(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(DataError, match="the text as a whole"):
         load(tmp_path / "broken.json")
+
+
+def test_bends_are_linear_between_contexts_and_hold_beyond_them():
+    bends = Bends(np.array([10.0, 20.0, 40.0]), np.array([[1.0, 3.0, 2.0], [2.0, 0.0, 8.0]]))
+    piece = Piece(np.array([0.0]), np.array([5.0]), np.array([0.5, 1.0]), bends=bends)
+    step = StepModel((piece,), source="", provenance="assumed")
+    for contexts, extra in (
+        ([4], 1.0), ([10], 1.0), ([15], 2.0), ([20], 3.0), ([30], 2.5), ([99], 2.0),
+        ([5, 5], 2.0), ([10, 20], 1.0), ([0, 40], 0.0), ([20, 40], 4.0), ([99, 1], 8.0),
+        ([20, 20, 20], 4.0),  # as two requests with 60 tokens together
+    ):  # fmt: skip
+        rate = 0.5 if len(contexts) == 1 else 1.0
+        whole = 5.0 + rate * sum(contexts) + extra
+        assert float(step.decode_seconds(contexts)) == pytest.approx(whole), contexts
+    assert float(step.seconds(9, 2, 30)) == 5.0 + 30.0  # beside a prefill there are none
+    assert from_json(to_json(step)).pieces[0].bends.extra_s.tolist() == bends.extra_s.tolist()
+
+
+@pytest.mark.parametrize(
+    ("contexts", "extra"),
+    [
+        ([10.0], [[1.0]]),
+        ([10.0, 10.0], [[1.0, 2.0]]),
+        ([10.5, 20.0], [[1.0, 2.0]]),
+        ([10.0, 20.0], [[1.0, -1.0]]),
+        ([10.0, 20.0], [[9.0, 1.0]]),  # falls by more than the line rises
+        ([10.0, 20.0], [[1.0, 1.0], [1.0, 1.0]]),
+    ],
+)
+def test_impossible_bends_are_refused(contexts, extra):
+    with pytest.raises(ParameterError, match="bends"):
+        Piece(
+            np.array([0.0]), np.array([5.0]), np.array([0.5]),
+            bends=Bends(np.array(contexts), np.array(extra)),
+        )  # fmt: skip
