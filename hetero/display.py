@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+PLAIN = "mathjax_ignore tex2jax_ignore"
+"""Classes of HTML in which two dollar signs are prices: JupyterLab would typeset what is between."""
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -109,7 +112,7 @@ class Table:
         notes = "".join(f"<div><small>{html.escape(note)}</small></div>" for note in self.notes)
         title = f"<div><b>{html.escape(self.title)}</b></div>" if self.title else ""
         return (
-            f"<div>{title}<table><thead><tr>{head}</tr></thead>"
+            f'<div class="{PLAIN}">{title}<table><thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table>{notes}</div>"
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
@@ -13,6 +13,7 @@ from hetero import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from hetero.explorer.view import View
     from hetero.simulator import Run
@@ -29,7 +30,7 @@ _LINES = 12  # more replicas of a GPU type are drawn as their mean and their ran
 def draw(view: View) -> Figure:
     """Latencies against targets, queue and KV use over time, throughput against the bound."""
     # Fixed margins: fitting them to the text would take longer than the rest of the drawing.
-    figure = Figure(figsize=(10.0, 5.6))
+    figure = plt.figure(figsize=(10.0, 5.6))
     figure.set_layout_engine("none")
     grid = figure.add_gridspec(
         2, 6, left=0.06, right=0.985, top=0.855, bottom=0.115, wspace=1.5, hspace=0.5

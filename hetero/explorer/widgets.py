@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import ipywidgets
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hetero import catalog, workload
+from hetero import catalog, figures, workload
 from hetero import cluster as clusters
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
@@ -120,8 +119,8 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
 def _png(view: View) -> bytes:
     found = io.BytesIO()
     figure = view.figure()
-    figure.set_canvas(FigureCanvasAgg(figure))
     figure.savefig(found, format="png", dpi=_DPI)
+    figures.close(figure)  # else the notebook would show it a second time
     return found.getvalue()
 
 

@@ -10,7 +10,7 @@ import html
 import math
 from typing import TYPE_CHECKING
 
-from hetero.display import Table
+from hetero.display import PLAIN, Table
 from hetero.planning import sections
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def fragment(card: PlanCard) -> str:
     """The card inside a page."""
     shown = [sections.replicas(card), sections.delivers(card), sections.latencies(card)]
     parts = [
-        f"<style>{_STYLE}</style><div class='hetero-card'>",
+        f"<style>{_STYLE}</style><div class='hetero-card {PLAIN}'>",
         f"<h2>{html.escape(sections.title(card))}</h2>",
         _figures(card),
         *(f"<p>{html.escape(said)}</p>" for said in sections.headline(card)),
