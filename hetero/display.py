@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 PLAIN = "mathjax_ignore tex2jax_ignore"
-"""Classes of HTML in which two dollar signs are prices: JupyterLab would typeset what is between."""
+"""Classes of HTML where dollar signs are prices; JupyterLab would typeset what is between two."""
 
 
 @dataclass(frozen=True, slots=True)
