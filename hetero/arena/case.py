@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
@@ -11,6 +15,9 @@ from hetero.errors import ParameterError
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace
+
+MOST_REQUESTS: Final = 30_000
+"""Requests that a trace is repeated to at most."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,6 +42,9 @@ class Case(Shown):
         What may be spent; None where the whole cluster may be used.
     precision
         Data type of weights, such as ``"fp16"`` or ``"fp8"``.
+    least_s
+        Time that arrivals last at least: the requests of the trace come again, in their order,
+        until they do. A burst shorter than the life of a request shows no load that can go on.
     seed
         Of everything random.
     """
@@ -47,6 +57,7 @@ class Case(Shown):
     goal: float = 0.9
     budget_usd_per_h: float | None = None
     precision: str = "fp16"
+    least_s: float = 60.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -72,9 +83,18 @@ class Case(Shown):
         return f"{self.llm.name} on {self.cluster.name}, {self.trace.name}"
 
     def arrivals(self, rate_rps: float | None = None, *, seed: int | None = None) -> Trace:
-        """The requests with Poisson arrivals: the same gaps at every rate, only stretched."""
+        """The requests with Poisson arrivals: the same gaps at every rate, only stretched.
+
+        As many as the trace has or, where they last less than ``least_s`` so, as last that long;
+        at most :data:`MOST_REQUESTS` for that.
+        """
         chosen = self.seed if seed is None else seed
-        return self.trace.poisson(rate_rps or self.rate_rps, stream(chosen, "arrivals"))
+        rate = rate_rps or self.rate_rps
+        wanted = min(math.ceil(rate * self.least_s), MOST_REQUESTS)
+        trace = self.trace
+        if wanted > len(trace):
+            trace = trace.all_at_once().take(np.arange(wanted) % len(trace))
+        return trace.poisson(rate, stream(chosen, "arrivals"))
 
     def table(self) -> Table:
         """What is asked."""

@@ -70,9 +70,10 @@ class Rules:
     seeds
         Arrivals that every plan is played with.
     span_s
-        Time that the requests of a case take to arrive at the bound on throughput [s]: long
-        against the targets, so that what a plan carries it could carry on. Requests are sampled
-        from the workload, 200 at least and all of it at most.
+        Time that arrivals last at least [s]: long against the targets and the life of a request,
+        so that what a plan carries it could carry on. As many requests are sampled from the
+        workload as arrive in that time at the bound on throughput, 200 at least and all of it at
+        most; where they do not suffice, they come again.
     loads
         Offered loads, over the best goodput of the case.
     demand
@@ -173,7 +174,7 @@ def case_of(match: Match, rules: Rules) -> Case:
     whole, _ = requests_of(match, rules)
     few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
     slo = targets(cluster, llm, few, rules.slo_scale)
-    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, seed=rules.seeds[0])
+    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, least_s=rules.span_s, seed=rules.seeds[0])
     count = round(rules.span_s * _most_rps(asked))
     trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
     slo = targets(cluster, llm, trace, rules.slo_scale)

@@ -24,7 +24,7 @@ class Effort:
         Layouts that the Bayesian search over islands evaluates.
     node_degrees
         Degrees that machines are divided into for layer placement, the largest first.
-    exchanges, variety, exact_nodes, proof
+    exchanges, variety, exact_nodes, keep, proof
         Of layer placement.
     parts
         Parts of an offer within a budget that each planner plans for, those of the highest bound
@@ -46,14 +46,16 @@ class Effort:
     exchanges: int = 300
     variety: int = 15
     exact_nodes: int = 500
+    keep: int = 6
     proof: bool = False
     parts: int = 3
     improved: int = 3
-    moves: int = 60
+    moves: int = 200
 
 
 QUICK: Final = Effort(
     requests=400,
+    rates=2,
     tabu_steps=9,
     tabu_neighbours=4,
     generations=3,
@@ -63,9 +65,10 @@ QUICK: Final = Effort(
     exchanges=60,
     variety=5,
     exact_nodes=50,
+    keep=3,
     parts=1,
-    improved=2,
-    moves=24,
+    improved=3,
+    moves=120,
 )
 """Some seconds for some tens of GPUs, for people who wait."""
 
@@ -84,6 +87,7 @@ THOROUGH: Final = Effort(
     exchanges=1_000,
     variety=30,
     exact_nodes=5_000,
+    keep=12,
     proof=True,
     parts=8,
     improved=5,

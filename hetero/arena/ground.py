@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 
 ENGINE: Final = Engine(admission="paged", max_batch=256, max_step_tokens=2048)
 """Engine of every replica of a dense model."""
+_SHORT_S = 20.0
 
 
 @lru_cache(maxsize=16)
@@ -86,6 +87,11 @@ def requests(case: Case, most: int) -> Trace:
     if len(case.trace) <= most:
         return case.trace
     return case.trace.sample(most, stream(case.seed, "planning"))
+
+
+def short(case: Case, most: int) -> Case:
+    """The case with fewer requests and shorter runs, for planners that play what they propose."""
+    return replace(case, trace=requests(case, most), least_s=min(case.least_s, _SHORT_S))
 
 
 def replica(pipeline: Pipeline, name: str, role: Role = "both") -> Replica:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from hetero.arena import ground
 from hetero.arena.build import MakeRouter, entry_of, player
 from hetero.arena.case import Case
 from hetero.arena.entry import Entry
-from hetero.arena.score import carried, carries
+from hetero.arena.score import carried, margin
 from hetero.deployment import Deployment, KvLink, Role
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
 from hetero.planners.baselines.kinds import divisions
@@ -27,6 +28,7 @@ from hetero.routers import Predictive
 from hetero.routers.named import factories
 
 _DEGREES = (1, 2, 4, 8)
+_OURS = 2  # routers that come first
 _LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
 
 
@@ -86,10 +88,10 @@ def improve(
         Load that it carries with the arrivals of each seed.
     """
     search = _Search(case, tuple(seeds), moves, entry, tuple(carried_rps))
-    search.routers()
+    search.routers(every=True)
     if entry.pipelines:
         while search.left and search.layouts():
-            search.routers()
+            search.routers(every=False)
     return Improved(search.entry, search.carried_rps, tuple(search.changes), moves - search.left)
 
 
@@ -107,58 +109,66 @@ class _Search:
         self.case, self.seeds, self.left = case, seeds, moves
         self.entry, self.carried_rps = entry, carried_rps
         self.changes: list[Change] = []
+        # The router that does best on the plan of those that do not depend on its replicas.
+        self.general: tuple[str, MakeRouter] = ("hetero", Predictive)
 
-    def routers(self) -> bool:
-        """Try every router on the plan as it is; whether one was better."""
-        found = False
-        if self.entry.deployment is not None:
-            for routing, make in _routers(self.case):
-                if routing != self.entry.routing:
-                    one = partial(_rerouted, self.entry, make, routing)
-                    found |= self._try(f"routing: {routing}", one)
-        return found
+    def routers(self, *, every: bool) -> None:
+        """Try routers on the plan as it is: every one, or only ours."""
+        if self.entry.deployment is None:
+            return
+        best = -2.0
+        for routing, make in islice(_routers(self.case), None if every else _OURS):
+            if routing == self.entry.routing:
+                self.general = (routing, make)
+                best = 0.0
+                continue
+            one = partial(_rerouted, self.entry, make, routing)
+            found = self._try(f"routing: {routing}", one)
+            if found > best:
+                best, self.general = found, (routing, make)
 
     def layouts(self) -> bool:
         """Try other divisions of machines and other phases of replicas; whether one was better."""
-        found = False
-        design = _design(self.entry)
-        for what, changed in _neighbours(design):
-            if self._try(what, partial(_entry, self.entry, changed)):
-                found = True
-                # Changes of the plan as it was then may no longer apply: begin anew.
-                break
-        return found
+        for what, changed in _neighbours(_design(self.entry)):
+            # Changes of the plan as it was may not apply to a better one: then begin anew.
+            if self._try(what, partial(_entry, self.entry, changed, *self.general)) > 0:
+                return True
+        return False
 
-    def _try(self, what: str, make: Callable[[], Entry]) -> bool:
-        """Play a changed plan and keep it if it carries more."""
+    def _try(self, what: str, make: Callable[[], Entry]) -> float:
+        """Play a changed plan and keep it if it carries more: above 0 if so, else how near it is.
+
+        Nearness is the margin by which it misses what the plan carries.
+        """
         if not self.left:
-            return False
+            return -1.0
         self.left -= 1
         try:
             one = make()
             wanted = self.carried_rps[0] * _LEAST_GAIN
             # Most changes do not help: one run shows it.
-            if wanted > 0 and not carries(one, self.case, wanted, self.seeds[0]):
-                return False
+            if wanted > 0 and (near := margin(one, self.case, wanted, self.seeds[0])) < 0:
+                return near
             found = tuple(
                 carried(one, self.case, seed, start_rps=before or None)
                 for seed, before in zip(self.seeds, self.carried_rps, strict=True)
             )
         except (InfeasibleError, ParameterError, CatalogError):
-            return False  # a change that no plan can have, such as a router that needs more
+            return -1.0  # a change that no plan can have, such as a router that needs more
         if sum(found) <= sum(self.carried_rps):
-            return False
+            return 0.0
         self.entry, self.carried_rps = one, found
         self.changes.append(Change(what, sum(found) / len(found)))
-        return True
+        return 1.0
 
 
 def _routers(case: Case) -> Iterator[tuple[str, MakeRouter]]:
     """Every router of whole replicas in words, ours first, with and without the targets."""
     made = factories()
     yield "hetero", Predictive
-    if case.slo.ttft_s is not None:
-        target_s = 0.9 * case.slo.ttft_s
+    first_s = case.slo.ttft_s if case.slo.ttft_s is not None else case.slo.e2e_s
+    if first_s is not None:
+        target_s = 0.9 * first_s
         yield f"hetero, first token within {target_s:g} s", partial(Predictive, target_s=target_s)
     for name, make in made.items():
         if make is not Predictive:
@@ -187,8 +197,8 @@ def _design(entry: Entry) -> _Design:
     return _Design(parts, bits)
 
 
-def _entry(base: Entry, design: _Design) -> Entry:
-    """The entry of a design, with the router of the plan it comes from, or ours.
+def _entry(base: Entry, design: _Design, routing: str, router: MakeRouter) -> Entry:
+    """The entry of a design with a router.
 
     Raises
     ------
@@ -219,14 +229,12 @@ def _entry(base: Entry, design: _Design) -> Entry:
         for (pipeline, role), name in zip(design.parts, names, strict=True)
     ]
     assert base.deployment is not None
-    fixed = any(group.share == group.share for group in base.groups)
-    own = base.router if base.router is not None and not fixed else Predictive
     return entry_of(
         base.planner,
         Deployment(base.deployment.name, tuple(nodes), tuple(links)),
         [pipeline for pipeline, _ in design.parts],
-        own,
-        base.routing if own is base.router else "hetero",
+        router,
+        routing,
         bound_rps=base.bound_rps,
         bound=base.bound,
         options=base.options,

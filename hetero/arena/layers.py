@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hetero.arena import ground
@@ -45,6 +45,7 @@ class LayerPlacement(Adapter):
             exchanges=self.effort.exchanges,
             exact_nodes=self.effort.exact_nodes,
             proof=self.effort.proof,
+            keep=self.effort.keep,
         )
 
         def placed(where: Nodes) -> list[Entry]:
@@ -141,7 +142,7 @@ def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Entry]]) ->
         raise reason
     if len(found) == 1:
         return found[0]
-    short = replace(case, trace=ground.requests(case, effort.requests))
+    short = ground.short(case, effort.requests)
     best, value = found[0], -1.0
     for one in found:
         # Most cannot reach the best so far: one run shows it.

@@ -118,7 +118,7 @@ def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Entry]) -> En
     most = limit.rps() if limit else case.rate_rps
     rates = [case.rate_rps, *(share * most for share in _SHARES if share * most > case.rate_rps)]
     best = plan(case)
-    short = replace(case, trace=ground.requests(case, effort.requests))
+    short = ground.short(case, effort.requests)
     value = carried(best, short, case.seed, precision=0.05)
     for rate in rates[1 : effort.rates]:
         one = plan(replace(case, rate_rps=rate))

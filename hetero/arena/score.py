@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.arena.bound import bound
-from hetero.arena.case import Case
+from hetero.arena.case import MOST_REQUESTS, Case
 from hetero.arena.entry import Entry
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
@@ -156,26 +156,24 @@ def carried(
     """Largest Poisson rate that an entry carries with the arrivals of one seed [requests/s].
 
     The goal of the requests meet every target at that rate; in a case without targets the backlog
-    does not grow. A few thousand requests may meet their targets at rates that could not go on for
+    does not grow. Some minutes of requests may meet their targets at rates that could not go on for
     ever; so nothing is tried above the bound on throughput or, where none is known, above the rate
-    at which all of them come within the time of the first token, which shows nothing any more.
+    at which all requests that are played at most come within the time of the first token.
     """
     limit = bound(case)
     most = limit.rps(case.goal) if limit else _shown(case)
     start = min(start_rps or case.rate_rps, most)
     if case.slo != Slo():
         return goodput_rps(
-            lambda trace: entry.play(trace, seed),
-            case.trace,
+            lambda rate: entry.play(case.arrivals(rate, seed=seed), seed),
             case.slo,
             goal=case.goal,
             start_rps=start,
             precision=precision,
             most_rps=most,
-            seed=seed,
         )
     return largest_rate(
-        lambda rate: _keeps_up(entry, case, rate, seed),
+        lambda rate: carries(entry, case, rate, seed),
         start,
         precision=precision,
         least_rps=1e-3 * start,
@@ -189,21 +187,25 @@ def _shown(case: Case) -> float:
     target_s = (
         slo.ttft_s or slo.e2e_s or (slo.tpot_s or 1.0) * float(case.trace.output_tokens.mean())
     )
-    return len(case.trace) / target_s
+    return float(max(len(case.trace), MOST_REQUESTS) / target_s)
 
 
 def carries(entry: Entry, case: Case, rate_rps: float, seed: int) -> bool:
     """Whether an entry carries a rate, in the sense of :func:`carried`."""
-    if case.slo == Slo():
-        return _keeps_up(entry, case, rate_rps, seed)
-    run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
-    return attainment(run, case.slo) >= case.goal
+    return margin(entry, case, rate_rps, seed) >= 0.0
 
 
-def _keeps_up(entry: Entry, case: Case, rate_rps: float, seed: int) -> bool:
+def margin(entry: Entry, case: Case, rate_rps: float, seed: int) -> float:
+    """By how much an entry carries a rate, as a share of the requests; below 0 if it does not.
+
+    What the share that meets every target exceeds the goal by or, without targets, what the growth
+    of the backlog stays below what counts as keeping up.
+    """
     run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+    if case.slo != Slo():
+        return attainment(run, case.slo) - case.goal
     served = float(run.finished.mean())
-    return served >= case.goal and backlog_growth(run) <= GROWTH
+    return min(served - case.goal, GROWTH - backlog_growth(run))
 
 
 def goodput(entry: Entry, case: Case, seeds: Sequence[int] = (0,)) -> float:

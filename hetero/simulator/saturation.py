@@ -16,7 +16,6 @@ from hetero.routers import Builtin, Predictor, Router
 from hetero.simulator.metrics import Slo
 from hetero.simulator.replicas import simulate
 from hetero.simulator.run import Run
-from hetero.streams import stream
 from hetero.workload import Trace
 
 _LEAST_REQUESTS = 100  # fewer say nothing about growth of some percent
@@ -90,30 +89,25 @@ def largest_rate(
 
 
 def goodput_rps(
-    play: Callable[[Trace], Run],
-    trace: Trace,
+    play: Callable[[float], Run],
     slo: Slo,
     *,
     goal: float = 0.9,
     start_rps: float = 1.0,
     precision: float = 0.02,
     most_rps: float = np.inf,
-    seed: int = 0,
 ) -> float:
-    """Largest rate of Poisson arrivals at which the goal of attainment is met; 0 if at none.
-
-    Every rate plays the same requests with the same gaps, stretched (common random numbers).
+    """Largest offered load at which the goal of attainment is met; 0 if at none.
 
     Parameters
     ----------
     play
-        Serves a trace, arrivals as they are.
+        A run at a rate [requests/s]. It should play the same requests with the same gaps,
+        stretched, at every rate (common random numbers).
     goal
         Share of all requests that meet every target.
     start_rps, precision, most_rps
         See :func:`largest_rate`; nothing is tried below a thousandth of the start.
-    seed
-        Of the gaps.
 
     Raises
     ------
@@ -126,12 +120,8 @@ def goodput_rps(
             resolve="give a share up to 1, and numbers above 0.",
         )
 
-    def good(rate_rps: float) -> bool:
-        run = play(trace.poisson(rate_rps, stream(seed, "arrivals")))
-        return attainment(run, slo) >= goal
-
     found = largest_rate(
-        good,
+        lambda rate_rps: attainment(play(rate_rps), slo) >= goal,
         start_rps,
         precision=precision,
         least_rps=start_rps * _LEAST_SHARE,
@@ -139,7 +129,7 @@ def goodput_rps(
     )
     if found == np.inf:
         raise ParameterError(
-            f"The targets are met for {len(trace)} requests at any rate.",
+            "The targets are met at any rate.",
             resolve="give a longer trace, or targets that bind.",
         )
     return found

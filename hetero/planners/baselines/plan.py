@@ -11,7 +11,7 @@ from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.planners.phases.pipeline import Pipeline
 from hetero.routers import PairShares
-from hetero.simulator import Slo, saturation, simulate
+from hetero.simulator import Run, Slo, saturation, simulate
 from hetero.simulator.saturation import attainment
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -126,13 +126,16 @@ def goodput_rps(
     ParameterError
         If the goal is no share, or no rate is too high for the targets.
     """
+
+    def play(rate_rps: float) -> Run:
+        arrivals = trace.poisson(rate_rps, stream(seed, "arrivals"))
+        return simulate(deployment, arrivals, PairShares(weights), seed=seed)
+
     return saturation.goodput_rps(
-        lambda arrivals: simulate(deployment, arrivals, PairShares(weights), seed=seed),
-        trace,
+        play,
         slo,
         goal=goal,
         start_rps=start_rps,
         precision=precision,
         most_rps=most_rps,
-        seed=seed,
     )
