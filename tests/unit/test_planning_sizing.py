@@ -1,0 +1,246 @@
+"""Sizing against brute force, linear programs solved elsewhere, and closed forms."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from hetero import catalog, workload
+from hetero.cli import main
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.errors import DataError, InfeasibleError, ParameterError
+from hetero.latency.step import Piece, StepModel
+from hetero.planning import prices
+from hetero.planning.fluid import work_s
+from hetero.planning.market import Market
+from hetero.planning.sizing import Candidate, cheapest, size
+from hetero.planning.trial import Load, outcome
+from hetero.routers import RoundRobin
+from hetero.simulator import Slo, simulate
+from hetero.workload import Trace
+
+MODEL = catalog.llm("Llama-3-8B")
+CHATS = workload.load("azure2023_conv")
+RATE = 25.0
+SLO = Slo(ttft_s=2.0, tpot_s=0.12)
+
+
+def market(rate_rps: float, gpus=("L4", "A40"), requests=400, most=None) -> Market:
+    listed = prices.from_catalog(gpus, sizes=(1,))
+    if most is not None:
+        listed = listed.limited(most)
+    return Market(listed, MODEL, Load(CHATS, rate_rps, SLO, 0.9, requests, (0,)))
+
+
+def test_no_cheaper_fleet_of_two_types_carries_the_load() -> None:
+    here = market(5.0)
+    found = cheapest(here)
+    assert here.carries(found.best.counts)
+    columns = here.fluid.columns
+    each = [here.offers[k].usd_per_h for k, _ in columns]
+    most = [int(found.usd_per_h / price) for price in each]
+    better = [
+        numbers
+        for numbers in product(*(range(n + 1) for n in most))
+        if any(numbers)
+        and sum(n * p for n, p in zip(numbers, each, strict=True)) < found.usd_per_h - 1e-9
+        and here.carries({at: n for at, n in zip(columns, numbers, strict=True) if n})
+    ]
+    assert len(most) == 2
+    assert max(most) >= 2
+    assert better == []
+
+
+def test_the_bound_is_the_best_of_all_fleets_of_a_linear_program_per_request() -> None:
+    few = CHATS.head(40)
+    listed = prices.from_catalog(["L4", "A40", "A100-SXM-80GB"], sizes=(1, 2))
+    here = Market(listed, MODEL, Load(few, RATE, SLO, requests=100))
+    fluid = here.fluid
+    prices_h = np.array([here.offers[k].usd_per_h for k, _ in fluid.columns])
+    bound = fluid.least_usd_per_h(RATE)
+
+    def serves(numbers: tuple[int, ...]) -> bool:
+        held = fluid.held({at: n for at, n in zip(fluid.columns, numbers, strict=True) if n})
+        # Shares z of request r on instance i, then the rate; maximise the rate.
+        count, kinds = len(few), len(fluid.work)
+        rows, limits = [], []
+        for i, work in enumerate(fluid.work):
+            for row in range(work.shape[1]):
+                line = np.zeros(count * kinds + 1)
+                line[i * count : (i + 1) * count] = work[:, row]
+                rows.append(line)
+                limits.append(held[i])
+        balance = np.zeros((count, count * kinds + 1))
+        for r in range(count):
+            balance[r, r : count * kinds : count] = 1.0
+            balance[r, -1] = -1.0 / count
+        goal = np.zeros(count * kinds + 1)
+        goal[-1] = -1.0
+        solved = linprog(goal, rows, limits, balance, np.zeros(count))
+        assert solved.status == 0
+        return bool(-solved.fun >= RATE * (1 - 1e-6))
+
+    affordable = [
+        numbers
+        for numbers in product(*(range(int(bound / p + 1e-9) + 1) for p in prices_h))
+        if np.array(numbers) @ prices_h <= bound * (1 + 1e-3)
+    ]
+    cost = {numbers: float(np.array(numbers) @ prices_h) for numbers in affordable}
+    cheaper = [numbers for numbers in affordable if cost[numbers] < bound * (1 - 1e-3)]
+    # Those that another of them contains serve no more than it.
+    largest = [
+        numbers
+        for numbers in cheaper
+        if not any(
+            numbers != other and all(a <= b for a, b in zip(numbers, other, strict=True))
+            for other in cheaper
+        )
+    ]
+    assert len(largest) > 10
+    assert not any(serves(numbers) for numbers in largest)
+    assert any(serves(numbers) for numbers in affordable if numbers not in cheaper)
+
+
+def test_the_bound_on_the_rate_holds_in_simulation_and_is_met_by_equal_requests() -> None:
+    floor_s, slots, replies = 0.05, 16, 51
+    step = StepModel((Piece([0.0], [floor_s], [0.0]),), "test", "assumed")
+    engine = Engine(batching="chunked", max_batch=slots, max_step_tokens=4096)
+    one = Replica("a", step, kv_tokens=10**6, engine=engine)
+    # 16 requests share 50 steps of 50 ms each after the first token.
+    work = work_s(one, np.array([100.0]), np.array([float(replies)]))
+    assert work.max() == pytest.approx(50 * floor_s / slots)
+    busy = Trace(np.zeros(3200), np.full(3200, 100), np.full(3200, replies))
+    run = simulate(Deployment("one", (one,)), busy, RoundRobin())
+    reached = 3200 / run.span_s
+    assert reached <= 1.0 / work.max()
+    assert reached >= 0.9 / work.max()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_replica_is_faster_than_the_bound(seed: int) -> None:
+    here = market(4.0, gpus=("L4", "A40", "H100-SXM"))
+    lengths = CHATS.sample(600, np.random.default_rng(seed)).all_at_once()
+    x = lengths.input_tokens.astype(float)
+    y = lengths.output_tokens.astype(float)
+    for kind in here.kinds:
+        one = kind.instances[1]
+        run = simulate(Deployment("one", (one,)), lengths, RoundRobin())
+        assert run.finished.all()
+        assert run.span_s >= work_s(one, x, y).sum(axis=0).max() * (1 - 1e-9)
+
+
+def test_it_is_never_dearer_than_one_type_nor_cheaper_than_the_bound() -> None:
+    found = cheapest(market(9.0, gpus=("L4", "A40", "L40S")))
+    assert found.homogeneous is not None
+    assert found.bound_usd_per_h <= found.usd_per_h <= found.homogeneous[1].usd_per_h
+    assert all(
+        one.outcome.mean >= 0.9 for one in found.alone.values() if isinstance(one, Candidate)
+    )
+    assert found.usd_per_h == pytest.approx(found.entry().usd_per_h)
+    assert sum(found.entry().gpus.values()) == found.deployment.replicas.__len__()
+    assert "no fleet of these machines" in str(found)
+
+
+def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:
+    free = cheapest(market(5.0, gpus=("A40", "L4")))
+    used = {name: n for name, n in free.entry().gpus.items() if n}
+    name = max(used, key=lambda one: used[one])
+    tight = cheapest(market(5.0, gpus=("A40", "L4"), most={name: used[name] - 1}))
+    assert tight.entry().gpus.get(name, 0) <= used[name] - 1
+    assert tight.usd_per_h >= free.usd_per_h
+    with pytest.raises(InfeasibleError, match="within the limits"):
+        cheapest(market(50.0, most={"A40": 2, "L4": 2}))
+    with pytest.raises(InfeasibleError, match="fits no machine"):
+        size(catalog.llm("Llama-3.1-70B"), CHATS, 1.0, prices.from_catalog(["T4"]), slo=SLO)
+
+
+def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None:
+    listed = prices.from_catalog(["A40"], sizes=(1, 2, 4))
+    load = Load(CHATS, 5.0, SLO, requests=400)
+    assert Market(listed, MODEL, load).fluid.columns == [(0, (1,)), (1, (2,)), (2, (4,))]
+    offers = tuple(
+        replace(o, usd_per_h=o.usd_per_h * (2 if o.count == 1 else 1)) for o in listed.offers
+    )
+    dear = Market(replace(listed, offers=offers), MODEL, load)
+    assert (1, (1, 1)) in dear.fluid.columns
+    assert (2, (2, 2)) not in dear.fluid.columns
+
+
+def test_a_load_without_targets_must_keep_up() -> None:
+    step = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
+    engine = Engine(max_step_tokens=100)
+    one = Deployment("one", (Replica("a", step, kv_tokens=10_000, engine=engine),))
+    alike = Trace([0.0] * 100, [100] * 100, [1] * 100)
+    load = Load(alike, 8.0, requests=3000, seeds=(0,))  # it serves 10 a second
+    assert outcome(one, load).carries(load)
+    beyond = load.at(12.0)
+    found = outcome(one, beyond)
+    assert found.attained == (1.0,)
+    assert not found.carries(beyond)
+    assert found.growth[0] == pytest.approx(1 - 10 / 12, abs=0.02)
+
+
+def test_price_lists_are_read_and_refused_in_one_sentence(tmp_path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(
+        "name: mine\nstart_s: 60\ngpus:\n  X1: {mem_gib: 64, mem_bw_gbs: 3000, fp16_tflops: 400}\n"
+        "machines:\n  - {gpu: X1, count: 2, usd_per_h: 3.5, limit: 4}\n"
+        "  - {gpu: L4, usd_per_h: 0.8, spot_usd_per_h: 0.3, losses_per_h: 0.1}\n"
+    )
+    found = prices.load(path)
+    assert [offer.name for offer in found.offers] == ["2xX1", "1xL4"]
+    assert found.offers[0].gpu.mem_gib == 64
+    assert (found.offers[0].limit, found.start_s) == (4, 60)
+    assert found.offers[1].spot_usd_per_h == 0.3
+    for text, said in (
+        ("machines: []", "at least 1 item"),
+        ("machines: [{gpu: L4}]", "usd_per_h"),
+        ("machines: [{gpu: L5, usd_per_h: 1}]", "No GPU is called"),
+        ("machines: [{gpu: L4, usd_per_h: 1, spot_usd_per_h: 0.5}]", "loss rate"),
+        ("machines: [{gpu: L4, usd_per_h: -1}]", "greater than 0"),
+        ("machines: [{gpu: L4, usd_per_h: 1, colour: red}]", "colour"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            prices.load(path)
+    with pytest.raises(DataError, match="no such file"):
+        prices.load(tmp_path / "none.yaml")
+    with pytest.raises(ParameterError, match="no price"):
+        prices.from_catalog(["A800-PCIE-80GB"])
+    with pytest.raises(ParameterError, match="cannot be limited"):
+        prices.from_catalog(["L4"]).limited({"A40": 2})
+
+
+def test_the_command_prints_the_fleet_as_json(capsys) -> None:
+    arguments = ["size", "--rate", "3", "--gpu", "L4", "--gpu", "A40", "--seeds", "1", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--max", "A40=2"])
+    assert ended.value.code == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bound_usd_per_h"] <= found["usd_per_h"]
+    assert found["attainment"] >= found["goal"] == 0.9
+    spent = sum(one["number"] * one["usd_per_h_each"] for one in found["machines"])
+    assert spent == pytest.approx(found["usd_per_h"])
+    assert sum(m["number"] * m["gpus_each"] for m in found["machines"] if m["gpu"] == "A40") <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rate", "3", "--curve", "x.csv"], "one of --rate and --curve"),
+        (["--rate", "0"], "--rate is 0"),
+        (["--rate", "3", "--max", "L4"], "--max cannot read"),
+        (["--rate", "3", "--figure", "x.png"], "--figure draws a day"),
+        (["--rate", "3", "--spot", "0.9", "--gpu", "L4"], "spot price"),
+    ],
+)
+def test_what_the_command_refuses(capsys, arguments: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["size", *arguments])
+    assert ended.value.code == 1
+    assert said in capsys.readouterr().err
