@@ -1,0 +1,200 @@
+"""The bound on throughput: closed forms, and runs that try to exceed it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetero import catalog, workload
+from hetero.arena import bound as bounds
+from hetero.arena import ground
+from hetero.arena.bound import WORK, Bound, amounts, bound
+from hetero.arena.case import Case
+from hetero.cluster import Cluster, Machine, cluster
+from hetero.cluster.network import Network
+from hetero.deployment import Deployment, Role
+from hetero.errors import InfeasibleError
+from hetero.latency import roofline
+from hetero.planners.phases.cost import Stage
+from hetero.planners.phases.transfer import KvTransfer
+from hetero.routers import LeastTokens
+from hetero.simulator import simulate
+from hetero.workload import Trace
+
+EIGHT = catalog.llm("Llama-3.1-8B")
+CHATS = workload.load("azure2023_conv").sample(400, np.random.default_rng(3))
+GPUS = ("A100-SXM-80GB", "L40S", "RTX-A6000", "H100-SXM")
+
+
+def fleet(*kinds: tuple[str, int]) -> Cluster:
+    machines = tuple(
+        Machine(f"m{k}", catalog.gpu(name), count) for k, (name, count) in enumerate(kinds)
+    )
+    link = catalog.links().find("Ethernet-100G")
+    return Cluster("fleet", machines, Network(within_region=link))
+
+
+def test_one_type_is_the_work_of_the_roofline_alone() -> None:
+    case = Case(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
+    one = roofline.for_gpu(catalog.gpu("L40S"), EIGHT)
+    most = max(2048.0, float(CHATS.input_tokens.max()))
+    # A decode step of 256 and a prefill step as long as can be, less what is per step alone.
+    overhead = one.efficiency.step_overhead_s + float(one.terms(0.0)["logits"])
+    decode_s = (float(one.seconds(256.0)) - overhead) / 256.0 + overhead / 256.0
+    prefill_s = (float(one.seconds(most)) - overhead) / most
+    cached_s = float(one.terms(0.0, 0, 1.0)["kv cache"])
+    pair_s = float(one.terms(0.0, 0, 0.0, 1.0)["attention"])
+    steps = CHATS.output_tokens - 1.0
+    cached = sum(
+        i + j
+        for i, o in zip(CHATS.input_tokens.tolist(), CHATS.output_tokens.tolist(), strict=True)
+        for j in range(o - 1)
+    )
+    busy_s = (
+        CHATS.input_tokens.sum() * prefill_s
+        + (CHATS.input_tokens.astype(float) ** 2).sum() / 2.0 * pair_s
+        + steps.sum() * decode_s
+        + cached * cached_s
+    )
+    found = bound(case)
+    assert found is not None
+    assert found.rps() == pytest.approx(3.0 * len(CHATS) / busy_s, rel=1e-6)
+
+
+def test_two_types_divide_the_work_where_each_is_better() -> None:
+    cost = {"a": np.full(6, 1e-9), "b": np.full(6, 1e-9)}
+    cost["a"][[0, 2]], cost["b"][[0, 2]] = (1.0, 4.0), (4.0, 1.0)
+    work = np.zeros((6, 1))
+    work[[0, 2], 0] = 1.0
+    # One GPU each: each does what it is good at, one request per second.
+    assert Bound("two", {"a": 1, "b": 1}, cost, work).rps() == pytest.approx(1.0, rel=1e-6)
+    # Three of a: it also does x of the other part, 3 = r + 4 x, r = 1 + x, so r = 1.4.
+    assert Bound("two", {"a": 3, "b": 1}, cost, work).rps() == pytest.approx(1.4, rel=1e-6)
+
+
+def test_use_fills_every_gpu_and_names_every_part() -> None:
+    found = bound(Case(cluster("thunderserve-cloud-32"), EIGHT, CHATS, 1.0))
+    assert found is not None
+    for shares in found.use().values():
+        assert shares.sum() == pytest.approx(1.0, rel=1e-6)
+        assert len(shares) == len(WORK)
+    assert "No plan serves more than" in str(found)
+
+
+def test_leaving_requests_out_leaves_the_largest_out() -> None:
+    found = bound(Case(fleet(("L40S", 1)), EIGHT, CHATS, 1.0))
+    assert found is not None
+    short = CHATS.filter(input_tokens=(1, int(np.quantile(CHATS.input_tokens, 0.5))))
+    half = bound(Case(fleet(("L40S", 1)), EIGHT, short, 1.0))
+    assert half is not None
+    assert found.rps() < found.rps(0.9) < found.rps(0.5)
+    assert half.rps() <= found.rps(len(short) / len(CHATS)) * 1.02
+
+
+def test_mixtures_of_experts_have_none() -> None:
+    case = Case(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+    assert bound(case) is None
+
+
+def test_work_of_a_request_by_hand() -> None:
+    found = amounts(Trace([0.0], [10], [4]))
+    assert found[:, 0].tolist() == [10.0, 50.0, 3.0, 10.0 + 11.0 + 12.0, 3.0, 3.0]
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(
+    kinds=st.lists(
+        st.tuples(st.sampled_from(GPUS), st.sampled_from((1, 2, 4))), min_size=1, max_size=3
+    ),
+    parts=st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from((1, 2, 4)), st.integers(0, 2)),
+        min_size=1,
+        max_size=5,
+    ),
+    mixed=st.booleans(),
+    split=st.booleans(),
+    long=st.booleans(),
+)
+def test_no_run_exceeds_it(
+    kinds: list[tuple[str, int]],
+    parts: list[tuple[int, int, int]],
+    mixed: bool,
+    split: bool,
+    long: bool,
+) -> None:
+    """Random replicas, pipelines of mixed stages and split phases, flooded with requests."""
+    where = fleet(*kinds)
+    trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
+    case = Case(where, EIGHT, trace, 1.0)
+    costs = ground.costs(case)
+    left = [machine.count for machine in where.machines]
+    pipelines = []
+    if mixed and len(left) > 1:
+        halves = [Stage(0, 1, 20), Stage(1, 1, 12)]
+        pipelines.append(costs.pipeline(halves))
+        left[0] -= 1
+        left[1] -= 1
+    for machine, gpus, stages in parts:
+        m, count = machine % len(left), gpus * (stages + 1)
+        if left[m] < count:
+            continue
+        held = [32 // (stages + 1)] * (stages + 1)
+        held[-1] += 32 - sum(held)
+        try:
+            pipelines.append(costs.pipeline([Stage(m, gpus, n) for n in held]))
+        except InfeasibleError:
+            continue
+        left[m] -= count
+    if not pipelines:
+        return
+    roles: list[Role] = ["both"] * len(pipelines)
+    if split and len(pipelines) > 1:
+        roles = ["prefill" if k % 2 else "decode" for k in range(len(pipelines))]
+    nodes = tuple(
+        ground.replica(one, f"r{k}", role)
+        for k, (one, role) in enumerate(zip(pipelines, roles, strict=True))
+    )
+    transfer = KvTransfer(bits=4)
+    links = tuple(
+        (f"r{a}", f"r{b}", transfer.link(pipelines[a], pipelines[b]))
+        for a in range(len(nodes))
+        for b in range(len(nodes))
+        if (roles[a], roles[b]) == ("prefill", "decode")
+    )
+    run = simulate(Deployment("random", nodes, links), trace.all_at_once(), LeastTokens())
+    assert sum(run.counts.values()) == len(trace)
+    served = float(run.finished.mean())
+    found = bound(case)
+    assert found is not None
+    if served > 0:
+        assert run.finished.sum() / run.span_s <= found.rps(served) * (1 + 1e-9)
+
+
+def test_it_is_not_far_from_what_a_good_plan_reaches() -> None:
+    """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
+    case = Case(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
+    costs = ground.costs(case)
+    nodes = tuple(
+        ground.replica(costs.pipeline([Stage(0, 1, EIGHT.layers)]), f"r{k}") for k in range(2)
+    )
+    many = Trace(np.zeros(4000), np.full(4000, 500), np.full(4000, 100))
+    run = simulate(Deployment("two", nodes), many, LeastTokens())
+    found = bound(replace(case, trace=many))
+    assert found is not None
+    assert 0.8 < 4000 / run.span_s / found.rps() <= 1.0
+
+
+def test_costs_of_a_type_in_several_machines_take_the_better() -> None:
+    slow = replace(catalog.gpu("L40S"), mem_bw_gbs=400.0)
+    machines = (Machine("a", catalog.gpu("L40S")), Machine("b", slow))
+    link = catalog.links().find("Ethernet-100G")
+    both = Cluster("both", machines, Network(within_region=link))
+    found = bounds.bound(Case(both, EIGHT, CHATS, 1.0))
+    alone = bounds.bound(Case(fleet(("L40S", 2)), EIGHT, CHATS, 1.0))
+    assert found is not None
+    assert alone is not None
+    assert found.rps() == pytest.approx(alone.rps(), rel=1e-9)
