@@ -30,7 +30,8 @@ class Market:
     """Kinds of machines on offer with their instances of a model, and what fleets of them do.
 
     A division of a machine into several instances is left out where smaller machines of the same
-    GPU hold the same instances for the same price or less.
+    GPU hold the same instances for the same price or less, and so is a GPU that does not compute
+    in the precision of the weights.
 
     Raises
     ------
@@ -44,7 +45,13 @@ class Market:
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        offers = self.prices.offers
+        precision = self.settings.precision
+        offers = tuple(o for o in self.prices.offers if precision in o.gpu.precisions)
+        if not offers:
+            raise InfeasibleError(
+                f"No GPU of {self.prices.name} computes in {precision}.",
+                resolve="offer other GPUs, or choose another precision.",
+            )
         base = Cluster(self.prices.name, tuple(o.machine(f"{n}") for n, o in enumerate(offers)))
         self.known: dict[tuple[object, ...], Outcome] = {}
         found = []

@@ -3,8 +3,8 @@
 A smaller type leaves more memory for KV cache and is read faster in every decode step; where the
 matrix units compute in it at a rate that the catalog knows, prefills are faster too, else weights
 are converted on the way and products run at the fp16 rate (:mod:`hetero.latency.roofline`). A GPU
-takes part in a type that its matrix units compute in, after the data sheet of its catalog row, or
-with ``weights_only`` in any.
+takes part in a type that its matrix units compute in, after the data sheet of its catalog row;
+kernels that only store a type on other GPUs are left out.
 
 What a type does to the quality of the replies is not modelled, nor what it takes to quantise a
 model. Not counted either: scales and zero points (a few percent of the bytes), and embeddings or
@@ -164,7 +164,6 @@ def choose_precision(
     planner: Planner | None = None,
     *,
     precisions: Sequence[str] = PRECISIONS,
-    weights_only: bool = False,
     seeds: Sequence[int] = (0,),
 ) -> PrecisionChoice:
     """Plan a case in every type of weights, and take that of the largest goodput.
@@ -173,8 +172,6 @@ def choose_precision(
     ----------
     planner
         By default Mélange.
-    weights_only
-        Let GPUs take part that hold weights of a type and compute in fp16.
 
     Raises
     ------
@@ -201,8 +198,7 @@ def choose_precision(
         raise ParameterError("No precision is given.", resolve="give one or more.")
     chosen = planner or named("Mélange")
     trials = tuple(
-        _trial(replace(case, precision=one), chosen, weights_only, seeds)
-        for one in dict.fromkeys(precisions)
+        _trial(replace(case, precision=one), chosen, seeds) for one in dict.fromkeys(precisions)
     )
     if all(one.entry is None for one in trials):
         raise InfeasibleError(
@@ -212,11 +208,11 @@ def choose_precision(
     return PrecisionChoice(case, trials)
 
 
-def _trial(case: Case, planner: Planner, weights_only: bool, seeds: Sequence[int]) -> Trial:
+def _trial(case: Case, planner: Planner, seeds: Sequence[int]) -> Trial:
     out = [
         name
         for name, gpu in case.cluster.gpu_types.items()
-        if not weights_only and support(gpu, case.precision) == "none"
+        if support(gpu, case.precision) == "none"
     ]
     weight_gb = bytes_of(case.llm.params, case.precision) / 1e9
     left = [machine for machine in case.cluster.machines if machine.gpu.name not in out]

@@ -15,6 +15,7 @@ from hetero.cli import main
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
+from hetero.planners.phases.cost import Settings
 from hetero.planning import prices
 from hetero.planning.fluid import work_s
 from hetero.planning.market import Market
@@ -169,6 +170,15 @@ def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None
     dear = Market(replace(listed, offers=offers), MODEL, load)
     assert (1, (1, 1)) in dear.fluid.columns
     assert (2, (2, 2)) not in dear.fluid.columns
+
+
+def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
+    listed = prices.from_catalog(["A40", "L40S"], sizes=(1,))
+    load = Load(CHATS, 5.0, SLO, requests=400)
+    here = Market(listed, MODEL, load, Settings(precision="fp8"))
+    assert [offer.gpu.name for offer in here.offers] == ["L40S"]
+    with pytest.raises(InfeasibleError, match="computes in fp8"):
+        Market(prices.from_catalog(["A40"]), MODEL, load, Settings(precision="fp8"))
 
 
 def test_a_load_without_targets_must_keep_up() -> None:
