@@ -19,7 +19,7 @@ from hetero.simulator.saturation import attainment, backlog_growth, goodput_rps,
 
 PRECISION = 0.02
 """Width of the last bracket of a goodput, over its lower end."""
-GROWTH = 0.02
+GROWTH = 0.05
 """Growth of the backlog that still counts as keeping up, where a case has no targets."""
 PERCENTILES = (50, 90, 95, 99)
 

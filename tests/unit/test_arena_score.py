@@ -1,0 +1,139 @@
+"""Scores: against closed forms, the metrics of the run, and the other definitions there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero import catalog, workload
+from hetero.arena import ground
+from hetero.arena.bound import bound
+from hetero.arena.build import entry_of
+from hetero.arena.case import Case
+from hetero.arena.entry import Entry
+from hetero.arena.score import Estimate, carried, carries, goodput, margin, score
+from hetero.cluster import cluster
+from hetero.deployment import Deployment
+from hetero.errors import ParameterError
+from hetero.planners.phases.cost import Stage
+from hetero.routers import LeastTokens, RoundRobin
+from hetero.simulator import Slo, metrics
+from hetero.simulator.saturation import attainment, largest_rate, saturation
+
+EIGHT = catalog.llm("Llama-3.1-8B")
+CHATS = workload.load("azure2023_conv").sample(300, np.random.default_rng(3))
+SMALL = cluster("current-small-12")
+TARGETS = Slo(ttft_s=0.5, tpot_s=0.05)
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case(SMALL, EIGHT, CHATS, 6.0, TARGETS, least_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def entry(case: Case) -> Entry:
+    costs = ground.costs(case)
+    pipelines = [costs.pipeline([Stage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
+    nodes = tuple(ground.replica(one, f"r{k}") for k, one in enumerate(pipelines))
+    return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens, "least tokens")
+
+
+def test_goodput_is_carried_and_a_little_more_is_not(case: Case, entry: Entry) -> None:
+    for seed in (0, 1):
+        rate = carried(entry, case, seed)
+        assert carries(entry, case, rate, seed)
+        # Chance lets single higher rates pass; by a fifth no chance makes up for the load.
+        assert not carries(entry, case, rate * 1.2, seed)
+        run = entry.play(case.arrivals(rate, seed=seed), seed)
+        assert margin(entry, case, rate, seed) == attainment(run, TARGETS) - 0.9
+    found = [carried(entry, case, seed) for seed in (0, 1)]
+    assert goodput(entry, case, (0, 1)) == pytest.approx(np.mean(found))
+
+
+def test_figures_are_those_of_the_run(case: Case, entry: Entry) -> None:
+    found = score(entry, case, seeds=(0, 1), rate_rps=8.0)
+    assert found.rate_rps == 8.0
+    runs = [entry.play(case.arrivals(8.0, seed=seed), seed) for seed in (0, 1)]
+    told = [metrics(run, TARGETS) for run in runs]
+    assert found.throughput_rps.mean == pytest.approx(np.mean([m.requests_per_s for m in told]))
+    assert found.ttft_s[95].mean == pytest.approx(
+        np.mean([np.percentile(run.ttft_s, 95) for run in runs])
+    )
+    assert found.attainment.mean == pytest.approx(np.mean([m.attainment["joint"] for m in told]))
+    assert found.met["tpot"].mean >= found.attainment.mean
+    assert found.throughput_rps.low < found.throughput_rps.mean < found.throughput_rps.high
+    tokens = float((CHATS.input_tokens + CHATS.output_tokens).mean())
+    price = 3 * catalog.gpu("L40S").usd_per_h
+    assert found.usd_per_h == pytest.approx(price)
+    assert found.usd_per_mtok_at_goodput is not None
+    each = [price / 3600 / (rate * tokens) * 1e6 for rate in found.carried_rps]
+    assert found.usd_per_mtok_at_goodput.mean == pytest.approx(np.mean(each))
+    limit = bound(case)
+    assert limit is not None
+    assert found.bound_rps == pytest.approx(limit.rps())
+    assert found.gap == pytest.approx(1 - found.goodput_rps.mean / limit.rps())
+    assert "goodput" in str(found)
+
+
+def test_without_targets_it_is_what_keeps_up(case: Case, entry: Entry) -> None:
+    """Another way to saturation: bisection on the backlog by the simulator's own search."""
+    free = Case(SMALL, EIGHT, CHATS, 6.0, least_s=400.0)
+    rate = goodput(entry, free)
+    assert entry.deployment is not None
+    other = saturation(entry.deployment, free.arrivals(rate * 1.5), LeastTokens(), growth=0.05)
+    assert rate == pytest.approx(other.rate_rps, rel=0.08)
+
+
+def test_targets_that_none_meets_carry_nothing(entry: Entry) -> None:
+    strict = Case(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
+    assert goodput(entry, strict) == 0.0
+    found = score(entry, strict)
+    assert found.attainment.mean == 0.0
+    assert found.usd_per_mtok_at_goodput is None
+
+
+def test_nothing_is_carried_above_the_bound(entry: Entry) -> None:
+    """Targets that requests meet at any rate in a short run."""
+    lax = Case(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
+    limit = bound(lax)
+    assert limit is not None
+    assert goodput(entry, lax) == pytest.approx(limit.rps(lax.goal))
+
+
+def test_the_same_bytes_twice(case: Case, entry: Entry) -> None:
+    assert str(score(entry, case, seeds=(3,))) == str(score(entry, case, seeds=(3,)))
+
+
+def test_seeds_and_rates_out_of_range_are_refused(case: Case, entry: Entry) -> None:
+    with pytest.raises(ParameterError, match="No seed"):
+        score(entry, case, seeds=())
+
+
+@pytest.mark.parametrize("limit", [0.37, 1.0, 9.3, 400.0])
+def test_bisection_finds_the_edge_from_either_side(limit: float) -> None:
+    for start in (0.5, 50.0):
+        found = largest_rate(lambda rate: rate <= limit, start, precision=1e-3)
+        assert limit / 1.001 <= found <= limit
+    assert largest_rate(lambda rate: False, 1.0, least_rps=0.01) == 0.0
+    assert largest_rate(lambda rate: True, 1.0, most_rps=77.0) == 77.0
+    assert largest_rate(lambda rate: True, 1.0) == np.inf
+
+
+def test_estimates_are_student_intervals() -> None:
+    found = Estimate.of([1.0, 2.0, 3.0])
+    assert (found.mean, round(found.low, 3), round(found.high, 3)) == (2.0, -0.484, 4.484)
+    assert str(Estimate.of([5.0])) == "5"
+
+
+def test_load_aware_routing_carries_more_than_rotation(case: Case, entry: Entry) -> None:
+    """The score tells routers apart: an L40S beside a pair that shares a replica."""
+    costs = ground.costs(case)
+    pipelines = [costs.pipeline([Stage(0, 1, EIGHT.layers)]), *entry.pipelines]
+    nodes = tuple(ground.replica(one, f"r{k}") for k, one in enumerate(pipelines))
+    made = [
+        entry_of("test", Deployment("test", nodes), pipelines, router, "")
+        for router in (RoundRobin, LeastTokens)
+    ]
+    turn, load = (goodput(one, case) for one in made)
+    assert load > 1.05 * turn
