@@ -63,7 +63,7 @@ class Process:
                 return True
             return True
 
-        wait_until(answers)
+        wait_until(answers, 180.0)  # the first start compiles the routers
         return self
 
     def signal(self, number: int) -> None:

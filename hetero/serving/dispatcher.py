@@ -25,6 +25,7 @@ from hetero.serving.tickets import Ticket
 
 log = logging.getLogger("hetero.serving")
 _ROWS = 16384  # requests remembered
+_DRIFT = 1.25  # of mean lengths, that the plan follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,17 @@ class Dispatcher:
             if now != before
         ]
         self._plan(" and ".join(changed))
-        self.meters.mends.inc()
+        self.meters.mended("engines")
         log.warning("plan mended, %s", self.plan.line())
+
+    def follow_lengths(self) -> None:
+        """Plan anew if requests have become much longer or shorter than those planned for."""
+        planned = self.plan.input_tokens, self.plan.output_tokens
+        now = self.lengths.mean
+        if all(1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
+            return
+        self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
+        self.meters.mended("lengths")
 
     async def start(self) -> None:
         """Open connections and begin to watch the engines."""
@@ -167,6 +177,7 @@ class Dispatcher:
         found = await asyncio.gather(*(probe(self.session, one) for one in engines))
         for seen, (healthy, refused) in zip(engines, found, strict=True):
             seen.probed(self.now_s(), healthy=healthy, refused=refused)
+        self.follow_lengths()
         self.offer()
 
     # Requests -------------------------------------------------------------------------------

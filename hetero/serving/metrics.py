@@ -49,12 +49,16 @@ class Meters(Collector):
         self._decision = Histogram(
             "hetero_decision_seconds", "Time of a decision", registry=here, buckets=_DECISION
         )
-        self.mends = Counter(
-            "hetero_plan_mends",
-            "Times that engines came or went and the plan followed",
-            registry=here,
+        self._mends = Counter(
+            "hetero_plan_mends", "Times that the plan followed", ["cause"], registry=here
         )
+        for cause in ("engines", "lengths"):
+            self._mends.labels(cause)
         here.register(self)
+
+    def mended(self, cause: str) -> None:
+        """The plan has followed engines that came or went, or requests of other lengths."""
+        self._mends.labels(cause).inc()
 
     def decision(self, seconds: float) -> None:
         """A router has chosen."""

@@ -68,6 +68,11 @@ def test_a_lost_engine_is_planned_without_and_again_when_it_is_back(tmp_path):
         whole_rps = found["capacity_rps"]
         assert asyncio.run(send(28)) == [("whole", 3)] * 28
         assert counts() == {"fast": 16, "middle": 8, "slow": 4}
+        # The plan was made for long requests and follows the short ones that came.
+        wait_until(lambda: plan()[0]["mean_output_tokens"] == 3)
+        assert plan()[0]["why"] == "requests of 2 + 3 tokens"
+        assert plan()[0]["capacity_rps"] > 5 * whole_rps
+        assert served.metrics()['hetero_plan_mends_total{cause="lengths"}'] == 1
 
         async def storm():
             async with client_of(served) as client:
@@ -81,10 +86,9 @@ def test_a_lost_engine_is_planned_without_and_again_when_it_is_back(tmp_path):
         assert asyncio.run(storm()) == [("whole", 100)] * 14  # none was dropped
         wait_until(lambda: not served.up()["fast"])
         found, shares = plan()
-        assert found["why"] == "fast is out"
         assert shares == pytest.approx({"fast": 0, "middle": 2 / 3, "slow": 1 / 3}, abs=1e-3)
         metrics = served.metrics()
-        assert metrics["hetero_plan_mends_total"] == 1
+        assert metrics['hetero_plan_mends_total{cause="engines"}'] == 1
         assert metrics['hetero_engine_share{engine="middle"}'] == pytest.approx(2 / 3, abs=1e-3)
         assert metrics["hetero_plan_capacity_rps"] == pytest.approx(found["capacity_rps"], rel=1e-3)
 
@@ -96,12 +100,10 @@ def test_a_lost_engine_is_planned_without_and_again_when_it_is_back(tmp_path):
         engines["fast"].start()
         wait_until(lambda: served.up()["fast"])
         found, shares = plan()
-        assert found["why"] == "fast is back"
         assert shares == pytest.approx({"fast": 4 / 7, "middle": 2 / 7, "slow": 1 / 7}, abs=1e-3)
         assert asyncio.run(send(28)) == [("whole", 3)] * 28
         assert engines["fast"].counts()["finished"] == 16
         assert served.outcomes() == {"finished": 82, "failed": 0, "cancelled": 0, "refused": 0}
-    assert whole_rps > 0
     log = served.log.read_text()
     assert "plan mended, fast is out" in log
     assert "middle 67 %, slow 33 %" in log
