@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import doctest
+import re
+import shlex
 import xml.etree.ElementTree as ET
 
 import pytest
+import typer.main
 
-from hetero import paths
+from hetero import cli, cluster, paths
 from hetero.coverage import DRAWINGS, figures
+from hetero.latency import storage
+from hetero.latency.step import StepModel
+from hetero.serving import settings
+from pipelines.docs.build import PAGES as PAGES_FOLDER
 from pipelines.docs.diagrams import DIAGRAMS, drawings
 from pipelines.docs.sheet import Sheet
+from pipelines.sweep import spec
 
 
 def test_every_diagram_of_the_papers_is_redrawn():
@@ -54,3 +63,90 @@ def test_text_that_does_not_fit_is_refused():
         sheet.box(0, 0, 40, 30, "much too long for it")
     with pytest.raises(ValueError, match="leaves the sheet"):
         sheet.box(150, 0, 60, 30, "x")
+
+
+# ---- every block of code on the pages --------------------------------------------------------
+
+PAGES = sorted(PAGES_FOLDER.rglob("*.md"))
+BLOCK = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(*languages: str):
+    """Blocks of the pages in some languages, with the name of their page."""
+    return [
+        pytest.param(text, id=f"{page.relative_to(PAGES_FOLDER)}-{k}")
+        for page in PAGES
+        for k, (language, text) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8")))
+        if language in languages
+    ]
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    kinds = {kind for page in PAGES for kind, _ in BLOCK.findall(page.read_text("utf-8"))}
+    assert kinds == {"python", "sh", "yaml", "text", "{toctree}"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PAGES_FOLDER)))
+def test_examples_give_what_they_say(page):
+    text = page.read_text(encoding="utf-8")
+    # What is no prompt and no answer to one would not be run.
+    for kind, code in BLOCK.findall(text):
+        assert kind != "python" or code.startswith(">>> ")
+    found = doctest.testfile(str(page), module_relative=False)
+    assert found.failed == 0
+    assert found.attempted >= text.count("\n>>> ")
+
+
+@pytest.fixture(scope="module")
+def group():
+    cli._register()
+    return typer.main.get_command(cli.app)
+
+
+def parsed(group, words):
+    """Parse a command as the shell would, without running it."""
+    command, name = group, "hetero"
+    while hasattr(command, "commands"):
+        context = command.make_context(name, list(words))
+        name, command, words = command.resolve_command(context, context._protected_args)
+        words = [*words, *context.args]
+    return command.make_context(name, list(words))
+
+
+@pytest.mark.parametrize("text", blocks("sh"))
+def test_commands_are_ones_that_exist(text, group):
+    for line in text.splitlines():
+        program, *words = shlex.split(line, comments=True)
+        if program == "make":
+            targets = re.findall(r"^(\w+):", (paths.root() / "Makefile").read_text(), re.MULTILINE)
+            assert words[0] in targets
+        elif program == "dvc":
+            dvc = pytest.importorskip("dvc.cli", reason="the extra 'pipeline' is not installed")
+            assert dvc.parse_args(words)
+        else:
+            assert program == "hetero", line
+            assert parsed(group, words).params
+
+
+@pytest.mark.parametrize(
+    "line", ["plan fleet.yaml --model M --nonsense", "trace paint x", "size --rate fast", "fit"]
+)
+def test_commands_that_do_not_exist_would_be_noticed(line, group):
+    with pytest.raises(typer.TyperException):
+        parsed(group, line.split())
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_files_are_accepted_by_their_readers(text, tmp_path):
+    kind, _, name = text.splitlines()[0].removeprefix("# a ").partition(" file: ")
+    path = tmp_path / name
+    path.write_text(text)
+    if kind == "cluster":
+        assert cluster.find(str(path)).machines
+    elif kind == "deployment":
+        step = StepModel.affine(floor_s=0.01, per_token_s=1e-5, per_cached_token_s=1e-8)
+        storage.save(step, tmp_path / "steps.json")
+        assert settings.load(path).deployment().replicas
+    else:
+        assert kind == "sweep"
+        assert spec.points(spec.read(path))

@@ -1,0 +1,62 @@
+"""Settings of Sphinx for the documentation."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from docutils import nodes
+from docutils.utils.math import latex2mathml
+
+from hetero import __version__
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "hetero"
+author = "The hetero authors"
+project_copyright = "The hetero authors, Apache-2.0"
+version = release = __version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 3
+
+html_theme = "furo"
+html_title = f"hetero {__version__}"
+html_static_path: list[str] = []
+html_show_sphinx = False
+html_copy_source = False
+html_show_sourcelink = False
+
+napoleon_google_docstring = False
+napoleon_use_ivar = True
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
+default_role = "code"
+nitpicky = False
+# Some names stand in more than one module.
+suppress_warnings = ["ref.python"]
+
+html_math_renderer = "mathml"
+
+
+def setup(app: Sphinx) -> None:
+    """Formulas as MathML, which browsers draw without a script from a network."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_display, None))
+
+
+def _formula(writer: Any, node: Any) -> None:
+    writer.body.append(latex2mathml.tex2mathml(_plain(node), as_block=False))
+    raise nodes.SkipNode
+
+
+def _display(writer: Any, node: Any) -> None:
+    writer.body.append(latex2mathml.tex2mathml(_plain(node), as_block=True))
+    raise nodes.SkipNode
+
+
+def _plain(node: Any) -> str:
+    """A formula without the sizes of brackets, which MathML finds by itself."""
+    return re.sub(r"\\[Bb]igg?[lr]?(?![a-zA-Z])", "", node.astext())
