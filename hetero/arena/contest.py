@@ -42,7 +42,7 @@ Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
 #: Targets are never tighter than this: people do not notice the difference.
 LEAST_TTFT_S: Final = 0.5
 LEAST_TPOT_S: Final = 0.05
-_FEWEST_REQUESTS = 200
+_FEWEST_REQUESTS = 150
 # Requests that tell how long a case has to be.
 _SAMPLED = 2_000
 
@@ -72,7 +72,7 @@ class Rules:
     span_s
         Time that arrivals last at least [s]: long against the targets and the life of a request,
         so that what a plan carries it could carry on. As many requests are sampled from the
-        workload as arrive in that time at the bound on throughput, 200 at least and all of it at
+        workload as arrive in that time at the bound on throughput, 150 at least and all of it at
         most; where they do not suffice, they come again.
     loads
         Offered loads, over the best goodput of the case.
@@ -90,7 +90,7 @@ class Rules:
     span_s: float = 60.0
     loads: tuple[float, ...] = (0.5, 0.9)
     demand: float = 0.5
-    slo_scale: float = 3.0
+    slo_scale: float = 5.0
     goal: float = 0.9
     source: TraceSource = "twin"
 
@@ -104,7 +104,7 @@ class Rules:
             raise ParameterError(
                 f"Loads {self.loads}, span {self.span_s} s, demand {self.demand} and SLO scale "
                 f"{self.slo_scale} must be numbers above 0.",
-                resolve="give shares such as 0.5, some seconds, and a scale such as 3.",
+                resolve="give shares such as 0.5, some seconds, and a scale such as 5.",
             )
 
 
@@ -230,7 +230,8 @@ def tried(
         found = portfolio(case, planners=planners, effort=effort, seeds=rules.seeds)
     except InfeasibleError:
         # Nobody has a plan; each says why.
-        return tuple(ask(one, case, rules.seeds) for one in planners)
+        none = () if len(planners) == 1 else (Tried(PORTFOLIO, reason="No planner has a plan."),)
+        return (*(ask(one, case, rules.seeds) for one in planners), *none)
     single = tuple(one for one in found.tried if one.planner != PORTFOLIO)
     whole = () if len(planners) == 1 else (replace(found.best, planner=PORTFOLIO),)
     return (*single, *whole)

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from joblib import parallel_config
+
+from hetero.arena import contest as arena_contest
+from hetero.arena import league
+from hetero.arena.bound import bound
+from hetero.arena.case import Case
+from hetero.arena.contest import (
+    COLUMNS,
+    LEAST_TPOT_S,
+    LEAST_TTFT_S,
+    Match,
+    Rules,
+    case_of,
+    contest,
+    describe,
+    every_router,
+    grid,
+    play,
+    requests_of,
+    targets,
+)
+from hetero.arena.effort import Effort
+from hetero.arena.entry import Entry
+from hetero.arena.fleets import fleet
+from hetero.arena.planners import planner
+from hetero.arena.score import Estimate, carried
+from hetero.catalog import llm
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency import roofline
+from hetero.routers import LeastTokens, RoundRobin
+from hetero.simulator import Slo
+from hetero.workload import Trace
+
+EFFORT = Effort(
+    requests=200, tabu_steps=1, tabu_neighbours=2, generations=1, population=2, improved=1, moves=4
+)
+MATCH = Match("heteroserve-4", "Qwen2.5-14B", "azure2023_conv")
+RULES = Rules(seeds=(0, 1), span_s=5.0, loads=(0.5, 1.0))
+NAMES = ("tensor-parallel search", "vLLM homogeneous", "DistServe")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    return [planner(name, EFFORT) for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def table(asked) -> pd.DataFrame:
+    routers = {"round robin": RoundRobin, "least tokens": LeastTokens}
+    return play(MATCH, asked, RULES, routers, EFFORT)
+
+
+# The question -----------------------------------------------------------------------------------
+
+
+def test_a_case_asks_for_half_the_bound_within_targets_of_the_fleet() -> None:
+    case = case_of(MATCH, RULES)
+    limit = bound(case)
+    assert limit is not None
+    assert case.rate_rps == pytest.approx(0.5 * limit.rps())
+    assert case.least_s == 5.0
+    assert len(case.trace) == 150  # five seconds hold fewer
+    longer = case_of(MATCH, Rules(span_s=30.0))
+    assert len(longer.trace) == pytest.approx(30.0 * limit.rps(), rel=0.1)
+    slo = targets(case.cluster, case.llm, case.trace, RULES.slo_scale)
+    assert case.slo == slo
+    assert case_of(MATCH, RULES).trace.input_tokens.tolist() == case.trace.input_tokens.tolist()
+
+
+def test_targets_are_those_of_one_request_in_a_pipeline_over_all_gpus() -> None:
+    cluster, model = fleet("helix-single-24"), llm("Llama-3.1-70B")
+    one = Trace([0.0, 0.0], [1000, 1000], [201, 201])
+    found = targets(cluster, model, one, 4.0)
+    # Layers dealt out by speed: every GPU takes the same time, their sum is the request's.
+    decode = {}
+    for name, gpu in cluster.gpu_types.items():
+        step = roofline.for_gpu(gpu, model).step_model()
+        decode[name] = float(step.seconds(np.ones(1), np.ones(1, np.int64), np.array([1100.5]))[0])
+    speed = sum(count / decode[name] for name, count in cluster.gpu_counts.items())
+    shares = {name: (1.0 / decode[name]) / speed for name in decode}
+    through = sum(count * shares[name] * decode[name] for name, count in cluster.gpu_counts.items())
+    assert found.tpot_s == pytest.approx(4.0 * through)
+    # Faster GPUs alone would be held to less, and nobody to less than people notice.
+    assert targets(fleet("helix-single-24 as L4"), model, one, 4.0).tpot_s > found.tpot_s
+    assert targets(fleet("current-mixed-32"), llm("Llama-3.1-8B"), one, 1e-3) == Slo(
+        LEAST_TTFT_S, LEAST_TPOT_S
+    )
+
+
+def test_a_mixture_of_experts_has_a_rate_from_its_islands_and_no_targets() -> None:
+    case = case_of(Match("rignall-budget-c", "DeepSeek-V3-R1-671B", "azure2023_conv"), RULES)
+    assert case.slo == Slo()
+    entry = planner("islands exact").plan(case)
+    assert case.rate_rps == pytest.approx(0.5 * entry.bound_rps)
+
+
+def test_requests_beyond_the_context_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Match("heteroserve-4", "Qwen2.5-32B", "mooncake_conversation")
+    kept, left_out = requests_of(long, RULES)
+    assert (kept.input_tokens + kept.output_tokens).max() <= 32768
+    assert 0.05 < left_out < 0.1
+    prompts = Trace([0.0] * 300, [900] * 100 + [5000] * 200, [100] * 300)
+    monkeypatch.setattr(arena_contest, "_load", lambda *_: prompts)
+    with pytest.raises(InfeasibleError, match="takes 2,048 tokens, and 100 of the 300"):
+        requests_of(Match("heteroserve-4", "LLaMA-1-7B", "azure2023_conv"), RULES)
+
+
+def test_rules_refuse_what_decides_nothing() -> None:
+    with pytest.raises(ParameterError, match="Without a seed"):
+        Rules(seeds=())
+    with pytest.raises(ParameterError, match="above 0"):
+        Rules(loads=(0.0,))
+    with pytest.raises(ParameterError, match="above 0"):
+        Rules(span_s=float("inf"))
+
+
+def test_the_grid_holds_counterparts_beside_their_fleet() -> None:
+    found = grid({"heteroserve-4": "Qwen2.5-14B"}, ["arxiv", "sharegpt"], ["heteroserve-4"])
+    assert [m.cluster for m in found[::2]] == [
+        "heteroserve-4",
+        *(f"heteroserve-4 as {kind}" for kind in ("H100-SXM", "A100-SXM-80GB", "L40S")),
+    ]
+    assert {m.workload for m in found} == {"arxiv", "sharegpt"}
+    told = describe(found[:2], RULES)
+    assert told["price of the cluster [$/h]"].tolist() == pytest.approx([6.886] * 2)
+
+
+# The table --------------------------------------------------------------------------------------
+
+
+def test_one_row_per_planner_and_load_and_per_other_router(table: pd.DataFrame) -> None:
+    assert tuple(table.columns) == COLUMNS
+    own = table[table["router"] == league.OWN]
+    assert set(own["planner"]) == {*NAMES, league.PORTFOLIO}
+    assert (own.groupby("planner")["load"].nunique()[["tensor-parallel search"]] == 2).all()
+    assert (table["router"] == "round robin").sum() == 2  # plans with replicas, not the portfolio
+    lost = own[own["planner"] == "DistServe"]
+    assert len(lost) == 1
+    assert "cannot be apart" in lost["reason"].iloc[0]
+    assert lost[league.GOODPUT].isna().all()
+
+
+def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, asked) -> None:
+    case = case_of(MATCH, RULES)
+    entry = asked[0].plan(case)
+    rates = [carried(entry, case, seed) for seed in RULES.seeds]
+    row = table[(table["planner"] == NAMES[0]) & (table["router"] == league.OWN)].iloc[0]
+    assert row[league.GOODPUT] == pytest.approx(np.mean(rates))
+    spread = Estimate.of(rates)
+    assert row["goodput, low [requests/s]"] == pytest.approx(spread.low)
+    assert row["gap [%]"] == pytest.approx(
+        100 * (1 - row[league.GOODPUT] / row["bound [requests/s]"])
+    )
+    tokens = float((case.trace.input_tokens + case.trace.output_tokens).mean())
+    per_second = np.mean([1e6 * row[league.PRICE] / 3600 / (tokens * rate) for rate in rates])
+    assert row["cost at goodput [$/10^6 tokens]"] == pytest.approx(per_second)
+
+
+def test_loads_are_shares_of_the_best_single_goodput(table: pd.DataFrame) -> None:
+    own = table[table["router"] == league.OWN]
+    best = own[own["planner"] != league.PORTFOLIO][league.GOODPUT].max()
+    played = own[own["load"].notna()]
+    np.testing.assert_allclose(played["rate [requests/s]"], played["load"] * best)
+    # At half the best goodput the best planner meets its targets.
+    top = played[(played[league.GOODPUT] == best) & (played["load"] == 0.5)]
+    assert (top["SLO met [%]"] >= 90).all()
+
+
+def test_the_portfolio_is_at_least_as_good_as_the_best(table: pd.DataFrame) -> None:
+    own = league.plans(table)
+    whole = own[own["planner"] == league.PORTFOLIO]["share of best"]
+    assert (whole >= 1.0 - 1e-12).all()
+
+
+def test_the_same_bytes_for_one_worker_and_for_two(asked) -> None:
+    matches = [MATCH, Match("heteroserve-4", "Qwen2.5-14B", "azure2023_code")]
+    rules = Rules(seeds=(0,), span_s=2.0, loads=(0.5,))
+    one = contest(matches, asked[1:2], rules, effort=EFFORT)
+    # What workers are handed survives the way; starting processes takes longer than the rest.
+    assert [one.name for one in pickle.loads(pickle.dumps(asked))] == list(NAMES)
+    with parallel_config(backend="threading"):
+        two = contest(matches, asked[1:2], rules, effort=EFFORT, jobs=2)
+    pd.testing.assert_frame_equal(one, two, check_exact=True)
+    assert one["workload"].drop_duplicates().tolist() == ["azure2023_conv", "azure2023_code"]
+
+
+def test_planners_without_any_plan_all_say_why() -> None:
+    asked = [planner("vLLM homogeneous", EFFORT), planner("DistServe", EFFORT)]
+    found = play(Match("helix-10", "Llama-3.1-70B", "sharegpt"), asked, RULES)
+    assert found["planner"].tolist() == ["vLLM homogeneous", "DistServe", league.PORTFOLIO]
+    assert found["reason"][:2].str.contains("does not fit").all()
+
+
+def test_every_router_of_the_library_takes_part() -> None:
+    names = set(every_router())
+    assert {"round robin", "least requests", "power of two", "hetero", "heteroserve"} <= {
+        name.lower() for name in names
+    }
+    assert len(names) == 13
+
+
+def test_planners_that_raise_something_else_are_not_hidden() -> None:
+    class Broken:
+        name = "broken"
+
+        def unfit(self, case: Case) -> str | None:
+            return None
+
+        def plan(self, case: Case) -> Entry:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play(MATCH, [Broken()], RULES)
+
+
+# The league -------------------------------------------------------------------------------------
+
+
+def rows(*found: tuple[str, str, str, float, float, str]) -> pd.DataFrame:
+    """Rows of cluster, workload, planner, goodput, price and router."""
+    table = pd.DataFrame(
+        found, columns=["cluster", "workload", "planner", league.GOODPUT, league.PRICE, "router"]
+    )
+    return table.assign(model="m", load=0.5, reason=None)
+
+
+MADE = rows(
+    ("x", "w", "a", 10.0, 5.0, league.OWN),
+    ("x", "w", "b", 5.0, 2.0, league.OWN),
+    ("x", "w", "c", np.nan, np.nan, league.OWN),
+    ("x", "w", league.PORTFOLIO, 12.0, 5.0, league.OWN),
+    ("x", "w", "a", 15.0, 5.0, "other"),
+    ("x as G", "w", "a", 4.0, 5.0, league.OWN),
+    ("x as G", "w", "b", 8.0, 4.0, league.OWN),
+    ("x as G", "w", "c", 7.9, 6.0, league.OWN),
+    ("x as G", "w", league.PORTFOLIO, 8.0, 4.0, league.OWN),
+    ("x as G", "w", "b", 6.0, 4.0, "other"),
+)
+
+
+def test_league_by_hand() -> None:
+    found = league.league(MADE).set_index("planner")
+    assert found.index.tolist() == [league.PORTFOLIO, "c", "a", "b"]
+    mean = found["geometric mean [% of best]"]
+    assert mean["a"] == pytest.approx(100 * np.sqrt(1.0 * 0.5))
+    assert mean["b"] == pytest.approx(100 * np.sqrt(0.5 * 1.0))
+    assert mean["c"] == pytest.approx(100 * 7.9 / 8.0)
+    assert mean[league.PORTFOLIO] == pytest.approx(100 * np.sqrt(1.2 * 1.0))
+    # 7.9 is within 2 % of 8; the case that c cannot take counts as 0 in the last column.
+    assert found["wins"].to_dict() == {league.PORTFOLIO: 2, "c": 1, "a": 1, "b": 1}
+    assert found["cases served"].to_dict() == {league.PORTFOLIO: 2, "c": 1, "a": 2, "b": 2}
+    assert found.loc["c", "mean over all cases [% of best]"] == pytest.approx(50 * 7.9 / 8.0)
+
+
+def test_a_plan_that_carries_nothing_is_not_served() -> None:
+    found = league.league(rows(("x", "w", "a", 0.0, 1.0, league.OWN), ("x", "w", "b", 1.0, 1.0,
+                          league.OWN))).set_index("planner")  # fmt: skip
+    assert found.loc["a", "cases served"] == 0
+    assert np.isnan(found.loc["a", "geometric mean [% of best]"])
+    nobody = league.league(rows(("x", "w", "a", 0.0, 1.0, league.OWN)))
+    assert nobody["wins"].tolist() == [0]
+
+
+def test_shares_keep_the_order_and_tell_none_from_nothing() -> None:
+    wide = league.shares(MADE)
+    assert wide.columns.tolist() == ["a", "b", "c", league.PORTFOLIO]
+    assert np.isnan(wide.loc[("x", "m", "w"), "c"])
+    assert wide.loc[("x as G", "m", "w"), "a"] == 0.5
+
+
+def test_pareto_front_against_all_pairs() -> None:
+    random = np.random.default_rng(0)
+    made = rows(
+        *(
+            (f"c{k}", "w", "a", float(goodput), float(price), league.OWN)
+            for k, (goodput, price) in enumerate(random.integers(1, 9, (40, 2)))
+        )
+    )
+    found = league.pareto(made, ["model", "workload"])
+    kept = found[found["efficient"]]
+    for _, one in found.iterrows():
+        beaten = (
+            (found[league.PRICE] <= one[league.PRICE])
+            & (found[league.GOODPUT] >= one[league.GOODPUT])
+            & (
+                (found[league.PRICE] < one[league.PRICE])
+                | (found[league.GOODPUT] > one[league.GOODPUT])
+            )
+        ).any()
+        # Of equals one stands for all.
+        equal = (
+            (kept[league.PRICE] == one[league.PRICE])
+            & (kept[league.GOODPUT] == one[league.GOODPUT])
+        ).any()
+        assert equal == (not beaten)
+
+
+def test_routers_and_mixed_fleets_by_hand() -> None:
+    swapped = league.routers(MADE)
+    assert swapped["over its own [%]"].tolist() == pytest.approx([50.0, -25.0])
+    mixed = league.mixed_over_alike(MADE)
+    assert len(mixed) == 1
+    assert mixed["mixed over homogeneous"].iloc[0] == pytest.approx(12.0 / 8.0)
+    assert mixed["homogeneous"].iloc[0] == "x as G"
+
+
+def test_the_takeaway_holds_the_numbers_of_the_table() -> None:
+    text = league.takeaway(MADE)
+    assert "3 of 3 win somewhere" in text
+    assert "keeps 75 %" in text  # (100 + 50) / 2 for a and for b
+    assert f"{100 * np.sqrt(1.2):.0f} %" in text
+    assert "carries 1.50 times" in text
+    alone = league.takeaway(rows(("x", "w", "a", 1.0, 1.0, league.OWN)))
+    assert alone.startswith("a is within 2 % of the best in all 1 cases")
+    assert "mixed fleet" not in alone
+    assert "router" not in alone
