@@ -57,8 +57,9 @@ def takes_part(table: Measurements) -> bool:
 
     Left out: L40S on four and more GPUs in aiconfigurator. Its all-reduce there is that of one
     host's PCIe topology (3.4 GB/s with four GPUs, 0.9 GB/s with eight), no property of the L40S.
+    And layer profiles that are themselves estimated, two GPUs from one.
     """
-    return not (
+    return table.provenance != "estimated" and not (
         table.source == "aiconfigurator" and table.gpu == "L40S" and table.tensor_parallel > 2
     )
 

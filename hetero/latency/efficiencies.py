@@ -32,10 +32,14 @@ def chip(name: str) -> str:
     --------
     >>> chip("A100-SXM-80GB"), chip("V100-SXM2-32GB"), chip("RTX-PRO-6000-Server")
     ('A100', 'V100', 'RTX-PRO-6000')
+    >>> chip("RTX-4090"), chip("RTX-A6000"), chip("RTX-6000-Ada")
+    ('RTX-4090', 'RTX-A6000', 'RTX-6000-Ada')
     """
     # Cut-down links do not change the chip: an A800 computes as an A100, an H800 as an H100.
     if name.startswith("RTX-PRO-6000"):
         return "RTX-PRO-6000"
+    if name.startswith("RTX-"):  # the number says which chip it is
+        return name
     first = name.split("-")[0]
     return {"A800": "A100", "H800": "H100", "GH200": "H100"}.get(first, first)
 
@@ -49,7 +53,7 @@ def sources(name: str) -> tuple[str, ...]:
         for source, engine in zip(rows["source"], rows["engine"], strict=True)
     ]
     # Among engines of the same age vLLM comes first: it is what most of the papers ran.
-    order = ("aiconfigurator/vllm", "aiconfigurator", "splitwise", "helix")
+    order = ("aiconfigurator/vllm", "aiconfigurator", "splitwise", "helix", "profiles")
     return tuple(sorted(labels, key=lambda label: [not label.startswith(start) for start in order]))
 
 
@@ -59,7 +63,7 @@ def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
     Parameters
     ----------
     source
-        ``splitwise``, ``helix`` or ``aiconfigurator/ENGINE``; by default the first of
+        ``splitwise``, ``helix``, ``profiles`` or ``aiconfigurator/ENGINE``; by default the first of
         :func:`sources`. ``median`` takes the median of every value over the calibrations of all
         GPUs, as is done for GPUs that nothing was measured on.
 
@@ -117,9 +121,19 @@ def _kind(link_type: str) -> str:
     return link(link_type).kind
 
 
+def lenders() -> pd.DataFrame:
+    """Calibrations that lend values to other chips: those on whole replicas of several models.
+
+    A layer profile has one model or two on one GPU or two, which does not tell efficiencies from
+    overheads: its values hold together, for the chip that it was made on.
+    """
+    frame = calibrated()
+    return frame[frame["source"] != "profiles"]
+
+
 @lru_cache(maxsize=64)
 def _medians(link_type: str, source: str = "") -> dict[str, float]:
-    frame = calibrated()
+    frame = lenders()
     chips, kinds = frame["gpu"].map(chip), frame["gpu"].map(_link_of).map(_kind)
     found = {}
     for name in VALUES:

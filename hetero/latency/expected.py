@@ -38,7 +38,7 @@ from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
 from hetero.errors import ParameterError
 from hetero.latency import calibration, measured
-from hetero.latency.efficiencies import calibrated, chip, sources
+from hetero.latency.efficiencies import calibrated, chip, lenders, sources
 from hetero.latency.frames import SOURCES, derived_frame
 from hetero.latency.roofline import VALUES, Efficiency
 from hetero.latency.tables import PHASES, Measurements, Phase
@@ -286,8 +286,10 @@ def _folds(*, raw: bool) -> Iterator[tuple[Level, Measurements, Efficiency]]:
                 rest = [table for table in used if table.llm != name]
                 if rest:
                     fitted = calibration.calibrate(rest, hold_out=False).efficiency
+                    linked = any(table.tensor_parallel > 1 for table in rest)
                     for table in used:
-                        if table.llm == name:
+                        # A link that no other model was measured over is not calibrated.
+                        if table.llm == name and (linked or table.tensor_parallel == 1):
                             yield "calibrated", table, fitted
             carried = without_chip(used[0].gpu)
             for table in used:
@@ -300,7 +302,7 @@ def without_chip(name: str) -> Efficiency:
     The link's share and latency are taken over the same kind of link where there are any; what
     no other chip determines is the centre of the prior.
     """
-    frame = calibrated()
+    frame = lenders()
     frame = frame[frame["gpu"].map(chip) != chip(name)]
     chips = frame["gpu"].map(chip)
     kind = link(find_gpu(name).link_type).kind

@@ -9,13 +9,14 @@ import pandas as pd
 
 from hetero import paths
 
-Source = Literal["splitwise", "helix", "aiconfigurator"]
-SOURCES: tuple[Source, ...] = ("splitwise", "helix", "aiconfigurator")
+Source = Literal["splitwise", "helix", "aiconfigurator", "profiles"]
+SOURCES: tuple[Source, ...] = ("splitwise", "helix", "aiconfigurator", "profiles")
 
 _DATASETS = {
     "splitwise": "splitwise_perf_model",
     "helix": "helix_layer_latency",
     "aiconfigurator": "aiconfigurator_grid",
+    "profiles": "llmservingsim_profile",
 }
 _GPUS = {
     "a100-80gb": "A100-SXM-80GB",
@@ -50,6 +51,8 @@ def raw_available(source: Source) -> bool:
 
 def raw_frame(source: Source) -> pd.DataFrame:
     """Rows of a published file, GPU and model under their names in the catalog.
+
+    Layer profiles are many files, which :mod:`hetero.latency.profile_tables` reads.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from hetero.catalog import Gpu, gpus
 from hetero.display import Column, Table
-from hetero.latency.efficiencies import calibrated, chip
+from hetero.latency.efficiencies import calibrated, chip, lenders
 from hetero.latency.expected import LEVELS, error_of, level_of
 from hetero.latency.frames import derived_frame
 
@@ -55,7 +55,7 @@ def known() -> Table:
         "Measured: operators (summed by aiconfigurator), layers (Helix, LLMServingSim) or whole "
         "steps (Splitwise). Derived: roofline with efficiencies fitted to them. Estimated: those "
         "of another variant of the chip. Assumed: the median of every efficiency over the "
-        f"{calibrated()['gpu'].map(chip).nunique()} measured chips.",
+        f"{lenders()['gpu'].map(chip).nunique()} chips with tables of several models.",
         "No chip was measured in two variants: an estimated GPU is given the error of an assumed "
         "one, which overstates it.",
     )

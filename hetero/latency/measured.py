@@ -183,7 +183,14 @@ def tables(source: Source, *, raw: bool = False) -> tuple[Measurements, ...]:
     ParameterError
         If the source is unknown.
     """
-    readers = {"splitwise": splitwise, "helix": helix, "aiconfigurator": aiconfigurator}
+    from hetero.latency.profile_settings import measurements
+
+    readers = {
+        "splitwise": splitwise,
+        "helix": helix,
+        "aiconfigurator": aiconfigurator,
+        "profiles": measurements,
+    }
     if source not in readers:
         raise ParameterError(
             f"No latency measurements are called '{source}'.",

@@ -106,13 +106,23 @@ LIMITS = {
     ("aiconfigurator", "H200-SXM"): (6, 6),
     ("aiconfigurator", "L40S"): (6, 6),
     ("aiconfigurator", "RTX-PRO-6000-Server"): (8, 7),
+    ("profiles", "RTX-3090"): (3, 2),
+    ("profiles", "RTX-4090"): (6, 5),
+    ("profiles", "RTX-A6000"): (3, 2),
+    ("profiles", "RTX-PRO-6000-Server"): (9, 4),
 }
 
 
 @pytest.mark.parametrize("source", measured.SOURCES)
 def test_every_measured_table_has_its_error(source, need):
-    names = {"splitwise": "splitwise_perf_model", "helix": "helix_layer_latency"}
+    names = {
+        "splitwise": "splitwise_perf_model",
+        "helix": "helix_layer_latency",
+        "profiles": "llmservingsim_profile",
+    }
     need(names.get(source, "aiconfigurator_grid"))
+    if source == "profiles":
+        need("llmservingsim_profile_v0")
     frame = efficiencies.calibrated().set_index(["source", "gpu", "engine"])
     groups = calibration.by_gpu(measured.tables(source, raw=True))
     assert set(groups) == {key[1:] for key in frame.index if key[0] == source}
@@ -132,7 +142,9 @@ def test_defaults_take_the_newest_source_of_the_chip():
     engines = tuple(f"aiconfigurator/{name}" for name in ("vllm", "sglang", "trtllm"))
     assert efficiencies.sources("A100-SXM-80GB") == (*engines, "splitwise", "helix")
     assert efficiencies.sources("V100-SXM2-32GB") == ("helix",)
-    assert efficiencies.sources("RTX-A6000") == ()
+    assert efficiencies.sources("RTX-A6000") == ("profiles",)
+    assert efficiencies.sources("RTX-PRO-6000-Server") == (*engines, "profiles")
+    assert efficiencies.sources("RTX-A5000") == ()
     assert efficiencies.efficiency(gpu("A100-SXM-80GB")).provenance == "derived"
 
 
@@ -145,7 +157,9 @@ def test_variants_and_unmeasured_gpus_are_estimated():
     )
     # Another kind of link: its share comes from GPUs on PCIe.
     assert "link_efficiency" in variant.estimated
-    none = efficiencies.efficiency(gpu("RTX-A6000"))
+    own = efficiencies.efficiency(gpu("RTX-4090"))
+    assert (own.provenance, own.compute_efficiency) == ("derived", 1.0)
+    none = efficiencies.efficiency(gpu("RTX-A5000"))
     assert none.provenance == "estimated"
     assert none.estimated == VALUES
     assert none.values == pytest.approx(efficiencies.efficiency(gpu("A40"), "median").values)

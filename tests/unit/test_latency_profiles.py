@@ -9,7 +9,7 @@ import pytest
 from hetero import datasets
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
-from hetero.latency import profile_tables, profiles
+from hetero.latency import measured, profile_tables, profiles
 from hetero.latency.step import Mixed, Piece, StepModel
 
 DECODE, MEAN_DECODE = 5.0, 1.0  # what the reduction may cost [%]
@@ -142,3 +142,19 @@ def test_another_host_changes_two_all_reduces_per_layer() -> None:
     change = float(found.model.seconds(n) - other.seconds(n))
     assert change == pytest.approx(2 * 64 * (slow - fast), abs=1e-9)
     assert float(other.decode_seconds([900] * 128)) < float(found.model.decode_seconds([900] * 128))
+
+
+def test_settings_of_a_profile_are_those_of_its_tables(raw_tables) -> None:
+    """Beside the other sources: the reduced model and the published tables agree."""
+    for own, raw in zip(
+        measured.tables("profiles"), measured.tables("profiles", raw=True), strict=True
+    ):
+        assert own.label == raw.label
+        error = own.seconds / raw.seconds - 1.0
+        assert np.abs(error[own.decode]).max() < 0.03
+        assert np.abs(error[~own.decode]).max() < 0.12
+    whole = raw_tables["RTX-4090", "Llama-3.1-8B", 1]
+    at = (whole.chunk_tokens == 0) & (whole.decoding == 16) & (whole.context_tokens == 1024)
+    table = next(t for t in measured.tables("profiles", raw=True) if t.gpu == "RTX-4090")
+    row = table.decode & (table.batch == 16) & (table.length_tokens == 1024)
+    assert table.seconds[row] == pytest.approx(whole.seconds[at])
