@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.errors import ParameterError
+from hetero.errors import InfeasibleError, ParameterError
 from hetero.placement.machines import MachineKind
 
 Floats = NDArray[np.float64]
@@ -166,6 +166,11 @@ def _tokens_per_s(
     prompt_tokens, decoding = round(prompts * point.input_tokens), round(working)
     if prompts > 1:
         prompts, prompt_tokens, decoding = 1.0, point.input_tokens, point.output_tokens
+    if prompt_tokens + decoding == 0:
+        raise InfeasibleError(
+            f"{layers} layers leave {kind.name} no room for a KV cache.",
+            resolve="give it fewer layers, or use larger GPUs.",
+        )
     # Per prompt that passes, 1 / p steps of the decoding requests pass as well.
     steps = 1.0 / prompts
     prompt_ms = float(kind.latency.prompt_layer_ms(int(prompt_tokens * steps)))

@@ -147,7 +147,8 @@ def _unmet(
 
     if best is None:
         case = asked.case
-        rows = [ask(one, case) for one in planners(ARENA[asked.effort_name])]
+        fits = case.llm.weight_bytes(case.precision) <= case.cluster.mem_bytes
+        rows = [ask(one, case) for one in planners(ARENA[asked.effort_name]) if fits]
         reasons = [(one.planner, reason_of(one)) for one in rows if one.entry is None]
         return NoPlanError.of(explain(asked, case, None, reasons, replan))
     reasons = [(one.asked.planner, reason_of(one.asked)) for one in found if not one.asked.entry]

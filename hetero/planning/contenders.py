@@ -28,6 +28,7 @@ Progress = Callable[[str], None]
 
 _DIGITS = 3  # of the rate where none is asked for
 _SPARED = "not asked by a quick card, since another plan meets the targets"
+_BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
 _AGAIN = 1.4  # planned once more where the goodput is further than this from the rate planned for
 
 
@@ -55,7 +56,7 @@ def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> 
     rows: list[Contender] = []
     for precision in asked.precisions:
         case = asked.at(precision)
-        if case is None:
+        if case is None or case.llm.weight_bytes(precision) > case.cluster.mem_bytes:
             continue
         case = replace(case, rate_rps=rate_rps or case.rate_rps)
         label = f"{precision}: " if len(asked.precisions) > 1 else ""
@@ -142,7 +143,9 @@ def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dic
     """
     best = max(found, key=lambda one: one.key)
     name, case = winner(asked, best, found), best.case
-    rows = {}
+    rows: dict[str, Contender] = {}
+    if name in _BLIND:
+        return rows
     for step in steps(case):
         if step.case.slo == case.slo:
             continue

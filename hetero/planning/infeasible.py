@@ -18,6 +18,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.planning.delivery import LATENCIES, Effort
 from hetero.planning.remedies import (
+    GROWTH,
     Nearest,
     Replan,
     by_budget,
@@ -35,7 +36,7 @@ from hetero.planning.request import Request
 from hetero.planning.sections import by_reason
 from hetero.planning.sensitivity import STEP
 from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment
+from hetero.simulator.saturation import attainment, backlog_growth
 
 CLASSES = 4
 """Classes of requests by the length of their input, of equal shares."""
@@ -233,6 +234,8 @@ def explain(
             f"No plan found carries {rate:.4g} requests/s: the best one ({best.planner}) meets the "
             f"targets for {100 * share:.1f} % of the requests, {goal:g} % have to"
         )
+        if backlog_growth(run) > GROWTH:
+            sentence += ", and waits grow for as long as requests come at that rate"
     if worst is not None:
         sentence += f"; {_worst(worst, goal)}"
     reason = "targets" if idle < case.goal else "load"

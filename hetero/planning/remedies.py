@@ -14,14 +14,17 @@ from hetero.arena.entry import Entry
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
 from hetero.planning.delivery import LATENCIES, Effort, carried
+from hetero.planning.precision import PRECISIONS
 from hetero.planning.request import Request, more
 from hetero.planning.sensitivity import machines
 from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment
+from hetero.simulator.saturation import attainment, backlog_growth
 
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
 _ROUNDED_UP = 1.005
+GROWTH = 0.02
+"""Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
 
 Replan = Callable[[Case], Entry]
 
@@ -50,6 +53,8 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
 
 def by_targets(case: Case, run: Run) -> Iterator[Nearest]:
     """The one target, and the common factor of all, that the goal's share keeps at the rate."""
+    if backlog_growth(run) > GROWTH:
+        return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
     for name, field in LATENCIES.items():
         target = getattr(case.slo, field)
@@ -87,6 +92,8 @@ def by_rate(best: Entry, case: Case, idle: float, effort: Effort) -> tuple[Neare
 
 def suffices(case: Case, replan: Replan) -> bool:
     """Whether a changed case has a plan that meets it."""
+    if case.llm.weight_bytes(case.precision) > case.cluster.mem_bytes:
+        return False
     try:
         entry = replan(case)
     except HeteroError:
@@ -99,7 +106,7 @@ def by_precision(asked: Request, case: Case, replan: Replan) -> Iterator[Nearest
     """The most exact of the smaller data types of weights that does."""
     if asked.precision == "auto":
         return
-    for other in ("fp8", "int8", "int4"):
+    for other in PRECISIONS[1:]:
         changed = asked.at(other)
         if other == case.precision or changed is None:
             continue

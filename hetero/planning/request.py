@@ -18,6 +18,7 @@ from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.planning.delivery import EFFORTS, Effort
+from hetero.planning.precision import PRECISIONS
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.uncertainty import Rule
@@ -25,9 +26,6 @@ from hetero.workload import Trace, TraceSource, statistics
 
 Precision: TypeAlias = Literal["auto", "fp16", "bf16", "fp8", "int8", "int4", "fp4"]
 """Data type of weights; ``"auto"`` tries all of which some GPU of the fleet is capable."""
-
-PRECISIONS: tuple[Precision, ...] = ("fp16", "fp8", "int8", "int4")
-"""What ``"auto"`` tries, the most exact first."""
 
 RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
 

@@ -106,7 +106,7 @@ def delivers(card: PlanCard) -> Table:
     said = "rate asked for" if asked.rate_given else "largest rate found"
     notes = [
         f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; Poisson arrivals, "
-        f"{asked.requests:,} requests a run.",
+        f"{asked.requests:,} requests a run, throughput from the first arrival to the last token.",
         f"Over arrivals: 95 % interval of the mean over {seeds} seeds. "
         + (
             f"With step times: 90 % of {draws} draws of their error, each with its own arrivals."
@@ -153,7 +153,7 @@ def limits(card: PlanCard) -> Table:
     found = card.limits.rows
     drawn = any(math.isfinite(one.gain_percent) for one in found)
     columns = [Column("what")]
-    columns += [Column("goodput with 10 % more of it", "%", 3)] if drawn else []
+    columns += [Column("goodput gained by 10 % more of it", "%", 3)] if drawn else []
     columns.append(Column("busy or held at the goodput", "%", 3))
     rows = tuple(
         (one.name, *((one.gain_percent,) if drawn else ()), one.use_percent) for one in found
@@ -199,11 +199,9 @@ def tried(card: PlanCard) -> Table:
         for one in planned
     )
     notes = [
-        f"No plan of {', '.join(names)}: {reason}"
+        f"No plan of {', '.join(dict.fromkeys(names))}: {reason}"
         for reason, names in by_reason(
-            (f"{one.planner} in {one.precision}" if several else one.planner, one.reason)
-            for one in found
-            if one.reason
+            (one.planner, one.reason) for one in found if one.reason
         ).items()
     ]
     return Table("What was tried", tuple(columns), rows, wrapped(notes))
