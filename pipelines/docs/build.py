@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import hetero
 from hetero import paths
@@ -228,7 +229,7 @@ def _own(module: ModuleType, value: object) -> bool:
     return plain and getattr(value, "__module__", "") == module.__name__
 
 
-def _leaves(command: object, name: str) -> Iterator[tuple[str, object]]:
+def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     below = getattr(command, "commands", None)
     if below is None:
         yield name, command
@@ -237,7 +238,7 @@ def _leaves(command: object, name: str) -> Iterator[tuple[str, object]]:
         yield from _leaves(one, f"{name} {key}")
 
 
-def _help(command: object) -> list[str]:
+def _help(command: Any) -> list[str]:
     text = inspect.cleandoc(getattr(command, "help", None) or "")
     lines, code = [], False
     for line in text.splitlines():

@@ -43,8 +43,19 @@ html_math_renderer = "mathml"
 
 
 def setup(app: Sphinx) -> None:
-    """Formulas as MathML, which browsers draw without a script from a network."""
+    """Formulas as MathML, which needs no script from a network, and lists of names as such."""
     app.add_html_math_renderer("mathml", (_formula, None), (_display, None))
+    # After napoleon, which stands at 500.
+    app.connect("autodoc-process-docstring", _together, priority=600)
+
+
+def _together(
+    app: Sphinx, what: str, name: str, found: Any, options: Any, lines: list[str]
+) -> None:
+    """Names that share a description: Sphinx would take the first for the type of the last."""
+    for k, line in enumerate(lines):
+        if match := re.match(r":(ivar|param) (\w+(?:, \w+)+):", line):
+            lines[k] = f":{match[1]} {match[2].replace(', ', ',')}:{line[match.end() :]}"
 
 
 def _formula(writer: Any, node: Any) -> None:

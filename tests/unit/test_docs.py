@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import doctest
+import importlib
+import inspect
 import re
 import shlex
 import xml.etree.ElementTree as ET
@@ -10,9 +12,11 @@ import typer.main
 
 from hetero import cli, cluster, paths
 from hetero.coverage import DRAWINGS, figures
+from hetero.export import routing
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.serving import settings
+from pipelines.docs import build
 from pipelines.docs.build import PAGES as PAGES_FOLDER
 from pipelines.docs.diagrams import DIAGRAMS, drawings
 from pipelines.docs.sheet import Sheet
@@ -150,3 +154,44 @@ def test_files_are_accepted_by_their_readers(text, tmp_path):
     else:
         assert kind == "sweep"
         assert spec.points(spec.read(path))
+
+
+# ---- pages made from the code ----------------------------------------------------------------
+
+
+def test_the_glossary_is_that_of_the_metrics():
+    text = build.metrics()
+    source = inspect.getdoc(importlib.import_module("hetero.simulator.metrics"))
+    for term in re.findall(r"^(\w[\w /-]*)\n    ", source, re.MULTILINE):
+        assert f"\n{term}\n: " in text
+    assert text.count("\n: ") >= 9
+
+
+def test_every_command_is_listed(group):
+    text = build.commands()
+    for name, command in group.commands.items():
+        for leaf in getattr(command, "commands", None) or [""]:
+            assert f"## hetero {name} {leaf}".strip() in text
+    assert "`--memory-fraction`" in text
+
+
+def test_the_fields_of_a_routing_table_are_documented():
+    text = build.routing_table()
+    for name, field in routing.RoutingTable.model_fields.items():
+        assert f"| `{name}` |" in text
+        assert field.description is None or field.description in text
+    assert "hetero routing table 1" in text
+
+
+def test_pages_beside_the_pipeline_are_taken_as_they_are():
+    assert build.copied("FAULTS.md").startswith("# Faults")
+    assert "`params.yaml`" in build.copied("PARAMETERS.md")
+
+
+def test_links_between_pages_lead_somewhere():
+    made = {"reference/metrics.md", "reference/gpus.md", "reference/faults.md", "diagrams.md"}
+    made |= {"reference/commands.md", "reference/parameters.md", "reference/routing-table.md"}
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            target = (page.parent / link).resolve().relative_to(PAGES_FOLDER.resolve())
+            assert target.as_posix() in made or (PAGES_FOLDER / target).is_file(), link
