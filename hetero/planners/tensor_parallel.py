@@ -275,7 +275,12 @@ def search(
             degrees.append(Degree(machine, t, budget.kv_capacity_bytes, result, reason))
     found = TensorParallelSearch(tuple(degrees), llm)
     if not found.best:
-        why = "; ".join(f"{d.machine.name} t={d.tensor_parallel}: {d.reason}" for d in degrees)
+        # Machines alike fail alike, and more GPUs fall less short: one line per kind says it.
+        kinds = {(d.machine.gpu.name, d.machine.count): d for d in degrees}
+        why = "; ".join(
+            f"{d.machine.name} t={d.tensor_parallel}: {d.reason.rstrip('.')}"
+            for d in kinds.values()
+        )
         raise InfeasibleError(
             f"No machine of {cluster.name} can serve {llm.name} ({why}).",
             resolve="add GPUs with more memory, lower the precision of weights or KV cache, or "
