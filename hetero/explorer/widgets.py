@@ -107,13 +107,11 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
             # The theme's own colour, readable on light and dark.
             colour = "var(--jp-error-color1, #b00020)"
             text = html.escape(str(error))
-            self._text.value = (
-                f'<div style="border-left:3px solid {colour};padding:4px 10px">{text}</div>'
-            )
+            self._text.value = f'<div style="border-left:3px solid {colour};padding:4px 10px;line-height:1.4">{text}</div>'
             return
         self._figure.value = _png(self.view)
         self._figure.layout.display = ""
-        self._text.value = self.view._repr_html_()
+        self._text.value = f'<div style="line-height:normal">{self.view._repr_html_()}</div>'
 
 
 def _png(view: View) -> bytes:
