@@ -24,8 +24,8 @@ from hetero.planning.contenders import (
     Contender,
     Progress,
     chosen,
-    compete,
     contenders,
+    fast,
     fastest,
     neighbours,
     planned_by,
@@ -143,7 +143,7 @@ def _unmet(
     say("why not, and what would do")
 
     def replan(case: Case) -> Entry:
-        return compete(case, asked).entry
+        return fast(case, asked)
 
     if best is None:
         case = asked.case
