@@ -106,8 +106,8 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
             self._figure.layout.display = "none"
             # The theme's own colour, readable on light and dark.
             colour = "var(--jp-error-color1, #b00020)"
-            text = html.escape(str(error))
-            self._text.value = f'<div style="border-left:3px solid {colour};padding:4px 10px;line-height:1.4">{text}</div>'
+            style = f"border-left:3px solid {colour};padding:4px 10px;line-height:1.4"
+            self._text.value = f'<div style="{style}">{html.escape(str(error))}</div>'
             return
         self._figure.value = _png(self.view)
         self._figure.layout.display = ""
