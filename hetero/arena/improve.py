@@ -19,7 +19,7 @@ from hetero.arena.case import Case
 from hetero.arena.entry import Entry
 from hetero.arena.score import carried, margin
 from hetero.deployment import Deployment, KvLink, Role
-from hetero.errors import CatalogError, InfeasibleError, ParameterError
+from hetero.errors import HeteroError, InfeasibleError
 from hetero.planners.baselines.kinds import divisions
 from hetero.planners.phases.cost import CostModel, Stage
 from hetero.planners.phases.pipeline import Pipeline
@@ -153,7 +153,7 @@ class _Search:
                 carried(one, self.case, seed, start_rps=before or None)
                 for seed, before in zip(self.seeds, self.carried_rps, strict=True)
             )
-        except (InfeasibleError, ParameterError, CatalogError):
+        except HeteroError:
             return -1.0  # a change that no plan can have, such as a router that needs more
         if sum(found) <= sum(self.carried_rps):
             return 0.0

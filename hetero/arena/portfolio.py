@@ -189,9 +189,8 @@ def portfolio(
             planner=IMPROVED,
             notes=(f"From the plan of {found.entry.planner}.", *notes, *found.entry.notes),
         )
-        tried.append(
-            Tried(IMPROVED, entry, score(entry, case, seeds=seeds, known=found.carried_rps))
-        )
+        # Scored as all others are: what is carried depends a little on where one begins to look.
+        tried.append(Tried(IMPROVED, entry, score(entry, case, seeds=seeds)))
     best = max((one for one in tried if one.score is not None), key=_key)
     return Portfolio(case, tuple(tried), best, bound(case), changes, played)
 

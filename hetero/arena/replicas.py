@@ -183,28 +183,34 @@ def only(case: Case, numbers: tuple[int, ...]) -> Case:
 def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Entry:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
     slo = ground.targets(case)
+    costs = ground.costs(case)
     best: tuple[float, BaselinePlan] | None = None
     reasons: list[InfeasibleError] = []
     kinds = alike(case.cluster)
     for numbers in kinds:
-        one = only(case, numbers)
-        limit = bound(one)
+        part = only(case, numbers)
+        limit = bound(part)
         try:
             found = plan(
-                one.cluster,
+                part.cluster,
                 case.llm,
                 ground.requests(case, requests),
                 slo,
                 goal=case.goal,
                 most_rps=limit.rps(case.goal) if limit else float("inf"),
-                settings=ground.costs(case).settings,
+                settings=costs.settings,
                 seed=case.seed,
             )
         except InfeasibleError as error:
             reasons.append(error)
             continue
         if best is None or found.value > best[0]:
-            best = found.value, found
+            # The same pipelines as parts of the whole cluster.
+            pipelines = [
+                costs.pipeline([Stage(numbers[s.machine], s.gpus, s.layers) for s in one.stages])
+                for one in found.pipelines
+            ]
+            best = found.value, replace(found, pipelines=tuple(pipelines))
     if best is None:
         raise reasons[0]
     note = ""

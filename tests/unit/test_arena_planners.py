@@ -1,0 +1,178 @@
+"""Every planner of the arena: what it answers, that it uses what there is, why it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+from hetero import catalog, workload
+from hetero.arena.bound import bound
+from hetero.arena.case import Case
+from hetero.arena.effort import Effort
+from hetero.arena.entry import Entry, Planner
+from hetero.arena.planners import planner, planners
+from hetero.arena.portfolio import ask
+from hetero.arena.score import goodput
+from hetero.cluster import cluster
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.simulator import Slo
+
+LITTLE = Effort(
+    requests=120, rates=2, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=16,
+    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2, moves=30,
+)  # fmt: skip
+CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
+TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)
+THIRTEEN = catalog.llm("LLaMA-1-13B")
+DENSE = Case(cluster("thunderserve-a40-3090ti-40gbit"), THIRTEEN, CHATS, 1.5, TARGETS, least_s=30.0)
+SPARSE = Case(
+    cluster("rignall-budget-c"), catalog.llm("DeepSeek-V3"), CHATS, 10.0, TARGETS, least_s=2.0
+)
+NAMES = tuple(one.name for one in planners())
+OF_EXPERTS = ("islands exact", "islands by BO")
+OF_DENSE = tuple(name for name in NAMES if name not in OF_EXPERTS)
+
+
+@lru_cache(maxsize=32)
+def made(name: str) -> Entry:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    return planner(name, LITTLE).plan(case)
+
+
+def test_all_planners_have_names_of_their_own() -> None:
+    assert len(set(NAMES)) == len(NAMES) == 13
+    assert all(isinstance(one, Planner) for one in planners())
+    with pytest.raises(ParameterError, match="No planner is called 'Alpa'"):
+        planner("Alpa")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plans_use_the_gpus_that_there_are(name: str) -> None:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    entry = made(name)
+    assert entry.planner == name
+    for gpu, count in entry.gpus.items():
+        assert 0 < count <= case.cluster.gpu_counts[gpu]
+    if name in OF_DENSE:
+        used: dict[str, int] = {}
+        for group in entry.groups:
+            layers = sum(stage[3] for stage in group.stages)
+            assert layers == THIRTEEN.layers or entry.deployment is None
+            for machine, _, gpus, _ in group.stages:
+                used[machine] = used.get(machine, 0) + gpus
+        for machine, gpus in used.items():
+            assert gpus <= case.cluster.machine(machine).count
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_price_is_that_of_the_gpus_in_use(name: str) -> None:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    entry = made(name)
+    each = {m.gpu.name: (m.usd_per_h or 0.0) / m.count for m in case.cluster.machines}
+    price = sum(each[gpu] * count for gpu, count in entry.gpus.items())
+    assert entry.usd_per_h == pytest.approx(price)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> None:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    entry = made(name)
+    limit = bound(case)
+    assert (limit is None) == (name in OF_EXPERTS)
+    for trace in (case.arrivals(seed=1), CHATS.all_at_once()):
+        run = entry.play(trace, 1)
+        assert len(run.requests) == len(trace)
+        ended = run.counts
+        assert ended["finished"] + ended["rejected"] == len(trace)
+        done = run.requests[run.finished]
+        assert (done["first_token_s"] > done["arrival_s"]).all()
+        assert (done["finish_s"] >= done["first_token_s"]).all()
+        if limit is not None:
+            served = float(run.finished.mean())
+            assert run.finished.sum() / run.span_s <= limit.rps(served) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_plan_and_run_twice(name: str) -> None:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    again = planner(name, LITTLE).plan(case)
+    assert str(again) == str(made(name))
+    one, two = (entry.play(case.arrivals(seed=2), 2) for entry in (made(name), again))
+    assert one.frame().equals(two.frame())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_cannot_take_a_case_says_so_in_a_sentence(name: str) -> None:
+    one = planner(name, LITTLE)
+    other = DENSE if name in OF_EXPERTS else SPARSE
+    reason = one.unfit(other)
+    assert reason is not None
+    assert reason.endswith(".")
+    assert "\n" not in reason
+    with pytest.raises(InfeasibleError, match=r".*"):
+        one.plan(other)
+    assert ask(one, other).reason == reason
+    unpriced = Case(cluster("xiong-8xv100"), THIRTEEN, CHATS, 1.0, budget_usd_per_h=5.0)
+    assert one.unfit(unpriced) is not None
+
+
+@pytest.mark.parametrize("name", ["DistServe", "HexGen", "phase splitting", "layer placement"])
+def test_machines_without_a_network_do_not_work_together(name: str) -> None:
+    apart = Case(cluster("heteroserve-8"), THIRTEEN, CHATS, 1.0)
+    assert "states no network" in (planner(name, LITTLE).unfit(apart) or "")
+
+
+@pytest.mark.parametrize("name", ["tensor-parallel search", "Mélange", "vLLM homogeneous"])
+def test_replicas_inside_machines_need_no_network(name: str) -> None:
+    apart = replace(DENSE, cluster=cluster("heteroserve-8"), budget_usd_per_h=None)
+    entry = planner(name, LITTLE).plan(apart)
+    assert all(len(group.stages) == 1 for group in entry.groups)
+
+
+@pytest.mark.parametrize("name", ["tensor-parallel search", "Mélange", "HexGen", "layer placement"])
+def test_a_budget_rents_no_more_than_it_pays_for(name: str) -> None:
+    case = replace(
+        DENSE, cluster=cluster("thunderserve-cloud-32"), budget_usd_per_h=4.0, least_s=10.0
+    )
+    entry = planner(name, LITTLE).plan(case)
+    machines = {stage[0] for group in entry.groups for stage in group.stages}
+    rented = sum(case.cluster.machine(machine).usd_per_h or 0.0 for machine in machines)
+    assert 0 < rented <= 4.0
+    poor = replace(case, budget_usd_per_h=0.5)
+    with pytest.raises(InfeasibleError):
+        planner(name, LITTLE).plan(poor)
+
+
+def test_fewer_bytes_per_weight_carry_more() -> None:
+    case = Case(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0, TARGETS,
+                least_s=20.0)  # fmt: skip
+    half, full = (
+        planner("tensor-parallel search", LITTLE).plan(replace(case, precision=precision))
+        for precision in ("fp8", "fp16")
+    )
+    # Half the bytes: the model fits half the GPUs, and twice as many replicas share the load.
+    assert len(half.groups) == 2 * len(full.groups)
+    assert goodput(half, case) > 1.2 * goodput(full, case)
+    reason = planner("Mélange").unfit(replace(DENSE, precision="fp8"))
+    assert reason is not None
+    assert "do not compute in fp8" in reason
+
+
+def test_homogeneous_takes_the_best_kind_of_a_mixed_cluster() -> None:
+    for name in ("vLLM homogeneous", "DistServe"):
+        entry = made(name)
+        assert len(entry.gpus) == 1
+        assert any("best of 2 kinds" in note for note in entry.notes)
+
+
+def test_islands_prove_their_bound() -> None:
+    exact = made("islands exact")
+    assert exact.bound_rps is not None
+    assert exact.gpus == {"H200-SXM": 128}
+    assert {group.phase for group in exact.groups} == {"prefill", "decode"}
+    for phase in ("prefill", "decode"):
+        shares = [group.share for group in exact.groups if group.phase == phase]
+        assert sum(shares) == pytest.approx(1.0, abs=1e-6)

@@ -1,0 +1,142 @@
+"""The portfolio: never worse than a single planner, always the same, and with its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetero import catalog, workload
+from hetero.arena.case import Case
+from hetero.arena.effort import Effort
+from hetero.arena.improve import improve
+from hetero.arena.planners import planner, planners
+from hetero.arena.portfolio import IMPROVED, Portfolio, portfolio
+from hetero.arena.score import carried, score
+from hetero.cluster import cluster
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.simulator import Slo
+
+LITTLE = Effort(
+    requests=120, rates=1, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=16,
+    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2, moves=40,
+)  # fmt: skip
+CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
+CODE = workload.load("azure2023_code").sample(200, np.random.default_rng(4))
+TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)
+CASES = {
+    "two kinds": Case(
+        cluster("thunderserve-a40-3090ti-40gbit"), catalog.llm("LLaMA-1-13B"), CHATS, 1.5, TARGETS
+    ),
+    "small team": Case(
+        cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CODE, 2.0, Slo(e2e_s=8.0)
+    ),
+    "no targets": Case(cluster("thunderserve-a5000-8"), catalog.llm("LLaMA-1-7B"), CHATS, 2.0),
+    "experts": Case(cluster("rignall-budget-c"), catalog.llm("DeepSeek-V3"), CHATS, 10.0, TARGETS),
+    "budget": Case(
+        cluster("thunderserve-cloud-32"),
+        catalog.llm("LLaMA-1-30B"),
+        CHATS,
+        1.0,
+        Slo(ttft_s=4.0, tpot_s=0.3),
+        budget_usd_per_h=4.0,
+    ),
+}
+CASES = {name: replace(case, least_s=10.0) for name, case in CASES.items()}
+_FOUND: dict[str, Portfolio] = {}
+
+
+def found(name: str) -> Portfolio:
+    if name not in _FOUND:
+        _FOUND[name] = portfolio(CASES[name], effort=LITTLE, seeds=(0, 1))
+    return _FOUND[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
+    case, one = CASES[name], found(name)
+    for tried in one.tried:
+        if tried.entry is not None:
+            alone = np.mean([carried(tried.entry, case, seed) for seed in (0, 1)])
+            assert one.score.goodput_rps.mean >= alone * (1 - 1e-12), tried.planner
+    # What it claims, it delivers when it is played anew.
+    again = score(one.entry, case, seeds=(0, 1), known=one.score.carried_rps)
+    assert again.attainment == one.score.attainment
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_planner_has_a_row_with_figures_or_a_reason(name: str) -> None:
+    one = found(name)
+    asked = [tried.planner for tried in one.tried if tried.planner != IMPROVED]
+    assert asked == [single.name for single in planners()]
+    for tried in one.tried:
+        assert (tried.score is None) == bool(tried.reason)
+        assert tried.planner in str(one)
+    assert one.best in one.tried
+
+
+def test_some_plan_is_improved_and_says_how() -> None:
+    improved = [one for name in CASES if (one := found(name)).best.planner == IMPROVED]
+    assert improved
+    for one in improved:
+        assert one.single.score is not None
+        assert one.score.goodput_rps.mean > one.single.score.goodput_rps.mean
+        assert one.entry.notes[0].startswith("From the plan of ")
+        for changes in one.changes.values():
+            loads = [change.carried_rps for change in changes]
+            assert loads == sorted(loads)
+        assert one.played > sum(map(len, one.changes.values()))
+
+
+def test_the_same_bytes_twice() -> None:
+    again = portfolio(CASES["two kinds"], effort=LITTLE, seeds=(0, 1))
+    assert str(again) == str(found("two kinds"))
+    assert str(again.entry) == str(found("two kinds").entry)
+
+
+def test_a_budget_is_kept_after_improvement() -> None:
+    one = found("budget")
+    machines = {stage[0] for group in one.entry.groups for stage in group.stages}
+    offer = CASES["budget"].cluster
+    assert sum(offer.machine(machine).usd_per_h or 0.0 for machine in machines) <= 4.0
+
+
+def test_improvement_keeps_gpus_once_and_carries_more() -> None:
+    case = CASES["two kinds"]
+    entry = planner("vLLM homogeneous", LITTLE).plan(case)
+    before = carried(entry, case, 0)
+    better = improve(entry, case, (before,), seeds=(0,), moves=40)
+    assert better.carried_rps[0] >= before
+    assert better.played <= 40
+    for gpu, count in better.entry.gpus.items():
+        assert count <= case.cluster.gpu_counts[gpu]
+    # The other kind of machine stands idle: dividing it is the first thing to find.
+    assert len(better.entry.gpus) == 2
+    assert better.carried_rps[0] > 1.2 * before
+
+
+def test_no_moves_no_changes() -> None:
+    case = CASES["two kinds"]
+    entry = planner("tensor-parallel search", LITTLE).plan(case)
+    better = improve(entry, case, (1.0,), seeds=(0,), moves=0)
+    assert better.entry is entry
+    assert better.changes == ()
+
+
+def test_planners_beyond_the_seconds_are_not_asked() -> None:
+    asked: list[str] = []
+    one = portfolio(
+        CASES["two kinds"], effort=replace(LITTLE, moves=0), budget_s=0.0, progress=asked.append
+    )
+    assert asked == ["tensor-parallel search"]
+    assert all("not asked" in tried.reason for tried in one.tried[1:])
+
+
+def test_a_case_that_no_planner_takes_says_why_of_each() -> None:
+    case = Case(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0)
+    with pytest.raises(InfeasibleError, match="No planner has a plan") as raised:
+        portfolio(case, effort=LITTLE)
+    assert "fits no machine of helix-10" in str(raised.value)
+    with pytest.raises(ParameterError, match="No planner is asked"):
+        portfolio(case, planners=())
