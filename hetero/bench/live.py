@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 import psutil
+from numpy.typing import NDArray
 
 from hetero import profiling, timings, workload
 from hetero.bench import live_data
@@ -179,7 +180,7 @@ def bench(
         means = float(sample.input_tokens.mean()), float(sample.output_tokens.mean())
         plan = FleetPlan.of(fleet, *means, why="both engines")
         say(plan.line())
-        work = _Work(fleet, running, folder, seed, say)
+        work = _Work(fleet, running, folder, (cores[0], cores[-1]), seed, say)
         ends.enter_context(work.serving())
         rows = work.alone(alone, requests // 3, load, plan)
         rows += work.routers(
@@ -193,7 +194,7 @@ def bench(
         "throughput in output tokens from the first arrival to the last finish.",
         f"Engine 'small' on core {cores[0]}, 'large' on core {cores[-1]}; dispatcher and client "
         "share both.",
-        f"Load of the machine at the end: {os.getloadavg()[0]:.1f} on {len(cores)} cores; "
+        f"Other programs took {100 * found['other_cpu_share'].mean():.0f} % of these cores; "
         f"{(time.monotonic() - begin) / 60:.1f} minutes.",
     )
     return LiveBench(found, rounds, plan, notes)
@@ -272,8 +273,15 @@ class _Work:
     """Serves and replays, case by case."""
 
     def __init__(
-        self, fleet: Deployment, running: dict[str, Running], folder: Path, seed: int, say: Say
+        self,
+        fleet: Deployment,
+        running: dict[str, Running],
+        folder: Path,
+        cores: tuple[int, int],
+        seed: int,
+        say: Say,
     ) -> None:
+        self.cores = cores
         self.fleet, self.running, self.folder = fleet, running, folder
         self.seed, self.say = seed, say
         self.file = folder / "deployment.yaml"
@@ -376,12 +384,13 @@ class _Work:
         journal = self.folder / f"{self.count}.journal"
         engines = [psutil.Process(one.process.pid) for one in self.running.values()]
         hosts = [self.dispatcher, psutil.Process()]
-        before = _cpu_s(engines), _cpu_s(hosts)
+        before = np.array([_cpu_s(engines), _cpu_s(hosts), _busy_s(self.cores)])
         # Words of their own in every run, or the engine finds prompts in its prefix cache.
         found = replay(
             endpoint, trace, journal, deployment=fleet, router=router.name, seed=self.count
         )
-        spent = _cpu_s(engines) - before[0], _cpu_s(hosts) - before[1]
+        spent = np.array([_cpu_s(engines), _cpu_s(hosts), _busy_s(self.cores)]) - before
+        spent[2] = max(spent[2] - spent[0] - spent[1], 0.0)
         if not found.finished.all():
             lost = int((~found.finished).sum())
             raise EndpointError(
@@ -394,10 +403,10 @@ class _Work:
             found.requests["output_tokens"].copy(),
         )
         simulated = simulate(fleet, counted, router, predictor=Oracle(), seed=k)
-        cpu = spent[0] / (2 * found.span_s), spent[1] / (2 * found.span_s)
+        cpu = spent / (2 * found.span_s)
         rows = [
-            _row(case, kind, k, "real", found, *cpu),
-            _row(case, kind, k, "simulated", simulated, float("nan"), float("nan")),
+            _row(case, kind, k, "real", found, cpu),
+            _row(case, kind, k, "simulated", simulated, np.full(3, np.nan)),
         ]
         real, sim = (float(row[live_data.COLUMNS.index("output_tps")]) for row in rows)  # type: ignore[arg-type]
         self.say(
@@ -408,7 +417,7 @@ class _Work:
 
 
 def _row(
-    case: str, kind: str, k: int, origin: str, run: Run, engine_cpu: float, host_cpu: float
+    case: str, kind: str, k: int, origin: str, run: Run, cpu: NDArray[np.float64]
 ) -> tuple[object, ...]:
     tokens = int(run.requests["output_tokens"][run.finished].sum())
     tpot_s = run.tpot_s[np.isfinite(run.tpot_s)]
@@ -417,10 +426,19 @@ def _row(
         *(tokens / run.span_s, len(run.requests) / run.span_s),
         *np.percentile(run.ttft_s, live_data.PERCENTILES),
         *np.percentile(tpot_s, live_data.PERCENTILES),
-        *(float((run.requests["node"] == 0).mean()), engine_cpu, host_cpu),
+        *(float((run.requests["node"] == 0).mean()), *cpu),
         *(timings.processor(), datetime.datetime.now(datetime.UTC).date().isoformat()),
     )
 
 
 def _cpu_s(processes: list[psutil.Process]) -> float:
     return sum(float(t.user + t.system) for t in (one.cpu_times() for one in processes))
+
+
+def _busy_s(cores: tuple[int, int]) -> float:
+    """Time that cores have been busy, with whatever [s]."""
+    times = psutil.cpu_times(percpu=True)
+    return sum(
+        float(sum(one) - one.idle - getattr(one, "iowait", 0.0))
+        for one in (times[core] for core in cores if core < len(times))
+    )

@@ -28,7 +28,8 @@ COLUMNS: Final = (
     *("case", "kind", "repeat", "origin", "requests", "span_s", "output_tps", "requests_per_s"),
     *(f"ttft_p{p}_s" for p in PERCENTILES),
     *(f"tpot_p{p}_s" for p in PERCENTILES),
-    *("first_engine_share", "engine_cpu_share", "host_cpu_share", "machine", "date"),
+    *("first_engine_share", "engine_cpu_share", "host_cpu_share", "other_cpu_share"),
+    *("machine", "date"),
 )
 PROFILE_EXTRA: Final = ("engine", "parameters")
 _COMMAND = "hetero bench live --record"
@@ -41,7 +42,7 @@ def runs(path: Path | None = None) -> pd.DataFrame:
     repeat, the origin (``real`` or ``simulated``), requests, first arrival to last finish [s],
     output tokens and requests per second of that time, percentiles of TTFT and TPOT [s], share of
     the requests at the first engine; and, where it is real, CPU time of both engines over twice
-    the span, and that of dispatcher and client.
+    the span, that of dispatcher and client, and that of everything else on these two cores.
 
     Raises
     ------
