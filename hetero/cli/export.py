@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,10 @@ def export(
     memory_fraction: Annotated[
         float, typer.Option(help="Share of the GPU memory that an engine may take.")
     ] = 0.9,
+    router: Annotated[
+        str | None,
+        typer.Option(help="Router of the dispatcher instead of the plan's, such as hetero."),
+    ] = None,
     hosts: Annotated[
         str,
         typer.Option(
@@ -67,9 +72,12 @@ def export(
     from hetero import catalog
     from hetero.export import TARGETS, Service, write
     from hetero.export.files import Hosts
+    from hetero.routers.named import factories
 
     target = options.choice("--to", to, TARGETS)
     where: Hosts = options.choice("--hosts", hosts, Hosts)
+    makers = factories()
+    chosen = options.choice("--router", router, makers) if router is not None else None
     llm = catalog.find_llm(model) if model is not None else None
     if plan.endswith(".json"):
         from hetero.planning.card import PlanCard
@@ -78,6 +86,8 @@ def export(
     else:
         card = _planned(plan, model, trace, source, slo, rate, budget, precision, seed)
     service = Service.of_card(card, llm, weights=weights, memory_fraction=memory_fraction)
+    if chosen is not None:
+        service = replace(service, router=makers[chosen](), routing=chosen)
     files = write(service, target, output, hosts=where, force=force)
     print(service)
     print("Wrote " + ", ".join(str(path) for path in files) + ".")

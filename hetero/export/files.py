@@ -143,15 +143,17 @@ def _serve(service: Service, at: Addresses) -> dict[str, str]:
             resolve="export the cluster itself, so that it is planned anew, or profile the engines "
             "with `hetero profile URL --fit`.",
         )
-    if router is not None and not isinstance(router, Builtin):
+    apart = [one.name for one in service.servings if one.phase != "both"]
+    if not apart and router is not None and routing.named(service)[0] is None:
         raise ExportError(
             f"`hetero serve` has no router '{router.name}'.",
-            resolve="choose another router, or give the routing table to your own dispatcher.",
+            resolve="choose another with --router (in Python replace the service's router), or "
+            "give the routing table to your own dispatcher.",
         )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deployment.yaml"
         model, urls = service.llm.name, dict(at)
-        if router is None:
+        if not isinstance(router, Builtin):
             written.write(deployment, file, model=model, urls=urls)
         else:
             written.write(deployment, file, model=model, urls=urls, router=router)

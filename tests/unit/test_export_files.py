@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import numpy as np
@@ -9,7 +10,7 @@ from export_plans import pipeline, split, whole
 
 from hetero.errors import DataError, ExportError, ParameterError
 from hetero.export import TARGETS, files, kubernetes, routing, write
-from hetero.routers import HeteroServe, RangeShares, Workload
+from hetero.routers import HeteroServe, PairShares, RangeShares, Workload
 from hetero.serving import settings
 
 
@@ -105,3 +106,12 @@ def test_the_same_plan_gives_the_same_bytes(tmp_path):
         first = write(whole(), target, tmp_path / f"{target}-1")
         second = write(whole(), target, tmp_path / f"{target}-2")
         assert [one.read_bytes() for one in first] == [one.read_bytes() for one in second]
+
+
+def test_a_rule_that_the_dispatcher_lacks_is_told_and_another_may_be_chosen(tmp_path):
+    shares = PairShares({("v100 t=4", "v100 t=4"): 1.0})
+    service = whole(router=shares)
+    with pytest.raises(ExportError, match=r"no router .pair shares.*--router"):
+        write(service, "serve", tmp_path / "out")
+    write(replace(service, router=Workload()), "serve", tmp_path / "out")
+    assert settings.load(tmp_path / "out" / "deployment.yaml").chosen().name == "workload"
