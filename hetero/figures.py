@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,16 +52,33 @@ _GPU_COLOURS = {
 }
 
 
+# For GPU types that are not listed; far from most of the others, and from each other in grey.
+_RESERVE = ("#EE3377", "#33BBEE", "#AA4466", "#225555", "#CCBB44", "#663333", "#0077BB", "#BBAACC")
+_own_colours: dict[str, str] = {}
+
+
 def gpu_colour(name: str) -> str:
     """Colour of a GPU type, the same in every figure.
+
+    A type that is not listed has a colour of a reserve by its name; no two of up to eight such
+    types in one program have the same.
 
     Examples
     --------
     >>> gpu_colour("A100-SXM-80GB") == gpu_colour("A100-PCIE-80GB")
     True
+    >>> gpu_colour("my accelerator") != gpu_colour("my other accelerator")
+    True
     """
     matches = [key for key in _GPU_COLOURS if key in name]
-    return _GPU_COLOURS[max(matches, key=len)] if matches else "#777777"
+    if matches:
+        return _GPU_COLOURS[max(matches, key=len)]
+    if name not in _own_colours:
+        first = zlib.crc32(name.encode())
+        order = [_RESERVE[(first + k) % len(_RESERVE)] for k in range(len(_RESERVE))]
+        taken = set(_own_colours.values())
+        _own_colours[name] = next((c for c in order if c not in taken), order[0])
+    return _own_colours[name]
 
 
 def use_style() -> None:

@@ -223,4 +223,4 @@ def _name(content: Mapping[str, object], path: Path | str) -> str:
     given = content.get("_name_or_path")
     if isinstance(given, str) and given:
         return given.rstrip("/").rsplit("/", 1)[-1]
-    return path.parent.name if isinstance(path, Path) else "model"
+    return path.resolve().parent.name if isinstance(path, Path) else "model"

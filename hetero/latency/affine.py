@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import lsq_linear
 
 from hetero.display import Column, Shown, Table
+from hetero.errors import FitError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.fitting import Weights
 from hetero.latency.floor import FloorFit, fit_floor
@@ -157,7 +158,13 @@ class Affine(Shown):
         printed = self.prefill_batch_s(batch, length)
         constant, slope = self.prefill_s, self.per_batch_token_s
         if self.per_request_s or self.per_longest_token_s:
-            rising = printed > self.floor_s if self.floor_s else np.ones(len(printed), bool)
+            rising = (printed > self.floor_s) & (printed > 0.0)
+            if not rising.any():
+                raise FitError(
+                    f"{self.source}: no prefill takes more than {self.floor_s:g} s by these "
+                    "coefficients.",
+                    resolve="fit with the non-negative variant, or drop the rows that force it.",
+                )
             design = np.column_stack([np.ones(rising.sum()), tokens[rising]])
             constant, slope = lsq_linear(
                 design / printed[rising, None], np.ones(rising.sum()), bounds=(0.0, np.inf)
@@ -194,8 +201,8 @@ class Affine(Shown):
         )
         pairs = tokens * length / 2.0
         accuracy: dict[Phase, Accuracy] = {
-            "prefill": Accuracy.of(model.seconds(tokens, 0, 0.0, pairs), printed),
-            "decode": Accuracy.of(
+            "prefill": _accuracy(model.seconds(tokens, 0, 0.0, pairs), printed),
+            "decode": _accuracy(
                 model.seconds(steps, steps, steps * cached), self.decode_step_s(steps, cached)
             ),
         }
@@ -304,3 +311,9 @@ def fit(
             label=measured.label,
         )
     return first, second
+
+
+def _accuracy(reduced: Floats, printed: Floats) -> Accuracy:
+    """Accuracy where the equations give a time above 0; elsewhere they have nothing to err from."""
+    some = printed > 0.0
+    return Accuracy.of(reduced[some], printed[some])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero import datasets, paths, workload
+from hetero import datasets, workload
 from hetero.errors import ParameterError
 from hetero.placement.network import Network
 from hetero.routers.pipelines import (
@@ -25,6 +25,8 @@ from hetero.routers.pipelines import (
     SwarmRouter,
 )
 from hetero.simulator.helix_flow import artifact_flow, artifact_network
+from hetero.simulator.helix_published import Mode
+from hetero.simulator.helix_published import expected as expected
 from hetero.simulator.pipeline_run import (
     PERCENTILES,
     Latency,
@@ -37,7 +39,6 @@ from hetero.workload import Trace, TraceSource
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-Mode: TypeAlias = Literal["offline", "online"]
 
 OFFLINE_S = (60.0, 660.0)
 """Warm-up of 1 minute, test of 10 minutes (section 6.2)."""
@@ -362,46 +363,6 @@ def run(
             )
     found = tuple(runs)
     return Result(case.name, mode, found, combine(case.name, found))
-
-
-@lru_cache(maxsize=1)
-def _expected() -> Any:
-    import pandas as pd
-
-    return pd.read_csv(paths.data("published", "helix_expected.csv"))
-
-
-def expected(
-    case: str, mode: Mode, *, how: str = "simulation", experiment: str | None = None
-) -> dict[str, float]:
-    """What the artifact prints for a case: decode throughput and latencies by metric.
-
-    Parameters
-    ----------
-    how
-        ``"simulation"``, or ``"prototype"`` for its real 24 nodes.
-    experiment
-        ``"model_placement"`` or ``"request_scheduling"`` where not that of Fig. 6 to 8.
-
-    Examples
-    --------
-    >>> expected("geo-24 70B helix", "offline")
-    {'decode_throughput': 98.0}
-    """
-    cluster, model, method = case.split(" ", 2)
-    usual = {"single-24": "single_cluster", "geo-24": "geo_distributed"}
-    frame = _expected()
-    wanted = {
-        "experiment": experiment or usual.get(cluster, "high_heterogeneity"),
-        "cluster": cluster,
-        "model": model,
-        "method": method.replace(" ", "_"),
-        "mode": mode,
-        "run": how,
-    }
-    for column, value in wanted.items():
-        frame = frame[frame[column] == value]
-    return dict(zip(frame["metric"], frame["value"], strict=True))
 
 
 def peak_tps(served: Serving, source: TraceSource) -> float:

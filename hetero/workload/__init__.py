@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -102,7 +103,8 @@ def load(name: str, source: TraceSource = "twin", seed: int = 0) -> Trace:
     if source != "real":
         raise ParameterError(f"'{source}' is no source of traces.", resolve="use twin or real.")
     _check_name(name)
-    return _REAL[name](name)
+    found = _REAL[name](name)
+    return replace(found, source=found.source.replace("file:", "real:", 1))
 
 
 def attainable(name: str, source: TraceSource) -> TraceSource:

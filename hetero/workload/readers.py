@@ -221,7 +221,7 @@ def _trace(
         input_tokens=rows.tokens(inputs, 1),
         output_tokens=rows.tokens(outputs, 0),
         name=name or rows.path.name.split(".")[0],
-        source=f"real:{rows.path.name}",
+        source=f"file:{rows.path.name}",
         prefix_offsets=offsets,
         prefix_ids=ids,
         block_tokens=block_tokens,

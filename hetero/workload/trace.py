@@ -39,7 +39,8 @@ class Trace(Shown):
     name
         What the trace is, such as ``"azure2023_conv"``.
     source
-        Where it comes from: ``"real:<file>"``, ``"twin:<name>, seed 0"`` or ``"synthetic"``.
+        Where it comes from: ``"real:<file>"`` (published), ``"file:<file>"`` (a user's own),
+        ``"twin:<name>, seed 0"`` or ``"synthetic"``.
     prefix_offsets, prefix_ids
         Shapes (n + 1,) and (prefix_offsets[-1],), int64; request ``i`` starts with the blocks
         ``prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]``. Equal ids are equal text.

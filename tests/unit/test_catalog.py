@@ -530,3 +530,16 @@ def test_tables_show_units_and_sources() -> None:
     assert "Vast.ai" in shown
     assert "8 of 256" in str(llm("DeepSeek-R1"))
     assert gpus()[0] is gpu("A100-SXM-80GB")
+
+
+def test_a_bare_config_is_called_by_its_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(folder)
+    assert find_llm("config.json").name == "my-model"

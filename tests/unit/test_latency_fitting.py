@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -181,3 +183,19 @@ def test_identifiability_of_an_empty_column():
     assert check.determined == ("a",)
     assert check.relations == ("y = 0",)
     assert np.isinf(check.condition) or check.condition > 1e12
+
+
+def test_an_unbounded_fit_that_predicts_no_time_still_reduces():
+    """Eq. 3 may go through 0 for the smallest prompts; the step model rests on the others."""
+    model = Affine(
+        per_batch_token_s=1e-4, per_request_s=-1e-4, per_longest_token_s=0.0, prefill_s=0.0,
+        per_cached_token_s=1e-8, per_decoding_s=1e-4, per_context_token_s=0.0, decode_s=0.01,
+        prefills=(np.array([1.0, 1.0, 2.0]), np.array([1.0, 100.0, 1000.0])),
+    )  # fmt: skip
+    assert float(model.prefill_batch_s(1, 1)) == 0.0
+    reduced = model.reduce()
+    assert reduced.accuracy["prefill"].rows == 2
+    assert np.isfinite(float(reduced.model.prefill_seconds([1000])))
+    none = replace(model, prefills=(np.array([1.0]), np.array([1.0])))
+    with pytest.raises(FitError, match="no prefill takes more than 0 s"):
+        none.reduce()

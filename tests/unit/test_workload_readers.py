@@ -317,3 +317,9 @@ def test_mooncake_lines_without_a_field_or_blocks(tmp_path: Path) -> None:
     assert refused(path).column == "output_length"
     path = write(tmp_path / "t.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": 1}\n')
     assert readers.read(path).prefix_ids is None
+
+
+def test_a_trace_of_ones_own_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text("arrival_s,input_tokens,output_tokens\n0,10,5\n1,20,6\n")
+    assert workload.open_trace(file).source == "file:mine.csv"

@@ -31,6 +31,31 @@ def cover(cost, size, target, best, choice):
 
 
 @compiled
+def _side_by_side(base, m, target, widest, best, of_best, steps):
+    """Cheapest branches of m layers side by side, each carrying at most ``widest``."""
+    # Only the largest flow at every cost is worth having.
+    count = 0
+    for f in range(1, widest + 1):
+        if base[m, f] < 1e200 and (f == widest or base[m, f + 1] > base[m, f]):
+            steps[count] = f
+            count += 1
+    best[m, 0] = 0.0
+    for f in range(1, target + 1):
+        least = 1e300
+        chosen = 0
+        for k in range(count):
+            rest = f - steps[k]
+            if rest < 0:
+                rest = 0
+            price = base[m, steps[k]] + best[m, rest]
+            if price < least:
+                least = price
+                chosen = steps[k]
+        best[m, f] = least
+        of_best[m, f] = chosen
+
+
+@compiled
 def series_parallel(cost, size, target, base, best, of_base, of_best, steps):
     """Cheapest series-parallel structure for every number of layers and every flow.
 
@@ -56,48 +81,11 @@ def series_parallel(cost, size, target, base, best, of_base, of_best, steps):
                     chosen = first
             base[m, f] = least
             of_base[m, f] = chosen
-        # Only the largest flow at every cost is worth having.
-        count = 0
-        for f in range(1, target + 1):
-            if base[m, f] < 1e200 and (f == target or base[m, f + 1] > base[m, f]):
-                steps[count] = f
-                count += 1
-        best[m, 0] = 0.0
-        for f in range(1, target + 1):
-            least = 1e300
-            chosen = 0
-            for k in range(count):
-                rest = f - steps[k]
-                if rest < 0:
-                    rest = 0
-                price = base[m, steps[k]] + best[m, rest]
-                if price < least:
-                    least = price
-                    chosen = steps[k]
-            best[m, f] = least
-            of_best[m, f] = chosen
+        _side_by_side(base, m, target, target, best, of_best, steps)
 
 
 @compiled
 def narrow(base, target, widest, best, of_best, steps):
     """Cheapest branches side by side that each carry at most ``widest``, for every m."""
     for m in range(1, base.shape[0]):
-        count = 0
-        for f in range(1, widest + 1):
-            if base[m, f] < 1e200 and (f == widest or base[m, f + 1] > base[m, f]):
-                steps[count] = f
-                count += 1
-        best[m, 0] = 0.0
-        for f in range(1, target + 1):
-            least = 1e300
-            chosen = 0
-            for k in range(count):
-                rest = f - steps[k]
-                if rest < 0:
-                    rest = 0
-                price = base[m, steps[k]] + best[m, rest]
-                if price < least:
-                    least = price
-                    chosen = steps[k]
-            best[m, f] = least
-            of_best[m, f] = chosen
+        _side_by_side(base, m, target, widest, best, of_best, steps)
