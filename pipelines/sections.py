@@ -234,13 +234,12 @@ class Arena(Section):
     alike: list[str] = Field(
         description="fleets of which homogeneous ones of equal price take part as well"
     )
+    alike_workloads: list[str] = Field(description="traces that these serve")
     workloads: list[str] = Field(min_length=1, description="traces by name")
     loads: Swept = Field(description="offered loads over the best goodput of a case")
     planners: list[str] = Field(description="names of the planners that take part; all if empty")
     routed: list[str] = Field(description="fleets on which every router is tried")
-    span_s: float = Field(
-        gt=0, description="time that the requests of a case take to arrive at the bound [s]"
-    )
+    span_s: float = Field(gt=0, description="time that arrivals last at least [s]")
     slo_scale: float = Field(
         gt=0, description="targets over the latencies of the mean request alone"
     )

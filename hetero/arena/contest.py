@@ -21,7 +21,7 @@ from hetero.arena.build import player
 from hetero.arena.case import Case
 from hetero.arena.effort import NORMAL, Effort
 from hetero.arena.entry import Entry, Planner
-from hetero.arena.fleets import fleet
+from hetero.arena.fleets import AS, fleet
 from hetero.arena.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
 from hetero.arena.planners import planner
 from hetero.arena.portfolio import Tried, ask, portfolio
@@ -43,6 +43,8 @@ Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
 LEAST_TTFT_S: Final = 0.5
 LEAST_TPOT_S: Final = 0.05
 _FEWEST_REQUESTS = 150
+# Arrivals last this many times the target of the first token: a queue that grows shows in time.
+_SPANS = 6.0
 # Requests that tell how long a case has to be.
 _SAMPLED = 2_000
 
@@ -70,10 +72,10 @@ class Rules:
     seeds
         Arrivals that every plan is played with.
     span_s
-        Time that arrivals last at least [s]: long against the targets and the life of a request,
-        so that what a plan carries it could carry on. As many requests are sampled from the
-        workload as arrive in that time at the bound on throughput, 150 at least and all of it at
-        most; where they do not suffice, they come again.
+        Time that arrivals last at least [s], and six times the target of the first token: long
+        against targets and the life of a request, so that what a plan carries it could carry on.
+        As many requests are sampled from the workload as arrive in that time at the bound on
+        throughput, 150 at least and all of it at most; where they do not suffice, they come again.
     loads
         Offered loads, over the best goodput of the case.
     demand
@@ -90,7 +92,7 @@ class Rules:
     span_s: float = 60.0
     loads: tuple[float, ...] = (0.5, 0.9)
     demand: float = 0.5
-    slo_scale: float = 5.0
+    slo_scale: float = 4.0
     goal: float = 0.9
     source: TraceSource = "twin"
 
@@ -104,7 +106,7 @@ class Rules:
             raise ParameterError(
                 f"Loads {self.loads}, span {self.span_s} s, demand {self.demand} and SLO scale "
                 f"{self.slo_scale} must be numbers above 0.",
-                resolve="give shares such as 0.5, some seconds, and a scale such as 5.",
+                resolve="give shares such as 0.5, some seconds, and a scale such as 4.",
             )
 
 
@@ -331,7 +333,10 @@ def contest(
 
 
 def grid(
-    clusters: Mapping[str, str], workloads: Sequence[str], alike: Sequence[str] = ()
+    clusters: Mapping[str, str],
+    workloads: Sequence[str],
+    alike: Sequence[str] = (),
+    alike_workloads: Sequence[str] | None = None,
 ) -> tuple[Match, ...]:
     """Every cluster with its model on every workload, each followed by its counterparts.
 
@@ -341,6 +346,8 @@ def grid(
         Model by cluster.
     alike
         Clusters of which the homogeneous counterparts of equal price take part as well.
+    alike_workloads
+        Those of the workloads that counterparts serve; all by default.
 
     Examples
     --------
@@ -350,10 +357,14 @@ def grid(
     """
     found = []
     for name, model in clusters.items():
-        fleets = [name]
+        found += [Match(name, model, trace) for trace in workloads]
         if name in alike:
-            fleets += [f"{name} as {kind}" for kind in fleet(name).gpu_types]
-        found += [Match(one, model, trace) for one in fleets for trace in workloads]
+            found += [
+                Match(f"{name}{AS}{kind}", model, trace)
+                for kind in fleet(name).gpu_types
+                for trace in workloads
+                if alike_workloads is None or trace in alike_workloads
+            ]
     return tuple(found)
 
 

@@ -69,6 +69,10 @@ def test_a_case_asks_for_half_the_bound_within_targets_of_the_fleet() -> None:
     assert len(case.trace) == 150  # five seconds hold fewer
     longer = case_of(MATCH, Rules(span_s=30.0))
     assert len(longer.trace) == pytest.approx(30.0 * limit.rps(), rel=0.1)
+    # Long prompts have late targets, and a growing queue needs time to miss them.
+    late = case_of(Match("heteroserve-4", "Qwen2.5-14B", "mooncake_conversation"), RULES)
+    assert late.slo.ttft_s is not None
+    assert late.least_s == pytest.approx(6 * late.slo.ttft_s, rel=0.1)
     slo = targets(case.cluster, case.llm, case.trace, RULES.slo_scale)
     assert case.slo == slo
     assert case_of(MATCH, RULES).trace.input_tokens.tolist() == case.trace.input_tokens.tolist()
@@ -121,13 +125,14 @@ def test_rules_refuse_what_decides_nothing() -> None:
         Rules(span_s=float("inf"))
 
 
-def test_the_grid_holds_counterparts_beside_their_fleet() -> None:
-    found = grid({"heteroserve-4": "Qwen2.5-14B"}, ["arxiv", "sharegpt"], ["heteroserve-4"])
-    assert [m.cluster for m in found[::2]] == [
-        "heteroserve-4",
-        *(f"heteroserve-4 as {kind}" for kind in ("H100-SXM", "A100-SXM-80GB", "L40S")),
-    ]
-    assert {m.workload for m in found} == {"arxiv", "sharegpt"}
+def test_the_grid_holds_counterparts_behind_their_fleet() -> None:
+    two = ["arxiv", "sharegpt"]
+    found = grid({"heteroserve-4": "Qwen2.5-14B"}, two, ["heteroserve-4"])
+    kinds = [f"heteroserve-4 as {kind}" for kind in ("H100-SXM", "A100-SXM-80GB", "L40S")]
+    assert [m.cluster for m in found[::2]] == ["heteroserve-4", *kinds]
+    assert [m.workload for m in found] == two * 4
+    fewer = grid({"heteroserve-4": "Qwen2.5-14B"}, two, ["heteroserve-4"], ["sharegpt", "alpaca"])
+    assert [(m.cluster, m.workload) for m in fewer[2:]] == [(kind, "sharegpt") for kind in kinds]
     told = describe(found[:2], RULES)
     assert told["price of the cluster [$/h]"].tolist() == pytest.approx([6.886] * 2)
 
