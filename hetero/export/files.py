@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from hetero.errors import ExportError, ParameterError
 from hetero.export import kubernetes, routing, skypilot, vllm
-from hetero.export.service import Service
+from hetero.export.service import Service, slug
 from hetero.routers import Builtin
 from hetero.serving import written
 
@@ -101,7 +101,10 @@ def write(
 
 def addresses(service: Service) -> dict[str, str]:
     """Address of every engine where machines are hosts of their names."""
-    return {one.name: f"http://{one.machines[0]}:{one.port}" for one in service.servings}
+    return {
+        one.name: f"http://{one.machines[0] or slug(one.name)}:{one.port}"
+        for one in service.servings
+    }
 
 
 def _vllm(service: Service, _: Addresses) -> dict[str, str]:

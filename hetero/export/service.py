@@ -26,7 +26,7 @@ class Part:
     Attributes
     ----------
     machine
-        Name of the machine, which is taken as its host name.
+        Name of the machine, which is taken as its host name; empty where the plan leaves it open.
     gpu, gpus
         Type and number of its GPUs: the tensor-parallel degree.
     layers
@@ -351,12 +351,12 @@ def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:
     for one in servings:
         parts = []
         for part in one.parts:
-            parts.append(
-                Part(part.machine, part.gpu, part.gpus, part.layers, used.get(part.machine, 0))
-            )
-            used[part.machine] = used.get(part.machine, 0) + part.gpus
-        port = max(ports.get(machine, FIRST_PORT) for machine in one.machines)
-        ports.update(dict.fromkeys(one.machines, port + 1))
+            place = part.machine or one.name
+            parts.append(replace(part, first_gpu=used.get(place, 0)))
+            used[place] = used.get(place, 0) + part.gpus
+        places = [machine or one.name for machine in one.machines]
+        port = max(ports.get(place, FIRST_PORT) for place in places)
+        ports.update(dict.fromkeys(places, port + 1))
         found.append(replace(one, parts=tuple(parts), port=port))
     return tuple(found)
 

@@ -157,6 +157,13 @@ def check(service: Service, serving: Serving) -> None:
         Naming the rule that it breaks.
     """
     name = serving.name
+    if not all(serving.machines):
+        raise ExportError(
+            f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "
+            "plan names no machines, on which engines would start.",
+            resolve="export the routing table, and start the islands as vLLM's guide to expert "
+            "parallelism says for your machines.",
+        )
     degrees = [part.gpus for part in serving.parts]
     if len(set(degrees)) > 1:
         raise ExportError(

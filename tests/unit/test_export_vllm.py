@@ -12,7 +12,8 @@ from hetero import catalog
 from hetero.arena.entry import Entry, Group
 from hetero.deployment import Engine
 from hetero.errors import ExportError
-from hetero.export import Part, Service, Serving, vllm
+from hetero.export import Part, Service, Serving, files, vllm
+from hetero.export.service import placed
 
 # Flags of `vllm serve --help=all` of release 0.33, with what they take.
 FLAGS = {
@@ -72,8 +73,6 @@ def test_engines_of_one_machine_share_no_gpu_and_no_port():
     service = pipeline(("n", "L4", 2, 80))
     llm = service.llm
     parts = [Serving(f"e{k}", "both", (Part("n", "L4", 2, 80),)) for k in range(3)]
-    from hetero.export.service import placed
-
     found = Service("one", llm, placed(parts))
     commands = [vllm.commands(found, one)[0] for one in found.servings]
     assert [dict(one.env)["CUDA_VISIBLE_DEVICES"] for one in commands] == ["0,1", "2,3", "4,5"]
@@ -158,6 +157,18 @@ def test_static_batches_and_small_caches_are_refused():
 def test_a_part_of_the_layers_is_no_engine():
     with pytest.raises(ExportError, match="40 of the 80 layers"):
         pipeline(("a", "L4", 1, 40))
+
+
+def test_islands_without_machines_are_only_routed_to():
+    parts = [Serving(f"island {k}", "both", (Part("", "H100-SXM", 16, 80),)) for k in range(2)]
+    service = Service("islands", LLAMA, placed(parts))
+    assert list(files.addresses(service).values()) == [
+        "http://island-0:8000",
+        "http://island-1:8000",
+    ]
+    for target in ("vllm", "kubernetes", "skypilot"):
+        with pytest.raises(ExportError, match="wherever they stand"):
+            files.TARGETS[target](service, {})
 
 
 def test_scripts_are_shell(tmp_path):
