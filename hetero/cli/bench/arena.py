@@ -19,7 +19,7 @@ def arena(
     effort: Annotated[
         Literal["quick", "normal", "thorough"], typer.Option(help="How much planners may try.")
     ] = "quick",
-    repeats: Annotated[int, typer.Option(min=1, help="Plans of which the median counts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Plans of which the best counts.")] = 3,
     as_json: options.AsJson = False,
     record: options.Record = False,
 ) -> None:
