@@ -29,6 +29,7 @@ _LINES = 12  # more replicas of a GPU type are drawn as their mean and their ran
 
 def draw(view: View) -> Figure:
     """Latencies against targets, queue and KV use over time, throughput against the bound."""
+    figures.use_style()
     # Fixed margins: fitting them to the text would take longer than the rest of the drawing.
     figure = plt.figure(figsize=(10.0, 5.6))
     figure.set_layout_engine("none")
