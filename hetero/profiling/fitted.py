@@ -141,12 +141,12 @@ def fitted(path: Path | str, *, wanted_percent: float = 5.0, confidence: float =
         "affine": _held_out_affine(prefills, decode=False),
         "bent": _held_out_bend(_powers(prefills), prefills),
     }
-    form: Form = min(held, key=held.__getitem__)
+    form = _better(held)
     later: dict[Form, float] = {
         "affine": _held_out_affine(decodes, decode=True),
         "bent": _held_out_bend(_products(decodes), decodes),
     }
-    decode_form: Form = min(later, key=later.__getitem__)
+    decode_form = _better(later)
     affine = latency.Affine.from_fits(
         prefill, decode, source=f"profile {file.name}", provenance="measured"
     )
@@ -172,7 +172,14 @@ def fitted(path: Path | str, *, wanted_percent: float = 5.0, confidence: float =
     )
 
 
+def _better(held: dict[Form, float]) -> Form:
+    # Where too few settings are left to judge the printed form, nothing speaks against it.
+    return "bent" if held["bent"] < held["affine"] < float("inf") else "affine"
+
+
 def _chosen(phase: str, form: Form, held: dict[Form, float]) -> str:
+    if not math.isfinite(held["affine"]):
+        return f"too few settings to leave one out: the {phase} of the step model is '{form}'"
     errors = " and ".join(f"{error:.1f} % ({one})" for one, error in held.items())
     return f"mean {phase} error on a setting left out: {errors}; the step model takes '{form}'"
 
