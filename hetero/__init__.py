@@ -35,6 +35,7 @@ what binds, and what one more machine would bring.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,11 +45,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Planning brings every planner with it; who only imports hetero does not wait for that.
+    # Planning brings every planner with it; who only imports hetero does not wait for that, and a
+    # stage of the pipeline that never plans does not depend on it.
     if name == "plan":
-        from hetero.planning.answer import plan
-
-        return plan
+        return importlib.import_module("hetero.planning.answer").plan
     raise AttributeError(f"module 'hetero' has no attribute '{name}'")
 
 

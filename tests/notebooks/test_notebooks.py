@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from hetero import claims, paths
+from hetero import claims, ledger, paths
 from pipelines import run, source
 
 NOTEBOOKS = source.notebooks()
@@ -79,7 +79,9 @@ def test_run_all_with_its_small_defaults(notebook: str, tmp_path: Path) -> None:
         assert row["caption"]
     # Raises if a claim, a figure or a value does not fit the ledger.
     measured = [row for row in claims.verdicts(tmp_path / "results") if row.measured]
-    assert len(measured) == len(manifest["claims"]) > 0
+    assert len(measured) == len(manifest["claims"])
+    # Some notebooks are about no published value.
+    assert measured or notebook not in {claim.notebook for claim in ledger.ledger()}
     claims.coverage(tmp_path / "results")
     _check_dependencies(notebook, json.loads(note.read_text()))
 
