@@ -127,7 +127,7 @@ class Replicas:
     share: Number
     names: tuple[str, ...]
     places: tuple[tuple[tuple[str, str, int, int], ...], ...] = ()
-    engine: dict[str, str | int | float] = field(default_factory=dict)
+    engine: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def drawn(entry: Entry, case: Case, draws: int) -> Iterator[tuple[Entry, float]]
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
-    if not drawable(entry):
+    if draws < 1 or not drawable(entry):
         return
     weights = _weights(entry)
     kinds = case.cluster.gpu_types

@@ -97,7 +97,7 @@ def request(
     precision: str = "fp16",
     goal: float = 0.9,
     choose: Rule = "nominal",
-    effort: str = "normal",
+    effort: str = "quick",
     seed: int = 0,
 ) -> Request:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.

@@ -176,7 +176,7 @@ def changes(card: PlanCard) -> Table:
     )
     columns = (
         Column("change"),
-        Column("goodput", "requests/s", 3),
+        Column("goodput", "req/s", 3),
         Column("gain"),
         Column("90 % interval"),
         Column("cost", "$/h", 4),
@@ -230,7 +230,7 @@ def sources(card: PlanCard) -> Table:
         (
             one.gpu,
             one.count,
-            one.step_times,
+            one.step_times.partition(" ")[0],
             one.prefill_error_percent,
             one.decode_error_percent,
             one.data_sheet,
@@ -242,7 +242,12 @@ def sources(card: PlanCard) -> Table:
     for one in card.sources:
         if one.usd_per_gpu_h is not None:
             prices.setdefault(one.price, []).append(one.gpu)
-    places = [f"Price of {', '.join(of)}: {place}." for place, of in prices.items()]
+    places = [
+        f"Step times of {one.gpu}: {one.step_times}."
+        for one in card.sources
+        if " " in one.step_times
+    ]
+    places += [f"Price of {', '.join(of)}: {place}." for place, of in prices.items()]
     note = "+-: nine of ten steps of other models err by less; `hetero gpus` says more."
     return Table("Where the figures come from", columns, rows, wrapped([note, *places]))
 

@@ -62,7 +62,7 @@ def steps(case: Case) -> Iterator[Step]:
         grown = more(case.cluster, machine)
         paid = None if budget is None else budget + (machine.usd_per_h or 0.0)
         where = f", {machine.region}" if len({m.region for m in kinds}) > 1 else ""
-        what = f"one more machine of {machine.count} x {machine.gpu.name}{where}"
+        what = f"one more {machine.count} x {machine.gpu.name}{where}"
         yield Step(what, replace(case, cluster=grown, budget_usd_per_h=paid))
     for name, field in LATENCIES.items():
         target = getattr(case.slo, field)
