@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hetero.arena import ground
 from hetero.arena.build import MakeRouter, entry_of, player
 from hetero.arena.case import Case
@@ -20,15 +23,22 @@ from hetero.arena.entry import Entry
 from hetero.arena.score import carried, margin
 from hetero.deployment import Deployment, KvLink, Role
 from hetero.errors import HeteroError, InfeasibleError
+from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.planners.baselines.kinds import divisions
 from hetero.planners.phases.cost import CostModel, Stage
 from hetero.planners.phases.pipeline import Pipeline
 from hetero.planners.phases.transfer import Bits, KvTransfer
-from hetero.routers import Predictive
+from hetero.routers import Predictive, WeightedRoundRobin
 from hetero.routers.named import factories
+from hetero.simulator import Run, Slo
+from hetero.simulator.saturation import attainment
+
+Floats = NDArray[np.float64]
 
 _DEGREES = (1, 2, 4, 8)
 _OURS = 2  # routers that come first
+_TUNED = 4  # rounds of fixed shares
+_STEP = 0.5  # change of the logarithm of a share when all of its requests miss and no others do
 _LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
 
 
@@ -89,9 +99,11 @@ def improve(
     """
     search = _Search(case, tuple(seeds), moves, entry, tuple(carried_rps))
     search.routers(every=True)
+    search.shares()
     if entry.pipelines:
         while search.left and search.layouts():
             search.routers(every=False)
+            search.shares()
     return Improved(search.entry, search.carried_rps, tuple(search.changes), moves - search.left)
 
 
@@ -126,6 +138,29 @@ class _Search:
             found = self._try(f"routing: {routing}", one)
             if found > best:
                 best, self.general = found, (routing, make)
+
+    def shares(self) -> None:
+        """Try fixed shares: by capacity, then less to replicas whose requests miss targets more."""
+        made = self.entry.deployment
+        if made is None or len(made.replicas) < 2 or self.case.slo == Slo():
+            return
+        if any(one.role != "both" for one in made.replicas):
+            return
+        trace = self.case.trace
+        mean = Bucket(
+            float(trace.input_tokens.mean()), float(trace.output_tokens.mean()), 1.0, (0.0, np.inf)
+        )
+        weights = np.array([capacity_rps(one, mean) for one in made.replicas])
+        for round_ in range(_TUNED):
+            if not self.left or weights.min() <= 0:
+                return
+            shares = weights / weights.sum()
+            one = _shared(self.entry, shares)
+            what = "shares by capacity" if not round_ else "shares by capacity, tuned"
+            self._try(f"routing: {what}", lambda one=one: one)  # type: ignore[misc]
+            rate = max(self.carried_rps[0], self.case.rate_rps) * _LEAST_GAIN
+            run = one.play(self.case.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
+            weights = shares * np.exp(_STEP * met_by_replica(run, self.case.slo))
 
     def layouts(self) -> bool:
         """Try other divisions of machines and other phases of replicas; whether one was better."""
@@ -184,6 +219,26 @@ def _rerouted(entry: Entry, make: MakeRouter, routing: str) -> Entry:
         play=player(entry.deployment, make),
         groups=tuple(replace(group, share=float("nan")) for group in entry.groups),
     )
+
+
+def _shared(entry: Entry, shares: Floats) -> Entry:
+    """The plan with requests in rotation by shares, one per replica."""
+    weights = tuple(float(share) for share in shares)
+    found = _rerouted(entry, partial(WeightedRoundRobin, weights), "tuned shares, in rotation")
+    groups = tuple(
+        replace(group, share=weight) for group, weight in zip(found.groups, weights, strict=True)
+    )
+    return replace(found, groups=groups)
+
+
+def met_by_replica(run: Run, slo: Slo) -> Floats:
+    """Share of each replica's requests that met every target, less that of all; shape (M,).
+
+    0 for replicas without a request.
+    """
+    node, whole = np.asarray(run.requests["node"]), attainment(run, slo)
+    sent = [node == k for k in range(len(run.replicas))]
+    return np.array([attainment(run, slo, own) - whole if own.any() else 0.0 for own in sent])
 
 
 def _design(entry: Entry) -> _Design:

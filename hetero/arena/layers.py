@@ -40,12 +40,13 @@ class LayerPlacement(Adapter):
 
     def _plan(self, case: Case) -> Entry:
         effort = maxflow.Effort(
-            steps=500,
+            steps=300,
             variety=self.effort.variety,
             exchanges=self.effort.exchanges,
             exact_nodes=self.effort.exact_nodes,
             proof=self.effort.proof,
             keep=self.effort.keep,
+            shallow=(0.9, 0.7, 0.5),
         )
 
         def placed(where: Nodes) -> list[Entry]:

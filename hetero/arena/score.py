@@ -102,10 +102,13 @@ class Score(Shown):
 
     @property
     def gap(self) -> float | None:
-        """Distance of the goodput to the bound, over the bound; None without a bound."""
+        """Distance of the goodput to the bound, over the bound; None without a bound.
+
+        0 where a minute of arrivals seems to be carried beyond it, by what is still served after.
+        """
         if self.bound_rps is None:
             return None
-        return 1.0 - self.goodput_rps.mean / self.bound_rps
+        return max(0.0, 1.0 - self.goodput_rps.mean / self.bound_rps)
 
     @property
     def key(self) -> tuple[float, float, float]:

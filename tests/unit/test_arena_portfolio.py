@@ -10,7 +10,7 @@ import pytest
 from hetero import catalog, workload
 from hetero.arena.case import Case
 from hetero.arena.effort import Effort
-from hetero.arena.improve import improve
+from hetero.arena.improve import improve, met_by_replica
 from hetero.arena.planners import planner, planners
 from hetero.arena.portfolio import IMPROVED, Portfolio, portfolio
 from hetero.arena.score import carried, score
@@ -114,6 +114,20 @@ def test_improvement_keeps_gpus_once_and_carries_more() -> None:
     # The other kind of machine stands idle: dividing it is the first thing to find.
     assert len(better.entry.gpus) == 2
     assert better.carried_rps[0] > 1.2 * before
+
+
+def test_shares_move_away_from_replicas_that_miss() -> None:
+    case = replace(CASES["two kinds"], slo=Slo(ttft_s=0.35))
+    entry = planner("tensor-parallel search", LITTLE).plan(case)
+    run = entry.play(case.arrivals(6.0), 0)
+    found = met_by_replica(run, case.slo)
+    frame = run.frame()
+    good = (frame["ttft_s"] <= 0.35).astype(float)
+    assert entry.deployment is not None
+    for k, node in enumerate(entry.deployment.replicas):
+        own = good[frame["replica"] == node.name]
+        assert found[k] == pytest.approx(own.mean() - good.mean() if len(own) else 0.0)
+    assert found.min() < 0 < found.max()
 
 
 def test_no_moves_no_changes() -> None:
