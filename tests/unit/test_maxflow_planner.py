@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -310,3 +311,15 @@ def test_a_placement_shows_itself() -> None:
     assert "Idle" not in str(found.best[0].placement)
     assert "bottleneck" in str(found.best[0].flow)
     assert isinstance(found.best[0].placement, Placement)
+
+
+def test_a_plan_says_which_nodes_it_leaves_out() -> None:
+    found = search(problem("small-10", "30B"))
+    assert "leaves out" not in str(found)
+    assert "Too small" not in str(found)
+    nodes = list(found.problem.nodes)
+    nodes[0] = replace(nodes[0], tokens_per_s=np.zeros(1))
+    fewer = search(replace(found.problem, nodes=tuple(nodes)))
+    assert f"Too small for a layer and its KV cache: {nodes[0].name}." in str(fewer)
+    idle = replace(fewer, problem=found.problem)
+    assert f"Plan 1 leaves out {nodes[0].name}" in str(idle)

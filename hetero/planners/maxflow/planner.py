@@ -137,8 +137,23 @@ class Plan(Shown):
             (
                 f"Bound: {self.bound.tokens_per_s:,.2f} tokens/s ({verdict}); by work alone "
                 f"{self.bound.simple_tokens_per_s:,.2f}.",
+                *self._left_out(),
             ),
         )
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Which nodes the best placement does not use, and whether they could be used at all."""
+        used = set(self.best[0].placement.used)
+        idle = [node for k, node in enumerate(self.problem.nodes) if k not in used]
+        small = [node.name for node in idle if not np.any(node.tokens_per_s > 0)]
+        others = [node.name for node in idle if node.name not in small]
+        notes = []
+        if small:
+            notes.append(f"Too small for a layer and its KV cache: {', '.join(small)}.")
+        if others:
+            names = ", ".join(others)
+            notes.append(f"Plan 1 leaves out {names}: no better one with them was found.")
+        return tuple(notes)
 
 
 def plan(
