@@ -13,6 +13,7 @@ from hetero.arena.case import Case
 from hetero.arena.effort import Effort
 from hetero.arena.entry import Entry
 from hetero.arena.score import carried, carries
+from hetero.errors import InfeasibleError
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.phases import plan as phase_plan
 from hetero.planners.phases.tabu import TabuSettings
@@ -43,7 +44,10 @@ class PhaseSplitting(Adapter):
         return ground.unfit(case) or ground.unfit_network(case)
 
     def _plan(self, case: Case) -> Entry:
-        return _over_rates(case, self.effort, self._at_rate)
+        try:
+            return _over_rates(case, self.effort, self._at_rate)
+        except InfeasibleError as error:
+            raise _why(case, error) from None
 
     def _at_rate(self, case: Case) -> Entry:
         found = phase_plan.plan(
@@ -93,7 +97,10 @@ class HexGen(Adapter):
         return ground.unfit(case) or ground.unfit_network(case)
 
     def _plan(self, case: Case) -> Entry:
-        return _over_rates(case, self.effort, self._at_rate)
+        try:
+            return _over_rates(case, self.effort, self._at_rate)
+        except InfeasibleError as error:
+            raise _why(case, error) from None
 
     def _at_rate(self, case: Case) -> Entry:
         found = hexgen(
@@ -107,6 +114,22 @@ class HexGen(Adapter):
             seed=case.seed,
         )
         return of_baseline(self.name, found, routing="shares by capacity, in rotation")
+
+
+def _why(case: Case, error: InfeasibleError) -> InfeasibleError:
+    """The error, or that pipelines would be too long where memory as such suffices."""
+    costs = ground.costs(case)
+    usable = sum(
+        machine.count * costs.rates(number, 1).usable_bytes
+        for number, machine in enumerate(costs.machines)
+    )
+    if usable < 2 * case.llm.weight_bytes(case.precision):
+        return error
+    return InfeasibleError(
+        f"{case.llm.name} fits too few groups of {case.cluster.name} in pipelines of at most "
+        f"{costs.settings.max_stages} stages.",
+        resolve="use larger machines, or a planner of layers.",
+    )
 
 
 def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Entry]) -> Entry:
