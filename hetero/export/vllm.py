@@ -135,9 +135,15 @@ def arguments(service: Service, serving: Serving) -> list[str]:
             argv += ["--enable-prefix-caching"]
     argv += ["--max-model-len", str(longest)]
     if serving.phase != "both":
-        transfer = {"kv_connector": "NixlConnector", "kv_role": _ROLES[serving.phase]}
+        transfer = {"kv_connector": connector(service), "kv_role": _ROLES[serving.phase]}
         argv += ["--kv-transfer-config", json.dumps(transfer)]
     return argv
+
+
+def connector(service: Service) -> str:
+    """Connector that moves KV caches: pulled by decode engines, pushed by prefill pipelines."""
+    piped = any(len(one.parts) > 1 for one in service.servings if one.phase == "prefill")
+    return "NixlPushConnector" if piped else "NixlConnector"
 
 
 def environment(service: Service, serving: Serving) -> list[tuple[str, str]]:
@@ -192,6 +198,13 @@ def check(service: Service, serving: Serving) -> None:
             "same number on every machine of an engine.",
             resolve="plan with equal numbers of GPUs on the machines of a replica.",
         )
+    if serving.phase == "decode" and len(degrees) > 1:
+        raise ExportError(
+            f"{name} decodes in {len(degrees)} pipeline stages what others have prefilled, and the "
+            f"NIXL connector of vLLM {VERSION} brings caches to engines of one stage only.",
+            resolve="plan decode replicas of one stage, or without phases; the routing table can "
+            "be exported all the same.",
+        )
     if service.kv_precision not in _CACHES:
         raise ExportError(
             f"The plan of {service.name} caches keys and values in {service.kv_precision}, which "
@@ -208,6 +221,8 @@ def check(service: Service, serving: Serving) -> None:
 def notes(service: Service, serving: Serving) -> tuple[str, ...]:
     """What vLLM does differently from the plan, or what the plan counts on."""
     found = []
+    if not service.weights:
+        found.append(f"{service.model} is the catalog's name: name the checkpoint with --weights.")
     if service.precision in ("int4", "fp4"):
         found.append(
             f"The plan counts on weights in {service.precision}: name a checkpoint that is "

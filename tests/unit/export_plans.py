@@ -60,7 +60,17 @@ def pipeline(*parts: tuple[str, str, int, int], copies: int = 1) -> Service:
     return Service("test", LLAMA, placed(servings), weights="meta-llama/Llama-3.1-70B-Instruct")
 
 
+def prefill_pipeline() -> Service:
+    """Prefill in a pipeline that pushes its caches to a decode engine of one stage."""
+    servings = [
+        Serving("p", "prefill", (Part("m", "L4", 2, 20), Part("m", "L4", 2, 12))),
+        Serving("d", "decode", (Part("n", "L4", 4, 32),)),
+    ]
+    return Service("pushed", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B")
+
+
 EVERY = {
+    "prefill pipeline": prefill_pipeline(),
     "whole": whole(),
     "prefill first": whole(engine=Engine(max_batch=64)),
     "split": split(),

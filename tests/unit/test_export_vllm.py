@@ -102,6 +102,31 @@ def test_phases_name_their_role_in_the_transfer():
     assert {roles[name]["kv_role"] for name in "abc"} == {"kv_consumer"}
 
 
+def test_prefill_pipelines_push_their_caches_and_decode_has_one_stage():
+    def of(prefill, decode):
+        phases = (("p", "prefill", prefill), ("d", "decode", decode))
+        servings = [
+            Serving(name, phase, tuple(Part(name, "L4", 2, 80 // n) for _ in range(n)))
+            for name, phase, n in phases
+        ]
+        return Service("split", LLAMA, placed(servings))
+
+    def connectors(service):
+        found = [flags(vllm.commands(service, one)[0].argv) for one in service.servings]
+        return {one["--kv-transfer-config"]["kv_connector"] for one in found}
+
+    assert connectors(of(1, 1)) == {"NixlConnector"}
+    assert connectors(of(2, 1)) == {"NixlPushConnector"}
+    with pytest.raises(ExportError, match="2 pipeline stages what others have prefilled"):
+        vllm.scripts(of(1, 2))
+
+
+def test_a_name_of_the_catalog_is_no_checkpoint():
+    service = replace(whole(), weights="")
+    assert any("--weights" in note for note in vllm.notes(service, service.servings[0]))
+    assert not any("--weights" in note for note in vllm.notes(whole(), whole().servings[0]))
+
+
 def test_engine_and_memory_come_from_the_plan():
     engine = Engine(batching="chunked", admission="paged", max_batch=48, max_step_tokens=1024)
     service = whole(engine=engine)
