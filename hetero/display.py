@@ -12,6 +12,8 @@ import pandas as pd
 PLAIN = "mathjax_ignore tex2jax_ignore"
 """Classes of HTML where dollar signs are prices; JupyterLab would typeset what is between two."""
 
+_WHOLE = 24  # characters of a cell that is never broken into lines
+
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -97,7 +99,10 @@ class Table:
         # Only inherited colours, so that light and dark themes both work.
         def cell(tag: str, text: str, right: bool) -> str:
             side = "right" if right else "left"
-            return f'<{tag} style="text-align:{side};padding:2px 10px">{html.escape(text)}</{tag}>'
+            # Names of GPUs would break at their hyphens.
+            whole = ";white-space:nowrap" if tag == "td" and len(text) <= _WHOLE else ""
+            style = f"text-align:{side};padding:2px 10px{whole}"
+            return f'<{tag} style="{style}">{html.escape(text)}</{tag}>'
 
         numeric = self._numeric()
         head = "".join(
