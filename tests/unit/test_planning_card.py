@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero import cluster
+from hetero.arena.entry import Group
+from hetero.errors import DataError, ParameterError
+from hetero.planning import sections
+from hetero.planning.answer import grouped
+from hetero.planning.card import PlanCard, Sampled
+from hetero.planning.delivery import drawn, goodput, redeployed, rescaled
+from hetero.planning.difference import difference
+from hetero.planning.limits import BETTER
+from hetero.planning.request import more, part, request
+from hetero.simulator import Slo
+from hetero.simulator.saturation import attainment
+
+FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
+ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0}
+
+
+@pytest.fixture(scope="module")
+def card() -> PlanCard:
+    return hetero.plan(FLEET, **ASKED)
+
+
+def test_the_plan_uses_gpus_that_are_there_and_carries_what_is_asked(card):
+    offered = cluster.cluster(FLEET).gpu_counts
+    used = {one.gpu: one.count for one in card.sources}
+    for name, count in offered.items():
+        assert used.get(name, 0) + card.idle.get(name, 0) == count
+    counted = {}
+    for group in card.groups:
+        for name, count in group.gpus.items():
+            counted[name] = counted.get(name, 0) + group.count * count
+    assert counted == used
+    assert card.goodput_rps.value >= card.question.rate_rps == 2.0
+    assert card.served["met joint"].value >= card.question.goal
+
+
+def test_the_goodput_is_where_the_goal_is_just_met(card):
+    asked = request(FLEET, **ASKED)
+    case, entry = asked.case, card.entry
+    for seed, rate in enumerate(card.goodput_rps.seeds):
+
+        def met(rate_rps, seed=seed):
+            run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+            return attainment(run, case.slo)
+
+        assert met(rate) >= case.goal
+        assert met(1.03 * rate) < case.goal
+
+
+def test_the_plan_is_the_best_of_what_was_tried_and_no_bound_is_passed(card):
+    best = max(one.goodput_rps for one in card.tried if math.isfinite(one.goodput_rps))
+    named = next(one for one in card.tried if one.planner == card.planner)
+    assert named.goodput_rps == best
+    assert card.goodput_rps.value <= card.bound.rate_rps
+    assert card.bound.gap_percent == pytest.approx(
+        100 * (1 - card.goodput_rps.value / card.bound.rate_rps)
+    )
+
+
+def test_cost_per_token_is_price_over_tokens_served():
+    card = hetero.plan(PAIR, **(ASKED | {"rate": 1.0}))
+    a5000 = cluster.cluster(PAIR).machines[0].gpu.usd_per_h
+    assert card.usd_per_h == pytest.approx(a5000 * sum(one.count for one in card.sources))
+    tokens = card.served["total_tps"]
+    each = [card.usd_per_h / 3600 / tps * 1e6 for tps in tokens.seeds]
+    assert card.usd_per_mtok.seeds == pytest.approx(each)
+
+
+def test_twice_as_slow_carries_less_and_draws_spread_around_what_is_nominal(card):
+    asked = request(FLEET, **ASKED)
+    names = [replica.name for replica in card.entry.deployment.replicas]
+    slow = rescaled(card.entry, dict.fromkeys(names, (2.0, 2.0)))
+    effort = replace(asked.effort, seeds=1, draws=0)
+    fast = goodput(card.entry, asked.case, effort).value
+    assert goodput(slow, asked.case, effort).value < 0.6 * fast
+    low, high = card.goodput_rps.interval()
+    assert low < card.goodput_rps.value < high
+    first = [r.step for one, _ in drawn(card.entry, asked.case, 2) for r in one.deployment.replicas]
+    again = [r.step for one, _ in drawn(card.entry, asked.case, 2) for r in one.deployment.replicas]
+    times = [[float(step.decode_seconds([500])) for step in steps] for steps in (first, again)]
+    assert times[0] == times[1]  # the same draws for every plan of the question
+    assert len(set(times[0])) > 1
+
+
+def test_more_of_everything_carries_a_tenth_more_when_all_times_shrink(card):
+    # Prefill and decode a tenth faster scale the clock, but for waiting against fixed targets.
+    asked = request(FLEET, **ASKED)
+    names = [replica.name for replica in card.entry.deployment.replicas]
+    both = rescaled(card.entry, dict.fromkeys(names, (1 / BETTER, 1 / BETTER)))
+    effort = replace(asked.effort, seeds=2, draws=0)
+    gain = goodput(both, asked.case, effort).value / goodput(card.entry, asked.case, effort).value
+    rows = {one.name: one.gain_percent for one in card.limits.rows}
+    assert gain > 1.05
+    assert card.limits.binding == max(rows, key=rows.get)
+    assert rows["compute of prefill"] > 0 or rows["bandwidth of decode"] > 0
+    assert card.limits.first_missed in ("ttft", "tpot")
+    assert "binds" in card.limits.sentence
+
+
+def test_changes_go_the_way_they_must(card):
+    gains = {one.what: one.gain_rps.value for one in card.changes}
+    noise = 0.03 * card.goodput_rps.value
+    machines = [gain for what, gain in gains.items() if what.startswith("one more ")]
+    assert len(machines) == 2
+    assert max(machines) > noise
+    assert min(machines) >= -noise
+    assert gains["TTFT of 3,000 ms"] >= -noise
+    assert gains["TPOT of 150 ms"] >= -noise
+    assert gains["TTFT of 1,333 ms"] <= noise
+    assert gains["TPOT of 66.67 ms"] <= noise
+    for one in card.changes:
+        assert one.gain_rps.value == pytest.approx(one.goodput_rps.value - card.goodput_rps.value)
+        assert len(one.gain_rps.draws) == len(one.goodput_rps.draws)
+
+
+def test_json_goes_round_and_says_what_is_wrong(card, tmp_path):
+    text = card.to_json()
+    again = PlanCard.from_json(text)
+    assert again.to_json() == text
+    assert again.entry is None
+    assert str(again) == str(card)
+    values = json.loads(text)
+    assert (values["format"], values["version"]) == ("hetero plan card", 1)
+    with pytest.raises(DataError, match="not JSON"):
+        PlanCard.from_json("{")
+    with pytest.raises(DataError, match="no plan card"):
+        PlanCard.from_json("[1]")
+    with pytest.raises(DataError, match="has version 7"):
+        PlanCard.from_json(json.dumps(values | {"version": 7}))
+    with pytest.raises(DataError, match="'planner' of the plan card: field required"):
+        PlanCard.from_json(json.dumps({k: v for k, v in values.items() if k != "planner"}))
+    wrong = values | {"goodput_rps": values["goodput_rps"] | {"seeds": ["many"]}}
+    with pytest.raises(DataError, match=r"goodput_rps\.seeds"):
+        PlanCard.from_json(json.dumps(wrong))
+    file = tmp_path / "card.json"
+    card.save(file)
+    assert PlanCard.load(file).to_json() == text
+    with pytest.raises(ParameterError, match="exists already"):
+        card.save(file)
+    with pytest.raises(ParameterError, match=r"neither in \.json nor"):
+        card.save(tmp_path / "card.txt")
+    with pytest.raises(DataError, match="cannot be read"):
+        PlanCard.load(tmp_path / "none.json")
+
+
+def test_text_fits_a_terminal_and_says_the_figures(card):
+    text = str(card)
+    assert max(map(len, text.splitlines())) <= 104
+    assert max(len(line) for line in "\n".join(sections.headline(card)).splitlines()) > 0
+    for title in ("Plan (", "What it delivers", "Latencies against targets", "What binds"):
+        assert f"\n{title}" in text
+    assert sections.show(card.goodput_rps.value) in text
+    assert "NaN" not in text
+    assert "nan" not in text
+
+
+def test_pages_need_no_network_and_hold_every_table(card, tmp_path):
+    page = card.to_html()
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page.replace("http-equiv", "")
+    for table in sections.tables(card):
+        assert f">{table.title}<" in page
+    assert "<script" not in page
+    assert "color-scheme" in page
+    fragment = card._repr_html_()
+    assert fragment.count("<div") == fragment.count("</div>")
+    assert fragment.count("<details>") == 2
+    card.save(tmp_path / "card.html")
+    assert (tmp_path / "card.html").read_text() == page
+
+
+def test_a_card_against_itself_and_against_a_slower_fleet(card):
+    same = difference(card, card)
+    assert all(one.flips == 0.5 for one in same.contrasts if math.isfinite(one.flips))
+    assert same.contrasts[0].low == same.contrasts[0].high == 0
+    half = replace(
+        card,
+        goodput_rps=Sampled.of(
+            [v / 2 for v in card.goodput_rps.seeds], [v / 2 for v in card.goodput_rps.draws]
+        ),
+    )
+    found = difference(card, half).contrasts[0]
+    draws = np.array(card.goodput_rps.draws)
+    assert found.flips == 0.0
+    assert found.low == pytest.approx(np.quantile(draws / 2, 0.05))
+    assert "first - second" in str(difference(card, half))
+    other = replace(card, question=replace(card.question, seed=1))
+    apart = difference(card, other)
+    assert not apart.paired
+    assert math.isnan(apart.contrasts[0].low)
+    assert "did not play the same" in str(apart)
+    assert json.dumps(apart.to_dict())
+
+
+def test_alike_replicas_stand_in_one_row():
+    group = Group("a", "both", (("m1", "A40", 2, 30), ("m2", "L4", 2, 30)), 0.25)
+    rows = grouped([group, replace(group, name="b"), replace(group, name="c", phase="decode")])
+    assert [(one.count, one.phase, one.share) for one in rows] == [
+        (2, "both", 0.5),
+        (1, "decode", 0.25),
+    ]
+    assert rows[0].gpus == {"A40": 2, "L4": 2}
+    assert rows[0].parallelism == "TP 2, PP 2"
+
+
+def test_intervals_of_draws_and_seeds():
+    one = Sampled.of([1.0, 3.0], range(101))
+    assert one.value == 2.0
+    assert one.interval() == (5.0, 95.0)
+    assert Sampled.of([1.0, 3.0]).interval() == pytest.approx((2 - 12.706, 2 + 12.706), abs=1e-3)
+
+
+def test_a_fleet_grows_and_shrinks_with_its_links():
+    fleet = cluster.cluster("thunderserve-cloud-32")
+    grown = more(fleet, fleet.machine("a40"), 2)
+    assert grown.gpu_counts["A40"] == 24
+    assert grown.link("a40", "a40-more-1") == fleet.link("a40", "a6000-1")
+    small = part(fleet, fleet.machines[:2])
+    assert small.gpus == 8
+    assert small.link("a6000-1", "a6000-2") == fleet.link("a6000-1", "a6000-2")
+    geo = cluster.cluster("helix-geo-24")
+    for machine in geo.machines[:: len(geo.machines) // 4]:
+        bigger = more(geo, machine, 2)
+        assert bigger.gpus == geo.gpus + 2 * machine.count
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"slo": ""}, "at least one target"),
+        ({"slo": "ttft=2"}, "cannot read 'ttft=2'"),
+        ({"rate": 0.0}, "rate is 0"),
+        ({"budget": -3.0}, "budget is -3"),
+        ({"budget": 5.0}, "needs prices, and machine v100"),
+        ({"precision": "fp8"}, "No GPU of xiong-v100-a800 computes in fp8"),
+        ({"precision": "half"}, "'half' is no precision"),
+        ({"choose": "boldest"}, "'boldest' is no choose"),
+        ({"effort": "some"}, "'some' is no effort"),
+        ({"goal": 1.5}, "goal of 1.5"),
+        ({"seed": -1}, "seed is -1"),
+        ({"trace": "nothing"}, "neither a file nor a known trace"),
+        ({"model": "GPT-9"}, "GPT-9"),
+    ],
+)
+def test_wrong_questions_are_told_in_one_sentence(changed, said):
+    with pytest.raises(hetero.errors.HeteroError, match=said):
+        hetero.plan(FLEET, **(ASKED | changed))
+
+
+def test_only_replicas_can_be_changed(card):
+    entry = replace(card.entry, router=None)
+    with pytest.raises(ParameterError, match="no deployment of replicas"):
+        redeployed(entry, card.entry.deployment)
+
+
+def test_targets_read_as_the_shell_reads_them():
+    assert Slo.read("ttft=500ms,tpot=50ms,e2e=1min") == Slo(0.5, 0.05, 60.0)
+    with pytest.raises(ParameterError, match="slo gives ttft twice"):
+        Slo.read("ttft=1s,ttft=2s")
