@@ -238,7 +238,7 @@ def _solve(
             cost += [offers[at[0]].usd_per_h * (rented[hour][at] + paid * start)]
     model.minimize(mathopt.LinearSum(cost))
     limits = mathopt.SolveParameters(relative_gap_tolerance=_GAP, node_limit=_NODES)
-    result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=limits)
+    result = mathopt.solve(model, program.solver, params=limits)
     if not result.has_primal_feasible_solution():
         raise InfeasibleError(
             f"The machines of {market.prices.name} do not suffice for {curve.peak_rps:g} "

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+from ortools.math_opt.python import mathopt
 
 from hetero.arena.entry import Group
 from hetero.catalog import Llm
@@ -23,6 +24,7 @@ from hetero.planning.trial import Load, Outcome, outcome
 
 _SPARE = 3.0  # a fleet of one kind never needs more than this times what the program gives it
 _MOST = 4000  # machines of a kind
+_LONG, _PART, _FAR = 6000, 6, 0.1  # runs that are glanced at, at which part, and how far is far
 
 
 @dataclass(eq=False)
@@ -54,6 +56,7 @@ class Market:
             )
         base = Cluster(self.prices.name, tuple(o.machine(f"{n}") for n, o in enumerate(offers)))
         self.known: dict[tuple[object, ...], Outcome] = {}
+        self.glanced: dict[tuple[object, ...], bool] = {}
         found = []
         self.offers: tuple[Offer, ...] = ()
         for kind in kinds(base, self.llm, self.settings):
@@ -136,6 +139,7 @@ class Market:
             kinds=chosen,
             most_gpus=dict(self.prices.most_gpus),
             parts=parts,
+            solver=mathopt.SolverType.GSCIP,
         )
 
     @cached_property
@@ -226,7 +230,7 @@ class Market:
     def play(self, counts: Counts, load: Load | None = None) -> Outcome:
         """What a fleet makes of the load, or of another; every fleet is played once."""
         load = load or self.load
-        key = (tuple(sorted((k, n) for k, n in counts.items() if n)), load.rate_rps)
+        key = _key(counts, load)
         if key not in self.known:
             self.known[key] = outcome(self.deployment(counts), load, stop_below=load.goal)
         return self.known[key]
@@ -234,4 +238,21 @@ class Market:
     def carries(self, counts: Counts, load: Load | None = None) -> bool:
         """Whether a fleet carries the load in every seed."""
         load = load or self.load
-        return bool(counts) and self.play(counts, load).carries(load)
+        if not counts or self._hopeless(counts, load):
+            return False
+        return self.play(counts, load).carries(load)
+
+    def _hopeless(self, counts: Counts, load: Load) -> bool:
+        """Whether the first part of the first seed misses the goal by far: overload shows soon."""
+        key = _key(counts, load)
+        if key in self.known or load.count < _LONG:
+            return False
+        if key not in self.glanced:
+            part = replace(load, requests=load.count // _PART, seeds=load.seeds[:1])
+            found = outcome(self.deployment(counts), part)
+            self.glanced[key] = found.mean < load.goal - _FAR
+        return self.glanced[key]
+
+
+def _key(counts: Counts, load: Load) -> tuple[object, ...]:
+    return tuple(sorted((at, n) for at, n in counts.items() if n)), load.rate_rps

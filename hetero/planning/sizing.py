@@ -32,7 +32,8 @@ from hetero.workload import Trace
 _FIRST = 1.15  # factor tried first: instances loaded to 87 %
 _LEAST, _LARGEST = 0.25, 16.0
 _WIDTH = 1.03  # last bracket of the factor
-_TRIALS = 80  # fleets that a descent may simulate
+_TRIALS = 60  # fleets that a descent may simulate
+_HOPE = 0.75  # of a proposal's price, which no descent has been seen to save
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Sizing(Shown):
         be kept at the steady state that they sustain under the targets.
     alone
         By GPU type: the cheapest fleet found of that type alone, or why there is none, or None
-        where it is proven to cost more than the best such fleet.
+        where it is proven to cost no less than the best such fleet.
     trials
         Fleets that were simulated.
     """
@@ -177,7 +178,7 @@ class Sizing(Shown):
                 fleet = ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
                 rows.append((name, one.usd_per_h, 100 * one.outcome.mean, fleet))
             else:
-                rows.append((name, None, None, one or "proven dearer"))
+                rows.append((name, None, None, one or "proven to cost as much or more"))
         rows.sort(key=lambda row: (row[1] is None, row[1]))
         columns = (
             Column("GPU"),
@@ -259,7 +260,8 @@ def cheapest(market: Market) -> Sizing:
         elif (proposed := _proposal(market, name)) is None:
             alone[name] = "no number of machines meets the targets in simulation"
         else:
-            one = _descend(market, proposed, only=name)
+            hopeful = proposed.usd_per_h * _HOPE < least
+            one = _descend(market, proposed, only=name) if hopeful else proposed
             alone[name] = one
             found.append(one)
             least = min(least, one.usd_per_h)
@@ -273,7 +275,7 @@ def cheapest(market: Market) -> Sizing:
     if best is not found[0] or mixed is None:
         # The best of one type may become cheaper still with other types.
         best = _descend(market, best)
-    return Sizing(market, best, floor, program.bound, alone, len(market.known))
+    return Sizing(market, best, floor, program.bound, alone, len(market.known | market.glanced))
 
 
 def _types(market: Market) -> list[tuple[str, float | str]]:

@@ -228,14 +228,9 @@ def fastest(
 class Program:
     """The integer program of one cluster, model and workload.
 
-    Parameters
-    ----------
-    kinds
-        Kinds of machines of the cluster and the divisions that may be used; by default all.
-    most_gpus
-        Largest number of GPUs of a type over all kinds of machines.
-    parts
-        Ranges of inputs, and of outputs within each, that the requests are sorted into.
+    ``kinds`` are those that may be used, with their divisions, by default all; ``most_gpus`` the
+    largest number of GPUs of a type; ``parts`` the ranges of inputs, and of outputs in each. HiGHS,
+    the default solver, may print where kinds are many.
     """
 
     def __init__(
@@ -251,6 +246,7 @@ class Program:
         kinds: Sequence[Kind] | None = None,
         most_gpus: Mapping[str, int] | None = None,
         parts: tuple[int, int] = (6, 4),
+        solver: mathopt.SolverType = mathopt.SolverType.HIGHS,
     ) -> None:
         if not 0 < load <= 1 or (slices is not None and slices < 1):
             raise ParameterError(
@@ -258,6 +254,7 @@ class Program:
                 resolve="give a load above 0 and up to 1, and whole slices or none.",
             )
         self.cluster, self.llm, self.slices, self.load = cluster, llm, slices, load
+        self.solver = solver
         self.kinds = find_kinds(cluster, llm, settings) if kinds is None else tuple(kinds)
         self.most_gpus = dict(most_gpus or {})
         self.buckets = buckets(trace, inputs=parts[0], outputs=parts[1])
@@ -329,8 +326,7 @@ class Program:
                 for (k, _), y in machines.items()
                 if self.kinds[k].machine.gpu.name == name
             ]
-            if of_type:
-                model.add_linear_constraint(mathopt.LinearSum(of_type) <= most)
+            model.add_linear_constraint(mathopt.LinearSum(of_type) <= most)
 
     def work(self, shares: dict[Any, Any], parts: int) -> dict[tuple[int, int], Any]:
         """Instances busy with the shares, per kind and degree, at one request per second."""
@@ -362,7 +358,7 @@ class Program:
         rate: Any = None,
     ) -> MelangePlan:
         limits = mathopt.SolveParameters(relative_gap_tolerance=_GAP, node_limit=20_000)
-        result = mathopt.solve(model, mathopt.SolverType.HIGHS, params=limits)
+        result = mathopt.solve(model, self.solver, params=limits)
         if not result.has_primal_feasible_solution():
             raise InfeasibleError(
                 f"The program of {self.cluster.name} ended without a plan "
