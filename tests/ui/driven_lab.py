@@ -102,9 +102,9 @@ class Lab:
         try:
             # A workspace of its own, so that no tab of another page is restored.
             space = f"{self.url}/lab/workspaces/{secrets.token_hex(4)}/tree/{name}"
-            page.goto(f"{space}?token={self.token}&reset", timeout=60_000)
-            page.wait_for_selector(".jp-Notebook", timeout=60_000)
-            page.wait_for_function(f"({_KERNEL})() === 'idle'", timeout=60_000)
+            page.goto(f"{space}?token={self.token}&reset", timeout=120_000)
+            page.wait_for_selector(".jp-Notebook", timeout=120_000)
+            page.wait_for_function(f"({_KERNEL})() === 'idle'", timeout=120_000)
             opened = Notebook(page, name, self.shots, said)
             yield opened
             opened.shut_down()
@@ -121,8 +121,11 @@ class Notebook:
     shots: Path
     page_errors: list[str]
 
-    def run_all(self, *, timeout_s: float = 60.0) -> float:
-        """Run > Run All Cells, and wait until every code cell has run; seconds it took."""
+    def run_all(self, *, timeout_s: float = 300.0) -> float:
+        """Run > Run All Cells, and wait until every code cell has run; seconds it took.
+
+        The limit leaves time to compile the simulator, which a new checkout has yet to do.
+        """
         start = time.monotonic()
         self.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
         self.page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')

@@ -81,7 +81,7 @@ def test_a_moved_slider_changes_the_figure(lab: Lab) -> None:
             page.wait_for_function(
                 "([image, since]) => image.src !== since && image.complete",
                 arg=[image.element_handle(), since],
-                timeout=20_000,
+                timeout=60_000,
             )
             return image.get_attribute("src")
 
@@ -110,7 +110,7 @@ def test_a_moved_slider_changes_the_figure(lab: Lab) -> None:
         # What cannot be served says why, and comes back.
         model = explorer.locator(".widget-dropdown", has_text="model").locator("select")
         model.select_option("Llama-3.1-405B")
-        page.wait_for_selector("text=can serve Llama-3.1-405B", timeout=20_000)
+        page.wait_for_selector("text=can serve Llama-3.1-405B", timeout=60_000)
         assert not image.is_visible()
         notebook.shot("explorer-cannot")
         model.select_option("Llama-3-8B")
@@ -159,8 +159,8 @@ with progress(20, "routing", show=True) as advance:
     with lab.notebook("bar.ipynb") as notebook:
         notebook.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
         notebook.page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
-        notebook.page.wait_for_selector(".jp-OutputArea pre:has-text('routing')", timeout=20_000)
+        notebook.page.wait_for_selector(".jp-OutputArea pre:has-text('routing')", timeout=60_000)
         notebook.shot("progress")
-        notebook.page.wait_for_selector(".jp-OutputArea pre", state="detached", timeout=20_000)
+        notebook.page.wait_for_selector(".jp-OutputArea pre", state="detached", timeout=60_000)
         assert notebook.page.locator(".jp-OutputArea").first.inner_text().strip() == ""
         assert notebook.errors() == []
