@@ -39,6 +39,7 @@ _DEGREES = (1, 2, 4, 8)
 _OURS = 2  # routers that come first
 _TUNED = 4  # rounds of fixed shares
 _STEP = 0.5  # change of the logarithm of a share when all of its requests miss and no others do
+_LEAST_SHARE = 1e-3  # of the case's load that a plan must carry where the one before carries none
 _LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
 
 
@@ -180,9 +181,9 @@ class _Search:
         self.left -= 1
         try:
             one = make()
-            wanted = self.carried_rps[0] * _LEAST_GAIN
             # Most changes do not help: one run shows it.
-            if wanted > 0 and (near := margin(one, self.case, wanted, self.seeds[0])) < 0:
+            wanted = self.carried_rps[0] * _LEAST_GAIN or self.case.rate_rps * _LEAST_SHARE
+            if (near := margin(one, self.case, wanted, self.seeds[0])) < 0:
                 return near
             found = tuple(
                 carried(one, self.case, seed, start_rps=before or None)
