@@ -18,7 +18,7 @@ from hetero.workload import Trace
 
 _GROWTH = 0.05  # of the backlog; chance alone moves it by a percent in ten minutes
 _SPAN_S = 600.0  # ten minutes show whether queues grow, and bursts of a minute
-_LEAST, _MOST = 1000, 20_000
+_LEAST, _MOST = 1000, 60_000
 _MARGIN = 0.9  # of the target for the first token, which leaves room for what is not predicted
 
 
@@ -35,7 +35,7 @@ class Load:
     goal
         Share of the requests that must meet the targets.
     requests
-        Requests that are played per seed; by default those of ten minutes, from 1,000 to 20,000.
+        Requests that are played per seed; by default those of ten minutes, from 1,000 to 60,000.
     seeds
         Each draws its own requests and arrivals.
     """
