@@ -325,6 +325,19 @@ def test_the_command_plans_and_simulates(capsys, tmp_path):
     assert "did you mean 'exact'" in capsys.readouterr().err
 
 
+def test_a_plan_is_chosen_by_a_rule_over_the_error_of_step_times(capsys):
+    arguments = [PAIR, "--rate", "0.5", "--steps", "3", "--choose", "best worst case"]
+    with pytest.raises(SystemExit) as end:
+        main(["plan", "phases", *arguments, "--json"])
+    assert end.value.code in (0, None)
+    said = json.loads(capsys.readouterr().out)["chosen"]
+    assert said["rule"] == "best worst case"
+    assert {said["plan"], said["nominal"]} <= {"seed 0", "seed 1", "seed 2"}
+    with pytest.raises(SystemExit):
+        main(["plan", "phases", *arguments])
+    assert "Chosen by best worst case of 40 draws" in capsys.readouterr().out
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ParameterError, match="neighbours"):
         TabuSettings(neighbours=0)

@@ -10,8 +10,12 @@ import typer
 from hetero.cli import options
 
 if TYPE_CHECKING:
+    from hetero.deployment import Deployment
     from hetero.planners.phases.plan import PhasePlan
+    from hetero.uncertainty import Choice, Rule
     from hetero.workload import Trace
+
+_CHOICE_REQUESTS = 400  # that every plan serves with every draw of the step times
 
 
 def register(group: typer.Typer) -> None:
@@ -42,6 +46,13 @@ def phases(
     requests: Annotated[
         int, typer.Option(min=0, help="Requests of a simulation of the plan; 0 for none.")
     ] = 0,
+    choose: Annotated[
+        str,
+        typer.Option(
+            help="Rule among the plans of three searches, seeds SEED to SEED+2: 'nominal' (one "
+            "search), or over draws of the error of step times 'best mean', 'best worst case'."
+        ),
+    ] = "nominal",
     seed: options.Seed = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that evaluate designs.")] = 1,
     as_json: options.AsJson = False,
@@ -64,6 +75,7 @@ def phases(
     from hetero.planners.phases.tabu import TabuSettings
     from hetero.planners.phases.transfer import KvTransfer
     from hetero.progress import progress
+    from hetero.uncertainty import Rule
 
     options.positive("--rate", rate)
     options.positive("--slo-scale", slo_scale)
@@ -72,6 +84,7 @@ def phases(
     if output is not None:
         check_new(output, force=force)
     method: Search = options.choice("--search", search, Search)
+    rule: Rule = options.choice("--choose", choose, Rule)
     transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
     lengths = workload.open_trace(
@@ -84,21 +97,29 @@ def phases(
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
     tabu = TabuSettings() if steps is None else TabuSettings(steps=steps)
     count = {"patterns": 2 * tabu.steps, "tabu": tabu.steps, "exact": 1}[method]
-    with progress(count, f"{method} search", unit="steps") as advance:
-        found = plan(
-            fleet,
-            llm,
-            demand,
-            target,
-            search=method,
-            settings=settings,
-            transfer=transfer,
-            tabu=tabu,
-            seed=seed,
-            jobs=jobs,
-            progress=lambda _: advance(1),
-        )
+    seeds = [seed] if rule == "nominal" else [seed, seed + 1, seed + 2]
+    with progress(count * len(seeds), f"{method} search", unit="steps") as advance:
+        plans = {
+            f"seed {each}": plan(
+                fleet,
+                llm,
+                demand,
+                target,
+                search=method,
+                settings=settings,
+                transfer=transfer,
+                tabu=tabu,
+                seed=each,
+                jobs=jobs,
+                progress=lambda _: advance(1),
+            )
+            for each in seeds
+        }
+    chosen = None if rule == "nominal" else _robust(plans, lengths, rule, seed)
+    found = plans[chosen.name if chosen else f"seed {seed}"]
     record = _record(found)
+    if chosen is not None:
+        record["chosen"] = {"rule": rule, "plan": chosen.name, "nominal": chosen.nominal}
     if requests:
         record["simulated"] = _simulated(found, lengths, requests, seed)
     text = options.to_json(record)
@@ -108,6 +129,8 @@ def phases(
     if as_json:
         print(text, end="")
         return
+    if chosen is not None:
+        print(chosen, end="\n\n")
     print(found)
     goals = {"TTFT": target.ttft_s, "TPOT": target.tpot_s, "E2E": target.e2e_s}
     print("Targets: " + ", ".join(f"{k} {1e3 * v:,.0f} ms" for k, v in goals.items() if v) + ".")
@@ -164,6 +187,37 @@ def _record(found: PhasePlan) -> dict[str, Any]:
             if share[i, j] > 0
         ],
     }
+
+
+def _robust(plans: dict[str, PhasePlan], lengths: Trace, rule: Rule, seed: int) -> Choice:
+    """The plan that a rule chooses by the requests served within all targets."""
+    from hetero import uncertainty
+    from hetero.streams import stream
+
+    first = next(iter(plans.values())).evaluator
+    rng = stream(seed, "arrivals")
+    served = lengths.sample(_CHOICE_REQUESTS, rng).poisson(first.demand.rate_rps, rng)
+    cases = {
+        name: uncertainty.Case(
+            _of_one_type(one), uncertainty.served(one.router(), served, first.slo, seed=seed)
+        )
+        for name, one in plans.items()
+    }
+    return uncertainty.robust(cases, "goodput [requests/s]", rule, seed=seed)
+
+
+def _of_one_type(found: PhasePlan) -> Deployment:
+    """The deployment, a pipeline over several GPU types named after that of its slowest stage."""
+    from dataclasses import replace
+
+    slowest = {}
+    for names, built in zip(found.names, (found.prefill, found.decode), strict=True):
+        for name, pipeline in zip(names, built, strict=True):
+            stage = pipeline.stages[int(pipeline.stage_seconds([1024.0])[:, 0].argmax())]
+            slowest[name] = pipeline.model.machines[stage.machine].gpu
+    whole = found.deployment()
+    typed = tuple(replace(one, gpu=one.gpu or slowest[one.name]) for one in whole.replicas)
+    return replace(whole, replicas=typed)
 
 
 def _simulated(found: PhasePlan, lengths: Trace, requests: int, seed: int) -> dict[str, Any]:
