@@ -42,7 +42,7 @@ Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
 #: Targets are never tighter than this: people do not notice the difference.
 LEAST_TTFT_S: Final = 0.5
 LEAST_TPOT_S: Final = 0.05
-_FEWEST_REQUESTS = 150
+_FEWEST_REQUESTS = 100
 # Arrivals last this many times the target of the first token: a queue that grows shows in time.
 _SPANS = 6.0
 # Requests that tell how long a case has to be.
@@ -75,7 +75,7 @@ class Rules:
         Time that arrivals last at least [s], and six times the target of the first token: long
         against targets and the life of a request, so that what a plan carries it could carry on.
         As many requests are sampled from the workload as arrive in that time at the bound on
-        throughput, 150 at least and all of it at most; where they do not suffice, they come again.
+        throughput, 100 at least and all of it at most; where they do not suffice, they come again.
     loads
         Offered loads, over the best goodput of the case.
     demand
@@ -176,8 +176,9 @@ def case_of(match: Match, rules: Rules) -> Case:
     whole, _ = requests_of(match, rules)
     few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
     slo = targets(cluster, llm, few, rules.slo_scale)
-    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, least_s=rules.span_s, seed=rules.seeds[0])
-    count = round(rules.span_s * _most_rps(asked))
+    span_s = max(rules.span_s, _SPANS * (slo.ttft_s or 0.0))
+    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0])
+    count = round(span_s * _most_rps(asked))
     trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
     slo = targets(cluster, llm, trace, rules.slo_scale)
     asked = replace(asked, trace=trace, slo=slo)

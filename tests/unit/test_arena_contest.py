@@ -66,13 +66,14 @@ def test_a_case_asks_for_half_the_bound_within_targets_of_the_fleet() -> None:
     assert limit is not None
     assert case.rate_rps == pytest.approx(0.5 * limit.rps())
     assert case.least_s == 5.0
-    assert len(case.trace) == 150  # five seconds hold fewer
+    assert len(case.trace) == pytest.approx(5.0 * limit.rps(), rel=0.15)
     longer = case_of(MATCH, Rules(span_s=30.0))
-    assert len(longer.trace) == pytest.approx(30.0 * limit.rps(), rel=0.1)
+    assert len(longer.trace) == pytest.approx(30.0 * limit.rps(), rel=0.15)
     # Long prompts have late targets, and a growing queue needs time to miss them.
     late = case_of(Match("heteroserve-4", "Qwen2.5-14B", "mooncake_conversation"), RULES)
     assert late.slo.ttft_s is not None
-    assert late.least_s == pytest.approx(6 * late.slo.ttft_s, rel=0.1)
+    # The target before the requests of the case are sampled is near the one after.
+    assert late.least_s == pytest.approx(6 * late.slo.ttft_s, rel=0.3)
     slo = targets(case.cluster, case.llm, case.trace, RULES.slo_scale)
     assert case.slo == slo
     assert case_of(MATCH, RULES).trace.input_tokens.tolist() == case.trace.input_tokens.tolist()
@@ -161,7 +162,7 @@ def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, aske
     spread = Estimate.of(rates)
     assert row["goodput, low [requests/s]"] == pytest.approx(spread.low)
     assert row["gap [%]"] == pytest.approx(
-        100 * (1 - row[league.GOODPUT] / row["bound [requests/s]"])
+        100 * max(0.0, 1 - row[league.GOODPUT] / row["bound [requests/s]"])
     )
     tokens = float((case.trace.input_tokens + case.trace.output_tokens).mean())
     per_second = np.mean([1e6 * row[league.PRICE] / 3600 / (tokens * rate) for rate in rates])
