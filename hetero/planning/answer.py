@@ -197,7 +197,7 @@ def _card(
     planned = {what: one.entry for what, one in near.items()}
     changed = changes(pool, case, carried, replan, effort, planned)
     slo = case.slo
-    notes = list(entry.notes)
+    notes = [*entry.notes, *asked.cluster.notes]
     if case.precision != "fp16":
         notes.append(f"Weights in {case.precision}: what that does to answers is not judged here.")
     if case.budget_usd_per_h is not None:

@@ -309,9 +309,6 @@ def _unplanned(
         )
         if case.budget_usd_per_h is not None:
             sentence += f" within {case.budget_usd_per_h:,.4g} $/h"
-    largest = max(machine.mem_bytes for machine in case.cluster.machines)
-    if case.cluster.network is None and len(case.cluster.machines) > 1 and weights > largest:
-        sentence += "; its file states no network, without which no replica spans machines"
     nearest = [*by_precision(asked, case, replan), *by_budget(case, replan)]
     if not nearest or reason == "memory":
         nearest += by_machines(case, replan)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hetero import catalog, workload
 from hetero.arena.case import Case
-from hetero.arena.fleets import fleet
+from hetero.arena.fleets import fleet, linked
 from hetero.catalog import Llm
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
@@ -129,7 +129,7 @@ def request(
             "A plan card needs at least one target: without any, every rate would do.",
             resolve="give targets such as ttft=500ms,tpot=50ms.",
         )
-    offered = cluster if isinstance(cluster, Cluster) else fleet(cluster)
+    offered = linked(cluster) if isinstance(cluster, Cluster) else fleet(cluster)
     for machine in offered.machines if budget is not None else ():
         if machine.usd_per_h is None:
             raise ParameterError(
