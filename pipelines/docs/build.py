@@ -35,8 +35,13 @@ PAPERS = {
 _HIDDEN = ("hetero._", "hetero.cli", "hetero.bench", "hetero.notebook_engine")
 
 
-def build(output: Path | None = None) -> Path:
+def build(output: Path | None = None, *, builder: str = "html") -> Path:
     """Write the site, and return its folder.
+
+    Parameters
+    ----------
+    builder
+        Of Sphinx; ``"dummy"`` reads every page and docstring, and writes nothing.
 
     Raises
     ------
@@ -62,7 +67,7 @@ def build(output: Path | None = None) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     config = Path(__file__).parent
     code = build_main(
-        ["-b", "html", "-W", "--keep-going", "-q", "-E", "-c", str(config), "-d",
+        ["-b", builder, "-W", "--keep-going", "-q", "-E", "-c", str(config), "-d",
          str(source / ".doctrees"), str(source), str(folder)]
     )  # fmt: skip
     if code:
