@@ -20,31 +20,25 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pandas as pd
 import psutil
 from numpy.typing import NDArray
 
-from hetero import profiling, timings, workload
-from hetero.bench import live_data
+from hetero import profiling, timings
+from hetero.bench import live_data, live_fleet
 from hetero.bench.engines import Running, engine, free_port, wait, write_model
-from hetero.catalog import Gpu
-from hetero.deployment import Deployment, Engine, Replica
+from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import EndpointError, ParameterError
 from hetero.routers import (
     Builtin,
-    HeteroServe,
     Oracle,
-    Predictive,
     RoundRobin,
-    WeightedRoundRobin,
-    Workload,
 )
 from hetero.serving.plan import FleetPlan
 from hetero.serving.replay import replay
@@ -55,14 +49,12 @@ from hetero.simulator.run import Run
 from hetero.streams import stream
 from hetero.workload import Trace
 
-Say = Callable[[str], None]
-
-SIZES: Final = {"small": (768, 8), "large": (1024, 12)}  # hidden size, layers
-_BLOCKS, _BLOCK_TOKENS, _STEP_TOKENS = 24, 64, 2048
-_BATCHES, _INPUTS, _OUTPUTS = (1, 3, 8), (16, 48, 112), (12,)
 _MODEL = "llama"
-_PATIENCE_S = 300.0  # a loaded machine is slow, not broken
-_LIMITS = {"token_s": _PATIENCE_S, "queue_s": _PATIENCE_S, "health_timeout_s": 60.0}
+_LIMITS = {
+    "token_s": live_fleet.PATIENCE_S,
+    "queue_s": live_fleet.PATIENCE_S,
+    "health_timeout_s": 60.0,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -117,7 +109,7 @@ def bench(
     alone: int = 3,
     max_minutes: float = 7.5,
     seed: int = 0,
-    progress: Say | None = None,
+    progress: live_fleet.Say | None = None,
 ) -> LiveBench:
     """Run the experiment on this machine.
 
@@ -159,7 +151,7 @@ def bench(
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
         sizes = {}
-        for k, (called, (hidden, layers)) in enumerate(SIZES.items()):
+        for k, (called, (hidden, layers)) in enumerate(live_fleet.SIZES.items()):
             say(f"starting '{called}': {layers} layers of {hidden}, core {cores[-k]}")
             sizes[called] = write_model(folder / called, hidden=hidden, layers=layers)
         running = {
@@ -167,16 +159,19 @@ def bench(
                 engine(
                     folder / called,
                     core=cores[-k],
-                    blocks=_BLOCKS,
-                    block_tokens=_BLOCK_TOKENS,
-                    step_tokens=_STEP_TOKENS,
+                    blocks=live_fleet.BLOCKS,
+                    block_tokens=live_fleet.BLOCK_TOKENS,
+                    step_tokens=live_fleet.STEP_TOKENS,
                 )
             )
-            for k, called in enumerate(SIZES)
+            for k, called in enumerate(live_fleet.SIZES)
         }
-        rounds, fits = _profiles(running, sizes, folder, say)
-        fleet = Deployment("live", tuple(_replica(called, fits[called], sizes) for called in SIZES))
-        sample = _requests(2000, stream(seed, "plan"))
+        rounds, fits = live_fleet.profiles(running, sizes, folder, say)
+        fleet = Deployment(
+            "live",
+            tuple(live_fleet.replica(called, fits[called], sizes) for called in live_fleet.SIZES),
+        )
+        sample = live_fleet.requests(2000, stream(seed, "plan"))
         means = float(sample.input_tokens.mean()), float(sample.output_tokens.mean())
         plan = FleetPlan.of(fleet, *means, why="both engines")
         say(plan.line())
@@ -184,7 +179,7 @@ def bench(
         ends.enter_context(work.serving())
         rows = work.alone(alone, requests // 3, load, plan)
         rows += work.routers(
-            _routers(plan, sample), repeats, requests, load * plan.capacity_rps,
+            live_fleet.routers(plan, sample), repeats, requests, load * plan.capacity_rps,
             begin + 60.0 * max_minutes,
         )  # fmt: skip
     found = pd.DataFrame(rows, columns=list(live_data.COLUMNS))
@@ -200,75 +195,6 @@ def bench(
     return LiveBench(found, rounds, plan, notes)
 
 
-def _profiles(
-    running: dict[str, Running], sizes: dict[str, int], folder: Path, say: Say
-) -> tuple[pd.DataFrame, dict[str, profiling.Fitted]]:
-    """Rounds of every engine, one engine after the other, and what is fitted to them."""
-    frames, fits = [], {}
-    for called, one in running.items():
-        file = folder / f"{called}.csv"
-        endpoint = profiling.Endpoint(one.url, one.model, timeout_s=_PATIENCE_S)
-        settings = profiling.grid(_BATCHES, _INPUTS, _OUTPUTS)
-        say(f"profiling '{called}'")
-        profiling.profile(endpoint, settings, file, repeats=2, progress=say)
-        fits[called] = profiling.fitted(file)
-        frame = pd.read_csv(file).drop(columns=["model"])  # a folder of this machine
-        frames.append(frame.assign(engine=called, parameters=sizes[called]))
-    return pd.concat(frames, ignore_index=True), fits
-
-
-def _replica(called: str, fit: profiling.Fitted, sizes: dict[str, int]) -> Replica:
-    """The engine as planners, routers and the simulator know it.
-
-    Routers that read capabilities get those of the core per parameter of the model: the cores are
-    equal, and it is the models that make one engine slower. Only ratios count.
-    """
-    hidden, layers = SIZES[called]
-    slower = sizes[called] / sizes["small"]
-    per_token = 4.0 * hidden * layers  # keys and values of half the heads, 4 bytes each
-    core = Gpu(
-        name=f"core with '{called}'",
-        mem_gib=_BLOCKS * _BLOCK_TOKENS * per_token / 2**30,
-        mem_bw_gbs=10.0 / slower,
-        fp16_tflops=0.05 / slower,
-        link_type="none",
-        link_gbs=1.0,
-        pcie_gbs=1.0,
-        source="assumed",
-    )
-    rules = Engine(
-        batching="chunked",
-        admission="paged",
-        max_step_tokens=_STEP_TOKENS,
-        block_tokens=_BLOCK_TOKENS,
-    )
-    return Replica(called, fit.step, _BLOCKS * _BLOCK_TOKENS, per_token, engine=rules, gpu=core)
-
-
-def _requests(count: int, rng: np.random.Generator) -> Trace:
-    """Conversations of the Azure trace's twin, inputs a 24th and outputs an eighth as long."""
-    whole = workload.load("azure2023_conv").sample(count, rng)
-    inputs = np.clip(whole.input_tokens // 24, 8, 128)
-    outputs = np.clip(whole.output_tokens // 8, 4, 64)
-    return Trace(whole.arrival_s, inputs, outputs, name="short conversations")
-
-
-def _routers(plan: FleetPlan, sample: Trace) -> tuple[Builtin, ...]:
-    tail = int(np.quantile(sample.output_tokens, 0.9))
-    edges = [int(np.quantile(sample.input_tokens, q)) for q in (1 / 3, 2 / 3)]
-    return (
-        RoundRobin(),
-        WeightedRoundRobin([round(x, 4) for x in plan.shares]),
-        Workload(),
-        HeteroServe(
-            bins_tokens=edges,
-            footprint_tokens=tail,
-            longest_tokens=int(sample.input_tokens.max()),
-        ),
-        Predictive(),
-    )
-
-
 class _Work:
     """Serves and replays, case by case."""
 
@@ -279,7 +205,7 @@ class _Work:
         folder: Path,
         cores: tuple[int, int],
         seed: int,
-        say: Say,
+        say: live_fleet.Say,
     ) -> None:
         self.cores = cores
         self.fleet, self.running, self.folder = fleet, running, folder
@@ -371,7 +297,7 @@ class _Work:
         return sorted(rows, key=lambda row: (order[str(row[0])], row[2], row[3]))
 
     def _trace(self, what: str, requests: int, rate: float) -> Trace:
-        drawn = _requests(requests, stream(self.seed, f"requests/{what}"))
+        drawn = live_fleet.requests(requests, stream(self.seed, f"requests/{what}"))
         return drawn.poisson(rate, stream(self.seed, f"arrivals/{what}"))
 
     def _run(
@@ -380,7 +306,7 @@ class _Work:
         """One case: measured, then the same requests simulated."""
         self._go_over(fleet, router)
         self.count += 1
-        endpoint = profiling.Endpoint(self.url, _MODEL, timeout_s=_PATIENCE_S)
+        endpoint = profiling.Endpoint(self.url, _MODEL, timeout_s=live_fleet.PATIENCE_S)
         journal = self.folder / f"{self.count}.journal"
         engines = [psutil.Process(one.process.pid) for one in self.running.values()]
         hosts = [self.dispatcher, psutil.Process()]
