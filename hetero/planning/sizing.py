@@ -33,7 +33,7 @@ _FIRST = 1.15  # factor tried first: instances loaded to 87 %
 _LEAST, _LARGEST = 0.25, 16.0
 _WIDTH = 1.03  # last bracket of the factor
 _TRIALS = 60  # fleets that a descent may simulate
-_HOPE = 0.75  # of a proposal's price, which no descent has been seen to save
+_HOPE = 0.75  # of a proposal's price: a descent that would have to save more is not begun
 
 
 @dataclass(frozen=True, slots=True)
