@@ -236,4 +236,11 @@ def mixed_over_alike(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
                 else np.inf,
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=list(_MIXED))
+
+
+_MIXED: Final = (
+    *CASE,
+    *(GOODPUT, "planner", "homogeneous", "its " + GOODPUT, "its planner"),
+    "mixed over homogeneous",
+)
