@@ -166,7 +166,7 @@ def takeaway(table: pd.DataFrame, alike: str = " as ") -> str:
     winners = int((single["wins"] > 0).sum())
     always = int(most["wins"]) == cases
     first = (
-        f"{most['planner']} is within 2 % of the best in all {cases} cases"
+        f"{most['planner']} is within 2 % of the best in {_cases(cases)} of {cases}"
         if always
         else f"No planner is best everywhere: {winners} of {len(single)} win somewhere, "
         f"{most['planner']} most often ({int(most['wins'])} of {cases} cases)"
@@ -188,7 +188,7 @@ def takeaway(table: pd.DataFrame, alike: str = " as ") -> str:
         ahead = int((mixed["mixed over homogeneous"] > 1 + TIE).sum())
         sentences += (
             f" A mixed fleet carries {ratio:.2f} times what the best homogeneous one of the same "
-            f"price does (geometric mean of {len(mixed)} cases, ahead in {ahead})."
+            f"price does (geometric mean of {_cases(len(mixed))}, ahead in {ahead})."
         )
     swapped = routers(table)
     if len(swapped):
@@ -199,6 +199,10 @@ def takeaway(table: pd.DataFrame, alike: str = " as ") -> str:
             f"(median over plans) and the worst by {losses.median():+.0f} %."
         )
     return sentences
+
+
+def _cases(count: int) -> str:
+    return "1 case" if count == 1 else f"{count} cases"
 
 
 def mixed_over_alike(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:

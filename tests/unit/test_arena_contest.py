@@ -324,6 +324,6 @@ def test_the_takeaway_holds_the_numbers_of_the_table() -> None:
     assert f"{100 * np.sqrt(1.2):.0f} %" in text
     assert "carries 1.50 times" in text
     alone = league.takeaway(rows(("x", "w", "a", 1.0, 1.0, league.OWN)))
-    assert alone.startswith("a is within 2 % of the best in all 1 cases")
+    assert alone.startswith("a is within 2 % of the best in 1 case of 1")
     assert "mixed fleet" not in alone
     assert "router" not in alone
