@@ -38,6 +38,8 @@ def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:
     knots = np.unique([*x, *np.geomspace(_DECODE_TOKENS, _PREFILL_TOKENS, 5), top, 2 * top])
     share = np.interp(np.log(np.maximum(knots, 1.0)), span, [0.0, 1.0])
     times = piece.seconds(knots, 0, 0.0, 0.0) * decode ** (1.0 - share) * prefill**share
+    # Where the last slope falls (a reduction may end so), more tokens still take no less time.
+    times[-1] = max(times[-1], times[-2])
     mixed = piece.mixed
     if mixed is not None:
         mixed = Mixed(
