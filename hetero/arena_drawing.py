@@ -24,7 +24,7 @@ _COLOURS: Final = (
     *CYCLE[:6],
     *("#332288", "#999933", "#882255", "#44AA99", "#AA4499", "#DDCC77", "#661100", "#888888"),
 )
-_MARKS: Final = "osD^vPX<>h*pd8"
+_MARKS: Final = "osD^vPX<>hHpd8"
 _SHARES = LinearSegmentedColormap.from_list("shares", ["#F7F4EA", "#9CC7D8", "#0072B2"])
 _CHANGE = LinearSegmentedColormap.from_list("change", ["#D55E00", "#FFFFFF", "#0072B2"])
 _NONE = "#EDEDED"

@@ -12,7 +12,7 @@ from hetero.cluster.topology import Cluster
 
 @lru_cache(maxsize=1)
 def clusters() -> Records[Cluster]:
-    """All clusters that hetero ships: those of the five papers."""
+    """All clusters that hetero ships: those of the five papers, and three current fleets."""
     files = sorted(paths.data("clusters").glob("*.yaml"))
     return Records("cluster", [Cluster.load(path) for path in files])
 
