@@ -25,7 +25,7 @@ from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.planning.card import Sampled
 from hetero.simulator import metrics
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.saturation import attainment, backlog_growth, largest_rate
 from hetero.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
@@ -33,6 +33,8 @@ LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is carried
 _MOST_RPS = 1e6  # where no bound is known
+GROWTH = 0.02
+"""Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,9 @@ def carried(
 
     def good(rate_rps: float) -> bool:
         run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
-        return attainment(run, case.slo) >= case.goal
+        # Without a bound a short burst could pass for a rate that goes on for ever.
+        lasts = limit is not None or backlog_growth(run) <= GROWTH
+        return lasts and attainment(run, case.slo) >= case.goal
 
     limit = bound(case)
     return largest_rate(

@@ -16,9 +16,8 @@ from hetero.arena.case import Case
 from hetero.arena.entry import Entry
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.planning.delivery import LATENCIES, Effort
+from hetero.planning.delivery import GROWTH, LATENCIES, Effort
 from hetero.planning.remedies import (
-    GROWTH,
     Nearest,
     Replan,
     by_budget,

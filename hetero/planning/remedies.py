@@ -13,7 +13,7 @@ from hetero.arena.case import Case
 from hetero.arena.entry import Entry
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
-from hetero.planning.delivery import LATENCIES, Effort, carried
+from hetero.planning.delivery import GROWTH, LATENCIES, Effort, carried
 from hetero.planning.precision import PRECISIONS
 from hetero.planning.request import Request, more
 from hetero.planning.sensitivity import machines
@@ -23,8 +23,6 @@ from hetero.simulator.saturation import attainment, backlog_growth
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
 _ROUNDED_UP = 1.005
-GROWTH = 0.02
-"""Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
 
 Replan = Callable[[Case], Entry]
 
