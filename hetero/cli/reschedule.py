@@ -238,7 +238,7 @@ def _record(
     target: Any,
 ) -> dict[str, Any]:
     """Everything as JSON values."""
-    from hetero.planners.baselines.plan import attainment
+    from hetero.simulator.saturation import attainment
 
     rows: list[dict[str, Any]] = []
     for name, one in found.items():

@@ -64,7 +64,7 @@ class Slo:
 
     @classmethod
     def read(cls, text: str, where: str = "slo") -> Slo:
-        """Targets of a text such as ``ttft=500ms,tpot=50ms`` (us, ms, s, min); none of an empty one.
+        """Targets of a text such as ``ttft=500ms,tpot=50ms`` (us, ms, s, min), or none if empty.
 
         Parameters
         ----------

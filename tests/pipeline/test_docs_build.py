@@ -16,7 +16,12 @@ from pipelines.docs import build
 def test_every_page_and_docstring_is_read_without_a_warning(tmp_path):
     build.build(tmp_path / "site", builder="dummy")
     pages = {path.stem for path in (tmp_path / "site-source" / "api").iterdir()}
-    assert {"hetero", "hetero.memory.budget", "hetero.routers.base", "hetero.export.service"} <= pages
+    assert {
+        "hetero",
+        "hetero.memory.budget",
+        "hetero.routers.base",
+        "hetero.export.service",
+    } <= pages
 
 
 @pytest.mark.filterwarnings("ignore:.*Sphinx")
