@@ -111,9 +111,9 @@ def test_requests_beyond_the_context_are_left_out(monkeypatch: pytest.MonkeyPatc
     kept, left_out = requests_of(long, RULES)
     assert (kept.input_tokens + kept.output_tokens).max() <= 32768
     assert 0.05 < left_out < 0.1
-    prompts = Trace([0.0] * 300, [900] * 100 + [5000] * 200, [100] * 300)
+    prompts = Trace([0.0] * 300, [900] * 99 + [5000] * 201, [100] * 300)
     monkeypatch.setattr(arena_contest, "_load", lambda *_: prompts)
-    with pytest.raises(InfeasibleError, match="takes 2,048 tokens, and 100 of the 300"):
+    with pytest.raises(InfeasibleError, match="takes 2,048 tokens, and 99 of the 300"):
         requests_of(Match("heteroserve-4", "LLaMA-1-7B", "azure2023_conv"), RULES)
 
 
