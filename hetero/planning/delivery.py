@@ -24,8 +24,8 @@ from hetero.latency.expected import StepError, error_of, expected_error
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.planning.card import Sampled
-from hetero.simulator import metrics
-from hetero.simulator.saturation import attainment, backlog_growth, largest_rate
+from hetero.simulator import Run, metrics
+from hetero.simulator.saturation import attainment, largest_rate
 from hetero.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
@@ -33,6 +33,7 @@ LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is carried
 _MOST_RPS = 1e6  # where no bound is known
+_LIVES = 5.0  # of a request, that a run has to last where no bound is known
 GROWTH = 0.02
 """Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
 
@@ -166,7 +167,7 @@ def carried(
     def good(rate_rps: float) -> bool:
         run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
         # Without a bound a short burst could pass for a rate that goes on for ever.
-        lasts = limit is not None or backlog_growth(run) <= GROWTH
+        lasts = limit is not None or _lasts(run)
         return lasts and attainment(run, case.slo) >= case.goal
 
     limit = bound(case)
@@ -178,6 +179,13 @@ def carried(
         least_rps=_LEAST_SHARE * near_rps,
         most_rps=_MOST_RPS if limit is None else faster * limit.rps(case.goal),
     )
+
+
+def _lasts(run: Run) -> bool:
+    """Whether requests come for several times as long as one takes."""
+    arrival_s = run.requests["arrival_s"]
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    return bool(run.finished.any()) and span_s >= _LIVES * float(np.nanmedian(run.e2e_s))
 
 
 def goodput(entry: Entry, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:

@@ -45,11 +45,17 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     """The answer in a few sentences."""
     asked = card.question
     goal = f"{100 * asked.goal:g} %"
+    least = "" if card.bound is not None else "at least "
     said = [
-        f"Carries {show(card.goodput_rps.value)} requests/s with {goal} of them within "
+        f"Carries {least}{show(card.goodput_rps.value)} requests/s with {goal} of them within "
         f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
     ]
-    if card.bound is not None:
+    if card.bound is None:
+        said.append(
+            "No bound is known for this model; a larger rate counts only where requests come for "
+            "several times as long as one takes, and no longer runs were played."
+        )
+    else:
         said.append(
             f"No plan serves more than {show(card.bound.rate_rps)} requests/s on these GPUs at "
             f"any latency ({card.bound.what}); the goodput is {card.bound.gap_percent:.0f} % below."
