@@ -214,7 +214,7 @@ def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
                 "target TTFT [s]": _number(slo.ttft_s),
                 "target TPOT [ms]": 1e3 * _number(slo.tpot_s),
                 "planned load [requests/s]": case.rate_rps,
-                "bound [requests/s]": _number(limit.rps() if limit else None),
+                "bound on throughput [requests/s]": _number(limit.rps() if limit else None),
             }
         )
     return pd.DataFrame(rows)

@@ -116,7 +116,7 @@ class Portfolio(Shown):
             f"{len(self.score.seeds)} seeds."
         ]
         if limit is not None:
-            notes.append(f"No plan serves more than {limit:.4g} requests/s.")
+            notes.append(f"No plan carries more than {limit:.4g} requests/s, whatever the targets.")
         return Table(f"Portfolio: {self.case.name}", columns, tuple(rows), tuple(notes))
 
 

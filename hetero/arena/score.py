@@ -76,7 +76,8 @@ class Score(Shown):
     usd_per_mtok, usd_per_mtok_at_goodput
         Price per 10^6 tokens, in and out, at ``rate_rps`` and when the goodput is used in full.
     bound_rps
-        What no plan on these GPUs can exceed in throughput; None where no bound is known.
+        What no plan on these GPUs exceeds in goodput, were no target in the way: the goal of the
+        requests, the largest left out, at the bound on throughput. None where none is known.
     gap
         Distance of the goodput to the bound, over the bound.
     """
@@ -102,13 +103,10 @@ class Score(Shown):
 
     @property
     def gap(self) -> float | None:
-        """Distance of the goodput to the bound, over the bound; None without a bound.
-
-        0 where a minute of arrivals seems to be carried beyond it, by what is still served after.
-        """
+        """Distance of the goodput to the bound, over the bound; None without a bound."""
         if self.bound_rps is None:
             return None
-        return max(0.0, 1.0 - self.goodput_rps.mean / self.bound_rps)
+        return 1.0 - self.goodput_rps.mean / self.bound_rps
 
     @property
     def key(self) -> tuple[float, float, float]:
@@ -134,7 +132,7 @@ class Score(Shown):
             cost = str(self.usd_per_mtok_at_goodput)
             rows.append(("cost at goodput", cost, "$ per 10^6 tokens"))
         if self.bound_rps is not None:
-            rows.append(("bound on throughput", f"{self.bound_rps:.4g}", "requests/s"))
+            rows.append(("bound on goodput", f"{self.bound_rps:.4g}", "requests/s"))
         columns = (Column("quantity"), Column("value"), Column("unit"))
         note = f"Played at {self.rate_rps:.4g} requests/s with {len(self.seeds)} seeds."
         return Table(self.planner, columns, tuple(rows), (note,))
@@ -278,7 +276,7 @@ def score(
         usd_per_h=price,
         usd_per_mtok=_cost(price, [one.total_tps for one in found]),
         usd_per_mtok_at_goodput=_cost(price, [one * tokens for one in carried_rps]),
-        bound_rps=limit.rps(min(1.0, max(case.goal, min(finished)))) if limit else None,
+        bound_rps=limit.rps(case.goal) if limit else None,
     )
 
 

@@ -71,8 +71,8 @@ def test_figures_are_those_of_the_run(case: Case, entry: Entry) -> None:
     assert found.usd_per_mtok_at_goodput.mean == pytest.approx(np.mean(each))
     limit = bound(case)
     assert limit is not None
-    assert found.bound_rps == pytest.approx(limit.rps())
-    assert found.gap == pytest.approx(1 - found.goodput_rps.mean / limit.rps())
+    assert found.bound_rps == pytest.approx(limit.rps(case.goal))
+    assert found.gap == pytest.approx(1 - found.goodput_rps.mean / limit.rps(case.goal))
     assert "goodput" in str(found)
 
 
