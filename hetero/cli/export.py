@@ -11,7 +11,12 @@ import typer
 from hetero.cli import options
 
 if TYPE_CHECKING:
+    from hetero.arena.portfolio import Tried
+    from hetero.catalog import Llm
     from hetero.planning.card import PlanCard
+
+# Their replicas are whole and stand on alike GPUs of one machine, which every tool can express.
+_PLAIN = ("tensor-parallel search", "Mélange", "vLLM homogeneous")
 
 
 def register(app: typer.Typer) -> None:
@@ -66,10 +71,12 @@ def export(
 
     vllm: a script per machine. kubernetes: manifests. skypilot: services and tasks. routing: a
     table (JSON) for a dispatcher. serve: the deployment file of `hetero serve`, which needs step
-    times and so a cluster to plan for, not a card. What a tool cannot express ends in one sentence;
-    what it does differently is noted in the file.
+    times and so a cluster to plan for, not a card. Where a tool cannot express the best plan of a
+    cluster, the best one of whole replicas on alike GPUs is taken and the reason told; a card that
+    it cannot express ends in one sentence. What a tool does differently is noted in the file.
     """
     from hetero import catalog
+    from hetero.errors import ExportError
     from hetero.export import TARGETS, Service, write
     from hetero.export.files import Hosts
     from hetero.routers.named import factories
@@ -86,9 +93,37 @@ def export(
     else:
         card = _planned(plan, model, trace, source, slo, rate, budget, precision, seed)
     service = Service.of_card(card, llm, weights=weights, memory_fraction=memory_fraction)
-    if chosen is not None:
-        service = replace(service, router=makers[chosen](), routing=chosen)
-    files = write(service, target, output, hosts=where, force=force)
+
+    def written(service: Service) -> list[Path]:
+        if chosen is not None:
+            service = replace(service, router=makers[chosen](), routing=chosen)
+        return list(write(service, target, output, hosts=where, force=force))
+
+    try:
+        files = written(service)
+    except ExportError as error:
+        if plan.endswith(".json"):
+            raise ExportError(
+                error.what,
+                resolve=f"{error.resolve.rstrip('.')}; or export the cluster file itself, of which "
+                f"the best plan that {target} can express is taken.",
+            ) from None
+        other = _plain(card, plan, llm, trace, source, slo, budget, seed) if llm else None
+        if llm is None or other is None or other.entry is None or other.score is None:
+            raise
+        service = Service.of_entry(
+            other.entry,
+            llm,
+            name=card.question.cluster,
+            weights=weights,
+            precision=card.precision,
+            memory_fraction=memory_fraction,
+        )
+        files = written(service)
+        print(
+            f"The best plan carries {card.goodput_rps.value:.3g} requests/s, but {error.what}\n"
+            f"Exported instead: {other.planner}, {other.score.goodput_rps.mean:.3g} requests/s.\n"
+        )
     print(service)
     print("Wrote " + ", ".join(str(path) for path in files) + ".")
 
@@ -122,4 +157,40 @@ def _planned(
         budget=budget,
         precision=precision,
         seed=seed,
+    )
+
+
+def _plain(
+    card: PlanCard,
+    cluster: str,
+    llm: Llm,
+    trace: str,
+    source: str,
+    slo: str,
+    budget: float | None,
+    seed: int,
+) -> Tried | None:
+    """The best plan of whole replicas on alike GPUs; None if there is none."""
+    from hetero import workload
+    from hetero.arena.planners import planner
+    from hetero.arena.portfolio import ask
+    from hetero.planning.request import request
+
+    asked = request(
+        cluster,
+        model=llm,
+        trace=trace,
+        source=options.choice("--source", source, workload.TraceSource),
+        slo=slo,
+        rate=card.question.rate_rps,
+        budget=budget,
+        precision=card.precision,
+        seed=seed,
+    )
+    case = asked.at(card.precision)
+    tried = [] if case is None else [ask(planner(name), case) for name in _PLAIN]
+    return max(
+        (one for one in tried if one.score is not None),
+        key=lambda one: one.score.key if one.score else (),
+        default=None,
     )
