@@ -136,6 +136,7 @@ class Dispatcher:
 
     def follow_lengths(self) -> None:
         """Plan anew if requests have become much longer or shorter than those planned for."""
+        self.mend()  # first, so that what is said of engines is said of them
         planned = self.plan.input_tokens, self.plan.output_tokens
         now = self.lengths.mean
         if all(1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
