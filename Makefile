@@ -6,34 +6,44 @@
 #   make repro SOURCE=real      on the real traces (after `hetero data fetch`)
 #   make docs                   the pages of the documentation in pipelines/build/site
 #   make test | lab | check | tools | clean
+#   make setup | setup-tests    only the environment: for the pipeline, or with what the tests need
+#   make lock                   the pinned packages again (with uv); ARGS=--upgrade takes the newest
 
 VENV ?= .venv
-# The first Python on the path that is new enough; set PYTHON= to choose another.
+# The first Python on the path for which packages are pinned; set PYTHON= to choose another.
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for one in python3 python3.13 python3.12 python3.11 python; do \
-	"$$one" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$one" && break; done)
+	"$$one" -c '$(SUPPORTED)' 2>/dev/null && echo "$$one" && break; done)
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.hetero-setup
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq --constraint constraints.txt
+STAMP_TESTS := $(VENV)/.hetero-setup-tests
 
-.PHONY: help setup test repro lab docs check tools clean
+define CHECK_PYTHON
+@test -n "$(PYTHON)" || { echo "Error: hetero needs Python 3.11, 3.12 or 3.13, and none is on the path. Resolve: install one, or run make PYTHON=/path/to/python3." >&2; exit 1; }
+@$(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || { echo "Error: hetero needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is another or missing. Resolve: run make PYTHON=/path/to/such/a/python3." >&2; exit 1; }
+endef
+
+.PHONY: help setup setup-tests test repro lab docs check tools lock clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//; 1,9p' Makefile
+	@sed -n 's/^# \{0,1\}//; 1,11p' Makefile
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "Error: hetero needs Python 3.11 or newer, and none is on the path. Resolve: install it, or run make PYTHON=/path/to/python3."; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Error: hetero needs Python 3.11 or newer, and $(PYTHON) is older or missing. Resolve: run make PYTHON=/path/to/a/newer/python3."; exit 1; }
-	@echo "Setting up $(VENV) (once; takes a minute or two)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# The build backend first, so that it comes pinned too.
-	@$(PIP) hatchling editables
-	@$(PIP) --no-build-isolation --editable '.[pipeline,lab,bayes,serving,dask,ray,dev,docs]'
+setup-tests: $(STAMP_TESTS)
+
+$(STAMP): pyproject.toml constraints.txt pipelines/setup.py
+	$(CHECK_PYTHON)
+	@$(PYTHON) pipelines/setup.py $(VENV)
 	@touch $@
 
-test: setup
+$(STAMP_TESTS): pyproject.toml constraints.txt tests/constraints.txt pipelines/setup.py
+	$(CHECK_PYTHON)
+	@$(PYTHON) pipelines/setup.py $(VENV) --tests
+	@touch $(STAMP) $@
+
+test: setup-tests
 	@$(BIN)/python -m pytest $(ARGS)
 
 repro: setup
@@ -42,10 +52,10 @@ repro: setup
 lab: setup
 	@cd notebooks && $(BIN)/jupyter lab $(ARGS)
 
-docs: setup
+docs: setup-tests
 	@$(BIN)/python -m pipelines.docs
 
-check: setup
+check: setup-tests
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -53,13 +63,15 @@ check: setup
 	@$(BIN)/nbstripout --verify --keep-id --extra-keys 'metadata.widgets metadata.papermill cell.metadata.execution cell.metadata.ExecuteTime cell.metadata.papermill' notebooks/*.ipynb
 
 # vLLM's parser and SkyPilot's schemas, in an environment of their own beside the other: they pull
-# in what the solvers cannot live with, and several gigabytes. With it, `make test` reads with them
-# what is exported.
-tools: setup
+# in what the solvers cannot live with. With it, `make test` reads with them what is exported.
+tools: setup-tests
 	@$(BIN)/python -m venv pipelines/build/tools
-	@pipelines/build/tools/bin/pip --disable-pip-version-check install -qq --no-deps -r tests/tools.txt
-	@pipelines/build/tools/bin/pip --disable-pip-version-check install -qq skypilot==0.14.1
+	@pipelines/build/tools/bin/pip --disable-pip-version-check install -qq --no-deps --require-hashes -r tests/tools.txt
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(pipelines/build/tools/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hetero.pth"
+
+lock: setup
+	@command -v uv > /dev/null || { echo "Error: make lock needs uv, which is not on the path. Resolve: install it (pip install uv)." >&2; exit 1; }
+	@$(BIN)/python -m pipelines.lock $(ARGS)
 
 clean:
 	rm -rf pipelines/build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
