@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import csv
 import os
 import re
@@ -55,6 +56,10 @@ class SetupError(Exception):
     """What went wrong, in one sentence, and what to do."""
 
 
+class AlteredError(SetupError):
+    """A file is not the one that was pinned."""
+
+
 def pins(text: str) -> list[Pin]:
     """The packages of a list.
 
@@ -68,7 +73,7 @@ def pins(text: str) -> list[Pin]:
     return [Pin(first, tuple(hashes)) for first, *hashes in split]
 
 
-def cause(log: str, room: int) -> str:
+def cause(log: str, room: int) -> SetupError:
     """What pip, uv or venv stumbled over, as a sentence and what to do about it.
 
     Parameters
@@ -78,38 +83,36 @@ def cause(log: str, room: int) -> str:
     room
         Bytes free where the environment or temporary files go, the smaller of the two.
     """
-    if match := re.search(r"(?s)DO NOT MATCH THE HASHES.*?\n\s+(\S+).*?\n.*?:\n", log):
-        return _altered(match[1])
-    if match := re.search(r"(?i)hash mismatch for `?([\w.=+-]+)", log):
-        return _altered(match[1])
-    if "No space left on device" in log or "Errno 28" in log or room < 2**24:
-        return (
-            "The disk is full. Resolve: make room, or name a larger disk "
-            "(VENV= for the environment, TMPDIR= for temporary files), and run make setup again."
+    altered = re.search(r"(?s)DO NOT MATCH THE HASHES.*?\n\s+(\S+) from", log) or re.search(
+        r"(?i)hash mismatch for `?([\w.=+-]+)", log
+    )
+    if altered:
+        return AlteredError(
+            f"The file that came for {altered[1]} is not one that was pinned: its hash differs, "
+            "and it was not installed. Resolve: run make setup again; if it stays, something "
+            "between here and the package index alters files."
+        )
+    if "No space left on device" in log or room < 2**24:
+        return SetupError(
+            "The disk is full. Resolve: make room, or name a larger disk (VENV= for the "
+            "environment, TMPDIR= for temporary files), and run make setup again."
         )
     if "ensurepip" in log and "not available" in log:
-        return "This Python has no venv. Resolve: install it (python3-venv), or run make PYTHON=."
-    if re.search(r"(?i)connection|resolution|resolve host|dns error|timed? ?out|retrying|unreachable"
-                 r"|error sending request|network|proxy", log):  # fmt: skip
-        return (
+        return SetupError(
+            "This Python has no venv. Resolve: install it (python3-venv), or run make PYTHON=."
+        )
+    if re.search(r"(?i)connection|resolution|dns error|timed? ?out|error sending request|proxy", log):
+        return SetupError(
             "No package index answers. Resolve: look at the network, and at pip's settings "
             "(python -m pip config list); then run make setup again."
         )
-    if match := re.search(r"No matching distribution found for (\S+)", log):
-        return (
-            f"The package index has no file of {match[1]} for this Python and machine. "
+    if missing := re.search(r"No matching distribution found for (\S+)", log):
+        return SetupError(
+            f"The package index has no file of {missing[1]} for this Python and machine. "
             f"Resolve: take Python {' or '.join(SUPPORTED)} on Linux, or another index."
         )
     said = [line.strip() for line in log.splitlines() if "error" in line.lower()]
-    return f"{said[-1] if said else 'Set-up stopped'}. Resolve: see {LOG} in the environment."
-
-
-def _altered(name: str) -> str:
-    return (
-        f"The file that came for {name.strip('`:')} is not the one that was pinned: its hash "
-        "differs, and nothing of it was installed. Resolve: run make setup again; if it stays, "
-        "something between here and the package index alters files."
-    )
+    return SetupError(f"{said[-1] if said else 'It stopped.'} Resolve: read {LOG} in the environment.")
 
 
 def broken(site: Path) -> list[Path]:
@@ -144,15 +147,14 @@ class Environment:
             env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1",
                  **(env or {})},
         )  # fmt: skip
+        with contextlib.suppress(OSError):  # a full disk is told below
+            with (self.folder / LOG).open("a", encoding="utf-8") as log:
+                log.write(done.stdout)
         if done.returncode == 0:
             return done.stdout
         folders = (self.folder if self.folder.is_dir() else self.folder.parent, tempfile.gettempdir())
         room = min(shutil.disk_usage(folder).free for folder in folders)
-        try:
-            (self.folder / LOG).write_text(done.stdout, encoding="utf-8")
-        except OSError:  # the disk is full; the sentence says so
-            pass
-        raise SetupError(cause(done.stdout, room))
+        raise cause(done.stdout, room)
 
     def make(self) -> None:
         """A bare environment, where none is or where it cannot be used."""
@@ -209,15 +211,18 @@ class Environment:
             env["UV_INDEX"] = " ".join(given["extra-index-url"])
         return {key: value for key, value in env.items() if key not in os.environ}
 
-    def torch_without_cuda(self, version: str) -> bool:
-        """Whether pip finds torch's build for the processor alone, before it is downloaded."""
-        return f"{version}+cpu" in self.run(self.python, "-m", "pip", "index", "versions", "torch")
-
-    def torch_is_cuda(self) -> bool:
-        """Whether the torch that came needs the libraries of CUDA."""
-        code = "import importlib.metadata as m; print(m.version('torch'), *m.requires('torch'))"
-        found = self.run(self.python, "-c", code)
-        return "+cpu" not in found.split()[0] and "nvidia-" in found
+    def torch_without_cuda(self, torch: Pin) -> bool:
+        """Install torch's build for the processor alone, if pip finds it and its hash is pinned."""
+        wanted = Pin(f"{torch.text}+cpu", torch.hashes)
+        offered = self.run(self.python, "-m", "pip", "index", "versions", "torch")
+        if wanted.text.partition("==")[2] not in offered:
+            return False
+        try:
+            self.install([wanted])
+        except AlteredError:
+            say("  the build for the processor that pip finds is not one that was pinned.")
+            return False
+        return True
 
 
 def say(text: str) -> None:
@@ -246,19 +251,16 @@ def set_up(folder: Path, root: Path, tests: bool) -> None:
     listed = pins((root / "constraints.txt").read_text(encoding="utf-8"))
     say("1 of 4: what builds packages")
     own.install(pin for pin in listed if pin.name in BUILD)
-    torch = [pin for pin in listed if pin.name == "torch"]
+    torch = next(pin for pin in listed if pin.name == "torch")
     cuda = [pin for pin in listed if pin.name.startswith(CUDA)]
-    version = torch[0].text.partition("==")[2]
-    if sys.platform == "linux" and not own.torch_without_cuda(version):
-        say(
-            f"2 of 4: torch {version} for CUDA with its {len(cuda)} libraries, {CUDA_SIZE}: pip finds "
-            "no build for the processor alone. Any that it finds is taken: set find-links or an index."
-        )
-    else:
-        say(f"2 of 4: torch {version}")
-    own.install(torch)
-    if own.torch_is_cuda():
-        own.install(cuda)
+    say("2 of 4: torch")
+    if not own.torch_without_cuda(torch):
+        if sys.platform == "linux":
+            say(
+                f"  for CUDA, with its {len(cuda)} libraries: {CUDA_SIZE}. The build for the "
+                "processor alone is taken where pip finds it (find-links, or an index of your own)."
+            )
+        own.install([torch, *cuda])
     first = {*BUILD, "torch", *(pin.name for pin in cuda)}
     rest = [pin for pin in listed if pin.name not in first]
     if tests:
