@@ -35,12 +35,12 @@ setup-tests: $(STAMP_TESTS)
 
 $(STAMP): pyproject.toml constraints.txt pipelines/setup.py
 	$(CHECK_PYTHON)
-	@$(PYTHON) pipelines/setup.py $(VENV)
+	@$(PYTHON) -P pipelines/setup.py $(VENV)
 	@touch $@
 
 $(STAMP_TESTS): pyproject.toml constraints.txt tests/constraints.txt pipelines/setup.py
 	$(CHECK_PYTHON)
-	@$(PYTHON) pipelines/setup.py $(VENV) --tests
+	@$(PYTHON) -P pipelines/setup.py $(VENV) --tests
 	@touch $(STAMP) $@
 
 test: setup-tests

@@ -84,14 +84,15 @@ def without(found: list[Pin], others: list[Pin]) -> list[Pin]:
 
 
 def write(name: str, found: list[Pin]) -> None:
+    """Write a list, sorted by name."""
     lines = [f"# {HEADS[name]}", "# Every file by its hash; written by `make lock`."]
-    for pin in sorted(found, key=lambda pin: (pin.name, pin.text)):
-        lines += [" \\\n".join([pin.text, *(f"    --hash={digest}" for digest in pin.hashes)])]
+    lines += [pin.lines for pin in sorted(found, key=lambda pin: (pin.name, pin.text))]
     Path(name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{name}: {len(found)} packages")
 
 
 def main() -> None:
+    """Write all three lists."""
     first, second, tools = map(Path, HEADS)
     before = pins(first.read_text(encoding="utf-8"))
 

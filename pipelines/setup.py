@@ -1,9 +1,9 @@
 """Makes the environment: ``make setup``, with nothing but a bare Python and its pip.
 
-Every file comes from the lists of pinned packages, checked by its hash: ``constraints.txt`` for the
-pipeline and JupyterLab, ``tests/constraints.txt`` for what the tests add. The lists are complete, so
-pip resolves nothing; the project itself goes in last, editable and without dependencies. uv does
-the same in a fraction of the time where it is on the path.
+Every file comes from the lists of pinned packages, checked by its hash: ``constraints.txt`` for
+the pipeline and JupyterLab, ``tests/constraints.txt`` for what the tests add. The lists are
+complete, so pip resolves nothing; the project itself goes in last, editable and without
+dependencies. Where uv is on the path it does the same in less time.
 
 A run that is cut short leaves what is whole, and the next goes on from there.
 """
@@ -61,11 +61,11 @@ class AlteredError(SetupError):
 
 
 def pins(text: str) -> list[Pin]:
-    """The packages of a list.
+    r"""The packages of a list.
 
     Examples
     --------
-    >>> pins("a==1 ; os_name == 'nt' \\\\\n    --hash=sha256:0f\n")
+    >>> pins("a==1 ; os_name == 'nt' \\\n    --hash=sha256:0f\n")
     [Pin(text="a==1 ; os_name == 'nt'", hashes=('sha256:0f',))]
     """
     joined = (line.partition("#")[0].strip() for line in text.replace("\\\n", " ").split("\n"))
@@ -97,11 +97,13 @@ def cause(log: str, room: int) -> SetupError:
             "The disk is full. Resolve: make room, or name a larger disk (VENV= for the "
             "environment, TMPDIR= for temporary files), and run make setup again."
         )
-    if "ensurepip" in log and "not available" in log:
+    if re.search(r"ensurepip\s+is\s+not\s+available", log):
         return SetupError(
             "This Python has no venv. Resolve: install it (python3-venv), or run make PYTHON=."
         )
-    if re.search(r"(?i)connection|resolution|dns error|timed? ?out|error sending request|proxy", log):
+    if re.search(
+        r"(?i)connection|resolution|dns error|timed? ?out|error sending request|proxy", log
+    ):
         return SetupError(
             "No package index answers. Resolve: look at the network, and at pip's settings "
             "(python -m pip config list); then run make setup again."
@@ -112,7 +114,9 @@ def cause(log: str, room: int) -> SetupError:
             f"Resolve: take Python {' or '.join(SUPPORTED)} on Linux, or another index."
         )
     said = [line.strip() for line in log.splitlines() if "error" in line.lower()]
-    return SetupError(f"{said[-1] if said else 'It stopped.'} Resolve: read {LOG} in the environment.")
+    return SetupError(
+        f"{said[-1] if said else 'It stopped.'} Resolve: read {LOG} in the environment."
+    )
 
 
 def broken(site: Path) -> list[Path]:
@@ -123,7 +127,9 @@ def broken(site: Path) -> list[Path]:
     found = []
     for info in sorted(site.glob("*.dist-info")):
         record = info / "RECORD"
-        rows = csv.reader(record.read_text(encoding="utf-8").splitlines()) if record.is_file() else ()
+        rows = (
+            csv.reader(record.read_text(encoding="utf-8").splitlines()) if record.is_file() else ()
+        )
         sizes = [(site / row[0], row[2]) for row in rows if len(row) == 3 and row[2]]
         whole = all(file.is_file() and file.stat().st_size == int(size) for file, size in sizes)
         if not sizes or not whole:
@@ -147,12 +153,15 @@ class Environment:
             env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1",
                  **(env or {})},
         )  # fmt: skip
-        with contextlib.suppress(OSError):  # a full disk is told below
-            with (self.folder / LOG).open("a", encoding="utf-8") as log:
-                log.write(done.stdout)
+        log = self.folder / LOG
+        with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as end:
+            end.write(done.stdout)  # a full disk is told below
         if done.returncode == 0:
             return done.stdout
-        folders = (self.folder if self.folder.is_dir() else self.folder.parent, tempfile.gettempdir())
+        folders = (
+            self.folder if self.folder.is_dir() else self.folder.parent,
+            tempfile.gettempdir(),
+        )
         room = min(shutil.disk_usage(folder).free for folder in folders)
         raise cause(done.stdout, room)
 
@@ -160,17 +169,23 @@ class Environment:
         """A bare environment, where none is or where it cannot be used."""
         probe = "import pip, sys; print('%d.%d' % sys.version_info[:2])"
         if self.python.exists():
-            done = subprocess.run([self.python, "-c", probe], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [self.python, "-c", probe], capture_output=True, text=True, check=False
+            )
             if done.stdout.strip() in SUPPORTED:
                 return
         self.run(sys.executable, "-m", "venv", "--clear", self.folder)
+
+    def site(self) -> Path:
+        """The folder of its packages."""
+        code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        return Path(self.run(self.python, "-c", code).strip())
 
     def mend(self) -> None:
         """Forget packages that an interrupted run left in pieces, so that they come again."""
         if not (self.folder / _CUT).exists():
             return
-        purelib = self.run(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-        for info in broken(Path(purelib.strip())):
+        for info in broken(self.site()):
             shutil.rmtree(info)
 
     def install(self, wanted: Iterable[Pin]) -> None:
@@ -186,11 +201,15 @@ class Environment:
 
     def _install(self, *what: str) -> None:
         options = ("--no-deps", "--no-build-isolation", *what)
+        # Bytecode is written at first use, and only of what is used; unless it never would be.
+        now = sys.dont_write_bytecode
         if self.uv is None:
-            # Bytecode is written at first use, and only of what is used.
-            self.run(self.python, "-m", "pip", "install", "--no-compile", *options)
+            compiling = () if now else ("--no-compile",)
+            self.run(self.python, "-m", "pip", "install", *compiling, *options)
         else:
-            self.run(self.uv, "pip", "install", "--python", self.python, *options, env=self._uv_env())
+            compiling = ("--compile-bytecode",) if now else ()
+            command = (self.uv, "pip", "install", "--python", self.python, *compiling, *options)
+            self.run(*command, env=self._uv_env())
 
     def _uv_env(self) -> dict[str, str]:
         """Where pip looks for files: uv reads none of pip's settings.
@@ -214,6 +233,8 @@ class Environment:
     def torch_without_cuda(self, torch: Pin) -> bool:
         """Install torch's build for the processor alone, if pip finds it and its hash is pinned."""
         wanted = Pin(f"{torch.text}+cpu", torch.hashes)
+        for there in self.site().glob(f"torch-{torch.text.partition('==')[2]}*.dist-info"):
+            return "+cpu" in there.name
         offered = self.run(self.python, "-m", "pip", "index", "versions", "torch")
         if wanted.text.partition("==")[2] not in offered:
             return False
@@ -265,7 +286,8 @@ def set_up(folder: Path, root: Path, tests: bool) -> None:
     rest = [pin for pin in listed if pin.name not in first]
     if tests:
         rest += pins((root / "tests" / "constraints.txt").read_text(encoding="utf-8"))
-    say(f"3 of 4: {len({pin.name for pin in rest})} packages{', those of the tests too' if tests else ''}")
+    what = ", those of the tests too" if tests else ""
+    say(f"3 of 4: {len({pin.name for pin in rest})} packages{what}")
     own.install(rest)
     say("4 of 4: hetero itself")
     own.project(root)

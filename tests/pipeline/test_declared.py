@@ -1,0 +1,135 @@
+"""pyproject.toml declares what the code imports, make setup installs what the pipeline needs."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import grimp
+import pytest
+from packaging.requirements import Requirement
+
+from hetero import paths
+from pipelines import schema, setup, source
+
+ROOT = paths.root()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+OWN = {"hetero", "pipelines", "tests"}
+# Declared without an import that can be seen: kernels, plugins, and what others import only if it
+# is there.
+UNSEEN = {
+    "ax-platform",  # search_ax, by name of the method
+    "httptools",  # uvicorn's parser
+    "ipykernel",  # the kernel that executes notebooks
+    "jax",  # botorch's fully Bayesian model
+    "jupyterlab",
+    "numpyro",  # as jax
+    "uvloop",  # uvicorn's loop
+}
+
+
+def normal(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def declared(*extras: str) -> set[str]:
+    texts = list(PROJECT["dependencies"])
+    for extra in extras:
+        texts += PROJECT["optional-dependencies"][extra]
+    return {normal(Requirement(text).name) for text in texts}
+
+
+def distributions(module: str) -> set[str]:
+    """What provides a module, as it is installed here."""
+    return {normal(name) for name in metadata.packages_distributions().get(module, [module])}
+
+
+def top(code: str) -> Iterator[str]:
+    """Packages of others that a piece of code imports, anywhere in it."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        for name in {name.partition(".")[0] for name in names}:
+            if name not in sys.stdlib_module_names and name not in OWN:
+                yield name
+
+
+def code_of(notebook: str) -> str:
+    text = source.code(source.notebook_path(notebook))
+    return text.replace("\n%", "\n#").replace("\n!", "\n#")
+
+
+def files() -> Iterator[tuple[str, str]]:
+    for folder in ("hetero", "pipelines"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "build" not in path.relative_to(ROOT).parts:
+                yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+    for notebook in source.notebooks():
+        yield f"notebooks/{notebook}.ipynb", code_of(notebook)
+
+
+def test_every_import_is_declared() -> None:
+    known = declared(*PROJECT["optional-dependencies"])
+    missing = {
+        f"{file}: {module}"
+        for file, code in files()
+        for module in top(code)
+        if not distributions(module) & known
+    }
+    assert not missing, f"add to pyproject.toml: {', '.join(sorted(missing))}"
+
+
+def test_everything_that_make_setup_installs_by_name_is_imported() -> None:
+    used = {name for _, code in files() for module in top(code) for name in distributions(module)}
+    idle = declared(*setup.EXTRAS) - used - UNSEEN
+    assert not idle, f"take out of pyproject.toml: {', '.join(sorted(idle))}"
+
+
+def test_the_default_pipeline_imports_nothing_beyond_make_setup() -> None:
+    graph = grimp.build_graph(
+        "hetero", "pipelines", include_external_packages=True, exclude_type_checking_imports=True
+    )
+    here = declared(*setup.EXTRAS)
+    for stage in schema.SECTIONS:
+        code = code_of(source.notebook_of(stage))
+        found, outside = modules(code, graph), set(top(code))
+        for module in found:
+            outside |= {
+                one.partition(".")[0]
+                for one in graph.find_modules_directly_imported_by(module)
+                if one.partition(".")[0] not in OWN
+            }
+        # What asks a running server, imported where it is asked; no default stage does.
+        outside -= {*sys.stdlib_module_names, "openai"}
+        missing = {one for one in outside if not distributions(one) & here}
+        assert not missing, f"{stage} needs {', '.join(sorted(missing))}"
+
+
+def modules(code: str, graph: grimp.ImportGraph) -> set[str]:
+    """Modules of the project that importing a notebook's imports executes."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    found &= graph.modules
+    found = {one for one in found if one.partition(".")[0] in OWN}
+    for one in list(found):
+        found |= {up for up in graph.find_upstream_modules(one) if up.partition(".")[0] in OWN}
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", ["Dockerfile", "binder/postBuild", ".devcontainer/devcontainer.json"]
+)
+def test_other_places_use_the_same_set_up(path: str) -> None:
+    assert "make setup" in Path(ROOT, path).read_text()
