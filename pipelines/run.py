@@ -13,7 +13,6 @@ import ast
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 import sys
@@ -26,26 +25,10 @@ from typing import Any
 from hetero import paths
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.results import MANIFEST
-from pipelines import schema, source
+from pipelines import environment, schema, source
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.
 GIVEN = ("output", "profile", "source")
-
-# One thread, one hash seed, one clock: what makes two runs equal. Set before the kernel starts.
-ENVIRONMENT = {
-    "PYTHONHASHSEED": "0",
-    "SOURCE_DATE_EPOCH": "0",
-    "TZ": "UTC",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "TQDM_DISABLE": "1",
-    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
-    # The kernel of this environment, not one of the same name in the user's home.
-    "JUPYTER_PREFER_ENV_PATH": "1",
-    "JUPYTER_PLATFORM_DIRS": "1",
-}
 
 
 class StageError(HeteroError):
@@ -259,17 +242,9 @@ def _literal(path: Path) -> str:
 def _environment() -> Iterator[None]:
     """Environment of the kernel for the time of a run; the user's own IPython stays outside."""
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
-        wanted = ENVIRONMENT | {"IPYTHONDIR": folder, "PYTHONPATH": str(paths.root())}
-        before = {key: os.environ.get(key) for key in wanted}
-        os.environ.update(wanted)
-        try:
+        wanted = environment.stage() | {"IPYTHONDIR": folder, "PYTHONPATH": str(paths.root())}
+        with environment.applied(wanted):
             yield
-        finally:
-            for key, value in before.items():
-                if value is None:
-                    os.environ.pop(key, None)
-                else:
-                    os.environ[key] = value
 
 
 def _quote(error: Any) -> str:

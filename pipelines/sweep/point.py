@@ -18,6 +18,7 @@ from typing import Any
 
 from hetero.errors import HeteroError
 from hetero.files import writing
+from pipelines import environment
 
 RECORD = "point.json"
 _ATTEMPTS = 3  # of a point whose worker dies: more would kill the workers one after the other
@@ -114,9 +115,8 @@ def run(job: Job) -> str:
 def _prepare() -> None:
     """What the first point of a process waits for, outside its limit: imports."""
     # The environment first, which numpy, numba and matplotlib read as they are imported.
-    from pipelines.run import ENVIRONMENT
-
-    os.environ.update(ENVIRONMENT | {"MPLBACKEND": "agg"})
+    # A worker of loky was started in it; of Dask or Ray, it takes on what is not read at the start.
+    os.environ.update(environment.stage() | {"MPLBACKEND": "agg"})
     import matplotlib.pyplot
     import papermill
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hetero.errors import HeteroError, ParameterError
 from hetero.progress import progress
+from pipelines import environment
 from pipelines.sweep import point
 from pipelines.sweep.point import Job
 
@@ -102,7 +103,8 @@ def _backend(on: str, workers: int) -> Iterator[dict[str, Any]]:
     kind, _, address = on.partition(":")
     if on == "loky":
         # One worker is one process too: a point must never run in the process that watches over it.
-        yield {"backend": "loky", "n_jobs": max(workers or os.cpu_count() or 1, 2)}
+        with environment.applied(environment.stage()):
+            yield {"backend": "loky", "n_jobs": max(workers or os.cpu_count() or 1, 2)}
     elif kind == "dask" and address:
         yield from _dask(address, workers)
     elif kind == "ray" and address:

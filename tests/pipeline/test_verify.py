@@ -55,3 +55,17 @@ def test_numbers_and_text_are_told_apart(tmp_path):
     (tmp_path / "one" / "01_a" / "gone.csv").write_text("1\n")
     (compared,) = verify.compare(tmp_path / "one", tmp_path / "two")
     assert (compared.changed, compared.worst) == (1, "gone.csv")
+
+
+def test_numbers_that_are_close_are_not_reproduced(tmp_path):
+    for name, digits in (("one", "0.1234567891"), ("two", "0.1234567892")):
+        (tmp_path / name / "01_a").mkdir(parents=True)
+        (tmp_path / name / "01_a" / "points.csv").write_text(f"x [s]\n{digits}\n")
+    stages = verify.compare(tmp_path / "one", tmp_path / "two")
+    assert (stages[0].close, stages[0].changed) == (1, 0)
+    found = verify.Verified("0000000", "twin", stages)
+    assert not found.reproduced
+    assert "within 1e-06, but not every byte" in str(found)
+    assert verify.Verified(
+        "0000000", "twin", verify.compare(tmp_path / "one", tmp_path / "one")
+    ).reproduced
