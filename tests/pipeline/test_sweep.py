@@ -288,6 +288,7 @@ def test_a_full_disk_keeps_what_is_finished(project, tmp_path):
     assert finish(start(project, small, folder))[0] == 0
     # A process that may not write files longer than this gets the error of a full disk.
     file = folder.with_suffix(".yaml")
+    file.write_text(SWEEP)
     text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
     text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     text += "from hetero.cli import main; main()"
@@ -299,8 +300,11 @@ def test_a_full_disk_keeps_what_is_finished(project, tmp_path):
         timeout=PATIENCE_S,
     )
     assert done.returncode == 1
-    assert "Resolve:" in done.stderr
+    assert "The sweep cannot write to" in done.stderr
+    assert done.stderr.count("Resolve:") == 1
     assert "Traceback" not in done.stderr
+    # What is half-written gives its space back, without waiting for a run that succeeds.
+    assert not list((folder / "running").iterdir())
     assert len(pd.read_csv(folder / "points.csv")) == 6
     assert finish(start(project, SWEEP, folder))[0] == 0
     check(folder)
