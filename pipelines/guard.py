@@ -78,7 +78,7 @@ def ended_with_process() -> Iterator[None]:
 
 
 def _watcher(patience_s: float, keep: Sequence[int]) -> _Watcher:
-    mark = f"HETERO_MARK_{uuid.uuid4().hex}"
+    mark = f"ENDS_WITH_{uuid.uuid4().hex}"
     root = str(Path(__file__).parents[1])
     before = os.environ.get("PYTHONPATH")
     process = subprocess.Popen(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines import repro
+from pipelines import guard, repro
 from tests.pipeline.conftest import PATIENCE_S, Project, descendants, ended, tiny_notebook
 
 NOTEBOOK = "notebooks/01_tiny.ipynb"
@@ -180,6 +180,13 @@ if not Path("let-go").exists():
         time.sleep(0.05)
     child.kill()
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays():
+    """Runs that a failed test leaves waiting end with the tests."""
+    with guard.ended_with_block(patience_s=0):
+        yield
 
 
 def asleep(project: Project, *command: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

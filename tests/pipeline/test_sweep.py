@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 
 from hetero.errors import DataError
+from pipelines import guard
 from pipelines.sweep import spec
 from tests.pipeline.conftest import (
     PATIENCE_S,
@@ -84,6 +85,13 @@ grid:
 measures:
   y: {table: y, column: "y [s]", where: {kind: up}}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays():
+    """Sweeps that a failed test leaves waiting end with the tests."""
+    with guard.ended_with_block(patience_s=0):
+        yield
 
 
 @pytest.fixture(scope="module")
