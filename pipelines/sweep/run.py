@@ -180,7 +180,12 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
         drawn = table.figure(frame, found)
         lines = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
         figures.stamp(drawn, lines)
-        figures.save(drawn, folder / "effects")
+        with (
+            writing(folder / "effects.svg", force=True) as svg,
+            writing(folder / "effects.png", force=True) as png,
+        ):
+            figures.save(drawn, svg.with_suffix(""))
+            svg.with_suffix(".png").replace(png)
     return Swept(name, folder, len(jobs), frame, main, tuple(failed))
 
 
