@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import csv
+import glob
+import os
 import secrets
+import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
 
 from hetero.errors import DataError, ParameterError
+
+_ABANDONED_S = 86_400.0  # no writer is silent for a day
 
 
 @contextmanager
 def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     """Give a path to write to, and move it to ``path`` when the block ends without an error.
 
-    An existing file is left alone unless ``force``; an interrupted block leaves nothing behind.
+    An existing file is left alone unless ``force``, and lends its rights to the new one. After an
+    error or an interrupt nothing is left behind; what ``kill -9`` left is removed when the same
+    file is written a day later or after that. The move survives a loss of power.
 
     Raises
     ------
@@ -36,13 +44,61 @@ def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     check_new(target, force=force)
     # Same folder, so that the final move cannot cross file systems; same ending, because
     # writers choose the compression by it.
+    if target.is_symlink():
+        target = target.resolve()
     part = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    _remove_left(target)
     try:
         yield part
-        part.replace(target)
+        if target.exists():
+            shutil.copymode(target, part)
+        move(part, target)
     finally:
         with suppress(FileNotFoundError):
             part.unlink()
+
+
+def _remove_left(target: Path) -> None:
+    """Remove parts of ``target`` that nobody has written to for a day."""
+    for part in target.parent.glob(f".{'[0-9a-f]' * 8}.{glob.escape(target.name)}"):
+        with suppress(OSError):  # another writer of the file may remove it too
+            if part.is_file() and time.time() - part.stat().st_mtime > _ABANDONED_S:
+                part.unlink()
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder such that a loss of power leaves the old one or the whole new one.
+
+    Its bytes are on the disk before the rename, and the rename before this returns.
+
+    Raises
+    ------
+    OSError
+        If the bytes cannot be written (a full disk may say so only now), or ``target`` is a folder
+        that holds files.
+    """
+    sync(source)
+    source.replace(target)
+    _sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until the bytes of a file, or of all files in a folder, are on the disk."""
+    for one in (*path.rglob("*"), path):
+        _sync(one)
+
+
+def _sync(path: Path) -> None:
+    folder = path.is_dir()
+    if not folder and not path.is_file():
+        return
+    # Some systems open no folder, or write none: nothing can be done about it there.
+    with suppress(OSError) if folder else nullcontext():
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
 
 
 def check_new(path: Path | str, *, force: bool = False) -> None:

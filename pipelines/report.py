@@ -25,6 +25,7 @@ from hetero import claims, paths
 from hetero.coverage import DRAWINGS, Covered
 from hetero.display import Column
 from hetero.errors import HeteroError
+from hetero.files import writing
 from hetero.published import PAPERS
 from hetero.results import MANIFEST
 from pipelines import schema, source
@@ -295,7 +296,8 @@ def main() -> None:
     folder = paths.results()
     text = render(folder)
     folder.mkdir(exist_ok=True)
-    (folder / "report.html").write_text(text, encoding="utf-8")
+    with writing(folder / "report.html", force=True) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import re
 import subprocess
@@ -16,11 +17,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from ruamel.yaml import YAML
 
 from hetero import paths
 from hetero.errors import HeteroError
-from pipelines import run, schema, sections, source
+from hetero.files import writing
+from pipelines import guard, held, run, schema, sections, source
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class Progress:
     unchanged: list[str] = field(default_factory=list)
     failed: str = ""
     reason: str = ""
+    locked: bool = False
+    blocker: str = ""
 
 
 def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
@@ -47,6 +52,8 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
         If params.yaml is not valid or does not fit the notebooks; nothing has run then.
     StageError
         If a stage failed; results of the stages before it are new, all others as they were.
+    HeteroError
+        If another ``hetero repro`` or DVC command works in this checkout.
     """
     root = paths.root()
     if {"{", "}"} & set(str(root)):
@@ -54,6 +61,11 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
             f"DVC cannot work in a folder with braces in its path ({root}).",
             resolve="move the checkout.",
         )
+    with held.held(root / "pipelines" / "build" / "repro.lock", "hetero repro") as lock:
+        return _repro(root, lock, profile=profile, traces=traces)
+
+
+def _repro(root: Path, lock: int, *, profile: str | None, traces: str | None) -> Progress:
     _say(choose(root / "params.yaml", profile=profile, traces=traces))
     params = schema.load()
     for stage in sections.SECTIONS:
@@ -61,27 +73,37 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
         run.check_names(path, stage, params.of(stage))
     _say([f"{params.source} traces, {params.profile} profile"])
     progress = Progress()
-    environment = os.environ | {
+    environment = {
         # Stages say `python`: it is to be the one that runs this, whatever is activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": str(root),
         "PYTHONUNBUFFERED": "1",
         "DVC_NO_ANALYTICS": "1",
     }
+    _release(root / ".dvc" / "tmp" / "rwlock")
     command = [sys.executable, "-m", "dvc", "repro"]
-    with subprocess.Popen(
-        command,
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-    ) as process:
+    # The lock is kept until the last of the children is gone, though this process be killed.
+    with guard.ended_with_block(patience_s=2.0, keep=[lock]):
+        process = subprocess.Popen(
+            command,
+            cwd=root,
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
         assert process.stdout is not None
-        _say(readable(process.stdout, progress))
+        with process.stdout as lines:
+            _say(readable(lines, progress))
         code = process.wait()
+    if progress.locked:
+        raise HeteroError(
+            f"Another DVC command works in this checkout{progress.blocker}; earlier results are "
+            "as they were.",
+            resolve="wait until it ends, then run `hetero repro` again.",
+        )
     if code:
         where = f"Stage {progress.failed}" if progress.failed else "DVC"
         reason = f" ({progress.reason})" if progress.reason else ""
@@ -91,6 +113,32 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
         )
     _say(summary(progress))
     return progress
+
+
+def _release(path: Path) -> None:
+    """Drop from DVC's locks those of processes that are gone.
+
+    DVC does so itself unless another process has their number now, as after a restart.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        write = {k: v for k, v in found["write"].items() if _is_dvc(v["pid"])}
+        read = {k: [v for v in all_ if _is_dvc(v["pid"])] for k, all_ in found["read"].items()}
+        kept = {"write": write, "read": {k: v for k, v in read.items() if v}}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # none was ever held, or DVC itself says what is wrong with it
+    if kept != {"write": found["write"], "read": found["read"]}:
+        with writing(path, force=True) as part:
+            part.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def _is_dvc(pid: int) -> bool:
+    try:
+        return any("dvc" in part for part in psutil.Process(pid).cmdline())
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:
+        return False
 
 
 def choose(path: Path, *, profile: str | None, traces: str | None) -> Iterator[str]:
@@ -112,13 +160,16 @@ def choose(path: Path, *, profile: str | None, traces: str | None) -> Iterator[s
         stream = io.StringIO()
         yaml.dump(values, stream)
         schema.parse(stream.getvalue(), path)
-        path.write_text(stream.getvalue(), encoding="utf-8")
+        with writing(path, force=True) as part:
+            part.write_text(stream.getvalue(), encoding="utf-8")
     yield from changes
 
 
 _RUNNING = re.compile(r"^Running stage '(?P<stage>[^']+)'")
 _SKIPPED = re.compile(r"^Stage '(?P<stage>[^']+)' didn't change, skipping")
 _FAILED = re.compile(r"^ERROR: failed to reproduce '(?P<stage>[^']+)'(: )?(?P<reason>.*)")
+_LOCKED = re.compile(r"^ERROR: .*(is busy, it is being blocked by:|Unable to acquire lock)")
+_BLOCKER = re.compile(r"^ +\(PID (?P<pid>\d+)\): (?P<command>.*)")
 # What DVC says for those who call it by hand.
 _NOISE = re.compile(
     r"^(> |\s*$|Generating lock file|Updating lock file|To track the changes|\tgit add|"
@@ -131,7 +182,13 @@ def readable(lines: Iterable[str], progress: Progress) -> Iterator[str]:
     """What a person wants to see of DVC's output; the rest is counted in ``progress``."""
     for line in lines:
         line = line.rstrip("\n")
-        if hit := _RUNNING.match(line):
+        if _LOCKED.match(line):
+            progress.locked = True
+        elif progress.locked:
+            # What follows is who holds the lock, and advice to remove it by hand.
+            if hit := _BLOCKER.match(line):
+                progress.blocker = f" (`{hit['command']}`, pid {hit['pid']})"
+        elif hit := _RUNNING.match(line):
             progress.ran.append(hit["stage"])
             if not hit["stage"].startswith("source@"):
                 yield f"{hit['stage'].split('@')[0]}:"

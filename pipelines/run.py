@@ -24,6 +24,7 @@ from typing import Any
 
 from hetero import paths
 from hetero.errors import DataError, HeteroError, ParameterError
+from hetero.files import move, sync
 from hetero.results import MANIFEST
 from pipelines import environment, schema, source
 
@@ -66,6 +67,8 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     build = root / "pipelines" / "build"
     work = build / "run" / params.source / notebook
     shutil.rmtree(work, ignore_errors=True)
+    if work.with_suffix(".old").is_dir() and not folder.exists():
+        work.with_suffix(".old").rename(folder)  # a run was killed between the two renames
     work.mkdir(parents=True)
     given = {
         "output": str(work.relative_to(root)),
@@ -291,11 +294,13 @@ def _swap(work: Path, folder: Path, executed: str, target: Path) -> None:
     fresh = work.with_suffix(".ipynb")
     old = work.with_suffix(".old")
     fresh.write_text(executed, encoding="utf-8")
+    for new in (work, fresh):  # here, so that little time passes between the renames
+        sync(new)
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
-    work.rename(folder)
-    fresh.replace(target)
+    move(work, folder)
+    move(fresh, target)
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, ParameterError
-from pipelines import schema
+from pipelines import guard, schema
 
 TOLERANCE = 1e-6
 """Relative difference up to which a number is called close. Close is not reproduced: stages run on
@@ -148,8 +148,9 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _repro(clone: Path, source: str) -> None:
     command = [sys.executable, "-m", "pipelines.repro", "--source", source]
-    environment = os.environ | {"PYTHONPATH": str(clone)}
-    done = subprocess.run(command, cwd=clone, env=environment, stdout=sys.stderr, check=False)
+    with guard.ended_with_block(patience_s=2.0):
+        environment = os.environ | {"PYTHONPATH": str(clone)}
+        done = subprocess.run(command, cwd=clone, env=environment, stdout=sys.stderr, check=False)
     if done.returncode:
         raise HeteroError(
             "The pipeline did not run to its end in a fresh clone.",

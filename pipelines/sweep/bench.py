@@ -135,10 +135,12 @@ def alone(file: str, folder: str, count: str) -> None:
     jobs = run.jobs(spec.read(Path(file)), Path(folder))[: int(count) + 1]
     inside: list[float] = []
     whole: list[float] = []
+    for part in ("points", "failed", "own"):
+        (Path(folder) / part).mkdir(parents=True)
     with _cells(inside):
         for job in jobs:
             start = time.perf_counter()
-            if point.run(job) != "done":
+            if point.run(job, str(Path(folder) / "own")) != "done":
                 raise HeteroError(job.failure.read_text(encoding="utf-8"), resolve="mend it.")
             whole.append(time.perf_counter() - start)
             if len(whole) == 1:  # paid for the imports

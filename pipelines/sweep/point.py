@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.errors import HeteroError
-from hetero.files import writing
+from hetero.files import move, writing
 from pipelines import environment
 
 RECORD = "point.json"
@@ -63,10 +63,9 @@ class Job:
         """Where it is said why the point failed."""
         return Path(self.folder) / "failed" / f"{self.key}.json"
 
-    @property
-    def running(self) -> Path:
+    def running(self, own: str) -> Path:
         """Where its attempts are noted while it runs; it stays behind where a worker dies."""
-        return Path(self.folder) / "running" / f"{self.key}.json"
+        return Path(own) / f"{self.key}.json"
 
     @property
     def ended(self) -> bool:
@@ -74,41 +73,47 @@ class Job:
         return self.target.is_dir() or self.failure.is_file()
 
 
-def run(job: Job) -> str:
-    """Run a point unless it is there already; returns ``done`` or ``failed``."""
+def run(job: Job, own: str) -> str:
+    """Run a point unless it is there already; returns ``done``, ``failed`` or ``abandoned``.
+
+    Parameters
+    ----------
+    own
+        Folder of the call that the point belongs to, for what is half-written. Once it is gone
+        nobody waits for the point, and nothing is said of its failure.
+    """
     if job.target.is_dir():
         return "done"
-    for folder in (job.running.parent, job.failure.parent, job.target.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    hung = job.running.with_suffix(".hung")
+    running = job.running(own)
+    hung = running.with_suffix(".hung")
     if hung.is_file() and hung.stat().st_size:
         where = hung.read_text(encoding="utf-8", errors="replace")
-        return _fail(job, f"It hung past its limit of {job.limit_s:g} s.", where)
-    before = _attempts(job.running)
+        return _fail(job, own, f"It hung past its limit of {job.limit_s:g} s.", where)
+    before = _attempts(running)
     if before >= _ATTEMPTS:
-        return _fail(job, f"Its worker died {before} times.", "")
-    _write(job.running, before + 1)
-    work = Path(job.folder) / "points" / f".{job.key}-{secrets.token_hex(4)}"
+        return _fail(job, own, f"Its worker died {before} times.", "")
+    work = Path(own) / f"{job.key}-{secrets.token_hex(4)}"
     try:
+        running.write_text(f"{before + 1}\n", encoding="utf-8")
         work.mkdir()
         _prepare()
         with _ONE, _limit(job.limit_s, hung):
             _execute(job, work)
         (work / RECORD).write_text(json.dumps(job.record, indent=1, default=str) + "\n")
         try:
-            work.rename(job.target)
+            move(work, job.target)
         except OSError:
             # Another sweep finished the same point meanwhile.
             if not job.target.is_dir():
                 raise
     except Exception as error:
-        if job.target.is_dir():  # another sweep finished it, and tidied up behind it
-            return "done"
-        return _fail(job, _said(error), "".join(traceback.format_exception(error)))
+        if getattr(error, "ename", "") == "KeyboardInterrupt":
+            raise KeyboardInterrupt from None  # no fault of the point
+        return _fail(job, own, _said(error), "".join(traceback.format_exception(error)))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     job.failure.unlink(missing_ok=True)
-    _forget(job)
+    _forget(running)
     return "done"
 
 
@@ -159,23 +164,25 @@ def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _fail(job: Job, why: str, text: str) -> str:
+def _fail(job: Job, own: str, why: str, text: str) -> str:
+    if not Path(own).is_dir():
+        return "abandoned"
     # A full disk must not hide the reason: what cannot be written is tried again by the next call.
     try:
-        _write(job.failure, job.record | {"why": why, "traceback": text})
+        with writing(job.failure, force=True) as part:
+            said = job.record | {"why": why, "traceback": text}
+            part.write_text(json.dumps(said, indent=1, default=str) + "\n", encoding="utf-8")
     finally:
-        _forget(job)
+        _forget(job.running(own))
+    if job.target.is_dir():  # another sweep finished it
+        job.failure.unlink(missing_ok=True)
+        return "done"
     return "failed"
 
 
-def _forget(job: Job) -> None:
-    job.running.unlink(missing_ok=True)
-    job.running.with_suffix(".hung").unlink(missing_ok=True)
-
-
-def _write(path: Path, value: object) -> None:
-    with writing(path, force=True) as part:
-        part.write_text(json.dumps(value, indent=1, default=str) + "\n", encoding="utf-8")
+def _forget(running: Path) -> None:
+    running.unlink(missing_ok=True)
+    running.with_suffix(".hung").unlink(missing_ok=True)
 
 
 def _attempts(running: Path) -> int:

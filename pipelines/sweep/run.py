@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +54,10 @@ class Swept(Shown):
             Column("points"),
         )
         notes = [f"{len(self.frame)} of {self.planned} points finished; {self.folder}"]
-        notes += [f"failed: {values}: {why} ({file})" for file, values, why in self.failed]
+        notes += [
+            f"failed: {values}: {why} ({file or 'no traceback'})"
+            for file, values, why in self.failed
+        ]
         rows = tuple(tuple(row) for row in self.effects.itertuples(index=False, name=None))
         return Table(f"Sweep {self.name}: main effects", columns, rows, tuple(notes))
 
@@ -157,14 +159,14 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
     frame = table.collect(found, jobs)
     failed = []
     for job in jobs:
-        if job.target.is_dir():  # what killed workers left of it
-            for left in job.target.parent.glob(f".{job.key}-*"):
-                shutil.rmtree(left, ignore_errors=True)
-        if job.failure.is_file():
+        values = json.dumps(job.record["swept"] | job.record["repeat"])
+        if job.target.is_dir():
+            continue
+        try:
             said = json.loads(job.failure.read_text(encoding="utf-8"))
-            failed.append(
-                (str(job.failure), json.dumps(said["swept"] | said["repeat"]), said["why"])
-            )
+            failed.append((str(job.failure), values, said["why"]))
+        except FileNotFoundError:
+            failed.append(("", values, "it failed, and another sweep of the folder tries it again"))
     main = table.effects(frame, found)
     folder.mkdir(parents=True, exist_ok=True)
     with writing(folder / "points.parquet", force=True) as part:
@@ -178,7 +180,12 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
         drawn = table.figure(frame, found)
         lines = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"
         figures.stamp(drawn, lines)
-        figures.save(drawn, folder / "effects")
+        with (
+            writing(folder / "effects.svg", force=True) as svg,
+            writing(folder / "effects.png", force=True) as png,
+        ):
+            figures.save(drawn, svg.with_suffix(""))
+            svg.with_suffix(".png").replace(png)
     return Swept(name, folder, len(jobs), frame, main, tuple(failed))
 
 
@@ -194,6 +201,6 @@ def check(found: Swept) -> None:
         file, values, why = found.failed[0]
         raise ParameterError(
             f"{len(found.failed)} of {found.planned} points failed, the first with {values}: {why}",
-            resolve=f"read {file} for its traceback, and run the same command again; finished "
-            "points are kept.",
+            resolve=(f"read {file} for its traceback, and " if file else "")
+            + "run the same command again; finished points are kept.",
         )

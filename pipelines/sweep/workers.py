@@ -6,21 +6,24 @@ whose workers die again and again is given up.
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from hetero.errors import HeteroError, ParameterError
 from hetero.progress import progress
-from pipelines import environment
+from pipelines import environment, guard, held
 from pipelines.sweep import point
 from pipelines.sweep.point import Job
 
 _ROUNDS_WITHOUT_PROGRESS = 5
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
 
 class SweepError(HeteroError):
@@ -50,16 +53,17 @@ def run_all(
     Raises
     ------
     SweepError
-        If the workers die again and again without any point ending.
+        If the folder cannot be written, or the workers die again and again without any point
+        ending.
     """
-    for job in jobs:
-        job.failure.unlink(missing_ok=True)
+    _make(jobs)
     pending = [job for job in jobs if not job.ended]
     if not pending:
         return
-    shutil.rmtree(Path(pending[0].folder) / "running", ignore_errors=True)
     idle, last = 0, ""
     with (
+        _own(Path(pending[0].folder)) as own,
+        guard.ended_with_process(),
         _backend(on, workers) as options,
         progress(len(jobs), "points", unit="points", show=show) as advance,
         _watching(pending, advance),
@@ -68,10 +72,10 @@ def run_all(
         while pending:
             before = len(pending)
             # What ran when a worker died runs alone, so that a deadly point takes no other along.
-            alone = [job for job in pending if job.running.is_file()]
+            alone = [job for job in pending if job.running(own).is_file()]
             together = [job for job in pending if job not in alone]
             for batch in (*([job] for job in alone), together):
-                last = _run(batch, options) or last
+                last = _run(batch, own, options) or last
             pending = [job for job in pending if not job.ended]
             idle = 0 if len(pending) < before else idle + 1
             if idle >= _ROUNDS_WITHOUT_PROGRESS:
@@ -82,17 +86,105 @@ def run_all(
                 )
 
 
-def _run(batch: Sequence[Job], options: dict[str, Any]) -> str:
+def _make(jobs: Sequence[Job]) -> None:
+    """Make the folders, and forget what failed."""
+    if not jobs:
+        return
+    try:
+        for folder in (jobs[0].target.parent, jobs[0].failure.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        for job in jobs:
+            job.failure.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(error, jobs[0].folder) from None
+
+
+def _unwritable(error: OSError, folder: Path | str) -> SweepError:
+    return SweepError(
+        f"The sweep cannot write to {folder} ({error.strerror or error}).",
+        resolve="free space there or name another folder, and run the same command again; "
+        "finished points are kept.",
+    )
+
+
+@contextmanager
+def _own(folder: Path) -> Iterator[str]:
+    """A folder for what is half-written, of this call alone; those of dead calls are removed.
+
+    A call is alive as long as it holds the lock beside its folder, which the system drops with the
+    process. So sweeps share a folder without a look at what is another's.
+    """
+    running = folder / "running"
+    try:
+        running.mkdir(exist_ok=True)
+        _remove_dead(running)
+        lock, file = _locked(running)
+    except OSError as error:
+        raise _unwritable(error, folder) from None
+    own = lock.with_suffix("")
+    try:
+        try:
+            own.mkdir()
+        except OSError as error:
+            raise _unwritable(error, folder) from None
+        yield str(own)
+    finally:
+        _remove(own)
+        lock.unlink(missing_ok=True)
+        os.close(file)
+
+
+def _locked(running: Path) -> tuple[Path, int]:
+    while True:
+        lock = running / f"{secrets.token_hex(8)}.lock"
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        # Another call may have removed it before it was held.
+        if held.taken(file) is not False and lock.exists():
+            return lock, file
+        os.close(file)
+
+
+def _remove_dead(running: Path) -> None:
+    for path in sorted(running.iterdir()):
+        lock = path if path.suffix == ".lock" else path.with_suffix(".lock")
+        try:
+            file = os.open(lock, os.O_RDWR)
+        except FileNotFoundError:
+            _remove(path)
+            continue
+        try:
+            if held.taken(file):
+                _remove(lock.with_suffix(""))
+                lock.unlink(missing_ok=True)
+        finally:
+            os.close(file)
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: what a worker still writes there then fails, and it sees that all is gone.
+    gone = folder.with_name(f".{folder.name.lstrip('.')}")
+    with suppress(OSError):
+        folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+    with suppress(OSError):
+        gone.unlink(missing_ok=True)  # a note of an earlier version
+
+
+def _run(batch: Sequence[Job], own: str, options: dict[str, Any]) -> str:
     """Run points; what the engine says if one of its workers died, else nothing."""
     import joblib
 
     try:
         with joblib.parallel_config(**options):
             joblib.Parallel(batch_size=1, pre_dispatch="all")(
-                joblib.delayed(point.run)(job) for job in batch
+                joblib.delayed(point.run)(job, own) for job in batch
             )
     except (HeteroError, KeyboardInterrupt):
         raise
+    except OSError as error:
+        if error.errno in _UNWRITABLE:
+            raise _unwritable(error, batch[0].folder) from None
+        return f"{type(error).__name__}: {error}"
     except Exception as error:  # each engine tells the death of a worker in its own way
         return f"{type(error).__name__}: {error}"
     return ""

@@ -7,12 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hetero import paths
+
+#: How long anything is waited for; nothing depends on how much of it is needed [s].
+PATIENCE_S = 600.0
 
 SECTION = '''
 
@@ -149,6 +154,27 @@ def tiny_notebook(path: Path, *, prose: str = "Why a line?", last: str = "") -> 
     write_notebook(path, *cells, *([cell("code", last)] if last else []))
 
 
+def descendants(pid: int) -> list[psutil.Process]:
+    """Every process below one."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def ended(family: list[psutil.Process]) -> None:
+    """Wait until none of the processes lives."""
+    end = time.monotonic() + PATIENCE_S
+    while alive := [one for one in family if lives(one)]:
+        assert time.monotonic() < end, [one.cmdline() for one in alive]
+        time.sleep(0.05)
+
+
+def lives(process: psutil.Process) -> bool:
+    """Whether a process runs; a dead one may wait for its parent to ask."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @dataclass
 class Project:
     """A checkout with one small stage."""
@@ -164,8 +190,21 @@ class Project:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE_S,
             check=False,
+        )
+
+    def start(self, *command: str, **options: object) -> subprocess.Popen[str]:
+        """Start a Python module of this checkout in it."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=self.root,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
         )
 
     def repro(self, *options: str) -> subprocess.CompletedProcess[str]:

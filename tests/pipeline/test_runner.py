@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.pipeline.conftest import Project, tiny_notebook
+from pipelines import guard, repro
+from tests.pipeline.conftest import PATIENCE_S, Project, descendants, ended, tiny_notebook
 
 NOTEBOOK = "notebooks/01_tiny.ipynb"
 
@@ -159,3 +166,164 @@ def test_code_that_changes_during_the_run_discards_it(ran: Project, tmp_path: Pa
     assert done.returncode == 1
     assert f"{module} changed while stage 'tiny' ran" in done.stdout
     assert project.results() == before
+
+
+SLEEPS = """\
+import os, subprocess, time
+from pathlib import Path
+
+if not Path("let-go").exists():
+    # A child in a session of its own, as servers and pools of workers are.
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    Path("asleep").write_text(str(child.pid))
+    while not Path("let-go").exists():
+        time.sleep(0.05)
+    child.kill()
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays():
+    """Runs that a failed test leaves waiting end with the tests."""
+    with guard.ended_with_block(patience_s=0):
+        yield
+
+
+def asleep(project: Project, *command: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A run whose notebook waits, and all processes below it."""
+    tiny_notebook(project.root / NOTEBOOK, last=SLEEPS)
+    process = project.start(*(command or ("pipelines.repro",)), start_new_session=True)
+    end, mark = time.monotonic() + PATIENCE_S, project.root / "asleep"
+    while not (mark.is_file() and mark.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "the notebook does not start"
+        time.sleep(0.05)
+    return process, descendants(process.pid)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda n: n.name
+)
+def test_a_killed_run_leaves_no_process_behind(
+    ran: Project, tmp_path: Path, number: signal.Signals
+) -> None:
+    project = ran.copy(tmp_path / "p")
+    before = project.results()
+    process, family = asleep(project)
+    try:
+        names = [" ".join(one.cmdline()) for one in family]
+        for part in ("dvc repro", "pipelines.run tiny", "ipykernel_launcher", "sleep 3600"):
+            assert any(part in name for name in names), names
+        process.send_signal(number)  # to this process alone
+        process.communicate(timeout=PATIENCE_S)
+        ended(family)
+    finally:
+        for one in family:
+            if one.is_running():
+                one.kill()
+    assert process.returncode != 0
+    assert project.results() == before
+    # Nothing is in the way of the next, and nobody is told to remove a file.
+    (project.root / "let-go").touch()
+    done = project.repro()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "rwlock" not in done.stdout + done.stderr
+    assert not list((project.root / "pipelines" / "build" / "run").rglob("*.*"))
+
+
+def test_a_second_run_is_told_who_runs(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    process, _ = asleep(project)
+    try:
+        text = (project.root / "params.yaml").read_text()
+        done = project.repro("--profile", "smoke")
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert f"Another `hetero repro` runs in {project.root} (pid {process.pid}, since 2" in (
+            done.stderr
+        )
+        assert done.stderr.count("Resolve:") == 1
+        assert (project.root / "params.yaml").read_text() == text
+    finally:
+        (project.root / "let-go").touch()
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, out + err
+
+
+def test_dvc_run_by_hand_is_named_and_a_dead_one_is_no_obstacle(
+    ran: Project, tmp_path: Path
+) -> None:
+    project = ran.copy(tmp_path / "p")
+    process, family = asleep(project, "dvc", "repro")
+    try:
+        done = project.repro()
+        assert done.returncode == 1
+        said = done.stdout + done.stderr
+        assert "Another DVC command works in this checkout" in said
+        assert "remove" not in said
+        assert "rwlock" not in said
+        assert done.stderr.count("Resolve:") == 1
+    finally:
+        for one in (psutil.Process(process.pid), *family):
+            one.kill()
+        process.communicate()
+    # Its lock stays behind, and its number may be another's by now: here, that of the tests.
+    file = project.root / ".dvc" / "tmp" / "rwlock"
+    left = json.loads(file.read_text())
+    assert any(left.values())
+    file.write_text(file.read_text().replace(f'"pid": {process.pid}', f'"pid": {os.getppid()}'))
+    (project.root / "let-go").touch()
+    done = project.repro()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_dvc_says_of_a_lock_becomes_who_holds_it() -> None:
+    progress = repro.Progress()
+    lines = [
+        "ERROR: failed to reproduce 'tiny@twin': '/p/x.py' is busy, it is being blocked by:\n",
+        "  (PID 4711): dvc repro\n",
+        "\n",
+        "If there are no processes with such PIDs, you can manually remove '/p/rwlock' and try\n",
+    ]
+    assert list(repro.readable(lines, progress)) == []
+    assert progress.locked
+    assert progress.blocker == " (`dvc repro`, pid 4711)"
+
+
+def test_results_set_aside_by_a_killed_run_come_back(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    before = project.results()
+    aside = project.root / "pipelines" / "build" / "run" / "twin"
+    aside.mkdir(parents=True, exist_ok=True)
+    (project.root / "results" / "twin" / "01_tiny").rename(aside / "01_tiny.old")
+    tiny_notebook(project.root / NOTEBOOK, last='raise ValueError("no new ones")')
+    assert project.call("pipelines.source", "01_tiny").returncode == 0
+    done = project.call("pipelines.run", "tiny", "--source", "twin")
+    assert done.returncode == 1
+    assert "no new ones" in done.stderr
+    assert project.results() == before
+
+
+def test_parameters_are_whole_though_the_disk_fills_up(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    file = project.root / "params.yaml"
+    text = file.read_text()
+    # A process that may not write files longer than this gets the error of a full disk.
+    program = (
+        "import resource, signal, sys; from pathlib import Path; from pipelines import repro\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20))\n"
+        "list(repro.choose(Path('params.yaml'), profile='smoke', traces=None))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=project.root,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert file.read_text() == text
+    assert not list(project.root.glob(".*.params.yaml"))

@@ -16,8 +16,16 @@ import pandas as pd
 import pytest
 
 from hetero.errors import DataError
+from pipelines import guard
 from pipelines.sweep import spec
-from tests.pipeline.conftest import Project, cell, write_notebook
+from tests.pipeline.conftest import (
+    PATIENCE_S,
+    Project,
+    cell,
+    descendants,
+    ended,
+    write_notebook,
+)
 
 PARAMETERS = """\
 count: int = 1
@@ -35,6 +43,11 @@ import pandas as pd
 from pathlib import Path
 from hetero.results import ResultFolder
 
+hold = Path(os.environ["SWEEP_HOLD"]) if "SWEEP_HOLD" in os.environ else None
+if hold is not None:
+    (hold / f"held-{os.getpid()}").touch()
+    while not (hold / "go").exists():
+        time.sleep(0.05)
 marks = Path(os.environ["SWEEP_MARKS"]) if "SWEEP_MARKS" in os.environ else None
 if marks is not None:
     (marks / f"{count}-{scale}-{os.getpid()}-{time.time_ns()}").touch()
@@ -49,6 +62,22 @@ out = ResultFolder("01_tiny", output=output, profile=profile, source=source, see
 out.table(pd.DataFrame({"kind": kinds, "y [s]": [count * scale] * len(kinds)}), "y", caption="y")
 """
 
+SLOW_WORKERS = """\
+import os, sys, time
+from pathlib import Path
+
+class Slow:
+    def find_spec(self, name, *_):
+        if name == os.environ["SLOW_MODULE"]:
+            marks = Path(os.environ["SLOW_MARKS"])
+            (marks / f"imports-{os.getpid()}").touch()
+            while not (marks / "go").exists():
+                time.sleep(0.05)
+
+if any("popen_loky" in word for word in sys.orig_argv):
+    sys.meta_path.insert(0, Slow())
+"""
+
 SWEEP = """\
 stage: tiny
 grid:
@@ -57,6 +86,13 @@ grid:
 measures:
   y: {table: y, column: "y [s]", where: {kind: up}}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_stays():
+    """Sweeps that a failed test leaves waiting end with the tests."""
+    with guard.ended_with_block(patience_s=0):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +120,15 @@ def start(project: Project, text: str, folder: Path, *options: str, **environmen
     )
 
 
-def finish(process, seconds: float = 120) -> tuple[int, str, str]:
+def wait_for(condition, process) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "nothing happens"
+        time.sleep(0.05)
+
+
+def finish(process, seconds: float = PATIENCE_S) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=seconds)
     return process.returncode, out, err
 
@@ -97,7 +141,8 @@ def expected() -> pd.DataFrame:
 def check(folder: Path) -> None:
     found = pd.read_parquet(folder / "points.parquet")
     pd.testing.assert_frame_equal(found.drop(columns="point"), expected(), check_dtype=False)
-    assert not list((folder / "points").glob(".*")), "half-written points are left"
+    left = [*(folder / "points").glob(".*"), *(folder / "running").glob("*")]
+    assert not left, "half-written points are left"
 
 
 def test_a_sweep_killed_at_random_moments_ends_as_an_uninterrupted_one(project, tmp_path):
@@ -171,12 +216,94 @@ def test_two_sweeps_at_once_share_a_folder(project, tmp_path):
     check(folder)
 
 
+def test_a_sweep_that_starts_amid_another_leaves_its_points_alone(project, tmp_path):
+    folder, slow = tmp_path / "amid", tmp_path / "slow"
+    slow.mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_WORKERS)
+
+    def started(name: str, module: str):
+        marks = tmp_path / name
+        marks.mkdir()
+        given = {"PYTHONPATH": str(slow), "SLOW_MARKS": str(marks), "SLOW_MODULE": module}
+        process = start(project, SWEEP, folder, **given)
+        wait_for(lambda: list(marks.glob("imports-*")), process)
+        return process, marks
+
+    # What a busy machine does by itself: workers of the first sweep have noted their points and
+    # still import when the second starts, whose own workers are not there yet.
+    first, let_first = started("first", "papermill")
+    second, let_second = started("second", "pipelines.sweep.point")
+    (let_first / "go").touch()
+    code, out, err = finish(first)
+    (let_second / "go").touch()
+    assert code == 0, out + err
+    code, out, err = finish(second)
+    assert code == 0, out + err
+    check(folder)
+
+
+def test_a_killed_sweep_takes_its_workers_along_and_the_next_cleans_up(project, tmp_path):
+    folder, marks = tmp_path / "orphans", tmp_path / "marks"
+    marks.mkdir()
+    process = start(project, SWEEP, folder, SWEEP_HOLD=str(marks))
+    wait_for(lambda: len(list(marks.glob("held-*"))) == 2, process)
+    family = descendants(process.pid)
+    assert len(family) >= 2
+    process.kill()
+    process.communicate()
+    ended(family)
+    assert list(folder.glob("running/*/*")), "nothing was half-written: the test shows nothing"
+    code, _, err = finish(start(project, SWEEP, folder))
+    assert code == 0, err
+    check(folder)
+
+
+def test_what_a_living_sweep_has_half_written_is_left_to_it(project, tmp_path):
+    folder, marks = tmp_path / "living", tmp_path / "marks"
+    marks.mkdir()
+    process = start(project, SWEEP, folder, SWEEP_HOLD=str(marks))
+    wait_for(lambda: len(list(marks.glob("held-*"))) == 2, process)
+    before = sorted(folder.glob("running/*/*"))
+    assert before
+    dead = folder / "running" / "0123456789abcdef"
+    (dead / "half").mkdir(parents=True)
+    dead.with_suffix(".lock").touch()
+    code, _, err = finish(start(project, SWEEP, folder))
+    assert code == 0, err
+    assert not dead.exists()
+    assert not dead.with_suffix(".lock").exists()
+    assert sorted(folder.glob("running/*/*")) == before
+    (marks / "go").touch()
+    assert finish(process)[0] == 0
+    check(folder)
+
+
+@pytest.mark.parametrize("place", ["file/folder", "/proc/nowhere"])
+def test_a_folder_that_cannot_be_made_is_one_sentence_at_once(project, tmp_path, place):
+    (tmp_path / "file").touch()
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP)
+    program = "from hetero.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "sweep", str(file), "--output", str(tmp_path / place)],
+        cwd=project.root,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "The sweep cannot write to" in done.stderr
+    assert done.stderr.count("Resolve:") == 1
+
+
 def test_a_full_disk_keeps_what_is_finished(project, tmp_path):
     folder = tmp_path / "full"
     small = SWEEP.replace("[1, 2, 3, 4]", "[1, 2]")
     assert finish(start(project, small, folder))[0] == 0
     # A process that may not write files longer than this gets the error of a full disk.
     file = folder.with_suffix(".yaml")
+    file.write_text(SWEEP)
     text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
     text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     text += "from hetero.cli import main; main()"
@@ -185,11 +312,14 @@ def test_a_full_disk_keeps_what_is_finished(project, tmp_path):
         cwd=project.root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
-    assert "Resolve:" in done.stderr
+    assert "The sweep cannot write to" in done.stderr
+    assert done.stderr.count("Resolve:") == 1
     assert "Traceback" not in done.stderr
+    # What is half-written gives its space back, without waiting for a run that succeeds.
+    assert not list((folder / "running").iterdir())
     assert len(pd.read_csv(folder / "points.csv")) == 6
     assert finish(start(project, SWEEP, folder))[0] == 0
     check(folder)
