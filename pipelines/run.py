@@ -1,9 +1,8 @@
 """Run one stage: one notebook, with the parameters of params.yaml, into its results folder.
 
 ``python -m pipelines.run workloads`` executes ``notebooks/01_workloads.ipynb`` and leaves
-``results/<source>/01_workloads/`` (figures, tables, manifest.json) and, beside it, the executed
-notebook ``results/<source>/01_workloads.ipynb``. Earlier results are replaced only by a complete
-new set.
+``results/<source>/01_workloads/``: figures, tables, manifest.json and the executed notebook. Earlier
+results are replaced only by a complete new set.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     root = paths.root()
     watched = [path, *source.dependencies(stage)]
     before = fingerprints(watched)
-    _check_copy(notebook, path)
+    _check_fingerprint(notebook, path)
 
     folder = root / "results" / params.source / notebook
     build = root / "pipelines" / "build"
@@ -101,8 +100,9 @@ def run(stage: str, *, traces: str | None = None) -> Path:
         _complete(work, notebook, values)
         # The notebook wrote to a working folder; whoever opens it should find the final one.
         text = executed.replace(given["output"], str(folder.relative_to(root)))
-        target = folder.with_suffix(".ipynb")
-        _swap(work, folder, text.replace(f"{root}/", ""), target)
+        text = text.replace(f"{root}/", "")
+        (work / path.name).write_text(text, encoding="utf-8")
+        _swap(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
@@ -180,7 +180,7 @@ def fingerprints(found: list[Path]) -> dict[str, str]:
 
 def _digest(path: Path) -> str:
     if path.suffix == ".ipynb":
-        return hashlib.sha256(source.code(path).encode()).hexdigest()
+        return source.fingerprint(path)
     digest = hashlib.sha256()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     for file in files:
@@ -190,11 +190,11 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_copy(notebook: str, path: Path) -> None:
-    copy = source.copy_path(notebook)
-    if not copy.is_file() or copy.read_text(encoding="utf-8") != source.code(path):
+def _check_fingerprint(notebook: str, path: Path) -> None:
+    file = source.fingerprint_path(notebook)
+    if not file.is_file() or file.read_text(encoding="utf-8").strip() != source.fingerprint(path):
         raise StageError(
-            f"{copy.relative_to(paths.root())} is not the code of {path.name}.",
+            f"{file.relative_to(paths.root())} does not belong to the code of {path.name}.",
             resolve=f"run `hetero repro`, or `python -m pipelines.source {notebook}` first.",
         )
 
@@ -303,24 +303,20 @@ def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
             "results are kept.",
             resolve="save it through hetero.results.ResultFolder.",
         )
-    code = source.code(source.notebook_path(notebook))
     manifest["parameters"] = dict(values)
-    manifest["code_sha256"] = hashlib.sha256(code.encode()).hexdigest()
+    manifest["code_sha256"] = source.fingerprint(source.notebook_path(notebook))
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
-def _swap(work: Path, folder: Path, executed: str, target: Path) -> None:
+def _swap(work: Path, folder: Path) -> None:
     """Put the new results where the old ones were; on the same disk these are renames."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = work.with_suffix(".ipynb")
     old = work.with_suffix(".old")
-    fresh.write_text(executed, encoding="utf-8")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     work.rename(folder)
-    fresh.replace(target)
     shutil.rmtree(old, ignore_errors=True)
 
 
