@@ -59,6 +59,7 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
     for stage in sections.SECTIONS:
         path = source.notebook_path(source.notebook_of(stage))
         run.check_names(path, stage, params.of(stage))
+        run.check_effect(stage, params)
     _say([f"{params.source} traces, {params.profile} profile"])
     progress = Progress()
     environment = os.environ | {

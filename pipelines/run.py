@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero import paths
+from hetero import paths, yaml_text
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.results import MANIFEST
 from pipelines import schema, source
@@ -45,6 +46,9 @@ ENVIRONMENT = {
     "JUPYTER_PREFER_ENV_PATH": "1",
     "JUPYTER_PLATFORM_DIRS": "1",
 }
+
+
+log = logging.getLogger("hetero.notebook")
 
 
 class StageError(HeteroError):
@@ -73,6 +77,7 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     path = source.notebook_path(notebook)
     values = params.of(stage)
     check_names(path, stage, values)
+    check_effect(stage, params)
     root = paths.root()
     watched = [path, *source.dependencies(stage)]
     before = fingerprints(watched)
@@ -133,6 +138,43 @@ def check_names(path: Path, stage: str, values: Mapping[str, Any]) -> None:
                 "not set, so its small default would stand in the results.",
                 resolve=f"add '{name}' to the section, here and in pipelines/sections.py.",
             )
+
+
+def check_effect(stage: str, params: schema.Params) -> None:
+    """Say which values of a section the profile replaces, and refuse a change to one of them.
+
+    A change is one against the last commit, as ``dvc exp run -S`` makes it.
+
+    Raises
+    ------
+    ParameterError
+        If such a value was changed, since nothing would come of it.
+    """
+    overlaid, profile = params.overlaid.get(stage, {}), params.profile
+    if not overlaid:
+        return
+    before = _committed(stage)
+    for name, value in overlaid.items():
+        if name in before and before[name] != value:
+            raise ParameterError(
+                f"{profile} profile: {name} is {params.of(stage)[name]}; {stage}.{name}, changed "
+                f"to {value}, has no effect.",
+                resolve=f"set {stage}.{profile}.{name}, or choose another profile.",
+            )
+    log.info(
+        f"{profile} profile: {', '.join(overlaid)} come from {stage}.{profile}; values above it "
+        "have no effect"
+    )
+
+
+def _committed(stage: str) -> Mapping[str, Any]:
+    """The section of a stage as in the last commit; empty where git does not say."""
+    command = ["git", "-C", str(paths.root()), "show", "HEAD:./params.yaml"]
+    try:
+        text = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        return dict(yaml_text.parse(text, Path("params.yaml of the last commit"))[stage])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, DataError):
+        return {}
 
 
 def parameter_names(path: Path) -> list[str]:

@@ -15,6 +15,7 @@ NOTEBOOK = "notebooks/01_tiny.ipynb"
 def test_first_run_leaves_complete_results(ran: Project) -> None:
     folder = ran.root / "results" / "twin" / "01_tiny"
     assert sorted(p.name for p in folder.iterdir()) == [
+        "01_tiny.ipynb",
         "line.svg",
         "manifest.json",
         "points.csv",
@@ -23,7 +24,7 @@ def test_first_run_leaves_complete_results(ran: Project) -> None:
     assert (manifest["source"], manifest["profile"]) == ("twin", "default")
     # 1.0e-3 is a number in YAML 1.2 and 1.1 alike; it must arrive as one.
     assert manifest["parameters"] == {"count": 3, "scale": 0.001, "kinds": ["up", "down"]}
-    executed = (ran.root / "results" / "twin" / "01_tiny.ipynb").read_text()
+    executed = (folder / "01_tiny.ipynb").read_text()
     assert "written to results/twin/01_tiny" in executed
     assert str(ran.root) not in executed
     assert not list((ran.root / "pipelines" / "build" / "run").rglob("*.*"))
