@@ -98,6 +98,8 @@ def _strip_output(output: NotebookNode) -> None:
         output["traceback"] = [_same_text(line) for line in output["traceback"]]
     data = output.get("data", {})
     data.pop("application/vnd.jupyter.widget-view+json", None)
+    if "text/html" in data:
+        data.pop("text/plain", None)  # the same table once more
     for kind in ("text/plain", "text/html", "text/markdown"):
         if kind in data:
             data[kind] = _same_text(data[kind])
