@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
 from papermill.engines import NBClientEngine, NotebookExecutionManager
 
 log = logging.getLogger("hetero.notebook")
@@ -22,8 +24,8 @@ class HeteroEngine(NBClientEngine):  # type: ignore[misc]
     """Engine ``hetero``: runs a notebook with nbclient, then drops what is not its content.
 
     Start and end times, durations, random cell ids, absolute paths, widget state and the version
-    of the interpreter go; code, parameters, outputs and tags stay. Headings are logged to
-    ``hetero.notebook`` as they are reached.
+    of the interpreter go; code, parameters, outputs and tags stay. Figures that were saved stand as
+    links below their cells. Headings are logged to ``hetero.notebook`` as they are reached.
 
     Examples
     --------
@@ -66,6 +68,7 @@ def strip(nb: NotebookNode) -> None:
         nb.metadata["papermill"] = {"parameters": papermill["parameters"]}
     nb.metadata.pop("widgets", None)
     nb.metadata.get("language_info", {}).pop("version", None)
+    nb.cells = [shown for cell in nb.cells for shown in (cell, *_figures(cell))]
     for position, cell in enumerate(nb.cells):
         # Papermill gives the cell it injects a random id, and nbformat each cell without one.
         digest = hashlib.sha256(cell.source.encode()).hexdigest()
@@ -76,6 +79,18 @@ def strip(nb: NotebookNode) -> None:
             _strip_output(output)
 
 
+def _figures(cell: NotebookNode) -> Iterator[NotebookNode]:
+    """Take the links to saved figures out of a cell, into a cell of prose that follows it.
+
+    Code hosts show a relative link to a picture in prose, but not in an output.
+    """
+    outputs = cell.get("outputs", [])
+    links = [one for one in outputs if "figure" in one.get("metadata", {}).get("hetero", {})]
+    if links:
+        cell["outputs"] = [one for one in outputs if one not in links]
+        yield new_markdown_cell("\n\n".join(one["data"]["text/markdown"] for one in links))
+
+
 def _strip_output(output: NotebookNode) -> None:
     if "text" in output:
         output["text"] = _same_text(output["text"])
@@ -83,6 +98,8 @@ def _strip_output(output: NotebookNode) -> None:
         output["traceback"] = [_same_text(line) for line in output["traceback"]]
     data = output.get("data", {})
     data.pop("application/vnd.jupyter.widget-view+json", None)
+    if "text/html" in data:
+        data.pop("text/plain", None)  # the same table once more
     for kind in ("text/plain", "text/html", "text/markdown"):
         if kind in data:
             data[kind] = _same_text(data[kind])

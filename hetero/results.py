@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,8 @@ class ResultFolder:
     ) -> Figure:
         """Save a figure as SVG with its provenance printed below, and return it.
 
+        Once saved, it is displayed as a link to its file: an executed notebook stays small.
+
         Parameters
         ----------
         shows
@@ -98,6 +101,7 @@ class ResultFolder:
         if self.folder is not None:
             # Results are kept in git, where text packs well and pictures do not.
             figures.save(figure, self.folder / name, png=False)
+            figure._ipython_display_ = partial(_show_link, f"{name}.svg")  # type: ignore[attr-defined]
         self._figures.append({"file": f"{name}.svg", "shows": list(shows), "caption": caption})
         self._write()
         return figure
@@ -169,6 +173,14 @@ class ResultFolder:
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _show_link(file: str) -> None:
+    from IPython.display import display
+
+    name = file.removesuffix(".svg")
+    shown = {"text/markdown": f"![{name}]({file})", "text/plain": f"<figure {file}>"}
+    display(shown, raw=True, metadata={"hetero": {"figure": file}})  # type: ignore[no-untyped-call]
 
 
 def manifests(folder: Path) -> list[tuple[Path, dict[str, object]]]:

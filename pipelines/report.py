@@ -1,5 +1,8 @@
 """Write results/report.html: one section per paper, then figures and tables of every notebook.
 
+With it go the pages of the executed notebooks (``pipelines.pages``) and the values that DVC's
+commands compare (``pipelines.metrics``).
+
 A paper's section has its published values beside ours and, item by item, what regenerates its
 figures and tables; a notebook's section has those figures and tables with their provenance. The
 page is one static file beside the results it shows: no script, no network, links relative to
@@ -28,7 +31,7 @@ from hetero.errors import HeteroError
 from hetero.files import writing
 from hetero.published import PAPERS
 from hetero.results import MANIFEST
-from pipelines import schema, source
+from pipelines import metrics, pages, schema, source
 
 #: As the report names the papers.
 TITLES = {
@@ -57,14 +60,17 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Provenance of one notebook's results from one source of traces."""
+    """Provenance of one notebook's results from one source of traces.
+
+    ``page`` is the page of the executed notebook, relative to the report; empty if it is not there.
+    """
 
     source: str
     profile: str
     seeds: str
     parameters: str
     code: str
-    executed: str
+    page: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +140,7 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
         title,
         question,
         tuple(_rests_on(notebook)),
-        tuple(_run(traces, manifest) for traces, manifest in found.items()),
+        tuple(_run(folder, traces, manifest) for traces, manifest in found.items()),
         tuple(_side_by_side(folder, found, "figures")),
         tuple(_side_by_side(folder, found, "tables")),
     )
@@ -143,7 +149,7 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
 def _rests_on(notebook: str) -> Iterator[str]:
     """Modules and data files of the repository that the stage of a notebook depends on."""
     for path in source.dependencies(source.section(notebook)):
-        if path != source.copy_path(notebook):
+        if path != source.fingerprint_path(notebook):
             yield path.relative_to(paths.root()).as_posix()
 
 
@@ -198,16 +204,17 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
 
 
-def _run(traces: str, manifest: dict[str, Any]) -> Run:
+def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> Run:
     parameters = ", ".join(f"{k} = {v}" for k, v in manifest.get("parameters", {}).items())
-    executed = f"{traces}/{manifest['notebook']}.ipynb"
+    notebook = manifest["notebook"]
+    executed = folder / traces / notebook / f"{notebook}.ipynb"
     return Run(
         traces,
         manifest["profile"],
         ", ".join(map(str, manifest["seeds"])) or "none",
         parameters or "none",
         manifest.get("code_sha256", "")[:12],
-        executed,
+        pages.page_of(traces, notebook) if executed.is_file() else "",
     )
 
 
@@ -269,17 +276,9 @@ def render(folder: Path) -> str:
     DataError
         If a manifest does not fit the ledger of claims.
     """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["value"] = _value
     verdicts = claims.verdicts(folder)
     found = chapters(folder)
-    return environment.get_template("report.html").render(
+    return _environment().get_template("report.html").render(
         verdicts=verdicts,
         papers=papers(folder, verdicts),
         statuses=claims.STATUSES,
@@ -291,13 +290,27 @@ def render(folder: Path) -> str:
     )
 
 
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["value"] = _value
+    return environment
+
+
 def main() -> None:
-    """Write the report of this checkout."""
+    """Write the report of this checkout, its pages and the values that DVC compares."""
     folder = paths.results()
     text = render(folder)
     folder.mkdir(exist_ok=True)
     with writing(folder / "report.html", force=True) as part:
         part.write_text(text, encoding="utf-8")
+    pages.write(folder, _environment())
+    metrics.write(folder, schema.load().source, claims.verdicts(folder))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,7 @@ def _repro(root: Path, lock: int, *, profile: str | None, traces: str | None) ->
     for stage in sections.SECTIONS:
         path = source.notebook_path(source.notebook_of(stage))
         run.check_names(path, stage, params.of(stage))
+        run.check_effect(stage, params)
     _say([f"{params.source} traces, {params.profile} profile"])
     progress = Progress()
     environment = {

@@ -1,9 +1,8 @@
 """Run one stage: one notebook, with the parameters of params.yaml, into its results folder.
 
 ``python -m pipelines.run workloads`` executes ``notebooks/01_workloads.ipynb`` and leaves
-``results/<source>/01_workloads/`` (figures, tables, manifest.json) and, beside it, the executed
-notebook ``results/<source>/01_workloads.ipynb``. Earlier results are replaced only by a complete
-new set.
+``results/<source>/01_workloads/``: figures, tables, manifest.json and the executed notebook. Earlier
+results are replaced only by a complete new set.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import logging
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero import paths
+from hetero import paths, yaml_text
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.files import move, sync
 from hetero.results import MANIFEST
@@ -30,6 +30,9 @@ from pipelines import environment, schema, source
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.
 GIVEN = ("output", "profile", "source")
+
+
+log = logging.getLogger("hetero.notebook")
 
 
 class StageError(HeteroError):
@@ -58,10 +61,11 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     path = source.notebook_path(notebook)
     values = params.of(stage)
     check_names(path, stage, values)
+    check_effect(stage, params)
     root = paths.root()
     watched = [path, *source.dependencies(stage)]
     before = fingerprints(watched)
-    _check_copy(notebook, path)
+    _check_fingerprint(notebook, path)
 
     folder = root / "results" / params.source / notebook
     build = root / "pipelines" / "build"
@@ -87,8 +91,9 @@ def run(stage: str, *, traces: str | None = None) -> Path:
         _complete(work, notebook, values)
         # The notebook wrote to a working folder; whoever opens it should find the final one.
         text = executed.replace(given["output"], str(folder.relative_to(root)))
-        target = folder.with_suffix(".ipynb")
-        _swap(work, folder, text.replace(f"{root}/", ""), target)
+        text = text.replace(f"{root}/", "")
+        (work / path.name).write_text(text, encoding="utf-8")
+        _swap(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
@@ -119,6 +124,43 @@ def check_names(path: Path, stage: str, values: Mapping[str, Any]) -> None:
                 "not set, so its small default would stand in the results.",
                 resolve=f"add '{name}' to the section, here and in pipelines/sections.py.",
             )
+
+
+def check_effect(stage: str, params: schema.Params) -> None:
+    """Say which values of a section the profile replaces, and refuse a change to one of them.
+
+    A change is one against the last commit, as ``dvc exp run -S`` makes it.
+
+    Raises
+    ------
+    ParameterError
+        If such a value was changed, since nothing would come of it.
+    """
+    overlaid, profile = params.overlaid.get(stage, {}), params.profile
+    if not overlaid:
+        return
+    before = _committed(stage)
+    for name, value in overlaid.items():
+        if name in before and before[name] != value:
+            raise ParameterError(
+                f"{profile} profile: {name} is {params.of(stage)[name]}; {stage}.{name}, changed "
+                f"to {value}, has no effect.",
+                resolve=f"set {stage}.{profile}.{name}, or choose another profile.",
+            )
+    log.info(
+        f"{profile} profile: {', '.join(overlaid)} come from {stage}.{profile}; values above it "
+        "have no effect"
+    )
+
+
+def _committed(stage: str) -> Mapping[str, Any]:
+    """The section of a stage as in the last commit; empty where git does not say."""
+    command = ["git", "-C", str(paths.root()), "show", "HEAD:./params.yaml"]
+    try:
+        text = subprocess.run(command, capture_output=True, check=True).stdout.decode()
+        return dict(yaml_text.parse(text, Path("params.yaml of the last commit"))[stage])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, DataError):
+        return {}
 
 
 def parameter_names(path: Path) -> list[str]:
@@ -166,7 +208,7 @@ def fingerprints(found: list[Path]) -> dict[str, str]:
 
 def _digest(path: Path) -> str:
     if path.suffix == ".ipynb":
-        return hashlib.sha256(source.code(path).encode()).hexdigest()
+        return source.fingerprint(path)
     digest = hashlib.sha256()
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     for file in files:
@@ -176,11 +218,11 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _check_copy(notebook: str, path: Path) -> None:
-    copy = source.copy_path(notebook)
-    if not copy.is_file() or copy.read_text(encoding="utf-8") != source.code(path):
+def _check_fingerprint(notebook: str, path: Path) -> None:
+    file = source.fingerprint_path(notebook)
+    if not file.is_file() or file.read_text(encoding="utf-8").strip() != source.fingerprint(path):
         raise StageError(
-            f"{copy.relative_to(paths.root())} is not the code of {path.name}.",
+            f"{file.relative_to(paths.root())} does not belong to the code of {path.name}.",
             resolve=f"run `hetero repro`, or `python -m pipelines.source {notebook}` first.",
         )
 
@@ -281,26 +323,21 @@ def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
             "results are kept.",
             resolve="save it through hetero.results.ResultFolder.",
         )
-    code = source.code(source.notebook_path(notebook))
     manifest["parameters"] = dict(values)
-    manifest["code_sha256"] = hashlib.sha256(code.encode()).hexdigest()
+    manifest["code_sha256"] = source.fingerprint(source.notebook_path(notebook))
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
     path.write_text(text, encoding="utf-8")
 
 
-def _swap(work: Path, folder: Path, executed: str, target: Path) -> None:
+def _swap(work: Path, folder: Path) -> None:
     """Put the new results where the old ones were; on the same disk these are renames."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = work.with_suffix(".ipynb")
     old = work.with_suffix(".old")
-    fresh.write_text(executed, encoding="utf-8")
-    for new in (work, fresh):  # here, so that little time passes between the renames
-        sync(new)
+    sync(work)  # here, so that little time passes between the renames
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     move(work, folder)
-    move(fresh, target)
     shutil.rmtree(old, ignore_errors=True)
 
 

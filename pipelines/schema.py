@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -29,11 +29,20 @@ SOURCES: Final[tuple[str, ...]] = get_args(Source)
 
 @dataclass(frozen=True, slots=True)
 class Params:
-    """What params.yaml says, checked, with the overlay of its profile laid over the defaults."""
+    """What params.yaml says, checked, with the overlay of its profile laid over the defaults.
+
+    Attributes
+    ----------
+    sections
+        Parameters in force, by stage.
+    overlaid
+        By stage, the values of its section that do not count, because the profile has others.
+    """
 
     profile: str
     source: str
     sections: Mapping[str, Section]
+    overlaid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, stage: str) -> dict[str, Any]:
         """Typed parameters of one stage.
@@ -150,7 +159,7 @@ def parse(
     said = _choice(workload["source"], SOURCES, f"{path.name}, 'workload.source'")
     if source is not None:
         said = _choice(source, SOURCES, "the source asked for")
-    sections = {}
+    sections, overlaid = {}, {}
     for name, kind in SECTIONS.items():
         body = dict(_mapping(raw[name], f"{path.name}, '{name}'"))
         overlays: dict[str, dict[str, Any]] = {
@@ -164,7 +173,8 @@ def parse(
             for one, layer in layers.items()
         }
         sections[name] = checked.get(profile, checked["default"])
-    return Params(profile, said, sections)
+        overlaid[name] = {one: body[one] for one in overlays.get(profile, {}) if one in body}
+    return Params(profile, said, sections, overlaid)
 
 
 def _yaml(text: str, path: Path) -> dict[str, Any]:

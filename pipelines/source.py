@@ -1,10 +1,12 @@
-"""Code-only copy of a notebook: stages depend on it, so that prose and saved outputs do not count.
+"""Fingerprint of a notebook's code: stages depend on it, so that prose and outputs do not count.
 
-``python -m pipelines.source 01_workloads`` writes ``pipelines/build/01_workloads.py``.
+``python -m pipelines.source 01_workloads`` writes ``pipelines/fingerprints/01_workloads.sha256``,
+which is kept in git: a fresh clone then has all that results are compared with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -54,9 +56,9 @@ def notebook_path(notebook: str) -> Path:
     return paths.root() / "notebooks" / f"{notebook}.ipynb"
 
 
-def copy_path(notebook: str) -> Path:
-    """File of the code-only copy of a notebook."""
-    return paths.root() / "pipelines" / "build" / f"{notebook}.py"
+def fingerprint_path(notebook: str) -> Path:
+    """File that holds the fingerprint of a notebook's code."""
+    return paths.root() / "pipelines" / "fingerprints" / f"{notebook}.sha256"
 
 
 def cells(path: Path) -> list[dict[str, object]]:
@@ -109,6 +111,11 @@ def code(path: Path) -> str:
     return "\n".join(parts)
 
 
+def fingerprint(path: Path) -> str:
+    """SHA-256 of the code of a notebook, in hexadecimal digits."""
+    return hashlib.sha256(code(path).encode()).hexdigest()
+
+
 def dependencies(stage: str) -> list[Path]:
     """Files and folders of this checkout that dvc.yaml names as dependencies of a stage."""
     root = paths.root()
@@ -118,11 +125,11 @@ def dependencies(stage: str) -> list[Path]:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the code-only copy of each notebook named."""
+    """Write the fingerprint of each notebook named."""
     for name in arguments:
-        target = copy_path(name)
+        target = fingerprint_path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(code(notebook_path(name)), encoding="utf-8")
+        target.write_text(fingerprint(notebook_path(name)) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

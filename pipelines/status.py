@@ -107,12 +107,12 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def _code(stage: str, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Compare the notebook itself with the lock: the copy on disk may not be up to date."""
+    """Compare the notebook itself with the lock: the fingerprint on disk may be an older one."""
     notebook = source.notebook_of(stage)
-    copy = source.copy_path(notebook).relative_to(paths.root()).as_posix()
+    file = source.fingerprint_path(notebook).relative_to(paths.root()).as_posix()
     recorded = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
-    code = source.code(source.notebook_path(notebook)).encode()
-    if recorded.get(copy) != hashlib.md5(code, usedforsecurity=False).hexdigest():
+    text = f"{source.fingerprint(source.notebook_path(notebook))}\n".encode()
+    if recorded.get(file) != hashlib.md5(text, usedforsecurity=False).hexdigest():
         yield f"the code of notebooks/{notebook}.ipynb changed"
 
 
@@ -124,13 +124,10 @@ def _reasons(changes: list[Any], entry: Mapping[str, Any], root: Path) -> Iterat
         for path, how in change.get("changed deps", {}).items():
             if path == "params.yaml":
                 yield from _parameters(entry, root)
-            elif not path.startswith("pipelines/build/"):
+            elif not path.startswith("pipelines/fingerprints/"):
                 yield f"{path} {_WORDS.get(how, how)}"
         for path, how in change.get("changed outs", {}).items():
-            if path.endswith(".ipynb") and how == "deleted":
-                yield f"{path} is not here (executed notebooks are not kept in git)"
-            else:
-                yield f"{path} {_WORDS.get(how, how)}"
+            yield f"{path} {_WORDS.get(how, how)}"
 
 
 _WORDS = {

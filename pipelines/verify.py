@@ -190,7 +190,7 @@ def _stage(name: str, before: Path, after: Path) -> Compared:
 
 def difference(old: Path, new: Path) -> float:
     """Largest relative difference of the numbers of two text files; infinite where text differs."""
-    if old.suffix not in (".csv", ".json", ".svg"):
+    if old.suffix not in (".csv", ".json", ".svg", ".ipynb"):
         return math.inf
     a, b = _plain(old), _plain(new)
     if _NUMBER.sub("#", a) != _NUMBER.sub("#", b):

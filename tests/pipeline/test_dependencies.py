@@ -93,19 +93,38 @@ def test_stage_is_wired_to_its_notebook_section_and_results(stage: str) -> None:
     assert PIPELINE["stages"][stage]["foreach"] == ["${workload.source}"]
     assert do["cmd"] == f"python -m pipelines.run {stage} --source ${{item}}"
     assert do["params"] == ["profile", stage]
-    assert f"pipelines/build/{notebook}.py" in do["deps"]
-    # Kept on a failure (persist), small ones in git and not in the cache.
-    assert do["outs"] == [
-        {f"results/${{item}}/{notebook}": {"cache": False, "persist": True}},
-        {f"results/${{item}}/{notebook}.ipynb": {"persist": True}},
-    ]
+    assert f"pipelines/fingerprints/{notebook}.sha256" in do["deps"]
+    # Kept on a failure (persist); in git and not in the cache.
+    assert do["outs"] == [{f"results/${{item}}/{notebook}": {"cache": False, "persist": True}}]
     assert notebook in PIPELINE["stages"]["source"]["foreach"]
     assert f"results/${{workload.source}}/{notebook}" in STAGES["report"]["deps"]
 
 
+def outputs() -> Iterator[tuple[str, dict[str, bool]]]:
+    """Every output of every stage, with what DVC is told about it."""
+    for stage in STAGES.values():
+        for one in [*stage.get("outs", []), *stage.get("metrics", [])]:
+            assert isinstance(one, dict), f"{one} would go to the cache"
+            yield from one.items()
+
+
+def test_nothing_is_in_a_cache_that_a_fresh_clone_does_not_have() -> None:
+    assert [path for path, told in outputs() if told.get("cache") is not False] == []
+
+
+def test_plots_are_drawn_from_what_stages_write() -> None:
+    made = [path.replace("${item}", "${workload.source}") for path, _ in outputs()]
+    for plot in PIPELINE["plots"]:
+        ((name, drawn),) = plot.items() if isinstance(plot, dict) else [(plot, None)]
+        for file in drawn["y"] if drawn else [name]:
+            assert covered(file, made), f"no stage writes {file}"
+        if drawn:
+            assert (paths.root() / drawn["template"]).is_file()
+
+
 @pytest.mark.parametrize("stage", list(STAGES))
 def test_dependencies_exist(stage: str) -> None:
-    made = ("pipelines/build/", "results/", "notebooks/${item}")
+    made = ("pipelines/fingerprints/", "results/", "notebooks/${item}")
     fixed = [dep for dep in STAGES[stage]["deps"] if not dep.startswith(made)]
     assert [dep for dep in fixed if not (paths.root() / dep).exists()] == []
 

@@ -22,6 +22,7 @@ NOTEBOOK = "notebooks/01_tiny.ipynb"
 def test_first_run_leaves_complete_results(ran: Project) -> None:
     folder = ran.root / "results" / "twin" / "01_tiny"
     assert sorted(p.name for p in folder.iterdir()) == [
+        "01_tiny.ipynb",
         "line.svg",
         "manifest.json",
         "points.csv",
@@ -30,7 +31,10 @@ def test_first_run_leaves_complete_results(ran: Project) -> None:
     assert (manifest["source"], manifest["profile"]) == ("twin", "default")
     # 1.0e-3 is a number in YAML 1.2 and 1.1 alike; it must arrive as one.
     assert manifest["parameters"] == {"count": 3, "scale": 0.001, "kinds": ["up", "down"]}
-    executed = (ran.root / "results" / "twin" / "01_tiny.ipynb").read_text()
+    executed = (folder / "01_tiny.ipynb").read_text()
+    # A figure is a link to its file, not a second copy of it.
+    assert "![line](line.svg)" in executed
+    assert "image/png" not in executed
     assert "written to results/twin/01_tiny" in executed
     assert str(ran.root) not in executed
     assert not list((ran.root / "pipelines" / "build" / "run").rglob("*.*"))
@@ -111,6 +115,29 @@ def test_choice_of_profile_edits_one_line(ran: Project, tmp_path: Path) -> None:
     project.repro("--profile", "default")
     assert (project.root / "params.yaml").read_text() == text
     assert project.results() == ran.results()
+
+
+def test_change_that_the_profile_replaces_is_refused(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    project.change("params.yaml", "profile: default", "profile: smoke")
+    project.commit()
+    before = project.results()
+    done = project.call("pipelines.run", "tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "smoke profile: count come from tiny.smoke; values above it" in done.stdout
+    project.change("params.yaml", "  count: 3 ", "  count: 5 ")
+    for command in (["pipelines.repro"], ["pipelines.run", "tiny"]):
+        done = project.call(*command)
+        assert done.returncode == 1
+        assert done.stderr == (
+            "Error: smoke profile: count is 2; tiny.count, changed to 5, has no effect. "
+            "Resolve: set tiny.smoke.count, or choose another profile.\n"
+        )
+    project.change("params.yaml", "  count: 5 ", "  count: 3 ")
+    project.change("params.yaml", "  scale: 1.0e-3", "  scale: 2.0e-3")
+    done = project.call("pipelines.run", "tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert project.results() != before
 
 
 def test_names_of_notebook_and_section_must_agree(ran: Project, tmp_path: Path) -> None:

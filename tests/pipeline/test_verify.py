@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-
 from pipelines import verify
 from tests.pipeline.conftest import Project
-
-
-def _commit(project: Project) -> None:
-    for command in (
-        ["add", "--all"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "-m", "results"],
-    ):
-        subprocess.run(["git", "-C", str(project.root), *command], check=True)
 
 
 def _verify(project: Project, *options: str):
@@ -23,14 +13,14 @@ def _verify(project: Project, *options: str):
 def test_committed_results_come_out_again_and_a_changed_one_is_found(ran, tmp_path):
     project = ran.copy(tmp_path / "project")
     (project.root / "tests_main.py").write_text("from hetero.cli import main\n\nmain()\n")
-    _commit(project)
+    project.commit()
     done = _verify(project)
     assert done.returncode == 0, done.stderr
     assert "every result came out again" in done.stdout
     table = project.root / "results" / "twin" / "01_tiny" / "points.csv"
     text = table.read_text()
     table.write_text(text.replace("0.001", "0.00101"))
-    _commit(project)
+    project.commit()
     done = _verify(project)
     assert done.returncode == 1
     assert "points.csv" in done.stdout

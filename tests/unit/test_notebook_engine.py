@@ -45,6 +45,26 @@ def executed(*, clock: str, address: str, process: int) -> nbformat.NotebookNode
     return notebook
 
 
+def test_saved_figures_become_links_and_tables_stand_once() -> None:
+    link = {"text/markdown": "![line](line.svg)", "text/plain": "<figure line.svg>"}
+    saved = {"hetero": {"figure": "line.svg"}}
+    table = {"text/html": "<table></table>", "text/plain": "a table"}
+    code = new_code_cell(
+        "show()",
+        outputs=[
+            new_output("display_data", link, metadata=saved),
+            new_output("display_data", table),
+        ],
+    )
+    notebook = new_notebook(cells=[code, new_markdown_cell("After.")])
+    strip(notebook)
+    assert [cell.source for cell in notebook.cells] == ["show()", "![line](line.svg)", "After."]
+    assert [output.data for output in notebook.cells[0].outputs] == [
+        {"text/html": "<table></table>"}
+    ]
+    nbformat.validate(notebook)
+
+
 def test_two_runs_come_out_equal() -> None:
     one = executed(clock="2020-01-01", address="0x7f0011223344", process=41)
     two = executed(clock="2031-12-31", address="0x7fee99887766", process=99)

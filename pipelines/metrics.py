@@ -1,0 +1,117 @@
+"""What DVC's own commands compare: ``results/metrics.json`` and ``results/claims.csv``.
+
+``dvc metrics show``, ``dvc metrics diff`` and ``dvc exp show`` read the first, a plot of dvc.yaml the
+second. Both are drawn from the tables that the notebooks left for the traces of params.yaml: few
+values, each with a name that stands alone as a heading.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from hetero.claims import Verdicts
+from hetero.published import PAPERS
+
+#: Both files, below the results folder.
+METRICS, CLAIMS = "metrics.json", "claims.csv"
+
+_THROUGHPUT = "throughput [tokens/s]"
+
+
+def write(folder: Path, traces: str, verdicts: Verdicts) -> None:
+    """Write both files below ``folder`` for the results of one source of traces."""
+    found = {name: values for name, values in _metrics(folder / traces, verdicts) if values}
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    (folder / METRICS).write_text(text, encoding="utf-8")
+    rows = [
+        {"paper": paper, "verdict": status, "claims": count}
+        for paper in PAPERS
+        for status, count in verdicts.of(paper).counts.items()
+    ]
+    pd.DataFrame(rows).to_csv(folder / CLAIMS, index=False, lineterminator="\n")
+
+
+def _metrics(folder: Path, verdicts: Verdicts) -> Iterator[tuple[str, dict[str, float]]]:
+    yield "claims", dict(verdicts.counts)
+    yield (
+        "reproduced",
+        {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS},
+    )
+    yield "theta", _theta(_table(folder, "04_request_scheduling", "theta"))
+    yield "bins", _bins(_table(folder, "05_heteroserve", "sweeps"))
+    yield "skew", _skew(_table(folder, "07_island_outer_loop", "skew"))
+    yield "error [%]", _errors(_table(folder, "12_fidelity", "engine_errors"))
+    yield "goodput [% of best]", _goodput(_table(folder, "13_arena", "league"))
+
+
+def _table(folder: Path, notebook: str, name: str) -> pd.DataFrame:
+    """A table of a notebook; an empty one where the notebook has not run."""
+    path = folder / notebook / f"{name}.csv"
+    return pd.read_csv(path) if path.is_file() else pd.DataFrame()
+
+
+def _theta(table: pd.DataFrame) -> dict[str, float]:
+    """Best weight of Algorithm 2 with the link and the predictor of the paper, all at once."""
+    if table.empty:
+        return {}
+    first = table.iloc[0]
+    paper = table[(table["link"] == first["link"]) & (table["predictor"] == first["predictor"])]
+    at_once = paper[paper["rate [req/s]"] == paper["rate [req/s]"].max()]
+    return _best(at_once, "theta", _THROUGHPUT)
+
+
+def _bins(table: pd.DataFrame) -> dict[str, float]:
+    """Best number of length bins at the first load and decode time of the sweep.
+
+    Taken where long prompts have a place of their own: elsewhere K moves nothing.
+    """
+    if table.empty:
+        return {}
+    first = table.iloc[0]
+    rows = table[(table["load"] == first["load"]) & (table["decode"] == first["decode"])]
+    return _best(rows[rows["swept"].str.startswith("K, ")], "value", f"{_THROUGHPUT}, mean", shown=_THROUGHPUT)
+
+
+def _skew(table: pd.DataFrame) -> dict[str, float]:
+    """Best range of the divider's skew after the last iteration, mean over seeds."""
+    if table.empty:
+        return {}
+    last = table[table["iteration"] == table["iteration"].max()]
+    means = last.groupby("skew up to", as_index=False)[
+        ["best throughput [requests/s]", "regret [%]"]
+    ].mean()
+    return _best(means, "skew up to", "best throughput [requests/s]", "regret [%]")
+
+
+def _best(
+    table: pd.DataFrame, setting: str, value: str, *more: str, shown: str = ""
+) -> dict[str, float]:
+    best: Any = table.loc[table[value].idxmax()]
+    found = {"best": best[setting], shown or value: best[value]} | {one: best[one] for one in more}
+    return {name: _digits(number) for name, number in found.items()}
+
+
+def _errors(table: pd.DataFrame) -> dict[str, float]:
+    """Mean absolute error of simulated mean latencies against measured engines."""
+    if table.empty:
+        return {}
+    means = table[table["statistic"] == "mean"]
+    by_quantity = means["error_percent"].abs().groupby(means["quantity"], sort=False).mean()
+    return {str(name): _digits(error) for name, error in by_quantity.items()}
+
+
+def _goodput(table: pd.DataFrame) -> dict[str, float]:
+    """Every planner's goodput over the best single one's, mean over all cases of the arena."""
+    if table.empty:
+        return {}
+    shares = table.set_index("planner")["mean over all cases [% of best]"].sort_index()
+    return {str(name): _digits(share) for name, share in shares.items()}
+
+
+def _digits(number: Any) -> float:
+    return float(f"{number:.6g}")
