@@ -94,12 +94,12 @@ def test_the_same_figure_has_the_same_bytes_and_leaves_style_and_chance_alone():
     before = dict(mpl.rcParams)
     drawn = []
     for _ in range(2):
-        state = np.random.get_state()[1].copy()
+        state = np.random.get_state()[1].copy()  # noqa: NPY002
         file = io.BytesIO()
         figure = arena_drawing.standings(_contest())
         figure.savefig(file, format="svg", metadata={"Date": None})
         drawn.append(file.getvalue())
-        assert (np.random.get_state()[1] == state).all()
+        assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
     assert drawn[0] == drawn[1]
     assert dict(mpl.rcParams) == before
 
