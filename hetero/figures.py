@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -14,6 +14,7 @@ from cycler import cycler
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
@@ -156,15 +157,15 @@ def mean_and_range(x: ArrayLike, runs: ArrayLike, axis: Axes, **options: object)
     )
 
 
-def shared_legend(figure: Figure, loc: str = "outside upper center", **options: object) -> None:
+def shared_legend(figure: Figure, loc: str = "outside upper center", **options: Any) -> None:
     """One legend beside the panels with every label once, in place of those inside them."""
-    entries: dict[str, object] = {}
+    entries: dict[str, Artist] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
         if (inside := axis.get_legend()) is not None:
             inside.remove()
-    style = {"loc": loc, "ncols": len(entries)}
+    style: dict[str, Any] = {"loc": loc, "ncols": len(entries)}
     figure.legend(list(entries.values()), list(entries), **style | options)
 
 
