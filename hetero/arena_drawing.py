@@ -14,9 +14,10 @@ from matplotlib.patches import Rectangle
 
 from hetero.arena import league
 from hetero.arena.league import CASE, GOODPUT, PORTFOLIO, PRICE, TIE
-from hetero.figures import CYCLE
+from hetero.figures import CYCLE, heat_map
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: Okabe and Ito's colours and Tol's muted ones: apart for all eyes, with a mark of its own each.
@@ -27,7 +28,6 @@ _COLOURS: Final = (
 _MARKS: Final = "osD^vPX<>hHpd8"
 _SHARES = LinearSegmentedColormap.from_list("shares", ["#F7F4EA", "#9CC7D8", "#0072B2"])
 _CHANGE = LinearSegmentedColormap.from_list("change", ["#D55E00", "#FFFFFF", "#0072B2"])
-_NONE = "#EDEDED"
 
 
 def colours(planners: Sequence[str]) -> dict[str, str]:
@@ -55,37 +55,22 @@ def winners(table: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Fig
     values = wide.to_numpy()
     rows, columns = values.shape
     fig, axis = plt.subplots(figsize=(2.9 + 0.62 * columns, 1.75 + 0.23 * rows))
-    axis.set_facecolor(_NONE)
-    axis.pcolormesh(values, cmap=_SHARES, vmin=0, vmax=100, edgecolor="white", linewidth=0.8)
-    for i in range(rows):
-        for j in range(columns):
-            share = values[i, j]
-            text = "-" if np.isnan(share) else f"{share:.0f}"
-            dark = np.isfinite(share) and share > 62
-            wins = np.isfinite(share) and share >= 100 * (1 - TIE)
-            axis.text(
-                j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=7,
-                color="white" if dark else "#222222", fontweight="bold" if wins else "normal",
+    names = wide.rename(columns=_wrapped).set_axis(_case_labels(list(wide.index), labels or {}))
+    heat_map(names, axis, annot=True, fmt=".0f", cmap=_SHARES, vmin=0, vmax=100)
+    for (i, j), share in np.ndenumerate(values):
+        if np.isnan(share):
+            axis.text(j + 0.5, i + 0.5, "-", ha="center", va="center", fontsize=7)
+        elif share >= 100 * (1 - TIE):
+            axis.add_patch(
+                Rectangle((j + 0.06, i + 0.1), 0.88, 0.8, fill=False, edgecolor="#111111",
+                          linewidth=1.3)
             )  # fmt: skip
-            if wins:
-                axis.add_patch(
-                    Rectangle((j + 0.06, i + 0.1), 0.88, 0.8, fill=False, edgecolor="#111111",
-                              linewidth=1.3)
-                )  # fmt: skip
-    axis.set_xticks(np.arange(columns) + 0.5, [_wrapped(name) for name in wide.columns])
-    axis.set_yticks(np.arange(rows) + 0.5, _case_labels(list(wide.index), labels or {}))
-    axis.tick_params(length=0, labelsize=7.5)
-    axis.xaxis.tick_top()
-    plt.setp(axis.get_xticklabels(), rotation=45, ha="left", rotation_mode="anchor")
+    _names_above(axis)
     # A line above the first workload of every cluster.
     clusters = wide.index.get_level_values("cluster")
     for i in range(1, rows):
         if clusters[i] != clusters[i - 1]:
             axis.axhline(i, color="#555555", linewidth=0.9)
-    axis.invert_yaxis()
-    axis.grid(visible=False)
-    for side in axis.spines.values():
-        side.set_visible(False)
     return fig
 
 
@@ -149,6 +134,8 @@ def bars(
     A line stands at the bound on throughput where it is within the panel, a cross where a planner
     has no plan.
     """
+    import seaborn as sns
+
     own = league.plans(table)
     names = list(dict.fromkeys(own["planner"]))
     colour = colours(names)
@@ -161,28 +148,25 @@ def bars(
         sharey=True,
         squeeze=False,
     )
-    where = np.arange(len(names))[::-1]
     for axis, case in zip(axes.flat, cases, strict=False):
-        here = own[(own[CASE] == list(case)).all(axis=1)].set_index("planner")
-        for y, name in zip(where, names, strict=True):
-            row = here.loc[name] if name in here.index else None
-            if row is None or not np.isfinite(row[GOODPUT]):
-                axis.plot(0.02, y, "x", color="#999999", transform=axis.get_yaxis_transform())
-                continue
-            mean = float(row[GOODPUT])
-            low = max(0.0, float(row["goodput, low [requests/s]"]))
-            high = float(row["goodput, high [requests/s]"])
-            axis.barh(y, mean, 0.72, color=colour[name])
-            axis.errorbar(mean, y, xerr=[[mean - low], [high - mean]], color="#444444", lw=0.9)
+        here = own[(own[CASE] == list(case)).all(axis=1)].set_index("planner").reindex(names)
+        mean = here[GOODPUT]
+        low, high = (here[f"goodput, {end} [requests/s]"] for end in ("low", "high"))
+        sns.barplot(x=mean, y=names, hue=names, palette=colour, saturation=1, width=0.72, ax=axis)
+        axis.errorbar(
+            mean, names, xerr=[mean - low.clip(lower=0), high - mean], fmt="none", ecolor="#444444",
+            elinewidth=0.9,
+        )  # fmt: skip
+        for name in mean.index[mean.isna()]:
+            axis.plot(0.02, name, "x", color="#999999", transform=axis.get_yaxis_transform())
         limit = here["bound [requests/s]"].max()
         if np.isfinite(limit):
             axis.axvline(limit, color="#777777", linewidth=0.9, linestyle=":")
         cluster, model, workload = case
         told = (labels or {}).get(workload, workload)
         axis.set_title(f"{cluster}\n{model}, {told}", fontsize=8)
-        axis.set_yticks(where, names, fontsize=7.5)
-        axis.grid(axis="y", visible=False)
-        axis.set_xlim(left=0)
+        axis.tick_params(axis="y", labelsize=7.5)
+        axis.set(xlim=(0, None), xlabel="")
     for axis in axes.flat[len(cases) :]:
         axis.set_visible(False)
     for axis in axes.flat[max(0, len(cases) - across) : len(cases)]:
@@ -196,53 +180,50 @@ def routers(table: pd.DataFrame) -> Figure:
     wide = found.pivot_table(
         index="planner", columns="router", values="over its own [%]", aggfunc="median", sort=False
     )
-    values = wide.to_numpy()
-    rows, columns = values.shape
+    rows, columns = wide.shape
     fig, axis = plt.subplots(figsize=(2.7 + 0.58 * columns, 1.8 + 0.27 * rows))
-    axis.set_facecolor(_NONE)
-    axis.pcolormesh(values, cmap=_CHANGE, vmin=-60, vmax=60, edgecolor="white", linewidth=0.8)
-    for i, j in np.argwhere(np.isfinite(values)):
-        axis.text(
-            j + 0.5, i + 0.5, f"{values[i, j]:+.0f}", ha="center", va="center", fontsize=7,
-            color="white" if abs(values[i, j]) > 45 else "#222222",
-        )  # fmt: skip
-    axis.set_xticks(np.arange(columns) + 0.5, wide.columns)
-    axis.set_yticks(np.arange(rows) + 0.5, wide.index)
-    axis.tick_params(length=0, labelsize=7.5)
-    axis.xaxis.tick_top()
-    plt.setp(axis.get_xticklabels(), rotation=45, ha="left", rotation_mode="anchor")
-    axis.invert_yaxis()
-    axis.grid(visible=False)
-    for side in axis.spines.values():
-        side.set_visible(False)
+    heat_map(wide, axis, annot=True, fmt="+.0f", cmap=_CHANGE, vmin=-60, vmax=60)
+    _names_above(axis)
     return fig
 
 
 def standings(table: pd.DataFrame) -> Figure:
     """League: every case's share of the best as a point, their geometric mean as a bar."""
+    import seaborn as sns
+
     ranked = league.league(table)
     own = league.plans(table)
     names = list(ranked["planner"])
     colour = colours(list(dict.fromkeys(own["planner"])))
     fig, axis = plt.subplots(figsize=(7.4, 0.9 + 0.3 * len(names)))
-    where = np.arange(len(names))[::-1]
-    for y, (_, row) in zip(where, ranked.iterrows(), strict=True):
-        mean = row["geometric mean [% of best]"]
-        if np.isfinite(mean):
-            axis.barh(y, mean, 0.7, color=colour[row["planner"]], alpha=0.35)
-        share = 100 * own[own["planner"] == row["planner"]]["share of best"].to_numpy()
-        share = np.sort(share[share > 0])
-        offset = 0.5 * (np.arange(len(share)) % 5 - 2) / 5
-        axis.plot(share, y + offset, "o", color=colour[row["planner"]], markersize=2.8)
+    shares = own.assign(share=100 * own["share of best"]).query("share > 0")
+    sns.barplot(
+        x=ranked["geometric mean [% of best]"], y=names, hue=names, palette=colour, saturation=1,
+        alpha=0.35, width=0.7, ax=axis,
+    )  # fmt: skip
+    sns.swarmplot(
+        shares, x="share", y="planner", order=names, hue="planner", palette=colour, size=2.6,
+        legend=False, warn_thresh=1.0, ax=axis,
+    )  # fmt: skip
+    for y, (wins, served, cases) in enumerate(
+        ranked[["wins", "cases served", "cases"]].itertuples(index=False)
+    ):
         axis.text(
-            1.01, y, f"{row['wins']} wins, {row['cases served']} of {row['cases']} cases",
+            1.01, y, f"{wins} wins, {served} of {cases} cases",
             transform=axis.get_yaxis_transform(), va="center", fontsize=7.5, color="#444444",
         )  # fmt: skip
     axis.axvline(100, color="#777777", linewidth=0.9, linestyle=":")
-    axis.set_yticks(where, names)
-    axis.grid(axis="y", visible=False)
-    axis.set(xlabel="goodput over the best of any single planner in the case [%]", xlim=(0, None))
+    axis.set(ylabel="", xlim=(0, None))
+    axis.set_xlabel("goodput over the best of any single planner in the case [%]")
     return fig
+
+
+def _names_above(axis: Axes) -> None:
+    """Names of the columns above the cells, slanted."""
+    axis.set(xlabel="", ylabel="")
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0, labelsize=7.5)
+    plt.setp(axis.get_xticklabels(), rotation=45, ha="left", rotation_mode="anchor")
 
 
 def _case_labels(index: Sequence[tuple[str, str, str]], labels: Mapping[str, str]) -> list[str]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 from cycler import cycler
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import ArrayLike
 
 #: Colour-blind-safe cycle (Okabe and Ito, black left out) for series that are not GPU types.
 CYCLE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
@@ -112,6 +117,56 @@ def use_style() -> None:
             "svg.fonttype": "path",
         }
     )
+
+
+def heat_map(values: pd.DataFrame, axis: Axes, **options: object) -> None:
+    """Cells of a table as shades, their texts in them; a cell without a value is grey.
+
+    Names of the index and of the columns become the labels of the axes.
+
+    Parameters
+    ----------
+    options
+        What ``seaborn.heatmap`` takes: ``annot`` (texts of the shape of ``values``), ``cmap``, ...
+    """
+    # Imported where it draws: it brings seconds of start that no other command should pay.
+    import seaborn as sns
+
+    style = {"cbar": False, "fmt": "", "linewidths": 0.8, "annot_kws": {"fontsize": 7.5}}
+    axis.set_facecolor("#EDEDED")
+    sns.heatmap(values, ax=axis, **style | options)
+    axis.tick_params(length=0)
+    axis.tick_params(axis="y", rotation=0)
+    axis.grid(visible=False)
+
+
+def mean_and_range(x: ArrayLike, runs: ArrayLike, axis: Axes, **options: object) -> None:
+    """Mean over runs as a line and their range as a band; ``runs`` has a row per run.
+
+    Parameters
+    ----------
+    options
+        What ``seaborn.lineplot`` takes: ``color``, ``label``, ``marker``, ...
+    """
+    import seaborn as sns
+
+    values = np.asarray(runs, np.float64)
+    style = {"errorbar": ("pi", 100), "err_kws": {"linewidth": 0, "alpha": 0.2}}
+    sns.lineplot(
+        x=np.tile(np.asarray(x), len(values)), y=values.ravel(), ax=axis, **style | options
+    )
+
+
+def shared_legend(figure: Figure, loc: str = "outside upper center", **options: Any) -> None:
+    """One legend beside the panels with every label once, in place of those inside them."""
+    entries: dict[str, Artist] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+        if (inside := axis.get_legend()) is not None:
+            inside.remove()
+    style: dict[str, Any] = {"loc": loc, "ncols": len(entries)}
+    figure.legend(list(entries.values()), list(entries), **style | options)
 
 
 def stamp(figure: Figure, text: str) -> None:

@@ -168,15 +168,14 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 
 
 def _line(axis: Any, part: pd.DataFrame, parameter: str, measure: str, label: str | None) -> None:
+    import seaborn as sns
+
     numeric = pd.api.types.is_numeric_dtype(part[parameter])
     if numeric and part[parameter].nunique() > len(part) / 1.5 and len(part) > 2:
         axis.plot(part[parameter], part[measure], ".", label=label)  # a scatter of single points
         return
-    groups = part.groupby(parameter, sort=True)[measure]
-    x = [value if numeric else str(value) for value in groups.groups]
-    means = groups.mean().to_numpy()
-    halves = [
-        interval(values.to_numpy())[1] - values.mean() if len(values) > 1 else 0.0
-        for _, values in groups
-    ]
-    axis.errorbar(x, means, yerr=halves, marker="o", capsize=2, label=label)
+    part = part.sort_values(parameter, kind="stable")
+    if not numeric:
+        part[parameter] = part[parameter].map(str)
+    style = {"err_style": "bars", "err_kws": {"capsize": 2}, "errorbar": interval}
+    sns.lineplot(part, x=parameter, y=measure, marker="o", label=label, **style, ax=axis)

@@ -1,0 +1,109 @@
+"""What the shared drawing functions show: the values, the ranges, and nothing by chance."""
+
+import io
+import subprocess
+import sys
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from hetero import arena_drawing, figures
+from hetero.arena.league import GOODPUT, OWN
+
+CELLS = pd.DataFrame([[1.0, np.nan], [3.0, 4.0]], index=["a", "b"], columns=["x", "y"])
+
+
+@pytest.fixture(autouse=True)
+def _style():
+    mpl.use("agg")
+    figures.use_style()
+    yield
+    plt.close("all")
+
+
+def test_heat_map_writes_the_values_and_leaves_out_what_is_missing():
+    _, axis = plt.subplots()
+    figures.heat_map(CELLS, axis, annot=True, fmt=".0f", cmap="Blues")
+    assert [text.get_text() for text in axis.texts] == ["1", "3", "4"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["x", "y"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
+    assert axis.collections[0].get_array().mask.ravel().tolist() == [False, True, False, False]
+
+
+def test_mean_and_range_is_the_mean_with_the_smallest_and_the_largest():
+    runs = np.array([[1.0, 4.0], [2.0, 5.0], [6.0, 9.0]])
+    _, axis = plt.subplots()
+    figures.mean_and_range([10, 20], runs, axis, label="runs")
+    line, band = axis.lines[0], axis.collections[0].get_paths()[0].vertices
+    np.testing.assert_allclose(line.get_xydata(), [[10, 3], [20, 6]])
+    for x, low, high in ((10, 1, 6), (20, 4, 9)):
+        ends = band[band[:, 0] == x, 1]
+        assert (ends.min(), ends.max()) == (low, high)
+
+
+def test_shared_legend_names_everything_once():
+    figure, axes = plt.subplots(1, 2)
+    for axis, labels in zip(axes, (("a", "b"), ("b", "c")), strict=True):
+        for label in labels:
+            axis.plot([0, 1], label=label)
+        axis.legend()
+    figures.shared_legend(figure)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
+    assert not any(axis.get_legend() for axis in axes)
+
+
+def _contest() -> pd.DataFrame:
+    rows = [
+        ("one", "m", "w", "fast", OWN, 10.0, 8.0, 12.0, 11.0),
+        ("one", "m", "w", "slow", OWN, 5.0, -1.0, 11.0, np.nan),
+        ("one", "m", "w", "none", OWN, np.nan, np.nan, np.nan, np.nan),
+    ]
+    ends = [f"goodput, {end} [requests/s]" for end in ("low", "high")]
+    names = ["cluster", "model", "workload", "planner", "router", GOODPUT, *ends]
+    return pd.DataFrame(rows, columns=[*names, "bound [requests/s]"])
+
+
+def test_bars_of_a_contest_keep_the_intervals_of_the_table():
+    axis = arena_drawing.bars(_contest(), [("one", "m", "w")]).axes[0]
+    assert [patch.get_width() for patch in axis.patches][:2] == [10.0, 5.0]
+    segments = [
+        segment for drawn in axis.collections for segment in drawn.get_segments() if len(segment)
+    ]
+    spans = [segment[:, 0].tolist() for segment in segments if np.isfinite(segment).all()]
+    assert spans == [[8.0, 12.0], [0.0, 11.0]]  # no goodput is below 0
+    crosses = [line for line in axis.lines if line.get_marker() == "x"]
+    assert len(crosses) == 1  # of the planner without a plan
+
+
+def test_winners_of_a_contest_are_framed_and_missing_plans_dashed():
+    axis = arena_drawing.winners(_contest()).axes[0]
+    assert sorted(text.get_text() for text in axis.texts) == ["-", "100", "50"]
+    assert len(axis.patches) == 1
+
+
+def test_standings_show_a_point_per_case_that_is_served():
+    axis = arena_drawing.standings(_contest()).axes[0]
+    points = [drawn.get_offsets()[:, 0].tolist() for drawn in axis.collections]
+    assert [one for one in points if one] == [[100.0], [50.0]]
+
+
+def test_the_same_figure_has_the_same_bytes_and_leaves_style_and_chance_alone():
+    before = dict(mpl.rcParams)
+    drawn = []
+    for _ in range(2):
+        state = np.random.get_state()[1].copy()  # noqa: NPY002
+        file = io.BytesIO()
+        figure = arena_drawing.standings(_contest())
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        drawn.append(file.getvalue())
+        assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+    assert dict(mpl.rcParams) == before
+
+
+def test_what_draws_nothing_imports_no_seaborn():
+    code = "import sys, hetero, hetero.cli; sys.exit('seaborn' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
