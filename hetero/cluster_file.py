@@ -313,7 +313,7 @@ def _step(place: str, value: object, key: int | str) -> tuple[str, object]:
         ends = item.get("between") if isinstance(item, dict) else None
         called = f"'{one_line(own)}'" if isinstance(own, str) else f"number {key + 1}"
         if isinstance(ends, list) and len(ends) == 2:
-            called += f" ({ends[0]} and {ends[1]})"
+            called += f" ({one_line(str(ends[0]))} and {one_line(str(ends[1]))})"
         singular = {"machines": "machine", "network.pairs": "pair"}.get(place, f"{place} entry")
         return f"{singular} {called}", item
     inner = value.get(key) if isinstance(value, dict) else None

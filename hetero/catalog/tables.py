@@ -186,10 +186,10 @@ def build(record: type[T], row: Mapping[str, object], path: Path, line: int) -> 
                 column=name,
                 resolve="fill the cell.",
             )
-    name = row.get("name")
-    if isinstance(name, str) and not good(name):
+    called = row.get("name")
+    if isinstance(called, str) and not good(called):
         raise DataError(
-            f"'{one_line(name)}' is no name.", path=path, line=line, resolve=f"give {RULE}."
+            f"'{one_line(called)}' is no name.", path=path, line=line, resolve=f"give {RULE}."
         )
     try:
         return record(**row)

@@ -341,7 +341,7 @@ class PlanCard(Shown):
         again = "write it again with `hetero plan ... --json`."
         try:
             values = json.loads(text)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # a number of thousands of digits, too
             raise DataError("The file is not JSON.", path=path, resolve=again) from None
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise DataError("The file holds no plan card.", path=path, resolve=again)
