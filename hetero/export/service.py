@@ -358,6 +358,11 @@ class Service(Shown):
 
 
 def _engine(fields: Mapping[str, object]) -> Engine:
+    if unknown := fields.keys() - Engine.__dataclass_fields__.keys():
+        raise ExportError(
+            f"'{min(unknown)}' of an engine of the card is unknown.",
+            resolve="plan anew, and export that.",
+        )
     try:
         return TypeAdapter(Engine).validate_python(fields)
     except ValidationError as error:
