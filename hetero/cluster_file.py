@@ -15,9 +15,11 @@ A file looks like this; everything but ``machines`` may be left out::
         - {between: [eu, us], bandwidth_gbit_s: 1, latency_ms: 90}       # regions or machines
       coordinator: {region: eu}          # or one link to all: {bandwidth_gbyte_s: 1, latency_ms: 2}
 
-``gpu`` is a name of the catalog or of the file's own ``gpus`` section, whose entries take the
-fields of :class:`hetero.catalog.Gpu`. ``preset`` names a paper whose printed figures replace those
-of the data sheets. ``bandwidth_gbit_s`` counts bits, ``bandwidth_gbyte_s`` bytes.
+A name has at most 100 letters, digits, spaces and ``. _ - + = : , @ / ( )``, a letter or digit
+first: it will be that of a host, a file or a label. ``gpu`` is a name of the catalog or of the
+file's own ``gpus`` section, whose entries take the fields of :class:`hetero.catalog.Gpu`.
+``preset`` names a paper whose printed figures replace those of the data sheets.
+``bandwidth_gbit_s`` counts bits, ``bandwidth_gbyte_s`` bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from hetero import catalog, yaml_text
 from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine, Network
 from hetero.errors import CatalogError, DataError
+from hetero.naming import RULE, Name, good, one_line, slug
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Name = Annotated[str, Field(min_length=1)]
 # Every copy becomes an object: a slip of the keyboard must not fill the memory.
 _Count = Annotated[int, Field(gt=0, le=100_000)]
 
@@ -47,18 +49,18 @@ class _Strict(BaseModel):
 
 
 class _LinkText(_Strict):
-    link: str | None = None
+    link: Name | None = None
     bandwidth_gbit_s: _Positive | None = None
     bandwidth_gbyte_s: _Positive | None = None
     latency_ms: _NotNegative | None = None
 
 
 class _PairText(_LinkText):
-    between: Annotated[list[_Name], Field(min_length=2, max_length=2)]
+    between: Annotated[list[Name], Field(min_length=2, max_length=2)]
 
 
 class _CoordinatorText(_LinkText):
-    region: _Name | None = None
+    region: Name | None = None
 
 
 class _NetworkText(_Strict):
@@ -69,13 +71,13 @@ class _NetworkText(_Strict):
 
 
 class _MachineText(_Strict):
-    name: _Name
-    gpu: _Name
+    name: Name
+    gpu: Name
     count: _Count = 1
     copies: _Count | None = None
-    region: _Name = "local"
+    region: Name = "local"
     usd_per_h: _NotNegative | None = None
-    link: str | None = None
+    link: Name | None = None
 
 
 class GpuText(_Strict):
@@ -84,7 +86,7 @@ class GpuText(_Strict):
     mem_gib: _Positive
     mem_bw_gbs: _Positive
     fp16_tflops: _Positive
-    link_type: _Name = "PCIe4-x16"
+    link_type: Name = "PCIe4-x16"
     link_gbs: _Positive = 32.0
     pcie_gbs: _Positive = 32.0
     vendor: str = ""
@@ -106,12 +108,12 @@ class GpuText(_Strict):
 
 
 class _ClusterText(_Strict):
-    name: _Name | None = None
+    name: Name | None = None
     title: str = ""
     source: str = ""
     notes: list[str] = []
     preset: str = ""
-    gpus: dict[str, GpuText] = {}
+    gpus: dict[Name, GpuText] = {}
     machines: Annotated[list[_MachineText], Field(min_length=1)]
     network: _NetworkText | None = None
 
@@ -131,7 +133,7 @@ def load(path: Path) -> Cluster:
         raise _sentence(path, raw, error) from None
     try:
         return Cluster(
-            name=text.name or path.stem,
+            name=text.name or (path.stem if good(path.stem) else slug(path.stem)),
             machines=tuple(m for entry in text.machines for m in _machines(entry, text, path)),
             network=_network(text, path) if text.network else None,
             title=text.title,
@@ -294,6 +296,9 @@ def _sentence(path: Path, raw: object, error: ValidationError) -> CatalogError:
         return CatalogError(
             f"{path}: the field '{last}'{inside} is missing.", resolve=f"add {last}."
         )
+    if last == "[key]":
+        place, last = "", place.partition(".")[0]
+        inside = ""
     whole, _ = _step(place, value, last) if isinstance(last, int) else ("", None)
     name = whole or (f"'{last}'{inside}" if last != "" else "the file")
     received = "empty" if first["input"] is None else reprlib.repr(first["input"])
@@ -306,9 +311,9 @@ def _step(place: str, value: object, key: int | str) -> tuple[str, object]:
         item = value[key] if isinstance(value, list) and key < len(value) else None
         own = item.get("name") if isinstance(item, dict) else None
         ends = item.get("between") if isinstance(item, dict) else None
-        called = f"'{own}'" if isinstance(own, str) else f"number {key + 1}"
+        called = f"'{one_line(own)}'" if isinstance(own, str) else f"number {key + 1}"
         if isinstance(ends, list) and len(ends) == 2:
-            called += f" ({ends[0]} and {ends[1]})"
+            called += f" ({one_line(str(ends[0]))} and {one_line(str(ends[1]))})"
         singular = {"machines": "machine", "network.pairs": "pair"}.get(place, f"{place} entry")
         return f"{singular} {called}", item
     inner = value.get(key) if isinstance(value, dict) else None
@@ -344,6 +349,7 @@ def _wanted(error: ErrorDetails) -> str:
         "less_than_equal": f"a number of at most {limits.get('le', 0):,}",
         "greater_than_equal": f"a number of {limits.get('ge', 0):g} or more",
         "string_too_short": "text that is not empty",
+        "value_error": RULE,
         "too_short": f"a list of {limits.get('min_length')} or more",
         "too_long": f"a list of {limits.get('max_length')} or fewer",
     }

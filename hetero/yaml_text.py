@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
-from ruamel.yaml.events import AliasEvent
 
 from hetero.errors import DataError
 
@@ -42,9 +41,9 @@ def parse(text: str, path: Path) -> Any:
     yaml = YAML(typ="safe", pure=True)
     try:
         # An alias can stand for itself many times over: a few lines would fill the memory.
-        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):
+        if any(getattr(event, "anchor", None) is not None for event in yaml.parse(text)):
             raise DataError(
-                "YAML aliases (`*name`) are not allowed.",
+                "YAML aliases (`&name`, `*name`) are not allowed.",
                 path=path,
                 resolve="write each value out.",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,15 @@ from hetero import datasets
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 if not os.environ.get(datasets.MIRROR) and _BESIDE.is_dir():
     os.environ[datasets.MIRROR] = str(_BESIDE)
+
+
+# Here, so that all workers of a run draw from one seed.
+os.environ.setdefault("HETERO_FUZZ_SEED", str(secrets.randbelow(2**32)))
+
+
+def pytest_report_header() -> str:
+    """The seed of the fuzzer, by which a run can be repeated."""
+    return f"HETERO_FUZZ_SEED={os.environ['HETERO_FUZZ_SEED']}"
 
 
 @pytest.fixture

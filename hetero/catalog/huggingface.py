@@ -10,6 +10,7 @@ from typing import cast
 
 from hetero.catalog.models import Llm
 from hetero.errors import DataError
+from hetero.naming import RULE, good, slug
 
 # Where families write the same size under different keys; the first that is there counts.
 _KEYS = {
@@ -33,7 +34,10 @@ _KEYS = {
     "v_head_dim": ("v_head_dim",),
 }
 _BASIC = ("layers", "hidden", "heads", "vocab")
-_MOST = 2**40  # sizes that no model has would overflow what is computed from them
+# Sizes that no model has would overflow what is computed from them.
+_MOST = {"layers": 10_000, "max_position": 2**40}
+_MOST_ELSE = 2**24
+_MOST_PARAMS = 10**15
 _EXPERTS = ("experts", "experts_active")
 _LATENT = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 
@@ -111,14 +115,22 @@ def read(config: Path | str | Mapping[str, object], *, name: str | None = None) 
     required, fixed = _FAMILIES[family]
     shape: dict[str, int] = {}
     for field, keys in _KEYS.items():
-        value = _size(text, keys, path, required=field in _BASIC or field in required)
+        most = _MOST.get(field, _MOST_ELSE)
+        value = _size(text, keys, path, most, required=field in _BASIC or field in required)
         if value is not None:
             shape[field] = value
-    return Llm(
+    found = Llm(
         name=name or _name(content, path),
         source=f"config.json ({family})",
         **{**_defaults(shape), **_family_sizes(family, shape, text, path), **fixed},  # type: ignore[arg-type]
     )
+    if found.params > _MOST_PARAMS:
+        raise DataError(
+            f"these sizes make a model of {found.params:.2g} parameters.",
+            path=path,
+            resolve="give the sizes that the model has.",
+        )
+    return found
 
 
 def _defaults(shape: dict[str, int]) -> dict[str, object]:
@@ -191,7 +203,12 @@ def _load(config: Path | str | Mapping[str, object]) -> tuple[Path | str, Mappin
 
 
 def _size(
-    text: Mapping[str, object], keys: tuple[str, ...], path: Path | str, *, required: bool
+    text: Mapping[str, object],
+    keys: tuple[str, ...],
+    path: Path | str,
+    most: int,
+    *,
+    required: bool,
 ) -> int | None:
     for key in keys:
         value = text.get(key)
@@ -203,7 +220,7 @@ def _size(
                 path=path,
                 resolve="give it as a whole number.",
             )
-        if not (1 if required else 0) <= value < _MOST:
+        if not (1 if required else 0) <= value <= most:
             raise DataError(
                 f"'{key}' is {reprlib.repr(value)}.",
                 path=path,
@@ -222,5 +239,13 @@ def _size(
 def _name(content: Mapping[str, object], path: Path | str) -> str:
     given = content.get("_name_or_path")
     if isinstance(given, str) and given:
-        return given.rstrip("/").rsplit("/", 1)[-1]
-    return path.resolve().parent.name if isinstance(path, Path) else "model"
+        found = given.rstrip("/").rsplit("/", 1)[-1]
+        if not good(found):
+            raise DataError(
+                f"'_name_or_path' is {reprlib.repr(given)}.",
+                path=path,
+                resolve=f"end it with {RULE}.",
+            )
+        return found
+    folder = path.resolve().parent.name if isinstance(path, Path) else "model"
+    return folder if good(folder) else slug(folder)

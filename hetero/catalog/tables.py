@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError
 from hetero.files import csv_lines
+from hetero.naming import RULE, good, one_line
 
 
 class Record(Protocol):
@@ -185,6 +186,11 @@ def build(record: type[T], row: Mapping[str, object], path: Path, line: int) -> 
                 column=name,
                 resolve="fill the cell.",
             )
+    called = row.get("name")
+    if isinstance(called, str) and not good(called):
+        raise DataError(
+            f"'{one_line(called)}' is no name.", path=path, line=line, resolve=f"give {RULE}."
+        )
     try:
         return record(**row)
     except CatalogError as error:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from hetero.serving.settings import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +22,12 @@ def serve(
         str | None, typer.Option(help="Address to listen on; by default this machine only.")
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only read and show the file.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Make all that is served, but do not listen, and show the file."
+        ),
+    ] = False,
 ) -> None:
     """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
 
@@ -41,8 +49,23 @@ def serve(
 
     if check:
         settings = load(deployment)
+        _construct(settings)
         print(settings.deployment().table())
         print(f"Router: {settings.chosen().name}.\n")
         print(FleetPlan.of(settings.deployment(), *settings.outputs.typical).table())
         return
     run(deployment, host=host, port=port)
+
+
+def _construct(settings: Settings) -> None:
+    """All that is served, but for an address: what starts is what has been made once."""
+    try:
+        from hetero.serving.dispatcher import Dispatcher, Prepared
+    except ModuleNotFoundError as error:
+        from hetero.errors import ParameterError
+
+        raise ParameterError(
+            f"Serving needs the package {error.name}, which is not installed.",
+            resolve="install it with `pip install 'hetero[serving]'`.",
+        ) from error
+    Dispatcher(Prepared.of(settings))

@@ -12,8 +12,10 @@ from typing import Any, Literal, TypeAlias
 from ruamel.yaml import YAML
 
 from hetero.errors import ExportError, ParameterError
-from hetero.export import kubernetes, routing, skypilot, vllm
-from hetero.export.service import Service, slug
+from hetero.export import again, kubernetes, routing, skypilot, vllm
+from hetero.export.service import Service, Serving
+from hetero.latency import storage
+from hetero.naming import one_line, slug
 from hetero.routers import Builtin
 from hetero.serving import written
 
@@ -21,6 +23,10 @@ Hosts: TypeAlias = Literal["machines", "kubernetes"]
 """Where engines run: on hosts with the names of the machines, or under the exported manifests."""
 
 Addresses: TypeAlias = Mapping[str, str]
+
+_HEAD = f"# {vllm.MARK}\n"
+# Of the texts with comments, of routing tables and of step models.
+_MARKS = (vllm.MARK, f'"format": "{routing.FORMAT}"', f'"format": "{storage.FORMAT}"')
 
 
 def write(
@@ -52,8 +58,8 @@ def write(
     ExportError
         If the tool cannot express the plan.
     ParameterError
-        If the target is unknown, a file exists and ``force`` is not set, or the folder's parent
-        does not exist.
+        If the target is unknown, the folder's parent does not exist, or a file exists and
+        ``force`` is not set or no export wrote it.
 
     Examples
     --------
@@ -77,12 +83,25 @@ def write(
             f"The folder {folder.parent} of {folder.name} does not exist.",
             resolve="create it first, or choose another folder.",
         )
-    existing = [name for name in texts if (folder / name).exists()]
-    if (existing and not force) or (folder.exists() and not folder.is_dir()):
-        raise ParameterError(
-            f"{folder / existing[0] if existing else folder} exists already.",
-            resolve="choose another folder, or say --force (in Python force=True) to replace it.",
-        )
+    if folder.exists() and not folder.is_dir():
+        raise _exists(folder, "choose another folder.")
+    for name in texts:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise ExportError(
+                f"The file {one_line(name)} would lie outside {folder}.",
+                resolve="choose an empty folder, or rename the machine.",
+            )
+    for name in texts:
+        if (folder / name).exists() and not force:
+            raise _exists(
+                folder / name,
+                "choose another folder, or say --force (in Python force=True) to replace it.",
+            )
+        if (folder / name).exists() and not _ours(folder / name):
+            raise _exists(
+                folder / name,
+                "choose another folder, or remove it: --force replaces only what an export wrote.",
+            )
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         for name, text in texts.items():
@@ -94,31 +113,57 @@ def write(
         for name in texts:
             (folder / name).parent.mkdir(exist_ok=True)
             (part / name).replace(folder / name)
+    except OSError as error:
+        raise ExportError(
+            f"{folder} cannot be written ({error.strerror or type(error).__name__}).",
+            resolve="choose another folder, or make room there.",
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return [folder / name for name in sorted(texts)]
 
 
+def _exists(path: Path, resolve: str) -> ParameterError:
+    return ParameterError(f"{path} exists already.", resolve=resolve)
+
+
+def _ours(path: Path) -> bool:
+    """Whether an export wrote a file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            start = file.read(200)
+    except (OSError, UnicodeDecodeError):
+        return False
+    return any(mark in start for mark in _MARKS)
+
+
 def addresses(service: Service) -> dict[str, str]:
     """Address of every engine where machines are hosts of their names."""
-    return {
-        one.name: f"http://{one.machines[0] or slug(one.name)}:{one.port}"
-        for one in service.servings
-    }
+    return {one.name: f"http://{_host(service, one)}:{one.port}" for one in service.servings}
+
+
+def _host(service: Service, one: Serving) -> str:
+    first = one.machines[0]
+    return service.hosts[first] if first else slug(one.name)
 
 
 def _vllm(service: Service, _: Addresses) -> dict[str, str]:
-    return {f"{machine}.sh": text for machine, text in vllm.scripts(service).items()}
+    return {f"{host}.sh": text for host, text in vllm.scripts(service).items()}
 
 
 def _kubernetes(service: Service, _: Addresses) -> dict[str, str]:
     head = (
-        f"# {service.llm.name} on {service.name}. Routing: {service.routing or 'as you like'}.\n"
+        f"{_HEAD}# {one_line(service.llm.name)} on {one_line(service.name)}. "
+        f"Routing: {one_line(service.routing) or 'as you like'}.\n"
         "# kubectl apply -f this folder. A secret 'hf-token' with the key 'token' is used if there "
         "is one.\n"
+        "# So is 'vllm-api-key' with the key 'key', which engines ask of clients: without it, give "
+        "them a NetworkPolicy.\n"
+        "# The image is named by its tag, which can be moved: write its digest (@sha256:...) to "
+        "pin it.\n"
     )
     own = {
-        name: head + "---\n".join(map(_yaml, found))
+        name: again.yaml(head + "---\n".join(map(_yaml, found)), found)
         for name, found in kubernetes.manifests(service).items()
     }
     return {f"{name}.yaml": text for name, text in own.items()}
@@ -129,13 +174,24 @@ def _skypilot(service: Service, _: Addresses) -> dict[str, str]:
     for name, task in skypilot.tasks(service).items():
         serves = "service" in task
         start = f"sky serve up -n {name}" if serves else f"sky launch -c {name}"
-        head = f"# {start} --secret HF_TOKEN {name}.yaml\n"
-        found[f"{name}.yaml"] = head + _yaml(task)
+        head = (
+            f"{_HEAD}# {start} --secret HF_TOKEN --secret {vllm.KEY} {name}.yaml\n"
+            f"# The port is open to the internet: give {vllm.KEY} a value, which engines ask of "
+            "clients.\n"
+        )
+        found[f"{name}.yaml"] = again.yaml(head + _yaml(task), [task])
     return found
 
 
 def _routing(service: Service, at: Addresses) -> dict[str, str]:
-    return {"routing.json": routing.to_json(routing.table(service, at))}
+    meant = routing.table(service, at)
+    text = routing.to_json(meant)
+    if routing.from_json(text) != meant:
+        raise ExportError(
+            "The routing table does not read as it was meant.",
+            resolve="rename machines and models plainly, with letters, digits and hyphens.",
+        )
+    return {"routing.json": text}
 
 
 def _serve(service: Service, at: Addresses) -> dict[str, str]:
@@ -156,12 +212,13 @@ def _serve(service: Service, at: Addresses) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deployment.yaml"
         model, urls = service.llm.name, dict(at)
-        if not isinstance(router, Builtin):
-            written.write(deployment, file, model=model, urls=urls)
-        else:
-            written.write(deployment, file, model=model, urls=urls, router=router)
+        # A key that is not set is none.
+        keys = {one.name: vllm.KEY for one in service.servings}
+        chosen: Builtin | str = router if isinstance(router, Builtin) else "hetero"
+        written.write(deployment, file, model=model, urls=urls, keys=keys, router=chosen)
         return {
-            path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+            path.relative_to(folder).as_posix(): (_HEAD if path == file else "")
+            + path.read_text(encoding="utf-8")
             for path in sorted(Path(folder).rglob("*"))
             if path.is_file()
         }

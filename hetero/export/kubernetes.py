@@ -14,12 +14,14 @@ from typing import Any, TypeAlias
 
 from hetero.errors import ExportError
 from hetero.export import names, vllm
-from hetero.export.service import FIRST_PORT, Part, Service, Serving, slug
+from hetero.export.service import FIRST_PORT, Part, Service, Serving
+from hetero.naming import slug
 
 Manifest: TypeAlias = dict[str, Any]
 
 IMAGE = f"vllm/vllm-openai:v{vllm.VERSION}"
-_SECRET = "hf-token"  # the name of a secret, not one
+# Names of secrets and of their keys by variable; none of them has to exist.
+_SECRETS = {"HF_TOKEN": ("hf-token", "token"), vllm.KEY: ("vllm-api-key", "key")}
 _START_S, _START_TRIES = 15, 240  # an hour to load the weights
 
 
@@ -160,6 +162,8 @@ def _pod(service: Service, one: Serving, parts: tuple[Part, ...], *, leads: bool
         },
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "terminationGracePeriodSeconds": 120,
+        "automountServiceAccountToken": False,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [_container(service, one, sum(part.gpus for part in parts), leads=leads)],
         # Tensor parallelism passes data through shared memory.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
@@ -167,8 +171,11 @@ def _pod(service: Service, one: Serving, parts: tuple[Part, ...], *, leads: bool
 
 
 def _container(service: Service, one: Serving, gpus: int, *, leads: bool) -> Manifest:
-    words = ["vllm", "serve", service.model, *vllm.arguments(service, one)]
+    # Kubernetes puts variables in for $(NAME) and takes $$ for a dollar sign.
+    given = [service.model, *vllm.arguments(service, one)]
+    words = ["vllm", "serve", *(word.replace("$", "$$") for word in given)]
     if leads:
+        # Others reach a pod by its own address only.
         words += ["--host", "0.0.0.0", "--port", str(FIRST_PORT)]
     env: list[Manifest] = [
         {"name": name, "value": value} for name, value in vllm.environment(service, one)
@@ -180,14 +187,19 @@ def _container(service: Service, one: Serving, gpus: int, *, leads: bool) -> Man
     if one.phase != "both":
         own = {"fieldRef": {"fieldPath": "status.podIP"}}
         env.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own})
-    secret = {"name": _SECRET, "key": "token", "optional": True}
-    env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
+    for variable, (secret, key) in _SECRETS.items():
+        reference = {"name": secret, "key": key, "optional": True}
+        env.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
     found: Manifest = {
         "name": "vllm",
         "image": IMAGE,
         "command": words[:2],
         "args": words[2:],
         "env": env,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }

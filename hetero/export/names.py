@@ -7,6 +7,8 @@ known name is asked for by a label that the operator sets.
 
 from __future__ import annotations
 
+import re
+
 from hetero.errors import ExportError
 
 PRODUCT_LABEL = "nvidia.com/gpu.product"
@@ -82,7 +84,9 @@ def node_label(gpu: str) -> tuple[str, str]:
     (('nvidia.com/gpu.product', 'NVIDIA-L4'), ('hetero/gpu', 'X1'))
     """
     product = _PRODUCTS.get(gpu)
-    return (PRODUCT_LABEL, product) if product is not None else (OWN_LABEL, gpu)
+    if product is not None:
+        return PRODUCT_LABEL, product
+    return OWN_LABEL, re.sub(r"[^A-Za-z0-9._-]+", "-", gpu)[:63].strip("-._") or "x"
 
 
 def skypilot(gpu: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter, ValidationError
 
 from hetero import catalog
 from hetero.arena.entry import Entry
@@ -12,6 +13,7 @@ from hetero.catalog import Llm
 from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import ExportError
+from hetero.naming import host, one_line, slug
 from hetero.planning.card import PlanCard
 from hetero.routers import Builtin, Router
 
@@ -128,6 +130,14 @@ class Service(Shown):
             raise ExportError(
                 f"The plan of {self.name} has no engines.", resolve="export a plan that has some."
             )
+        # Both are words of the commands, which cannot be spelt in another way.
+        for what, text in (("model", self.llm.name), ("weights", self.weights)):
+            if not text.isprintable():
+                raise ExportError(
+                    f"The {what} '{one_line(text)}' holds a line break or another control "
+                    "character.",
+                    resolve="name it in one line of plain text.",
+                )
         if not 0 < self.memory_fraction <= 1:
             raise ExportError(
                 f"A memory fraction of {self.memory_fraction:g} starts no engine.",
@@ -186,8 +196,8 @@ class Service(Shown):
                         group.phase,
                         tuple(Part(*stage) for stage in place),
                         share=group.share / group.count,
-                        engine=Engine(**engine) if engine else None,  # type: ignore[arg-type]
-                        kv_tokens=int(tokens) if tokens is not None else None,
+                        engine=_engine(engine) if engine else None,
+                        kv_tokens=_tokens(tokens),
                     )
                 )
         return cls(
@@ -291,6 +301,21 @@ class Service(Shown):
         """Whether prefill and decode run on engines of their own."""
         return any(serving.phase != "both" for serving in self.servings)
 
+    @property
+    def hosts(self) -> dict[str, str]:
+        """What hosts and files are called by machine: its name where they can be, no two alike."""
+        names = list(dict.fromkeys(one for serving in self.servings for one in serving.machines))
+        found = {name: name for name in names if host(name) == name}
+        taken = {name.lower() for name in found}
+        for name in names:
+            label, k = host(name), 1
+            while name not in found and label.lower() in taken:
+                k += 1
+                label = f"{host(name)}-{k}"
+            found.setdefault(name, label)
+            taken.add(label.lower())
+        return found
+
     def families(self) -> dict[str, tuple[Serving, ...]]:
         """Engines that differ in nothing but their machines, by a name fit for tools.
 
@@ -332,15 +357,31 @@ class Service(Shown):
         return Table(f"{self.llm.name} on {self.name}", columns, rows, notes)
 
 
-def slug(text: str) -> str:
-    """Lower-case name of letters, digits and hyphens, as Kubernetes and host names want them.
+def _engine(fields: Mapping[str, object]) -> Engine:
+    if unknown := fields.keys() - Engine.__dataclass_fields__.keys():
+        raise ExportError(
+            f"'{min(unknown)}' of an engine of the card is unknown.",
+            resolve="plan anew, and export that.",
+        )
+    try:
+        return TypeAdapter(Engine).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ExportError(
+            f"'{'.'.join(map(str, first['loc']))}' of an engine of the card: {first['msg']}.",
+            resolve="plan anew, and export that.",
+        ) from None
 
-    Examples
-    --------
-    >>> slug("v100 t=4/0")
-    'v100-t-4-0'
-    """
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:50].strip("-") or "x"
+
+def _tokens(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise ExportError(
+            f"An engine of the card has a KV cache of {value} tokens.",
+            resolve="plan anew, and export that.",
+        )
+    return value
 
 
 def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:

@@ -14,8 +14,9 @@ import shlex
 from typing import Any, TypeAlias
 
 from hetero.errors import ExportError
-from hetero.export import names, vllm
-from hetero.export.service import FIRST_PORT, Service, Serving, slug
+from hetero.export import again, names, vllm
+from hetero.export.service import FIRST_PORT, Service, Serving
+from hetero.naming import one_line, slug
 
 Task: TypeAlias = dict[str, Any]
 
@@ -78,7 +79,7 @@ def _task(service: Service, name: str, one: Serving) -> Task:
             "ports": FIRST_PORT,
             "disk_size": disk_gb(service),
         },
-        "secrets": {"HF_TOKEN": ""},
+        "secrets": {"HF_TOKEN": "", vllm.KEY: ""},
         "setup": f"uv pip install --system vllm=={vllm.VERSION}"
         + (" nixl" if one.phase != "both" else ""),
         "run": _run(service, one, nodes),
@@ -90,14 +91,14 @@ def _task(service: Service, name: str, one: Serving) -> Task:
 def _run(service: Service, one: Serving, nodes: int) -> str:
     words = ["vllm", "serve", service.model, *vllm.arguments(service, one)]
     command = shlex.join(words)
-    notes = "".join(f"# Note: {note}\n" for note in vllm.notes(service, one))
+    notes = "".join(f"# Note: {one_line(note)}\n" for note in vllm.notes(service, one))
     if one.phase != "both":
         notes += "export VLLM_NIXL_SIDE_CHANNEL_HOST=$(hostname -I | cut -d' ' -f1)\n"
     listen = f"--host 0.0.0.0 --port {FIRST_PORT}"
     if nodes == 1:
-        return f"{notes}{command} {listen}\n"
+        return again.script(f"{notes}{command} {listen}\n")
     joined = " ".join(vllm.together(nodes, '"$SKYPILOT_NODE_RANK"', '"$HEAD"'))
-    return (
+    return again.script(
         f'{notes}HEAD=$(echo "$SKYPILOT_NODE_IPS" | head -n1)\n'
         f'if [ "$SKYPILOT_NODE_RANK" = 0 ]; then ROLE="{listen}"; else ROLE=--headless; fi\n'
         f"{command} {joined} $ROLE\n"

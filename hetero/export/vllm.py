@@ -12,7 +12,9 @@ import shlex
 from dataclasses import dataclass
 
 from hetero.errors import ExportError
+from hetero.export import again
 from hetero.export.service import FIRST_PORT, Service, Serving
+from hetero.naming import one_line
 
 VERSION = "0.33.0"
 """Release of vLLM whose flags these are."""
@@ -24,6 +26,18 @@ _CACHES = {"fp32": "auto", "fp16": "auto", "bf16": "auto", "fp8": "fp8"}
 _MASTER_PORT = 29500
 _SIDE_PORT = 5600
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+MARK = "Written by hetero export."
+"""What marks the files that an export may replace."""
+KEY = "VLLM_API_KEY"
+"""Environment variable with the key that engines ask of clients; vLLM reads it itself."""
+_LISTEN = "$LISTEN"
+# Whoever reaches a port without a key may use the engine: only this machine may, then.
+_GUARD = f"""\
+# Engines ask clients for the key in {KEY}. Where it is not set, they listen on this machine only;
+# LISTEN=ADDRESS chooses another address than these two.
+if [ -z "${KEY}" ]; then echo "{KEY} is not set: listening on this machine only." >&2; fi
+LISTEN=${{LISTEN:-${{{KEY}:+0.0.0.0}}}}
+LISTEN=${{LISTEN:-127.0.0.1}}"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +51,7 @@ class Command:
     env
         Environment variables that it needs beside those of the machine.
     argv
-        Words of the command.
+        Words of the command; it listens where the variable LISTEN of its script says.
     notes
         What vLLM does differently from the plan, one sentence each.
     """
@@ -51,7 +65,17 @@ class Command:
     def text(self) -> str:
         """The command as one types it."""
         env = [f"{name}={shlex.quote(value)}" for name, value in self.env]
-        return " ".join((*env, shlex.join(self.argv)))
+        before = (None, *self.argv)
+        words = [
+            f'"{_LISTEN}"' if last == "--host" else shlex.quote(word)
+            for last, word in zip(before, self.argv, strict=False)
+        ]
+        return " ".join((*env, *words))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The variables and words that a shell finds in it."""
+        return (*(f"{name}={value}" for name, value in self.env), *self.argv)
 
 
 def commands(service: Service, serving: Serving) -> tuple[Command, ...]:
@@ -73,7 +97,7 @@ def commands(service: Service, serving: Serving) -> tuple[Command, ...]:
     ('vllm', 'serve', 'meta-llama/Meta-Llama-3-8B', '--served-model-name', 'Llama-3-8B')
     """
     check(service, serving)
-    machines = serving.machines
+    machines, hosts = serving.machines, service.hosts
     found = []
     for rank, machine in enumerate(machines):
         parts = serving.on(machine)
@@ -83,15 +107,15 @@ def commands(service: Service, serving: Serving) -> tuple[Command, ...]:
         if serving.phase != "both":
             side = _SIDE_PORT + 100 * (serving.port - FIRST_PORT)
             env += [
-                ("VLLM_NIXL_SIDE_CHANNEL_HOST", machine),
+                ("VLLM_NIXL_SIDE_CHANNEL_HOST", hosts[machine]),
                 ("VLLM_NIXL_SIDE_CHANNEL_PORT", str(side)),
             ]
         argv = ["vllm", "serve", service.model, *arguments(service, serving)]
         if rank == 0:
-            argv += ["--host", "0.0.0.0", "--port", str(serving.port)]
+            argv += ["--host", _LISTEN, "--port", str(serving.port)]
         if len(machines) > 1:
             port = str(_MASTER_PORT + serving.port - FIRST_PORT)
-            argv += together(len(machines), str(rank), machines[0], port)
+            argv += together(len(machines), str(rank), hosts[machines[0]], port)
             argv += ["--headless"] if rank else []
         found.append(Command(machine, tuple(env), tuple(argv), notes(service, serving)))
     return tuple(found)
@@ -250,23 +274,35 @@ def notes(service: Service, serving: Serving) -> tuple[str, ...]:
 
 
 def scripts(service: Service) -> dict[str, str]:
-    """Shell script of every machine, which starts its engines and waits for them."""
+    """Shell script by host, which starts the engines of the machine and waits for them."""
     by_machine: dict[str, list[tuple[Serving, Command]]] = {}
     for serving in service.servings:
         for command in commands(service, serving):
             by_machine.setdefault(command.machine, []).append((serving, command))
     found = {}
     for machine, started in by_machine.items():
+        host = service.hosts[machine]
         lines = [
             "#!/bin/sh",
-            f"# Engines of {service.llm.name} on machine {machine}, for vLLM {VERSION}.",
-            "# Names of machines are taken as host names.",
+            f"# {MARK}",
+            f"# Engines of {one_line(service.llm.name)} on machine {one_line(machine)}, for vLLM "
+            f"{VERSION}.",
+            "# Names of machines are taken as host names."
+            + (f" This one's is {host}." if host != machine else ""),
+            _GUARD,
         ]
+        if any(len(serving.machines) > 1 for serving, _ in started):
+            lines += [
+                f"# Machines of one engine talk by ports from {_MASTER_PORT} on, which ask for no "
+                "key:",
+                "# keep them in a network of their own.",
+            ]
         if service.disaggregated:
             lines.append("# Prefill and decode engines are paired by the routing table.")
         for serving, command in started:
-            lines += ["", f"# {serving.name}, {serving.phase}"]
-            lines += [f"# Note: {note}" for note in command.notes]
+            lines += ["", f"# {one_line(serving.name)}, {serving.phase}"]
+            lines += [f"# Note: {one_line(note)}" for note in command.notes]
             lines.append(f"{command.text} &")
-        found[machine] = "\n".join([*lines, "", "wait", ""])
+        text = "\n".join([*lines, "", "wait", ""])
+        found[host] = again.script(text, [command.words for _, command in started])
     return found

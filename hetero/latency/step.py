@@ -12,6 +12,9 @@ from hetero.errors import ParameterError
 
 Floats = NDArray[np.float64]
 
+# Tokens between two knots: slopes over less overflow, and no step is told apart by less.
+_NEAREST = 1e-6
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
@@ -135,6 +138,7 @@ class Piece:
             and len(self.per_cached_token_s) >= 1
             and bool(np.all(np.diff(self.knots_tokens) > 0))
             and self.knots_tokens[0] >= 0
+            and bool(np.all(np.diff(self.knots_tokens) >= _NEAREST))
             and all(
                 bool(np.all(np.isfinite(a) & (a >= 0)))
                 for a in (self.knots_s, self.per_cached_token_s, self.mixed_rows)

@@ -32,18 +32,51 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BeforeValidator, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 
 from hetero.arena.entry import Entry
 from hetero.display import Shown, Table
 from hetero.errors import DataError, ParameterError
 from hetero.files import writing
 from hetero.intervals import interval
+from hetero.naming import Line
 
 FORMAT, VERSION = "hetero plan card", 1
 
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+# What is computed from larger figures overflows.
+_LARGEST = 1e30
+
+
+def _bounded(value: float) -> float:
+    if abs(value) > _LARGEST:
+        raise ValueError("no figure is as large as that")
+    return value
+
+
+def _named(value: dict[str, Any]) -> dict[str, Any]:
+    if unknown := value.keys() - {"ttft", "tpot", "e2e"}:
+        raise ValueError(f"'{min(unknown)}' is none of ttft, tpot and e2e")
+    return value
+
+
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    AfterValidator(_bounded),
+]
 """A figure; JSON has null where there is none."""
+
+_Known = Annotated[float, Field(ge=0, le=_LARGEST)]
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+_Target = Annotated[float, Field(gt=0, le=_LARGEST)]
+_Percent = Annotated[int, Field(ge=0, le=100)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +100,7 @@ class Sampled:
     """
 
     value: Number
-    seeds: tuple[Number, ...]
+    seeds: Annotated[tuple[Number, ...], Field(min_length=1)]
     draws: tuple[Number, ...] = ()
 
     @classmethod
@@ -92,19 +125,19 @@ class Sampled:
 class Question:
     """What was asked; see the module for its fields."""
 
-    cluster: str
-    gpus: dict[str, int]
-    model: str
+    cluster: Line
+    gpus: dict[str, _Count]
+    model: Line
     trace: str
-    rate_rps: float
+    rate_rps: _Known
     rate_given: bool
-    targets_s: dict[str, float]
-    goal: float
-    budget_usd_per_h: float | None
-    precision: str
+    targets_s: Annotated[dict[str, _Target], AfterValidator(_named)]
+    goal: Annotated[float, Field(gt=0, le=1)]
+    budget_usd_per_h: _Known | None
+    precision: Line
     choose: str
     seed: int
-    requests: int
+    requests: _Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +153,13 @@ class Replicas:
         is none of whole replicas.
     """
 
-    count: int
-    gpus: dict[str, int]
-    parallelism: str
-    phase: str
+    count: Annotated[int, Field(ge=1, le=100_000)]
+    gpus: dict[str, _Count]
+    parallelism: Line
+    phase: Annotated[str, Field(pattern="^(both|prefill|decode)$")]
     share: Number
-    names: tuple[str, ...]
-    places: tuple[tuple[tuple[str, str, int, int], ...], ...] = ()
+    names: tuple[Line, ...]
+    places: tuple[tuple[tuple[Line, Line, _Count, _Count], ...], ...] = ()
     engine: dict[str, bool | int | float | str] = field(default_factory=dict)
 
 
@@ -134,7 +167,7 @@ class Replicas:
 class Bound:
     """Proven upper bound on the rate of any plan of a kind, and how far the plan is below it."""
 
-    rate_rps: float
+    rate_rps: _Known
     what: str
     gap_percent: Number
 
@@ -165,7 +198,7 @@ class Change:
     what: str
     goodput_rps: Sampled
     gain_rps: Sampled
-    usd_per_h: float | None
+    usd_per_h: _Known | None
     how: str
 
 
@@ -176,8 +209,8 @@ class Tried:
     planner: str
     precision: str
     goodput_rps: Number
-    usd_per_h: float | None
-    bound_rps: float | None
+    usd_per_h: _Known | None
+    bound_rps: _Known | None
     reason: str
 
 
@@ -186,12 +219,12 @@ class Source:
     """Where the figures of a GPU type come from, and how far step times may be off."""
 
     gpu: str
-    count: int
+    count: _Count
     step_times: str
     prefill_error_percent: Number
     decode_error_percent: Number
     data_sheet: str
-    usd_per_gpu_h: float | None
+    usd_per_gpu_h: _Known | None
     price: str
 
 
@@ -217,12 +250,12 @@ class PlanCard(Shown):
     planner: str
     precision: str
     groups: tuple[Replicas, ...]
-    idle: dict[str, int]
-    routing: str
+    idle: dict[str, _Count]
+    routing: Line
     goodput_rps: Sampled
     served: dict[str, Sampled]
-    latencies_s: dict[str, dict[int, Sampled]]
-    usd_per_h: float | None
+    latencies_s: Annotated[dict[str, dict[_Percent, Sampled]], AfterValidator(_named)]
+    usd_per_h: _Known | None
     usd_per_mtok: Sampled | None
     bound: Bound | None
     limits: Limits | None
@@ -247,6 +280,19 @@ class PlanCard(Shown):
         from hetero.planning.page import fragment
 
         return fragment(self)
+
+    def _lacking(self) -> str:
+        """The first figure that is shown and not there; empty if there is none."""
+        for name in self.question.targets_s:
+            if name not in self.latencies_s:
+                return f"the {name.upper()} that it has a target for"
+        if self.usd_per_h is not None and self.usd_per_mtok is not None:
+            for name in ("total_tps", "requests_per_s"):
+                if name not in self.served or not self.served[name].value > 0:
+                    return f"{name} under 'served'"
+            if not self.goodput_rps.value > 0:
+                return "a goodput above 0"
+        return ""
 
     # In and out -----------------------------------------------------------------------------
 
@@ -295,7 +341,7 @@ class PlanCard(Shown):
         again = "write it again with `hetero plan ... --json`."
         try:
             values = json.loads(text)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # a number of thousands of digits, too
             raise DataError("The file is not JSON.", path=path, resolve=again) from None
         if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
             raise DataError("The file holds no plan card.", path=path, resolve=again)
@@ -310,9 +356,12 @@ class PlanCard(Shown):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
+            said = first["msg"].removeprefix("Value error, ").lower()
             raise DataError(
-                f"'{place}' of the plan card: {first['msg'].lower()}.", path=path, resolve=again
+                f"'{place}' of the plan card: {said}.", path=path, resolve=again
             ) from None
+        if lacking := card._lacking():
+            raise DataError(f"The plan card lacks {lacking}.", path=path, resolve=again)
         return card
 
     @classmethod

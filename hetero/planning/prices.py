@@ -32,6 +32,7 @@ from hetero.cluster import Machine
 from hetero.cluster_file import GpuText
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError, ParameterError
+from hetero.naming import Name, good, slug
 
 _SIZES = (1, 2, 4, 8)
 _START_S = 300.0
@@ -195,21 +196,21 @@ class _Strict(BaseModel):
 
 
 class _OfferText(_Strict):
-    gpu: Annotated[str, Field(min_length=1)]
+    gpu: Name
     count: _Count = 1
     usd_per_h: _Price
     limit: Annotated[int, Field(ge=0, le=100_000)] | None = None
     reserved_usd_per_h: _Price | None = None
     spot_usd_per_h: _Price | None = None
     losses_per_h: _Price | None = None
-    link: str | None = None
+    link: Name | None = None
 
 
 class _ListText(_Strict):
-    name: str | None = None
+    name: Name | None = None
     source: str = ""
     start_s: Annotated[float, Field(ge=0, lt=3600)] = _START_S
-    gpus: dict[str, GpuText] = {}
+    gpus: dict[Name, GpuText] = {}
     machines: Annotated[list[_OfferText], Field(min_length=1)]
 
 
@@ -231,7 +232,7 @@ def load(path: Path | str) -> PriceList:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(key) for key in first["loc"]) or "the file"
-        said = first["msg"].partition(" or instance of")[0]
+        said = first["msg"].removeprefix("Value error, ").partition(" or instance of")[0]
         raise DataError(
             f"{place}: {said[0].lower()}{said[1:]}.",
             path=path,
@@ -255,4 +256,5 @@ def load(path: Path | str) -> PriceList:
             ) from None
         fields = entry.model_dump(exclude={"gpu", "link"})
         offers.append(Offer(gpu=gpu, link=link, **fields))
-    return PriceList(text.name or path.stem, tuple(offers), text.source or path.name, text.start_s)
+    name = text.name or (path.stem if good(path.stem) else slug(path.stem))
+    return PriceList(name, tuple(offers), text.source or path.name, text.start_s)

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
-from hetero import catalog
+from hetero import catalog, yaml_text
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.latency import storage
+from hetero.naming import Line, Name
 from hetero.routers.base import Builtin
 from hetero.routers.named import factories
 from hetero.serving.plan import FleetPlan
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+# What is larger is a slip of the keyboard, and overflows the dispatcher's books or its memory.
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Batch = Annotated[int, Field(ge=1, le=65_536)]
 _RESOLVE = "see the example in `hetero serve --help`."
 
 
@@ -31,7 +32,7 @@ class _Strict(BaseModel):
 class GpuFigures(_Strict):
     """Figures of a device that the catalog does not know, such as a processor."""
 
-    name: str
+    name: Name
     fp16_tflops: Positive
     mem_gib: Positive
     mem_bw_gbs: Positive
@@ -64,20 +65,20 @@ class Backend(_Strict):
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
     name: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]([ -~]*[!-~])?$")
-    url: str
-    model: str | None = None
+    url: Line
+    model: Line | None = None
     step: Path
     kv_tokens: Count
-    max_batch: Count = 256
+    max_batch: _Batch = 256
     max_step_tokens: Count = 2048
     batching: Batching = "chunked"
-    block_tokens: Count = 16
-    kv_bytes_per_token: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    gpu: str | GpuFigures | None = None
-    gpus: Count = 1
-    usd_per_h: Annotated[float, Field(ge=0)] | None = None
-    api_key_env: str | None = None
-    health: str = "/health"
+    block_tokens: _Batch = 16
+    kv_bytes_per_token: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    gpu: Name | GpuFigures | None = None
+    gpus: _Batch = 1
+    usd_per_h: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    api_key_env: Line | None = None
+    health: Line = "/health"
     usage: bool = True
     drain: bool = False
 
@@ -125,7 +126,7 @@ class Limits(_Strict):
     """
 
     max_requests: Count = 4096
-    max_queue: Annotated[int, Field(ge=0)] = 1024
+    max_queue: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1024
     max_body_bytes: Count = 8 << 20
     body_s: Positive = 30.0
     queue_s: Positive = 60.0
@@ -154,8 +155,8 @@ class Outputs(_Strict):
 
     kind: Literal["recent", "allowed"] = "recent"
     quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
-    sample: Count = 200
-    start: Count = 256
+    sample: Annotated[int, Field(ge=1, le=100_000)] = 200
+    start: Annotated[int, Field(ge=1, le=10_000_000)] = 256
 
     @property
     def typical(self) -> tuple[float, float]:
@@ -178,13 +179,13 @@ class Settings(_Strict):
         Environment variable with the keys that clients may use, by commas; none admits everyone.
     """
 
-    model: str = Field(min_length=1)
-    backends: tuple[Backend, ...] = Field(min_length=1)
+    model: Annotated[Line, Field(min_length=1)]
+    backends: tuple[Backend, ...] = Field(min_length=1, max_length=4096)
     router: str | dict[str, Any] = "hetero"
-    host: str = "127.0.0.1"
+    host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    seed: int = 0
-    api_keys_env: str | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    api_keys_env: Line | None = None
     limits: Limits = Limits()
     outputs: Outputs = Outputs()
     folder: Path = Field(default=Path(), exclude=True)
@@ -303,14 +304,11 @@ def load(path: Path | str) -> Settings:
     """
     path = Path(path)
     try:
-        raw = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        raw = yaml_text.parse(path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"cannot be read ({error.__class__.__name__}).", path=path, resolve="check the path."
         ) from None
-    except YAMLError as error:
-        first = str(error).splitlines()[0]
-        raise DataError(f"this is no YAML ({first}).", path=path, resolve=_RESOLVE) from None
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
     try:
@@ -318,7 +316,8 @@ def load(path: Path | str) -> Settings:
     except ValidationError as error:
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"])) or "the file as a whole"
-        raise DataError(f"{where}: {found['msg']}.", path=path, resolve=_RESOLVE) from None
+        said = found["msg"].removeprefix("Value error, ")
+        raise DataError(f"{where}: {said}.", path=path, resolve=_RESOLVE) from None
     try:
         settings.chosen().memory(settings.deployment())
     except DataError:

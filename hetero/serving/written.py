@@ -32,6 +32,7 @@ def write(
     router: Builtin | str | Mapping[str, Any] = "hetero",
     urls: Mapping[str, str] | None = None,
     models: Mapping[str, str] | None = None,
+    keys: Mapping[str, str] | None = None,
     port: int = 8000,
     force: bool = False,
     **more: Any,
@@ -52,6 +53,8 @@ def write(
         8001 on, in the order of the replicas.
     models
         Name under which engines know the model, where it is another.
+    keys
+        Environment variable with the key of an engine, where one may be set.
     more
         Further fields of :class:`~hetero.serving.settings.Settings`.
 
@@ -72,6 +75,7 @@ def write(
     steps = _step_files(deployment, f"{path.stem}-steps")
     backends = [
         _backend(one, steps[one.name], (urls or {}).get(one.name, _local(k)), models or {})
+        | ({"api_key_env": keys[one.name]} if keys and one.name in keys else {})
         for k, one in enumerate(deployment.replicas)
     ]
     text: dict[str, Any] = {"model": model, "port": port}

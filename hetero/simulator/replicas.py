@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ Progress: TypeAlias = Callable[[int], None]
 """Called with the number of requests just routed."""
 
 _CHUNK = 65536  # requests between two reports of progress
+_What: TypeAlias = Literal["fail", "recover"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Event:
 
     time_s: float
     replica: str
-    what: Literal["fail", "recover"] = "fail"
+    what: _What = "fail"
 
 
 def simulate(
@@ -86,8 +87,8 @@ def simulate(
     Raises
     ------
     ParameterError
-        If the time between samples is not above 0, or an event names an unknown replica or a
-        time that is no number.
+        If the time between samples is not above 0, or an event names an unknown replica, a time
+        that is no number, or anything but a failure or a recovery.
 
     Examples
     --------
@@ -187,6 +188,11 @@ def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
                 f"An event at {event.time_s} s names the replica '{event.replica}', which the "
                 "deployment does not have.",
                 resolve=f"use one of {', '.join(names)}.",
+            )
+        if event.what not in get_args(_What):
+            raise ParameterError(
+                f"An event of replica {event.replica} at {event.time_s} s is '{event.what}'.",
+                resolve=f"use {' or '.join(get_args(_What))}.",
             )
         if not (np.isfinite(event.time_s) and event.time_s >= 0):
             raise ParameterError(

@@ -150,7 +150,12 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
     chosen = [*wanted, *(column for column in optional if column in found)]
     with readable(path):
         if path.suffix == ".parquet":
-            return Rows(pd.read_parquet(path, columns=chosen), path, lines=None)
+            # The file's own notes for pandas may be damaged, and tell nothing that is needed.
+            table = pyarrow.parquet.read_table(path, columns=chosen)
+            if lost := [column for column in chosen if column not in table.column_names]:
+                raise pa.ArrowInvalid(f"no column '{lost[0]}' after all")
+            frame = table.to_pandas(ignore_metadata=True)
+            return Rows(frame, path, lines=None)
         # As text, and blank lines kept: else a bad value would have no line to point at.
         frame = pd.read_csv(
             path, dtype=str, keep_default_na=False, skip_blank_lines=False, skipinitialspace=True

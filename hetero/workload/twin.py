@@ -259,7 +259,14 @@ class Twin(Shown):
             if fields["format"] != FORMAT:
                 raise ValueError(f"its format is {fields['format']!r}, not {FORMAT!r}")
             return cls._from_fields(fields)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
             raise DataError(
                 f"this is no twin ({reason}).",

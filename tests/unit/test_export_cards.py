@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from hetero import catalog, cli
 from hetero.arena.entry import Group
 from hetero.deployment import Engine
-from hetero.errors import ExportError
+from hetero.errors import DataError, ExportError
 from hetero.export import Service, vllm
 from hetero.planning.card import PlanCard, Question, Replicas, Sampled
 
@@ -73,6 +73,46 @@ def test_a_card_that_was_read_back_has_all_that_engines_need():
     assert "--max-num-seqs 64" in text
     assert "--quantization fp8" in text
     assert list(service.families()) == ["l4-tp2-pp2", "a10-tp1"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "says"),
+    [
+        (("question", "targets_s"), {"ttfx": 0.5}, "ttfx"),
+        (("question", "targets_s"), {"ttft": 0.0}, "greater than 0"),
+        (("question", "targets_s"), {"ttft": 0.5}, "lacks the TTFT"),
+        (("latencies_s",), {"x": {}}, "none of ttft"),
+        (("usd_per_h",), float("inf"), "usd_per_h"),
+        (("goodput_rps", "seeds"), [], "goodput_rps.seeds"),
+        (("goodput_rps", "value"), 1e300, "no figure is as large"),
+    ],
+)
+def test_a_damaged_card_is_refused_in_a_sentence(place, value, says):
+    values = card().to_dict()
+    *way, last = place
+    inner = values
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    with pytest.raises(DataError, match=says):
+        PlanCard.from_json(json.dumps(values))
+
+
+def test_a_card_with_a_price_needs_what_the_price_is_shown_by():
+    values = card().to_dict() | {"usd_per_h": 1.0, "usd_per_mtok": {"value": 1.0, "seeds": [1.0]}}
+    with pytest.raises(DataError, match="total_tps under 'served'"):
+        PlanCard.from_json(json.dumps(values))
+    with pytest.raises(DataError, match="not JSON"):
+        PlanCard.from_json('{"format": ' + "9" * 5000 + "}")
+
+
+@pytest.mark.parametrize(
+    "engine", [{"batching": "x"}, {"max_bach": 1}, {"kv_tokens": "x"}, {"kv_tokens": -1}]
+)
+def test_an_engine_that_a_card_describes_wrongly(engine):
+    group = replace(card().groups[0], engine={**asdict(ENGINE), **engine})
+    with pytest.raises(ExportError, match="of the card"):
+        Service.of_card(card(groups=(group,)))
 
 
 def test_another_model_than_the_card_names():

@@ -89,8 +89,14 @@ def test_nothing_is_replaced_and_nothing_half_written(tmp_path):
     with pytest.raises(ParameterError, match="exists already"):
         write(service, "routing", folder)
     assert path.read_text() == "mine"
-    write(service, "routing", folder, force=True)
-    assert path.read_text() != "mine"
+    with pytest.raises(ParameterError, match="only what an export wrote"):
+        write(service, "routing", folder, force=True)
+    assert path.read_text() == "mine"
+    path.unlink()
+    write(service, "routing", folder)
+    before = path.read_text()
+    write(replace(service, routing="other"), "routing", folder, force=True)
+    assert path.read_text() != before
     with pytest.raises(ParameterError, match="does not exist"):
         write(service, "routing", tmp_path / "no" / "out")
     with pytest.raises(ParameterError, match="No tool is called"):

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
+from hetero import cli
 from hetero.errors import DataError, ParameterError
 from hetero.latency import storage
 from hetero.latency.step import StepModel
@@ -48,7 +49,7 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("model: tiny", "model: [", "no YAML"),
+        ("model: tiny", "model: [", "Not valid YAML"),
         ("kv_tokens: 500", "kv_tokens: 0", r"backends\.1\.kv_tokens"),
         ("name: b", "name: a", "stands twice"),
         ("theta: 3", "theta: -3", "theta"),
@@ -58,6 +59,21 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
         ("http://127.0.0.1:2", "127.0.0.1:2", "scheme"),
         ("s.json", "t.json", "cannot be read"),
         ("max_batch: 4", "max_bach: 4", "max_bach"),
+        ("model: tiny", "model: 2001-99-99", "cannot be read"),
+        ("model: tiny", f"seed: {'9' * 5000}", "cannot be read"),
+        ("model: tiny", "model: !!float x", "cannot be read"),
+        ("model: tiny", f"model: {'[' * 3000}", "nested too deep"),
+        ("model: tiny", "a: &a [x]\nb: *a", "aliases"),
+        ("model: tiny", f"model: [{'1, ' * 100_000}]", "characters"),
+        ("model: tiny", 'model: "a\\nb"', "line break"),
+        ("model: tiny", "model: tiny\nseed: -1", "seed"),
+        ("kv_tokens: 500", f"kv_tokens: {10**20}", r"backends\.1\.kv_tokens"),
+        ("kv_tokens: 500", f"kv_tokens: {2**31}", r"backends\.1\.kv_tokens"),
+        ("max_batch: 4", f"max_batch: {2**40}", r"backends\.1\.max_batch"),
+        ("max_batch: 4", f"max_batch: {2**70}", r"backends\.1\.max_batch"),
+        ("max_batch: 4", f"block_tokens: {2**40}", r"backends\.1\.block_tokens"),
+        ("model: tiny", "model: tiny\noutputs: {sample: 1.0e+20}", r"outputs\.sample"),
+        ("model: tiny", "model: tiny\nlimits: {token_s: .inf}", r"limits\.token_s"),
     ],
 )
 def test_what_a_file_gets_wrong_is_said(folder, old, new, says):
@@ -66,6 +82,19 @@ def test_what_a_file_gets_wrong_is_said(folder, old, new, says):
     with pytest.raises(DataError, match=says) as failed:
         load(file)
     assert "Resolve:" in str(failed.value)
+
+
+def test_what_check_accepts_is_what_starts(folder, monkeypatch, capsys):
+    file = folder / "d.yaml"
+    file.write_text(TEXT)
+    cli.main(["serve", str(file), "--check"])
+    assert "Router: workload" in capsys.readouterr().out
+    file.write_text(TEXT + "api_keys_env: HETERO_TEST_KEYS\n")
+    monkeypatch.delenv("HETERO_TEST_KEYS", raising=False)
+    with pytest.raises(SystemExit) as failed:
+        cli.main(["serve", str(file), "--check"])
+    assert failed.value.code == 1
+    assert "holds no key" in capsys.readouterr().err
 
 
 def test_prompts_are_learnt_from_what_engines_count():

@@ -392,6 +392,7 @@ def test_events_at_the_time_of_an_arrival_come_first() -> None:
         ([Event(1.0, "z")], "names the replica 'z'.*Resolve: use one of a, b"),
         ([Event(math.nan, "a")], "is at nan s.*Resolve: give a time"),
         ([Event(-1.0, "a")], "is at -1.0 s"),
+        ([Event(1.0, "a", "Fail")], "is 'Fail'.*Resolve: use fail or recover"),
     ],
 )
 def test_events_that_cannot_be(events, words) -> None:

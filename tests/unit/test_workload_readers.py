@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
 from hetero import datasets, workload
@@ -254,6 +256,14 @@ def test_parquet_with_own_columns_and_sessions(tmp_path: Path) -> None:
     assert trace.session_ids.tolist() == [9, 9]
     frame.assign(i=[3, -4]).to_parquet(path)
     assert "row 2: '-4'" in str(refused(path, read))
+
+
+def test_damaged_notes_of_pandas_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "own.parquet"
+    frame = pd.DataFrame({"arrival_s": [0.0], "input_tokens": [3], "output_tokens": [4]})
+    table = pa.Table.from_pandas(frame).replace_schema_metadata({"pandas": "{damaged"})
+    pyarrow.parquet.write_table(table, path)
+    assert len(readers.read(path)) == 1
 
 
 def test_sessions_may_be_text_or_large_numbers(tmp_path: Path) -> None:
