@@ -59,8 +59,9 @@ def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
     # A word has five tokens, so prompts come within three tokens of what was asked for.
     lengths = prefill.length_tokens
     assert np.all(np.minimum(np.abs(lengths - 16), np.abs(lengths - 64)) <= 3)
-    # Requests of a very small model may end before the next one starts, on a busy machine.
-    assert len(measured.phase("decode").batch) >= 6
+    # Requests of a very small model may end before the next one starts, on a busy machine, and
+    # then show no step of them all. One alone always does.
+    assert np.sum(measured.phase("decode").batch == 1) == 4
     step = latency.storage.load(fit)
     assert step.seconds(64.0, 0.0, 0.0, 0.0) > 0
     # Fresh rounds stand in the file, in the table, and in no fit.
@@ -211,14 +212,14 @@ def test_what_a_server_does_wrong_is_said(answer, says, tmp_path):
         answering(answer) as url,
         pytest.raises(EndpointError, match=says) as failed,
     ):
-        profiling.profile(Endpoint(url, "m", timeout_s=5), SETTINGS, tmp_path / "steps.csv")
+        profiling.profile(Endpoint(url, "m", timeout_s=300), SETTINGS, tmp_path / "steps.csv")
     assert "Resolve:" in str(failed.value)
     assert not (tmp_path / "steps.csv").exists()
 
 
 def test_a_silent_server_and_an_empty_port_are_told_apart(tmp_path):
     hold = threading.Event()
-    with answering(lambda _: hold.wait(10) and None) as url:
+    with answering(lambda _: hold.wait(600) and None) as url:
         with pytest.raises(EndpointError, match=r"sent nothing for 0\.3 s"):
             profiling.profile(Endpoint(url, "m", timeout_s=0.3), SETTINGS, tmp_path / "a.csv")
         hold.set()

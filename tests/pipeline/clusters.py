@@ -25,7 +25,7 @@ class Cluster:
             os.killpg(self.workers[0].pid, signal.SIGKILL)
             return
         # Ray starts its workers itself and names them; its agents, named alike, are the node.
-        end = time.monotonic() + 30
+        end = time.monotonic() + 600
         while time.monotonic() < end:
             for process in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
@@ -82,9 +82,9 @@ def _ray(root: Path, folder: Path, environment: dict[str, str]) -> Iterator[Clus
         env=environment,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=900,
     )
     try:
         yield Cluster(f"127.0.0.1:{port}")
     finally:
-        subprocess.run([ray, "stop", "--force"], capture_output=True, timeout=60, check=False)
+        subprocess.run([ray, "stop", "--force"], capture_output=True, timeout=600, check=False)

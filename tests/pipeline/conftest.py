@@ -164,7 +164,7 @@ class Project:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=1200,
             check=False,
         )
 

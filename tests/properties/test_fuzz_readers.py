@@ -35,8 +35,6 @@ EXAMPLES = int(os.environ.get("HETERO_FUZZ", "0"))
 FUZZ = settings(
     max_examples=EXAMPLES or 120,
     derandomize=not EXAMPLES,
-    database=None,
-    deadline=None,
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
