@@ -7,39 +7,48 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from hetero.bench.engines import free_port
+from tests.serving import wait_until
+
+# Ray's own limits are for machines that have nothing else to do.
+RAY = {
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_gcs_server_port_wait_time_s": "600",
+    "RAY_gcs_server_request_timeout_seconds": "600",
+}
 
 
 @dataclass
 class Cluster:
     address: str
+    head: subprocess.Popen
     workers: list[subprocess.Popen] = field(default_factory=list)
 
     def kill_a_worker(self) -> None:
         if self.workers:
             os.killpg(self.workers[0].pid, signal.SIGKILL)
-            return
+        else:
+            wait_until(self._kill_an_actor)
+
+    def _kill_an_actor(self) -> bool:
         # Ray starts its workers itself and names them; its agents, named alike, are the node.
-        end = time.monotonic() + 600
-        while time.monotonic() < end:
-            for process in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):
-                    line = (process / "cmdline").read_bytes().replace(b"\0", b" ")
-                    if line.startswith(b"ray::PoolActor"):
-                        os.kill(int(process.name), signal.SIGKILL)
-                        return
-            time.sleep(0.05)
-        raise AssertionError("no worker of Ray is at work")
+        for process in psutil.Process(self.head.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::PoolActor"):
+                    process.kill()
+                    return True
+        return False
 
 
 @contextlib.contextmanager
 def running(kind: str, root: Path, folder: Path) -> Iterator[Cluster]:
-    environment = os.environ | {"PYTHONPATH": str(root), "RAY_DISABLE_IMPORT_WARNING": "1"}
+    environment = os.environ | {"PYTHONPATH": str(root)} | RAY
     if kind == "dask":
         yield from _dask(root, folder, environment)
     else:
@@ -47,6 +56,8 @@ def running(kind: str, root: Path, folder: Path) -> Iterator[Cluster]:
 
 
 def _dask(root: Path, folder: Path, environment: dict[str, str]) -> Iterator[Cluster]:
+    from distributed import Client
+
     port = free_port()
     address = f"tcp://127.0.0.1:{port}"
     common = {"cwd": root, "env": environment, "start_new_session": True}
@@ -64,7 +75,9 @@ def _dask(root: Path, folder: Path, environment: dict[str, str]) -> Iterator[Clu
             for _ in range(2)
         ]
         try:
-            yield Cluster(address, workers)
+            with Client(address, timeout=600, set_as_default=False) as client:
+                client.wait_for_workers(2, timeout=600)
+            yield Cluster(address, scheduler, workers)
         finally:
             for process in (*workers, scheduler):
                 with contextlib.suppress(ProcessLookupError):
@@ -73,18 +86,45 @@ def _dask(root: Path, folder: Path, environment: dict[str, str]) -> Iterator[Clu
 
 
 def _ray(root: Path, folder: Path, environment: dict[str, str]) -> Iterator[Cluster]:
-    ray = str(Path(sys.executable).with_name("ray"))
-    port = free_port()
-    options = ["--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats"]
-    subprocess.run(
-        [ray, "start", "--head", f"--port={port}", "--object-store-memory=100000000", *options],
-        cwd=root,
-        env=environment,
-        check=True,
-        capture_output=True,
-        timeout=900,
-    )
-    try:
-        yield Cluster(f"127.0.0.1:{port}")
-    finally:
-        subprocess.run([ray, "stop", "--force"], capture_output=True, timeout=600, check=False)
+    log = folder / "ray.log"
+    # A node that has not come up after 30 s gives up, which no setting changes.
+    for _ in range(10):
+        node = _Node(root, log, environment)
+        try:
+            if node.started():
+                yield Cluster(f"127.0.0.1:{node.port}", node.process)
+                return
+        finally:
+            node.end()
+    raise AssertionError(f"Ray did not start:\n{log.read_text()[-3000:]}")
+
+
+class _Node:
+    def __init__(self, root: Path, log: Path, environment: dict[str, str]) -> None:
+        self.port, self.log = free_port(), log
+        command = [
+            *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
+            *(f"--port={self.port}", "--num-cpus=2", "--object-store-memory=100000000"),
+            *("--include-dashboard=false", "--disable-usage-stats"),
+        ]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, cwd=root, env=environment, stdout=out, stderr=out
+            )
+
+    def started(self) -> bool:
+        """Wait until it serves or has given up."""
+        wait_until(lambda: self._says_so() or self.process.poll() is not None)
+        return self.process.poll() is None
+
+    def _says_so(self) -> bool:
+        return "Ray runtime started" in self.log.read_text(errors="replace")
+
+    def end(self) -> None:
+        """End it with all that it started, and nothing else that is called Ray."""
+        if self.process.poll() is None:
+            whole = psutil.Process(self.process.pid)
+            for process in (*whole.children(recursive=True), whole):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self.process.wait()
