@@ -22,21 +22,17 @@ pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("transformers", reason="the engine of these tests is not installed")
 
 from hetero.bench.engines import engine, write_model
+from tests.serving import Paced, running
 
 SETTINGS = profiling.grid([1, 2, 3], [16, 64], [12])
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, hidden=64, layers=2)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with engine(model) as running:
-        yield running
+    with engine(folder) as found:
+        yield found
 
 
 def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
@@ -135,20 +131,20 @@ def test_fresh_settings_are_between_and_beside_the_measured_ones():
         profiling.between([Setting(1, 1, 8)], 9)
 
 
-def test_a_server_that_dies_leaves_the_rounds_that_ended(model, tmp_path):
+def test_a_server_that_dies_leaves_the_rounds_that_ended(tmp_path):
     file = tmp_path / "steps.csv"
-    with engine(model) as running:
+    served = Paced(step_ms=5)
+    with running(served):
         lines: list[str] = []
 
         def kill_after_two(line: str) -> None:
             lines.append(line)
             if len(lines) == 2:
-                running.process.send_signal(signal.SIGKILL)
-                running.process.wait()
+                served.signal(signal.SIGKILL)
 
         with pytest.raises(EndpointError, match=r"cannot be reached|broke off"):
             profiling.profile(
-                Endpoint(running.url, running.model),
+                Endpoint(served.url, "m"),
                 SETTINGS,
                 file,
                 repeats=1,
