@@ -226,6 +226,7 @@ measures:
     assert found["y"].max() > 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dask", "ray"])
 def test_a_cluster_gives_the_same_table_though_a_worker_is_killed(project, tmp_path, kind):
     pytest.importorskip({"dask": "distributed", "ray": "ray"}[kind])
