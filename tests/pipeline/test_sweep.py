@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,7 @@ grid:
 measures:
   y: {table: y, column: "y [s]", where: {kind: up}}
 """
+HALF = SWEEP.replace("[1, 2, 3, 4]", "[1, 2]")
 
 
 @pytest.fixture(scope="module")
@@ -154,17 +156,23 @@ limit_s: 30
     assert "ValueError" in raised["traceback"]
 
 
-def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, tmp_path):
+@pytest.fixture(scope="module")
+def half(project, tmp_path_factory) -> Path:
+    """A sweep that has ended, of the first half of the points; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("half") / "sweep"
+    assert finish(start(project, HALF, folder))[0] == 0
+    assert len(list(folder.glob("points/*"))) == 6
+    return folder
+
+
+def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, half, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
-    folder = tmp_path / "grown"
-    small = SWEEP.replace("[1, 2, 3, 4]", "[1, 2]")
-    assert finish(start(project, small, folder, SWEEP_MARKS=str(marks)))[0] == 0
-    assert len(list(marks.iterdir())) == 6
+    folder = shutil.copytree(half, tmp_path / "grown")
     code, out, _ = finish(start(project, SWEEP, folder, "--json", SWEEP_MARKS=str(marks)))
     assert code == 0
     assert json.loads(out)["planned"] == 12
-    assert len(list(marks.iterdir())) == 12
+    assert len(list(marks.iterdir())) == 6
     check(folder)
 
 
@@ -175,12 +183,11 @@ def test_two_sweeps_at_once_share_a_folder(project, tmp_path):
     check(folder)
 
 
-def test_a_full_disk_keeps_what_is_finished(project, tmp_path):
-    folder = tmp_path / "full"
-    small = SWEEP.replace("[1, 2, 3, 4]", "[1, 2]")
-    assert finish(start(project, small, folder))[0] == 0
+def test_a_full_disk_keeps_what_is_finished(project, half, tmp_path):
+    folder = shutil.copytree(half, tmp_path / "full")
     # A process that may not write files longer than this gets the error of a full disk.
     file = folder.with_suffix(".yaml")
+    file.write_text(HALF)
     text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
     text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     text += "from hetero.cli import main; main()"
