@@ -256,6 +256,7 @@ def execute(path: Path, parameters: Mapping[str, Any], *, failed: Path) -> str:
                 language="python",
                 progress_bar=False,
                 request_save_on_cell_execute=False,
+                start_timeout=600,  # of the kernel; a busy machine takes minutes
                 cwd=paths.root(),
             )
         except PapermillExecutionError as error:

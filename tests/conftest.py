@@ -1,4 +1,7 @@
-"""Raw data for tests: fetched, in HETERO_DATA_MIRROR, or in ../shared/data beside the checkout."""
+"""What all tests share: where raw data lie, and how examples are drawn.
+
+Raw data are fetched, in HETERO_DATA_MIRROR, or in ../shared/data beside the checkout.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from hetero import datasets
+
+# The same examples in every run, however long a busy machine takes to draw and to try them.
+settings.register_profile(
+    "hetero",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("hetero")
 
 # Set while tests are collected, so that skip conditions see it too.
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -25,18 +25,18 @@ from hetero.latency.step import StepModel
 ROOT = Path(__file__).parents[1]
 
 
-def wait_until(ready: Any, limit_s: float = 30.0) -> None:
+def wait_until(ready: Any, limit_s: float = 600.0) -> None:
     end = time.monotonic() + limit_s
     while True:
         with contextlib.suppress(OSError):
             if ready():
                 return
         assert time.monotonic() < end, "waited too long"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return answer.read().decode()
 
 
@@ -63,7 +63,7 @@ class Process:
                 return True
             return True
 
-        wait_until(answers, 180.0)  # the first start compiles the routers
+        wait_until(answers)
         return self
 
     def signal(self, number: int) -> None:

@@ -100,7 +100,7 @@ def engine(
     blocks: int = 256,
     block_tokens: int = 64,
     step_tokens: int = 2048,
-    limit_s: float = 120.0,
+    limit_s: float = 600.0,
 ) -> Iterator[Running]:
     """Start ``transformers serve`` on a folder of :func:`write_model`, and wait until it serves.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import cache
+from typing import Any
 
 import typer
 
@@ -41,28 +43,28 @@ _GROUPS = (
 )
 
 
-def _register() -> None:
+@cache
+def command() -> Any:
+    """The command with all that it holds, built once: ``app`` keeps what is added to it."""
     for group in _GROUPS:
         importlib.import_module(f"hetero.cli.{group}").register(app)
+    return typer.main.get_command(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; exit 1 on an error of the content, 2 on one of the call."""
-    _register()
     try:
-        code = typer.main.get_command(app).main(
-            args=arguments, prog_name="hetero", standalone_mode=False
-        )
+        code = command().main(args=arguments, prog_name="hetero", standalone_mode=False)
     except HeteroError as error:
         print(f"Error: {error}", file=sys.stderr)
         sys.exit(1)
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help stands there already
             sys.exit(0)
-        command = getattr(getattr(error, "ctx", None), "command_path", "hetero")
+        asked = getattr(getattr(error, "ctx", None), "command_path", "hetero")
         what = error.format_message()
         end = "" if what.endswith((".", "?")) else "."
-        print(f"Error: {what}{end} Resolve: see `{command} --help`.", file=sys.stderr)
+        print(f"Error: {what}{end} Resolve: see `{asked} --help`.", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("Stopped.", file=sys.stderr)

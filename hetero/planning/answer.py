@@ -99,8 +99,12 @@ def plan(
 
     Examples
     --------
-    >>> card = plan("xiong-v100-a800", model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0)
+    >>> card = plan(
+    ...     "thunderserve-a5000-pair", model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0
+    ... )
     >>> card.goodput_rps.value > 1.0 and sum(group.count for group in card.groups) > 1
+    True
+    >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
     True
     """
     asked = request(

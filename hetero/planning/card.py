@@ -230,20 +230,12 @@ class Source:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlanCard(Shown):
-    """An answer to act on; see the module for its fields.
+    """An answer to act on, which :func:`hetero.plan` makes; see the module for its fields.
 
     Attributes
     ----------
     entry
         The plan itself, which can be played, drawn and exported; None in a card that was read.
-
-    Examples
-    --------
-    >>> import hetero
-    >>> card = hetero.plan("xiong-v100-a800", model="Llama-3-8B", slo="ttft=2s,tpot=100ms",
-    ...                    rate=1.0, effort="quick")
-    >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
-    True
     """
 
     question: Question

@@ -140,7 +140,7 @@ def difference(first: PlanCard, second: PlanCard) -> Difference:
     --------
     >>> import hetero
     >>> asked = dict(model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0)
-    >>> card = hetero.plan("xiong-v100-a800", **asked)
+    >>> card = hetero.plan("thunderserve-a5000-pair", **asked)
     >>> difference(card, card).contrasts[0].flips
     0.5
     """

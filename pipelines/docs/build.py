@@ -123,12 +123,9 @@ def copied(name: str) -> str:
 
 def commands() -> str:
     """Every command with its first sentence and its options."""
-    import typer.main
-
     from hetero import cli
 
-    cli._register()
-    group = typer.main.get_command(cli.app)
+    group = cli.command()
     lines = ["# Commands", "", "Each says the same with `--help`.", ""]
     for name, command in sorted(_leaves(group, "hetero")):
         lines += [f"## {name}", "", *_help(command), ""]

@@ -22,21 +22,17 @@ pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("transformers", reason="the engine of these tests is not installed")
 
 from hetero.bench.engines import engine, write_model
+from tests.serving import Paced, running
 
 SETTINGS = profiling.grid([1, 2, 3], [16, 64], [12])
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
+def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     write_model(folder, hidden=64, layers=2)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(model):
-    with engine(model) as running:
-        yield running
+    with engine(folder) as found:
+        yield found
 
 
 def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
@@ -59,8 +55,9 @@ def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
     # A word has five tokens, so prompts come within three tokens of what was asked for.
     lengths = prefill.length_tokens
     assert np.all(np.minimum(np.abs(lengths - 16), np.abs(lengths - 64)) <= 3)
-    # Requests of a very small model may end before the next one starts, on a busy machine.
-    assert len(measured.phase("decode").batch) >= 6
+    # Requests of a very small model may end before the next one starts, on a busy machine, and
+    # then show no step of them all. One alone always does.
+    assert np.sum(measured.phase("decode").batch == 1) == 4
     step = latency.storage.load(fit)
     assert step.seconds(64.0, 0.0, 0.0, 0.0) > 0
     # Fresh rounds stand in the file, in the table, and in no fit.
@@ -134,20 +131,20 @@ def test_fresh_settings_are_between_and_beside_the_measured_ones():
         profiling.between([Setting(1, 1, 8)], 9)
 
 
-def test_a_server_that_dies_leaves_the_rounds_that_ended(model, tmp_path):
+def test_a_server_that_dies_leaves_the_rounds_that_ended(tmp_path):
     file = tmp_path / "steps.csv"
-    with engine(model) as running:
+    served = Paced(step_ms=5)
+    with running(served):
         lines: list[str] = []
 
         def kill_after_two(line: str) -> None:
             lines.append(line)
             if len(lines) == 2:
-                running.process.send_signal(signal.SIGKILL)
-                running.process.wait()
+                served.signal(signal.SIGKILL)
 
         with pytest.raises(EndpointError, match=r"cannot be reached|broke off"):
             profiling.profile(
-                Endpoint(running.url, running.model),
+                Endpoint(served.url, "m"),
                 SETTINGS,
                 file,
                 repeats=1,
@@ -211,14 +208,14 @@ def test_what_a_server_does_wrong_is_said(answer, says, tmp_path):
         answering(answer) as url,
         pytest.raises(EndpointError, match=says) as failed,
     ):
-        profiling.profile(Endpoint(url, "m", timeout_s=5), SETTINGS, tmp_path / "steps.csv")
+        profiling.profile(Endpoint(url, "m", timeout_s=300), SETTINGS, tmp_path / "steps.csv")
     assert "Resolve:" in str(failed.value)
     assert not (tmp_path / "steps.csv").exists()
 
 
 def test_a_silent_server_and_an_empty_port_are_told_apart(tmp_path):
     hold = threading.Event()
-    with answering(lambda _: hold.wait(10) and None) as url:
+    with answering(lambda _: hold.wait(600) and None) as url:
         with pytest.raises(EndpointError, match=r"sent nothing for 0\.3 s"):
             profiling.profile(Endpoint(url, "m", timeout_s=0.3), SETTINGS, tmp_path / "a.csv")
         hold.set()

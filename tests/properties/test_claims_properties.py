@@ -10,7 +10,7 @@ from hetero.errors import ParameterError
 from hetero.ledger import ledger
 from hetero.orders import Order
 
-quick = settings(derandomize=True, max_examples=150, deadline=None)
+quick = settings(max_examples=150)
 
 SIGNS = ("<", "<=", "=", ">=", ">")
 NUMERIC = [claim for claim in ledger() if claim.op not in ("order", "none")]

@@ -16,7 +16,7 @@ from hetero.latency.reduction import reduce_table
 from hetero.latency.roofline import VALUES, Efficiency, Roofline
 from hetero.latency.storage import from_json, to_json
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True)
+QUICK = settings(max_examples=40)
 TRUTHS = 200
 BATCH, LENGTH = (
     a.ravel() for a in np.meshgrid([1, 2, 4, 8, 16, 32.0], [128, 256, 512, 1024, 2048, 4096.0])

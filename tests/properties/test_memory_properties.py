@@ -12,7 +12,7 @@ from hetero.catalog import Gpu, Llm, gpus, llms
 from hetero.catalog.precision import bytes_of
 from hetero.memory import Budget
 
-QUICK = settings(derandomize=True, deadline=None, max_examples=400)
+QUICK = settings(max_examples=400)
 
 MODELS = st.sampled_from(list(llms()))
 CARDS = st.sampled_from(list(gpus()))

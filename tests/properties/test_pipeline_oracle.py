@@ -75,7 +75,7 @@ def check_equal(oracle: Oracle, run) -> None:
     assert [node.used for node in oracle.nodes.values()] == run.replicas["kv_used"].tolist()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(networks(), traces(), st.sampled_from(ROUTERS), st.integers(0, 3))
 def test_a_trace_is_played_as_the_rules_say(network, trace, router, seed) -> None:
     oracle = Oracle(network, trace, router, seed_word=seed_word(seed))
@@ -87,7 +87,7 @@ def test_a_trace_is_played_as_the_rules_say(network, trace, router, seed) -> Non
     np.testing.assert_allclose(run.decode_sum_s, sum(gaps), rtol=1e-12)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(
     networks(),
     traces(),
@@ -108,7 +108,7 @@ def test_a_feed_is_played_as_the_rules_say(network, trace, router, by, first, un
         assert run.counts["in flight"] <= first
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(networks(), traces(), st.sampled_from(ROUTERS), st.data())
 def test_failures_keep_every_request_and_every_kv_entry(network, trace, router, data) -> None:
     names = [node.name for node in network.placement.problem.nodes]
@@ -136,7 +136,7 @@ def test_failures_keep_every_request_and_every_kv_entry(network, trace, router, 
         assert run.decode_count == (tokens - 1).sum()
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(networks(), traces())
 def test_the_router_never_counts_on_more_than_the_high_water(network, trace) -> None:
     router = FlowRouter(expected_output_tokens=12.0, high_water=0.6)
@@ -147,7 +147,7 @@ def test_the_router_never_counts_on_more_than_the_high_water(network, trace) -> 
         assert reason == "longer than the KV cache of every replica"
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=20)
 @given(networks(), traces(), st.sampled_from(ROUTERS))
 def test_a_run_depends_on_its_seed_only(network, trace, router) -> None:
     one = simulate_pipelines(network, trace, router, seed=3)

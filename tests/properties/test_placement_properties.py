@@ -19,7 +19,7 @@ from hetero.planners.maxflow.groups import groups
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from small_placements import exhaustive, random_problem
 
-SETTINGS = settings(derandomize=True, max_examples=8, deadline=None)
+SETTINGS = settings(max_examples=8)
 
 
 @SETTINGS
@@ -49,7 +49,7 @@ def test_no_placement_exceeds_the_bound(seed: int, nodes: int, slow: bool) -> No
             )
 
 
-@settings(derandomize=True, max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(seed=st.integers(0, 10_000), slow=st.booleans())
 def test_plan_is_the_best_of_all_placements(seed: int, slow: bool) -> None:
     small = random_problem(seed, 4, 5, 4, slow=slow)

@@ -59,7 +59,7 @@ class Wrong:
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8)
 @given(st.integers(0, 10**6), st.sampled_from([0.5, 5.0, 50.0]), st.booleans())
 def test_nothing_is_lost_and_nothing_precedes_its_cause(
     engine: Engine, seed: int, rate_rps: float, failing: bool

@@ -255,31 +255,31 @@ def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
         assert (below <= np.searchsorted(ordered, edges * (1 + tolerance), side="right")).all()
 
 
-@settings(max_examples=700, deadline=None, derandomize=True)
+@settings(max_examples=700)
 @given(settings_of_a_run())
 def test_dyadic_times_agree_bit_for_bit(drawn) -> None:
     compare(*both(*drawn), tolerance=0.0)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 @given(settings_of_a_run(split=True))
 def test_dyadic_times_agree_bit_for_bit_where_phases_are_split(drawn) -> None:
     compare(*both(*drawn), tolerance=0.0)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(max_examples=250)
 @given(settings_of_a_run(dyadic=False))
 def test_times_without_ties_agree_to_rounding(drawn) -> None:
     compare(*both(*drawn), tolerance=1e-9)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(settings_of_a_run(split=True, dyadic=False))
 def test_times_without_ties_agree_to_rounding_where_phases_are_split(drawn) -> None:
     compare(*both(*drawn), tolerance=1e-9)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(settings_of_a_run(dyadic=False), st.integers(0, 2**32))
 def test_the_oracle_takes_its_step_times_from_the_definition(drawn, seed) -> None:
     step = drawn[0].replicas[0].step

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hetero.workload import Trace, lengths, readers, statistics
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True)
+QUICK = settings(max_examples=60)
 
 
 @st.composite

@@ -29,7 +29,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace(np.cumsum(gaps), inputs, outputs)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(traces(), st.integers(0, 5))
 def test_a_draw_has_the_requests_span_and_lengths_of_its_trace(trace: Trace, seed: int) -> None:
     twin = Twin.fit(trace)
@@ -46,7 +46,7 @@ def test_a_draw_has_the_requests_span_and_lengths_of_its_trace(trace: Trace, see
         assert real.min() <= made.min() <= made.max() <= real.max()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(traces(), st.floats(0.2, 5.0))
 def test_the_rate_multiplies_the_requests(trace: Trace, rate: float) -> None:
     twin = Twin.fit(trace)
@@ -58,7 +58,7 @@ def test_the_rate_multiplies_the_requests(trace: Trace, rate: float) -> None:
     assert abs(len(twin.draw(0, rate)) - rate * len(trace)) <= bins
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(traces())
 def test_fit_is_deterministic_and_survives_its_file(trace: Trace) -> None:
     twin = Twin.fit(trace)

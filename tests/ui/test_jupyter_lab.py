@@ -81,7 +81,6 @@ def test_a_moved_slider_changes_the_figure(lab: Lab) -> None:
             page.wait_for_function(
                 "([image, since]) => image.src !== since && image.complete",
                 arg=[image.element_handle(), since],
-                timeout=60_000,
             )
             return image.get_attribute("src")
 
@@ -110,7 +109,7 @@ def test_a_moved_slider_changes_the_figure(lab: Lab) -> None:
         # What cannot be served says why, and comes back.
         model = explorer.locator(".widget-dropdown", has_text="model").locator("select")
         model.select_option("Llama-3.1-405B")
-        page.wait_for_selector("text=can serve Llama-3.1-405B", timeout=60_000)
+        page.wait_for_selector("text=can serve Llama-3.1-405B")
         assert not image.is_visible()
         notebook.shot("explorer-cannot")
         model.select_option("Llama-3-8B")
@@ -146,21 +145,26 @@ def test_objects_show_themselves_in_both_themes(lab: Lab, notebooks: Path) -> No
 
 
 def test_a_progress_bar_is_seen_and_then_gone(lab: Lab, notebooks: Path) -> None:
-    source = """\
+    seen = notebooks / "seen"
+    source = f"""\
 import time
+from pathlib import Path
 from hetero.progress import progress
 with progress(20, "routing", show=True) as advance:
-    for _ in range(20):
+    for _ in range(3000):
+        if Path({str(seen)!r}).exists():
+            break
         time.sleep(0.2)
-        advance(1)
+    advance(20)
 """
     cell = nbformat.v4.new_code_cell(source, id="bar")
     nbformat.write(nbformat.v4.new_notebook(cells=[cell], metadata=KERNEL), notebooks / "bar.ipynb")
     with lab.notebook("bar.ipynb") as notebook:
         notebook.page.click('.lm-MenuBar-itemLabel:text-is("Run")')
         notebook.page.click('.lm-Menu-itemLabel:text-is("Run All Cells")')
-        notebook.page.wait_for_selector(".jp-OutputArea pre:has-text('routing')", timeout=60_000)
+        notebook.page.wait_for_selector(".jp-OutputArea pre:has-text('routing')")
         notebook.shot("progress")
-        notebook.page.wait_for_selector(".jp-OutputArea pre", state="detached", timeout=60_000)
+        seen.touch()
+        notebook.page.wait_for_selector(".jp-OutputArea pre", state="detached")
         assert notebook.page.locator(".jp-OutputArea").first.inner_text().strip() == ""
         assert notebook.errors() == []

@@ -105,7 +105,7 @@ def test_work_of_a_request_by_hand() -> None:
     assert found[:, 0].tolist() == [10.0, 50.0, 3.0, 10.0 + 11.0 + 12.0, 3.0, 3.0]
 
 
-@settings(derandomize=True, max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     kinds=st.lists(
         st.tuples(st.sampled_from(GPUS), st.sampled_from((1, 2, 4))), min_size=1, max_size=3

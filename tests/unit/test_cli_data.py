@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import typer
 
 from hetero import cli, datasets, paths, workload
 from hetero.workload import readers
@@ -13,18 +12,24 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run the command line as a user would; gives exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli, "app", typer.Typer(no_args_is_help=True))
-        monkeypatch.setattr(cli, "_GROUPS", ("data", "trace"))
         with pytest.raises(SystemExit) as ended:
             cli.main(list(arguments))
         captured = capsys.readouterr()
         return int(ended.value.code or 0), captured.out, captured.err
 
     return call
+
+
+def test_commands_are_built_once_however_often_they_are_called(run: Run) -> None:
+    assert run("--help")[0] == 0
+    known = len(cli.app.registered_groups) + len(cli.app.registered_commands)
+    assert known > 15
+    assert run("--help")[0] == 0
+    assert len(cli.app.registered_groups) + len(cli.app.registered_commands) == known
 
 
 def refused(outcome: tuple[int, str, str], says: str) -> None:

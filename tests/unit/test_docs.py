@@ -103,8 +103,7 @@ def test_examples_give_what_they_say(page):
 
 @pytest.fixture(scope="module")
 def group():
-    cli._register()
-    return typer.main.get_command(cli.app)
+    return cli.command()
 
 
 def parsed(group, words):

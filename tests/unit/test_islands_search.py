@@ -36,7 +36,7 @@ def rates() -> RateTable:
     return RateTable(classes, ranges, prefill, decode)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     total=st.integers(0, 200),
     target=st.integers(0, 40),

@@ -302,7 +302,7 @@ def test_steps_that_do_not_exist() -> None:
 GPUS = st.sampled_from(["H800", "H20", "H200", "B300", "GB200", "Rubin-NVL144"])
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=25)
 @given(
     gpu=GPUS,
     length=st.integers(0, 9000),
@@ -332,7 +332,7 @@ def test_a_request_is_the_sum_of_its_steps(
         assert steps.tpot_ms.shape == (output,)
 
 
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=20)
 @given(
     gpu=GPUS,
     tp=st.sampled_from([1, 2, 4]),

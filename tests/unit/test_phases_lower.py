@@ -39,7 +39,7 @@ def conversation() -> Demand:
 # Routes --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_routes_are_the_best_of_all_permutations(data):
     size = data.draw(st.integers(1, 4))
@@ -165,7 +165,7 @@ def brute_force(gain, prefill, decode, units):
     return best
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
 def test_transport_agrees_with_brute_force(m, n, seed):
     """Capacities in sixths: the polytope then has vertices in sixths, so the parts are exact."""

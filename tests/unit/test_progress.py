@@ -35,14 +35,14 @@ def run_cell(source):
     """Outputs of a cell that a notebook kernel runs, as the pipeline runs it."""
     code = nbformat.v4.new_code_cell(source, id="cell")
     notebook = nbformat.v4.new_notebook(cells=[code])
-    nbclient.NotebookClient(notebook, kernel_name="python3", allow_errors=True).execute()
+    nbclient.NotebookClient(
+        notebook, kernel_name="python3", allow_errors=True, startup_timeout=600
+    ).execute()
     return [dict(output) for output in code.outputs]
 
 
 BAR = """\
 import time
-import nbclient
-import nbformat
 
 from hetero.progress import progress
 with progress(3, "routing", unit="<plans>", show={show}) as advance:
