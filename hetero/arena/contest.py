@@ -29,7 +29,7 @@ from hetero.arena.score import Estimate, Score, carried, score
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.routers import Builtin, Router
 from hetero.routers.named import factories
 from hetero.simulator import Slo
@@ -128,7 +128,7 @@ def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:
     inputs, outputs = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
     first = later = 0.0
     for name, gpu in cluster.gpu_types.items():
-        step = roofline.for_gpu(gpu, llm).step_model()
+        step = for_gpu(gpu, llm).step_model()
         count = cluster.gpu_counts[name]
         first += count / float(step.prefill_seconds([inputs]))
         cached = np.array([inputs + outputs / 2.0])

@@ -17,7 +17,7 @@ from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
 from hetero.estimate import BatchLatency, Padded
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.planners import tensor_parallel
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.homogeneous import colocated, distserve
@@ -230,6 +230,6 @@ def _linked(machine: Machine) -> Machine:
 
 def _latency(precision: str) -> tensor_parallel.LatencySource:
     def source(gpu: Gpu, llm: Llm, degree: int) -> BatchLatency:
-        return Padded(roofline.for_gpu(gpu, llm, degree, precision=precision).step_model())
+        return Padded(for_gpu(gpu, llm, degree, precision=precision).step_model())
 
     return source

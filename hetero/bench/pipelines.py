@@ -9,7 +9,8 @@ from hetero.display import Column, Shown, Table
 from hetero.placement import Network
 from hetero.placement.published import placement
 from hetero.routers.pipelines import FlowRouter
-from hetero.simulator.helix import OFFLINE_S, run_offline
+from hetero.simulator.helix import run_offline
+from hetero.simulator.pipeline_run import OFFLINE_S
 
 SETTINGS = ("single-24 70B", "geo-24 70B", "hetero-42 70B")
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment, Replica
 from hetero.latency.step import Piece
-from hetero.planners.islands.programs import Program
 from hetero.planning.fluid import work_s
+from hetero.programs import Program
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]

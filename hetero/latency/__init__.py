@@ -13,8 +13,8 @@ moe_reduction
 measured, layers,  Splitwise, aiconfigurator and Helix, published or reduced; a user's own CSV
 tables
 reduction          measured tables to step models
-calibration,       roofline efficiencies fitted to the measured tables, and those committed
-efficiencies
+efficiencies       roofline efficiencies as committed, and the roofline of any GPU with them
+calibration        their fit to the measured tables, and its errors
 profiles,          times per operator of one layer reduced to replicas, ragged and mixed steps
 profile_tables     included; the published tables they come from
 operators          aiconfigurator's operator measurements, the optional extra ``silicon``
@@ -33,7 +33,8 @@ True
 """
 
 from hetero.latency.affine import Affine, fit
-from hetero.latency.roofline import Efficiency, Roofline, for_gpu
+from hetero.latency.efficiencies import for_gpu
+from hetero.latency.roofline import Efficiency, Roofline
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements, read_csv
 

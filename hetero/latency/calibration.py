@@ -16,7 +16,7 @@ per layer), it is ``unmeasured``, and other GPUs lend theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,25 +29,13 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency import measured
 from hetero.latency.accuracy import Accuracy
-from hetero.latency.frames import SOURCES
+from hetero.latency.efficiencies import PRIOR, calibrated
+from hetero.latency.frames import SOURCES, Source
 from hetero.latency.roofline import VALUES, Efficiency, Roofline
 from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
 
 Floats = NDArray[np.float64]
 
-# Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
-# Centres are round numbers near the middle of what the operator tables give on six GPUs.
-PRIOR: dict[str, tuple[float, float, float, float]] = {
-    "compute_efficiency": (0.65, 0.5, 0.02, 1.0),
-    "bandwidth_efficiency": (0.80, 0.3, 0.02, 1.0),
-    "kv_efficiency": (0.75, 0.5, 0.02, 1.0),
-    "attention_efficiency": (0.45, 0.5, 0.01, 1.0),
-    "link_efficiency": (0.45, 0.7, 0.005, 1.0),
-    "padding_tokens": (64.0, 1.0, 0.1, 1024.0),
-    "layer_overhead_s": (30e-6, 1.0, 1e-7, 1e-2),
-    "step_overhead_s": (300e-6, 1.0, 1e-6, 1e-1),
-    "hop_latency_s": (2e-6, 1.0, 1e-8, 1e-3),
-}
 MODEL_ERROR = 0.10
 _DIGITS = 4
 
@@ -295,3 +283,51 @@ def calibrate_all(*, raw: bool = False, hold_out: bool = True) -> pd.DataFrame:
                     )
             rows.append(row)
     return pd.DataFrame(rows)
+
+
+def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
+    """Error of the calibrated roofline on every measured table, per GPU, engine and phase.
+
+    Columns: source, gpu, engine, scope (``fitted``, or ``not fitted`` for tables left out), phase,
+    rows, mape_percent, bias_percent, p95_percent, max_percent, and the held-out mean errors
+    held_out_llm_percent and held_out_degree_percent as committed.
+
+    Parameters
+    ----------
+    raw
+        Sources whose published files are used; for the others the derived reductions are.
+    """
+    committed = {
+        (row["source"], row["gpu"], row["engine"]): row for row in calibrated().to_dict("records")
+    }
+    found = []
+    for source in SOURCES:
+        groups = by_gpu(measured.tables(source, raw=source in raw))
+        for (name, engine), tables in groups.items():
+            row = committed[source, name, engine]
+            values = Efficiency.of(row[value] for value in VALUES)
+            for scope in ("fitted", "not fitted"):
+                chosen = [t for t in tables if takes_part(t) == (scope == "fitted")]
+                for phase, a in accuracy(chosen, values).items() if chosen else ():
+                    held = {
+                        f"held_out_{kind}_percent": row[f"{phase}_held_out_{kind}_mape_percent"]
+                        if scope == "fitted"
+                        else np.nan
+                        for kind in ("llm", "degree")
+                    }
+                    found.append(
+                        {
+                            "source": source,
+                            "gpu": name,
+                            "engine": engine,
+                            "scope": scope,
+                            "phase": phase,
+                            "rows": a.rows,
+                            "mape_percent": a.mape_percent,
+                            "bias_percent": a.bias_percent,
+                            "p95_percent": a.p95_percent,
+                            "max_percent": a.max_percent,
+                            **held,
+                        }
+                    )
+    return pd.DataFrame(found)

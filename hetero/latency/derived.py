@@ -14,15 +14,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hetero import paths
-from hetero.latency import measured
+from hetero.latency import calibration, measured, profiles
 from hetero.latency.frames import raw_frame
 from hetero.latency.layers import layer_latencies
-from hetero.latency.reduction import reduce_table
+from hetero.latency.reduction import KNOT_ERROR, reduce_table, simplify
 
 Floats = NDArray[np.float64]
 
-#: Largest relative error of the Helix knots against the published tables.
-KNOT_ERROR = 0.03
 #: Up to here every entry is kept: planners read node throughput off this part of the tables.
 EXACT_TO = {"prefill": 1000.0, "decode": 30.0}
 
@@ -70,28 +68,6 @@ def helix_layer_knots() -> pd.DataFrame:
             ]
     columns = ["gpu", "llm", "tensor_parallel", "phase", "batch_tokens", "ms_per_layer"]
     return pd.DataFrame(rows, columns=[*columns, "mean_error_percent", "max_error_percent"])
-
-
-def simplify(x: Floats, y: Floats, error: float) -> list[int]:
-    """Indices of the knots that Douglas and Peucker's split keeps: ends first, then the worst.
-
-    Examples
-    --------
-    >>> simplify(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 8.0]), 0.01)
-    [0, 2, 3]
-    """
-    kept, open_spans = {0, len(x) - 1}, [(0, len(x) - 1)]
-    while open_spans:
-        a, b = open_spans.pop()
-        if b - a < 2:
-            continue
-        inner = slice(a + 1, b)
-        off = np.abs(np.interp(x[inner], x[[a, b]], y[[a, b]]) / y[inner] - 1.0)
-        worst = int(off.argmax())
-        if off[worst] > error:
-            kept.add(a + 1 + worst)
-            open_spans += [(a, a + 1 + worst), (a + 1 + worst, b)]
-    return sorted(kept)
 
 
 def aiconfigurator_steps() -> pd.DataFrame:
@@ -142,15 +118,11 @@ def _words(values: Floats) -> str:
 
 def profile_steps() -> pd.DataFrame:
     """Step model of every layer profile, with its error per kind of step."""
-    from hetero.latency import profiles
-
     return pd.DataFrame(profiles.to_rows(profiles.profiled_steps(raw=True)))
 
 
 def efficiencies() -> pd.DataFrame:
     """Calibrated efficiencies with their errors, see :mod:`hetero.latency.calibration`."""
-    from hetero.latency import calibration
-
     return calibration.calibrate_all(raw=True)
 
 

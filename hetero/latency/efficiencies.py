@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 
-from hetero.catalog import Gpu, gpu, link
+from hetero.catalog import Gpu, Llm, gpu, link
 from hetero.errors import ParameterError
-from hetero.latency import measured
-from hetero.latency.calibration import PRIOR, accuracy, by_gpu, takes_part
-from hetero.latency.frames import SOURCES, Source, derived_frame
-from hetero.latency.roofline import VALUES, Efficiency
+from hetero.latency.frames import derived_frame
+from hetero.latency.roofline import VALUES, Efficiency, Roofline
 
+# Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
+# Centres are round numbers near the middle of what the operator tables give on six GPUs.
+PRIOR: dict[str, tuple[float, float, float, float]] = {
+    "compute_efficiency": (0.65, 0.5, 0.02, 1.0),
+    "bandwidth_efficiency": (0.80, 0.3, 0.02, 1.0),
+    "kv_efficiency": (0.75, 0.5, 0.02, 1.0),
+    "attention_efficiency": (0.45, 0.5, 0.01, 1.0),
+    "link_efficiency": (0.45, 0.7, 0.005, 1.0),
+    "padding_tokens": (64.0, 1.0, 0.1, 1024.0),
+    "layer_overhead_s": (30e-6, 1.0, 1e-7, 1e-2),
+    "step_overhead_s": (300e-6, 1.0, 1e-6, 1e-1),
+    "hop_latency_s": (2e-6, 1.0, 1e-8, 1e-3),
+}
 _DIGITS = 4
 
 
@@ -149,49 +159,35 @@ def _medians(link_type: str, source: str = "") -> dict[str, float]:
     return found
 
 
-def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
-    """Error of the calibrated roofline on every measured table, per GPU, engine and phase.
-
-    Columns: source, gpu, engine, scope (``fitted``, or ``not fitted`` for tables left out), phase,
-    rows, mape_percent, bias_percent, p95_percent, max_percent, and the held-out mean errors
-    held_out_llm_percent and held_out_degree_percent as committed.
+def for_gpu(
+    gpu: Gpu,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    *,
+    source: str | None = None,
+    precision: str = "fp16",
+    kv_precision: str = "fp16",
+    layers: int | None = None,
+) -> Roofline:
+    """Roofline of a replica with calibrated efficiencies.
 
     Parameters
     ----------
-    raw
-        Sources whose published files are used; for the others the derived reductions are.
+    source
+        Measurements to take them from, see :func:`efficiency`; by
+        default the newest of the same chip, else medians over the other GPUs (``estimated``).
+
+    Raises
+    ------
+    ParameterError
+        If the source is unknown or does not cover this GPU, or the degree does not exist.
     """
-    committed = {
-        (row["source"], row["gpu"], row["engine"]): row for row in calibrated().to_dict("records")
-    }
-    found = []
-    for source in SOURCES:
-        groups = by_gpu(measured.tables(source, raw=source in raw))
-        for (name, engine), tables in groups.items():
-            row = committed[source, name, engine]
-            values = Efficiency.of(row[value] for value in VALUES)
-            for scope in ("fitted", "not fitted"):
-                chosen = [t for t in tables if takes_part(t) == (scope == "fitted")]
-                for phase, a in accuracy(chosen, values).items() if chosen else ():
-                    held = {
-                        f"held_out_{kind}_percent": row[f"{phase}_held_out_{kind}_mape_percent"]
-                        if scope == "fitted"
-                        else np.nan
-                        for kind in ("llm", "degree")
-                    }
-                    found.append(
-                        {
-                            "source": source,
-                            "gpu": name,
-                            "engine": engine,
-                            "scope": scope,
-                            "phase": phase,
-                            "rows": a.rows,
-                            "mape_percent": a.mape_percent,
-                            "bias_percent": a.bias_percent,
-                            "p95_percent": a.p95_percent,
-                            "max_percent": a.max_percent,
-                            **held,
-                        }
-                    )
-    return pd.DataFrame(found)
+    return Roofline(
+        gpu=gpu,
+        llm=llm,
+        efficiency=efficiency(gpu, source),
+        tensor_parallel=tensor_parallel,
+        precision=precision,
+        kv_precision=kv_precision,
+        layers=layers,
+    )

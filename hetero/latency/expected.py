@@ -38,7 +38,7 @@ from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
 from hetero.errors import ParameterError
 from hetero.latency import calibration, measured
-from hetero.latency.efficiencies import calibrated, chip, lenders, sources
+from hetero.latency.efficiencies import PRIOR, calibrated, chip, lenders, sources
 from hetero.latency.frames import SOURCES, derived_frame
 from hetero.latency.roofline import VALUES, Efficiency
 from hetero.latency.tables import PHASES, Measurements, Phase
@@ -313,7 +313,7 @@ def without_chip(name: str) -> Efficiency:
         if value in ("link_efficiency", "hop_latency_s") and (known & same).any():
             known &= same
         each = frame[value][known].groupby(chips[known]).median()
-        values.append(float(each.median()) if len(each) else calibration.PRIOR[value][0])
+        values.append(float(each.median()) if len(each) else PRIOR[value][0])
     return Efficiency.of(
         values, estimated=VALUES, source=f"medians without {chip(name)}", provenance="estimated"
     )

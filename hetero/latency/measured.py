@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.errors import ParameterError
+from hetero.latency import profile_settings
 from hetero.latency.frames import SOURCES, Source, derived_frame, raw_frame, replicas
 from hetero.latency.layers import helix
 from hetero.latency.reduction import with_bends
@@ -183,13 +184,11 @@ def tables(source: Source, *, raw: bool = False) -> tuple[Measurements, ...]:
     ParameterError
         If the source is unknown.
     """
-    from hetero.latency.profile_settings import measurements
-
     readers = {
         "splitwise": splitwise,
         "helix": helix,
         "aiconfigurator": aiconfigurator,
-        "profiles": measurements,
+        "profiles": profile_settings.measurements,
     }
     if source not in readers:
         raise ParameterError(

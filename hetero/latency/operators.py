@@ -26,9 +26,8 @@ from numpy.typing import ArrayLike
 
 from hetero.catalog import Gpu, Llm
 from hetero.errors import ParameterError
-from hetero.latency.derived import KNOT_ERROR, simplify
 from hetero.latency.measured import GRID_BATCHES, GRID_LENGTHS
-from hetero.latency.reduction import Reduction, reduce_table
+from hetero.latency.reduction import KNOT_ERROR, Reduction, reduce_table, simplify
 from hetero.latency.tables import Measurements
 
 Backend = Literal["vllm", "sglang", "trtllm"]

@@ -22,7 +22,9 @@ from ruamel.yaml import YAML
 
 from hetero import datasets
 from hetero.catalog import Llm, llm
+from hetero.catalog import gpu as find_gpu
 from hetero.errors import ParameterError
+from hetero.latency.efficiencies import efficiency
 from hetero.latency.frames import derived_frame
 
 Floats = NDArray[np.float64]
@@ -260,9 +262,6 @@ def _old_profile(gpu: str) -> LayerProfile:
     Reading the cache is estimated as its bytes over the bandwidth times ``kv_efficiency``, the
     median of the calibrated GPUs.
     """
-    from hetero.catalog import gpu as find
-    from hetero.latency.efficiencies import efficiency
-
     name = f"llmservingsim/profile_v0/{_OLD[gpu]}/llama-3.1-8b_tp1_layers.csv.gz"
     frame = pd.read_csv(datasets.path("llmservingsim_profile_v0", name))
     table = frame.pivot(index="input", columns="layer_name", values="latency(ns)") / 1e3
@@ -270,8 +269,8 @@ def _old_profile(gpu: str) -> LayerProfile:
     once = table[["embedding", "final_layernorm"]].sum(axis=1)
     per_layer = table.drop(columns=["embedding", "final_layernorm", "lm_head", "attn"]).sum(axis=1)
     tokens = table.index.to_numpy(dtype=float)
-    share = efficiency(find(gpu), "median").kv_efficiency
-    per_token_s = model.kv_bytes_per_token() / (share * find(gpu).mem_bw_gbs * 1e9)
+    share = efficiency(find_gpu(gpu), "median").kv_efficiency
+    per_token_s = model.kv_bytes_per_token() / (share * find_gpu(gpu).mem_bw_gbs * 1e9)
     batches = 2.0 ** np.arange(9)
     contexts = np.array([64.0, 512.0, 1024.0, 2048.0, 4096.0])
     chunks = np.array([16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0])

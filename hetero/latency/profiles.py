@@ -21,6 +21,7 @@ from hetero.latency.accuracy import Accuracy
 from hetero.latency.frames import derived_frame
 from hetero.latency.profile_tables import LayerProfile, all_reduce_s, layer_profiles
 from hetero.latency.raggedness import longest_over_mean, skews
+from hetero.latency.reduction import simplify
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.streams import stream
 
@@ -174,7 +175,7 @@ def reduce_profile(profile: LayerProfile) -> ProfiledStep:
     beyond = profile.head(1) + np.interp(knots, chunks, rest)
     small = profile.head(knots) + np.interp(knots, batches, level)
     times = profile.dense(knots) + np.where(knots <= last, small, beyond)
-    kept = _simplify(knots, times)
+    kept = simplify(knots, times, _KNOT_ERROR)
     decoding = np.arange(1.0, last + 1.0)
     piece = Piece(knots[kept], times[kept], np.interp(decoding, batches, rate), pair_s)
     if (kind == "mixed").any():
@@ -277,12 +278,6 @@ def _decode(profile: LayerProfile, rows: NDArray[np.bool_]) -> tuple[Floats, Flo
         found.append(_fit(columns, attention[at], seconds[at]))
     level, rate = np.array(found).T
     return batches, level, rate
-
-
-def _simplify(x: Floats, y: Floats) -> list[int]:
-    from hetero.latency.derived import simplify
-
-    return simplify(x, y, _KNOT_ERROR)
 
 
 def to_rows(steps: Iterable[ProfiledStep]) -> list[dict[str, object]]:

@@ -334,39 +334,3 @@ class Roofline(Shown):
         )
         title = f"Roofline of {self.llm.name}{held} on {self.gpu.name}{degree}"
         return Table(title, columns, tuple(rows), notes)
-
-
-def for_gpu(
-    gpu: Gpu,
-    llm: Llm,
-    tensor_parallel: int = 1,
-    *,
-    source: str | None = None,
-    precision: str = "fp16",
-    kv_precision: str = "fp16",
-    layers: int | None = None,
-) -> Roofline:
-    """Roofline of a replica with calibrated efficiencies.
-
-    Parameters
-    ----------
-    source
-        Measurements to take them from, see :func:`hetero.latency.efficiencies.efficiency`; by
-        default the newest of the same chip, else medians over the other GPUs (``estimated``).
-
-    Raises
-    ------
-    ParameterError
-        If the source is unknown or does not cover this GPU, or the degree does not exist.
-    """
-    from hetero.latency import efficiencies
-
-    return Roofline(
-        gpu=gpu,
-        llm=llm,
-        efficiency=efficiencies.efficiency(gpu, source),
-        tensor_parallel=tensor_parallel,
-        precision=precision,
-        kv_precision=kv_precision,
-        layers=layers,
-    )

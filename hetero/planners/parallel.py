@@ -24,8 +24,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.placement import LayerRange, Network, Placement, Problem
 from hetero.routers.pipelines import FlowRouter
-from hetero.simulator.helix import OFFLINE_S, combine
-from hetero.simulator.pipeline_run import PipelineRun, Serving
+from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace
 

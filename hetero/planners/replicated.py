@@ -10,7 +10,7 @@ from hetero.catalog import Gpu, KvFormula, Link, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica, replicas
 from hetero.errors import ParameterError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.latency.step import StepModel
 
 StepSource = Callable[[Gpu, Llm, int], StepModel]
@@ -32,7 +32,7 @@ def roofline_steps(*, link: Link | None = None, **efficiency: Any) -> StepSource
     def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
         if link is not None:
             gpu = _linked(gpu, link)
-        model = roofline.for_gpu(gpu, llm, tensor_parallel)
+        model = for_gpu(gpu, llm, tensor_parallel)
         if efficiency:
             model = replace(model, efficiency=replace(model.efficiency, **efficiency))
         return model.step_model()

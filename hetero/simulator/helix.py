@@ -27,21 +27,13 @@ from hetero.routers.pipelines import (
 from hetero.simulator.helix_flow import artifact_flow, artifact_network
 from hetero.simulator.helix_published import Mode
 from hetero.simulator.helix_published import expected as expected
-from hetero.simulator.pipeline_run import (
-    PERCENTILES,
-    Latency,
-    PipelineRun,
-    Serving,
-    gap_percentiles,
-)
+from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace, TraceSource
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-OFFLINE_S = (60.0, 660.0)
-"""Warm-up of 1 minute, test of 10 minutes (section 6.2)."""
 ONLINE_S = 1800.0
 """Test of 30 minutes (section 6.2)."""
 WARM_UP_S = 30.0
@@ -235,39 +227,6 @@ class Result:
     mode: Mode
     runs: tuple[PipelineRun, ...]
     serving: Serving
-
-
-def combine(name: str, runs: tuple[PipelineRun, ...]) -> Serving:
-    """What several clusters serve together: throughput added up, latencies pooled."""
-    parts = [run.serving() for run in runs]
-    begin, until = runs[0].window_s
-    prompts = np.concatenate(
-        [
-            run.ttft_s[
-                (run.requests["first_token_s"] >= run.window_s[0])
-                & (run.requests["first_token_s"] <= run.window_s[1])
-            ]
-            for run in runs
-        ]
-    )
-    gaps = np.sum([run.gap_counts for run in runs], axis=0)
-    count = sum(run.decode_count for run in runs)
-    total = sum(run.decode_sum_s for run in runs)
-    percentiles = dict.fromkeys(PERCENTILES, float("nan"))
-    if len(prompts):
-        values = np.percentile(prompts, PERCENTILES).tolist()
-        percentiles = dict(zip(PERCENTILES, values, strict=True))
-    return Serving(
-        name=name,
-        window_s=(begin, until),
-        decode_tps=sum(part.decode_tps for part in parts),
-        prompt=Latency(
-            len(prompts), float(prompts.mean()) if len(prompts) else float("nan"), percentiles
-        ),
-        decode=Latency(
-            count, total / count if count else float("nan"), gap_percentiles(gaps, PERCENTILES)
-        ),
-    )
 
 
 def run_offline(

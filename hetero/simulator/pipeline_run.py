@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 PERCENTILES = (5, 25, 50, 75, 95)
 """Those that Helix reports."""
+OFFLINE_S = (60.0, 660.0)
+"""Warm-up of 1 minute, test of 10 minutes (Helix, section 6.2)."""
 
 _NO_ROOM = "no node had KV cache left for it when it was offered"
 
@@ -250,6 +252,39 @@ def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> 
     sides = np.column_stack([edges[filled], edges[filled + 1]]).ravel()
     values = np.interp(np.array(percentiles) / 100.0, shares, sides)
     return dict(zip(percentiles, values.tolist(), strict=True))
+
+
+def combine(name: str, runs: tuple[PipelineRun, ...]) -> Serving:
+    """What several clusters serve together: throughput added up, latencies pooled."""
+    parts = [run.serving() for run in runs]
+    begin, until = runs[0].window_s
+    prompts = np.concatenate(
+        [
+            run.ttft_s[
+                (run.requests["first_token_s"] >= run.window_s[0])
+                & (run.requests["first_token_s"] <= run.window_s[1])
+            ]
+            for run in runs
+        ]
+    )
+    gaps = np.sum([run.gap_counts for run in runs], axis=0)
+    count = sum(run.decode_count for run in runs)
+    total = sum(run.decode_sum_s for run in runs)
+    percentiles = dict.fromkeys(PERCENTILES, float("nan"))
+    if len(prompts):
+        values = np.percentile(prompts, PERCENTILES).tolist()
+        percentiles = dict(zip(PERCENTILES, values, strict=True))
+    return Serving(
+        name=name,
+        window_s=(begin, until),
+        decode_tps=sum(part.decode_tps for part in parts),
+        prompt=Latency(
+            len(prompts), float(prompts.mean()) if len(prompts) else float("nan"), percentiles
+        ),
+        decode=Latency(
+            count, total / count if count else float("nan"), gap_percentiles(gaps, PERCENTILES)
+        ),
+    )
 
 
 def _deployment(network: Network, nodes: tuple[int, ...]) -> Deployment:

@@ -19,7 +19,7 @@ from hetero import catalog, cluster, workload; catalog.gpu("H100-SXM")
 catalog.llm("Llama-3-8B")
 fleet = cluster.cluster("xiong-v100-a800"); fleet
 chats = workload.load("azure2023_conv").head(500); chats
-from hetero.latency import roofline; roofline.for_gpu(catalog.gpu("L4"), catalog.llm("Llama-3-8B"))
+from hetero.latency import for_gpu; for_gpu(catalog.gpu("L4"), catalog.llm("Llama-3-8B"))
 from hetero.planners import tensor_parallel
 plan = tensor_parallel.search(fleet, catalog.llm("Llama-3-8B"), chats.head(100)); plan
 plan.best[0]

@@ -18,7 +18,7 @@ from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
 from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.planners.phases.cost import Stage
 from hetero.planners.phases.transfer import KvTransfer
 from hetero.routers import LeastTokens
@@ -40,7 +40,7 @@ def fleet(*kinds: tuple[str, int]) -> Cluster:
 
 def test_one_type_is_the_work_of_the_roofline_alone() -> None:
     case = Case(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
-    one = roofline.for_gpu(catalog.gpu("L40S"), EIGHT)
+    one = for_gpu(catalog.gpu("L40S"), EIGHT)
     most = max(2048.0, float(CHATS.input_tokens.max()))
     # A decode step of 256 and a prefill step as long as can be, less what is per step alone.
     overhead = one.efficiency.step_overhead_s + float(one.terms(0.0)["logits"])

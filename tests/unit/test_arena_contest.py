@@ -33,7 +33,7 @@ from hetero.arena.planners import planner
 from hetero.arena.score import Estimate, carried
 from hetero.catalog import llm
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo
 from hetero.workload import Trace
@@ -86,7 +86,7 @@ def test_targets_are_those_of_one_request_in_a_pipeline_over_all_gpus() -> None:
     # Layers dealt out by speed: every GPU takes the same time, their sum is the request's.
     decode = {}
     for name, gpu in cluster.gpu_types.items():
-        step = roofline.for_gpu(gpu, model).step_model()
+        step = for_gpu(gpu, model).step_model()
         decode[name] = float(step.seconds(np.ones(1), np.ones(1, np.int64), np.array([1100.5]))[0])
     speed = sum(count / decode[name] for name, count in cluster.gpu_counts.items())
     shares = {name: (1.0 / decode[name]) / speed for name in decode}

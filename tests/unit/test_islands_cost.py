@@ -11,9 +11,9 @@ from hetero.planners.islands.assignment import gpus_used
 from hetero.planners.islands.cost import cheapest, cost_usd_per_h, front
 from hetero.planners.islands.exact import exact
 from hetero.planners.islands.links import LinkGraph, Node, largest_islands, pooled
-from hetero.planners.islands.programs import Limits
 from hetero.planners.islands.rates import IslandClass, RateTable
 from hetero.planners.islands.reschedule import reschedule
+from hetero.programs import Limits
 from hetero.workload.lengths import LengthRanges
 
 TIGHT = Limits(gap=1e-8)

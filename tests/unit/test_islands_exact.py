@@ -12,8 +12,8 @@ from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.islands import inner
 from hetero.planners.islands.assignment import gpus_used
 from hetero.planners.islands.exact import exact
-from hetero.planners.islands.programs import Limits, SolverError
 from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.programs import Limits, SolverError
 from hetero.workload.lengths import LengthRanges
 
 

@@ -10,8 +10,8 @@ from scipy.optimize import linprog
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.islands.assignment import Assignment, gpus_used
 from hetero.planners.islands.inner import Deviations, Form, solve
-from hetero.planners.islands.programs import Limits, Program, SolverError
 from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.programs import Limits, Program, SolverError
 from hetero.workload.lengths import LengthRanges
 
 BOTH = (InfeasibleError, SolverError)

@@ -7,7 +7,7 @@ import pytest
 
 from hetero.catalog import gpu, gpus, llm
 from hetero.errors import FitError, ParameterError
-from hetero.latency import Measurements, calibration, efficiencies, measured, roofline
+from hetero.latency import Measurements, calibration, efficiencies, for_gpu, measured
 from hetero.latency.roofline import VALUES, Efficiency
 
 TRUE = Efficiency(
@@ -174,10 +174,10 @@ def test_pcie_links_of_one_generation_lend_each_other():
 
 def test_every_gpu_of_the_catalog_has_a_roofline():
     for each in gpus():
-        seconds = roofline.for_gpu(each, llm("Llama-3-8B"), 2).step_model().decode_seconds([1024])
+        seconds = for_gpu(each, llm("Llama-3-8B"), 2).step_model().decode_seconds([1024])
         assert 1e-4 < float(seconds) < 0.2
 
 
 def test_unknown_sources_are_refused_with_the_known_ones():
     with pytest.raises(ParameterError, match=r"'splitwise' for T4\. Resolve: use helix, median"):
-        roofline.for_gpu(gpu("T4"), llm("Llama-3-8B"), source="splitwise")
+        for_gpu(gpu("T4"), llm("Llama-3-8B"), source="splitwise")

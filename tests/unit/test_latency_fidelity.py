@@ -7,7 +7,7 @@ import pytest
 
 from hetero import latency
 from hetero.catalog import gpu, llm
-from hetero.latency import fidelity, measured, roofline
+from hetero.latency import fidelity, for_gpu, measured
 
 
 def test_errors_are_those_of_the_models() -> None:
@@ -15,7 +15,7 @@ def test_errors_are_those_of_the_models() -> None:
     table = next(t for t in measured.splitwise() if t.label == "Llama-2-70B on H100-SXM x4")
     rows = found[(found["gpu"] == "H100-SXM") & (found["llm"] == "Llama-2-70B")]
     rows = rows[rows["degree"] == 4]
-    model = roofline.for_gpu(gpu("H100-SXM"), llm("Llama-2-70B"), 4, source="splitwise")
+    model = for_gpu(gpu("H100-SXM"), llm("Llama-2-70B"), 4, source="splitwise")
     own = 100 * (model.seconds(*table.step_arguments) / table.seconds - 1)
     of = rows[rows["model"] == "roofline"]
     np.testing.assert_allclose(of["error_percent"], own)

@@ -12,7 +12,7 @@ from hetero.latency import affine, derived, measured
 from hetero.latency.floor import fit_floor
 from hetero.latency.frames import raw_frame, replicas
 from hetero.latency.layers import LayerLatency, layer_latencies, layer_latency
-from hetero.latency.reduction import reduce_table
+from hetero.latency.reduction import KNOT_ERROR, reduce_table
 
 RAW = {
     "splitwise_medians": "splitwise_perf_model",
@@ -175,8 +175,8 @@ def test_helix_knots_carry_every_row_within_three_percent(need):
     for key, node in raw.items():
         prompt = kept[key].prompt_layer_ms(node.prompt_tokens)
         decode = kept[key].decode_layer_ms(node.decode_requests)
-        np.testing.assert_allclose(prompt, node.prompt_ms, rtol=derived.KNOT_ERROR + 1e-9)
-        np.testing.assert_allclose(decode, node.decode_ms, rtol=derived.KNOT_ERROR + 1e-9)
+        np.testing.assert_allclose(prompt, node.prompt_ms, rtol=KNOT_ERROR + 1e-9)
+        np.testing.assert_allclose(decode, node.decode_ms, rtol=KNOT_ERROR + 1e-9)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from hetero.catalog import gpu, llm
 from hetero.errors import CatalogError, ParameterError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.latency.roofline import Efficiency, Roofline
 
 IDEAL = Efficiency(
@@ -139,7 +139,7 @@ def test_impossible_replicas_and_efficiencies_are_refused():
 
 
 def test_tables_show_terms_and_states():
-    replica = roofline.for_gpu(gpu("V100-SXM2-32GB", preset="xiong"), llm("Llama-3-8B"), 4)
+    replica = for_gpu(gpu("V100-SXM2-32GB", preset="xiong"), llm("Llama-3-8B"), 4)
     text = str(replica)
     assert "all-reduce [ms]" in text
     assert "estimated" in text

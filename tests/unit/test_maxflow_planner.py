@@ -15,7 +15,6 @@ from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
 from hetero.placement.published import placement, problem
-from hetero.planners.islands.programs import Limits
 from hetero.planners.maxflow import Effort, plan, search
 from hetero.planners.maxflow.blocks import Pool, line
 from hetero.planners.maxflow.bound import flow_bound, simple_bound
@@ -23,6 +22,7 @@ from hetero.planners.maxflow.chains import chain
 from hetero.planners.maxflow.groups import groups
 from hetero.planners.maxflow.heuristics import petals, separate, separate_plus, swarm
 from hetero.planners.maxflow.milp import Milp, judge
+from hetero.programs import Limits
 
 # Our planner --------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import pytest
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.memory import Budget
 from hetero.planners.phases.cost import CostModel, Settings, Stage
 from hetero.planners.phases.replicas import lag, replica, step_model
@@ -20,7 +20,7 @@ def pair() -> CostModel:
 
 
 def test_one_stage_is_the_roofline_of_the_whole_model(pair):
-    whole = roofline.for_gpu(pair.machines[0].gpu, MODEL, 4)
+    whole = for_gpu(pair.machines[0].gpu, MODEL, 4)
     alone = pair.pipeline([Stage(0, 4, MODEL.layers)])
     for n in (1, 100, 1024, 5000):
         assert alone.prefill_latency_s(n) == pytest.approx(float(whole.seconds(n, 0, 0, n * n / 2)))

@@ -12,7 +12,7 @@ from hetero.arena.planners import planner
 from hetero.arena.score import goodput
 from hetero.cluster import Cluster, Machine
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
-from hetero.latency import roofline
+from hetero.latency import for_gpu
 from hetero.memory import Budget
 from hetero.planning.precision import PRECISIONS, choose_precision, support
 from hetero.simulator import Slo
@@ -29,7 +29,7 @@ def case(*gpus: str, rate: float = 4.0) -> Case:
 def test_every_gpu_has_a_step_time_in_every_type() -> None:
     for gpu in catalog.gpus():
         for precision in (*PRECISIONS, "fp4"):
-            assert float(roofline.for_gpu(gpu, MODEL, precision=precision).seconds(1.0)) > 0
+            assert float(for_gpu(gpu, MODEL, precision=precision).seconds(1.0)) > 0
             known = support(gpu, precision) == "computes"
             if known:
                 assert gpu.peak_tflops(precision) > 0
@@ -63,8 +63,8 @@ def test_memory_and_decode_steps_follow_the_bits(precision: str, bits: int) -> N
     assert budget.max_tokens == int(free / (32 * 8 * 128 * 2 * 2))
     half = Budget(MODEL, gpu, weight_precision=precision, kv_precision="fp8")
     assert half.max_tokens == int(free / (32 * 8 * 128 * 2))
-    line = roofline.for_gpu(gpu, MODEL, precision=precision)
-    terms, whole = line.terms(1.0, 1, 1000.0), roofline.for_gpu(gpu, MODEL).terms(1.0, 1, 1000.0)
+    line = for_gpu(gpu, MODEL, precision=precision)
+    terms, whole = line.terms(1.0, 1, 1000.0), for_gpu(gpu, MODEL).terms(1.0, 1, 1000.0)
     for name, share in (("weights", bits / 16), ("logits", bits / 16), ("kv cache", 1.0)):
         assert float(terms[name]) == pytest.approx(share * float(whole[name]))
     doubled = precision == "fp8"  # of 362 and 733 TFLOPS in 16 and 8 bits

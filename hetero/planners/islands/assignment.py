@@ -10,8 +10,8 @@ import numpy as np
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.planners.islands.programs import Status
 from hetero.planners.islands.rates import Floats, IslandClass, Phase, RateTable
+from hetero.programs import Status
 
 Layout: TypeAlias = Mapping[IslandClass, int]
 """How many islands there are of each class."""

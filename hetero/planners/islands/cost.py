@@ -12,8 +12,8 @@ from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.islands import exact_program
 from hetero.planners.islands.assignment import PHASES, Assignment, Inventory, gpus_used
 from hetero.planners.islands.exact import GAP, assigned, usable
-from hetero.planners.islands.programs import Limits
 from hetero.planners.islands.rates import RateTable
+from hetero.programs import Limits
 
 Prices = Mapping[str, float]
 """Price of a GPU of each type [$/h]."""

@@ -9,8 +9,8 @@ from typing import Literal, TypeAlias, get_args
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.islands import exact_program, exact_splits, inner
 from hetero.planners.islands.assignment import Assignment, Inventory, check_inventory
-from hetero.planners.islands.programs import Limits, Status
 from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.programs import Limits, Status
 
 Method: TypeAlias = Literal["auto", "splits", "program"]
 

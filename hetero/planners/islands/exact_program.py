@@ -9,8 +9,8 @@ import numpy as np
 
 from hetero.errors import ParameterError
 from hetero.planners.islands.assignment import PHASES, Assignment
-from hetero.planners.islands.programs import Ints, Limits, Program, Solution
 from hetero.planners.islands.rates import IslandClass, Phase, RateTable
+from hetero.programs import Ints, Limits, Program, Solution
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetero.planners.islands.programs import (
+from hetero.planners.islands.rates import Phase, RateTable
+from hetero.programs import (
     Floats,
     Ints,
     Limits,
@@ -33,7 +34,6 @@ from hetero.planners.islands.programs import (
     SolverError,
     Status,
 )
-from hetero.planners.islands.rates import Phase, RateTable
 
 Split = tuple[int, ...]
 Partition = tuple[tuple[int, int], ...]

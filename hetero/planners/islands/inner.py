@@ -16,8 +16,8 @@ import numpy as np
 
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.islands.assignment import PHASES, Assignment, IslandGroup, Layout
-from hetero.planners.islands.programs import Floats, Ints, Limits, Program, Solution, Solver
 from hetero.planners.islands.rates import IslandClass, Phase, RateTable
+from hetero.programs import Floats, Ints, Limits, Program, Solution, Solver
 
 Form: TypeAlias = Literal["thesis", "sparse", "aggregated", "flow", "flow aggregated"]
 Capacity: TypeAlias = Literal["all", "at most"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.errors import ParameterError
-from hetero.planners.islands.programs import Floats, Ints, Program
+from hetero.programs import Floats, Ints, Program
 
 _SAME = 1e-9  # relative distance below which two lines meet on the curve
 

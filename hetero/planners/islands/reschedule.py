@@ -10,8 +10,8 @@ from hetero.planners.islands import exact_program
 from hetero.planners.islands.assignment import PHASES, Assignment, Inventory
 from hetero.planners.islands.exact import GAP, assigned, usable
 from hetero.planners.islands.exact_program import Changes
-from hetero.planners.islands.programs import Limits
 from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.programs import Limits
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

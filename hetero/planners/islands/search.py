@@ -16,8 +16,8 @@ from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.files import writing
 from hetero.planners.islands import inner
 from hetero.planners.islands.assignment import Assignment, Layout
-from hetero.planners.islands.programs import Limits
 from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.programs import Limits
 from hetero.streams import stream
 
 Floats = NDArray[np.float64]

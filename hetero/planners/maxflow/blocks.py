@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.errors import InfeasibleError
-from hetero.planners.islands.programs import Limits, Program, SolverError
 from hetero.planners.maxflow.groups import Group
 from hetero.planners.maxflow.kernels import narrow, series_parallel
+from hetero.programs import Limits, Program, SolverError
 from hetero.streams import stream
 
 Floats = NDArray[np.float64]

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.planners.islands.programs import Program
 from hetero.planners.maxflow.groups import Group
 from hetero.planners.maxflow.kernels import cover
+from hetero.programs import Program
 
 Floats = NDArray[np.float64]
 

@@ -19,9 +19,9 @@ import numpy as np
 
 from hetero.errors import InfeasibleError
 from hetero.placement import Problem
-from hetero.planners.islands.programs import Limits, Program, SolverError
 from hetero.planners.maxflow.assemble import Layout
 from hetero.planners.maxflow.groups import Group
+from hetero.programs import Limits, Program, SolverError
 
 _LARGEST = 3_000  # variables of a program that is tried at all
 _NODES = 12  # nodes of a cluster that is tried at all

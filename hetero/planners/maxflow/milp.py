@@ -20,7 +20,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement import Network, Placement, Problem
 from hetero.placement.pruning import all_links
-from hetero.planners.islands.programs import Limits, Program, Solver, Status
+from hetero.programs import Limits, Program, Solver, Status
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
