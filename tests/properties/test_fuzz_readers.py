@@ -195,6 +195,8 @@ def _card(path: Path) -> object:
 
 
 def _deployment(path: Path) -> object:
+    if not path.is_file():
+        return serving_settings.load(path)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "step.json").write_text(json.dumps(STEP))
         file = Path(shutil.copy(path, Path(folder) / "deployment.yaml"))
