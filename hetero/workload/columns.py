@@ -154,7 +154,7 @@ def load(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = ()) ->
             table = pyarrow.parquet.read_table(path, columns=chosen)
             if lost := [column for column in chosen if column not in table.column_names]:
                 raise pa.ArrowInvalid(f"no column '{lost[0]}' after all")
-            frame = table.to_pandas(ignore_metadata=True)
+            frame = table.replace_schema_metadata(None).to_pandas()
             return Rows(frame, path, lines=None)
         # As text, and blank lines kept: else a bad value would have no line to point at.
         frame = pd.read_csv(

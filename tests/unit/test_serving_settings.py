@@ -87,7 +87,9 @@ def test_what_a_file_gets_wrong_is_said(folder, old, new, says):
 def test_what_check_accepts_is_what_starts(folder, monkeypatch, capsys):
     file = folder / "d.yaml"
     file.write_text(TEXT)
-    cli.main(["serve", str(file), "--check"])
+    with pytest.raises(SystemExit) as done:
+        cli.main(["serve", str(file), "--check"])
+    assert done.value.code == 0
     assert "Router: workload" in capsys.readouterr().out
     file.write_text(TEXT + "api_keys_env: HETERO_TEST_KEYS\n")
     monkeypatch.delenv("HETERO_TEST_KEYS", raising=False)
