@@ -18,9 +18,10 @@ XLA_FLAGS                code that jax generates       every fused expression, s
 ======================== ============================= ============================================
 
 Roots in torch come from MKL, which no setting pins on AMD; `hetero.planners.islands.search_bayes`
-takes NumPy's. What remains free does not show in results: for which processor numba compiles (no ``fastmath``, so
-LLVM neither fuses nor reorders), which instructions copy and compare strings, and the number of
-cores. ``HETERO_PROCESSOR=other`` turns all of that the other way, so that two runs can be compared.
+takes NumPy's. What remains free does not show in results: for which processor numba compiles (no
+``fastmath``, so LLVM neither fuses nor reorders), which instructions copy and compare strings, and
+the number of cores. ``HETERO_PROCESSOR=other`` turns the first two the other way, so that two runs
+can be compared.
 
 Most are read as a library is imported, GLIBC_TUNABLES as a process starts. ``python -m
 pipelines.environment COMMAND ...`` runs any command so, such as ``dask worker ADDRESS``.
