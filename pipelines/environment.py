@@ -17,9 +17,11 @@ MKL_CBWR                 torch's BLAS                  products of matrices, fac
 XLA_FLAGS                code that jax generates       every fused expression, sums, products
 ======================== ============================= ============================================
 
-What remains free does not show in results: for which processor numba compiles (no ``fastmath``, so
-LLVM neither fuses nor reorders), which instructions copy and compare strings, and the number of
-cores. ``HETERO_PROCESSOR=other`` turns all of that the other way, so that two runs can be compared.
+Roots in torch come from MKL, which no setting pins on AMD; `hetero.planners.islands.search_bayes`
+takes NumPy's. What remains free does not show in results: for which processor numba compiles (no
+``fastmath``, so LLVM neither fuses nor reorders), which instructions copy and compare strings, and
+the number of cores. ``HETERO_PROCESSOR=other`` turns the first two the other way, so that two runs
+can be compared.
 
 Most are read as a library is imported, GLIBC_TUNABLES as a process starts. ``python -m
 pipelines.environment COMMAND ...`` runs any command so, such as ``dask worker ADDRESS``.

@@ -243,3 +243,18 @@ def test_errors_name_the_cause(rates: RateTable) -> None:
 
     with pytest.raises(ParameterError, match="lazy proposed 1 layouts instead of 4"):
         run(rates, lazy)
+
+
+@needs_bayes
+def test_distances_of_the_sparse_model_do_not_rest_on_the_processors_estimate_of_roots():
+    import torch
+
+    from hetero.planners.islands import search_bayes
+
+    kernel = search_bayes._Matern(nu=2.5)
+    points = torch.from_numpy(np.random.default_rng(0).random((200, 4)))
+    squared = kernel.covar_dist(points, points, square_dist=True).numpy()
+    found = kernel.covar_dist(points, points).numpy()
+    assert np.array_equal(found, np.sqrt(np.maximum(squared, 1e-30)))
+    again = search_bayes.MaternKernel(nu=2.5).covar_dist(points, points).numpy()
+    np.testing.assert_allclose(found, again, rtol=1e-14)

@@ -13,6 +13,7 @@ from hetero.latency.floor import fit_floor
 from hetero.latency.frames import raw_frame, replicas
 from hetero.latency.layers import LayerLatency, layer_latencies, layer_latency
 from hetero.latency.reduction import KNOT_ERROR, reduce_table
+from tests import committed
 
 RAW = {
     "splitwise_medians": "splitwise_perf_model",
@@ -25,9 +26,7 @@ RAW = {
 @pytest.mark.parametrize("name", RAW)
 def test_committed_reductions_are_what_the_raw_files_give(name, need):
     need(RAW[name])
-    text = derived.FILES[name]().to_csv(index=False, lineterminator="\n")
-    committed = paths.data("measured", f"{name}.csv").read_text(encoding="utf-8")
-    assert text == committed
+    committed.same(derived.FILES[name](), "measured", f"{name}.csv")
 
 
 def test_committed_efficiencies_are_what_the_raw_files_give(need):
@@ -36,9 +35,9 @@ def test_committed_efficiencies_are_what_the_raw_files_give(need):
     made = derived.efficiencies()
     text = io.StringIO(made.to_csv(index=False))
     read = pd.read_csv(text)
-    committed = pd.read_csv(paths.data("measured", "efficiencies.csv"))
+    kept = pd.read_csv(paths.data("measured", "efficiencies.csv"))
     # The least-squares solver may differ in the last digits from one machine to the next.
-    pd.testing.assert_frame_equal(read, committed, rtol=2e-2, atol=2e-2)
+    pd.testing.assert_frame_equal(read, kept, rtol=2e-2, atol=2e-2)
 
 
 def test_raw_data_that_is_not_here_says_how_to_get_it(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero import datasets, paths
+from hetero import datasets
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
@@ -17,6 +17,7 @@ from hetero.placement.examples import three_nodes, two_regions
 from hetero.placement.network import flow_value
 from hetero.placement.published import geo_links, placement, problem, published, solver_log
 from hetero.placement.throughput import OperatingPoint, throughput
+from tests import committed
 
 GPUS = {
     "A100": ("A100-SXM-40GB", 1),
@@ -228,8 +229,7 @@ def test_errors_name_the_node_or_the_link() -> None:
 @needs("helix_gurobi_traces")
 @pytest.mark.parametrize("name", list(tables.FILES))
 def test_committed_tables_are_what_comes_out(name: str) -> None:
-    made = tables.FILES[name]().to_csv(index=False, lineterminator="\n")
-    assert paths.data(f"{name}.csv").read_text(encoding="utf-8") == made
+    committed.same(tables.FILES[name](), f"{name}.csv")
 
 
 def test_solver_logs_rise_and_fall() -> None:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero import datasets, paths, replays
+from hetero import datasets, replays
 from hetero.latency import profiles
 from hetero.latency.step import StepModel
+from tests import committed
 
 
 @pytest.fixture
@@ -24,8 +25,7 @@ def real():
     ("name", "make"), [("engine_runs", replays.summary), ("engine_run_load", replays.load)]
 )
 def test_committed_summaries_are_what_the_files_give(real, name, make) -> None:
-    committed = paths.data("measured", f"{name}.csv").read_text(encoding="utf-8")
-    assert make().to_csv(index=False, lineterminator="\n") == committed
+    committed.same(make(), "measured", f"{name}.csv")
 
 
 def test_published_percentiles_of_the_run_come_out(real) -> None:
@@ -111,8 +111,7 @@ def test_errors_are_simulated_over_measured() -> None:
 
 def test_committed_prototype_is_what_the_file_gives(need) -> None:
     need("helix_expected")
-    committed = paths.data("measured", "helix_prototype.csv").read_text(encoding="utf-8")
-    assert replays.helix_prototype().to_csv(index=False, lineterminator="\n") == committed
+    committed.same(replays.helix_prototype(), "measured", "helix_prototype.csv")
 
 
 def test_helix_cluster_comes_near_on_the_whole() -> None:

@@ -22,6 +22,7 @@ import torch
 from botorch.fit import fit_fully_bayesian_model_nuts, fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.fully_bayesian import SaasFullyBayesianSingleTaskGP
+from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
@@ -55,6 +56,20 @@ def _alone(seed: int) -> Iterator[None]:
         torch.random.set_rng_state(state)
 
 
+class _Matern(MaternKernel):  # type: ignore[misc]
+    """The kernel with roots that are the same on every processor.
+
+    torch takes them from MKL, which rounds as the processor's own estimate of 1 / sqrt(x) does;
+    that of AMD and Intel differ, and no setting of MKL picks one. NumPy's are exact.
+    """
+
+    def covar_dist(self, x1: Any, x2: Any, square_dist: bool = False, **options: Any) -> Any:
+        squared = super().covar_dist(x1, x2, square_dist=True, **options)
+        if square_dist:
+            return squared
+        return torch.from_numpy(np.sqrt(squared.detach().clamp_min(1e-30).numpy()))
+
+
 def gaussian(x: Any, y: Any) -> Any:
     """The standard model: one Gaussian process with fitted length scales."""
     model = SingleTaskGP(x, y, outcome_transform=None)
@@ -72,6 +87,8 @@ def saas(x: Any, y: Any) -> Any:
         thinning=THINNING,
         disable_progbar=True,
     )
+    kernel: Any = model.covar_module.base_kernel
+    kernel.__class__ = _Matern
     return model
 
 
