@@ -88,7 +88,8 @@ def _figures(cell: NotebookNode) -> Iterator[NotebookNode]:
     links = [one for one in outputs if "figure" in one.get("metadata", {}).get("hetero", {})]
     if links:
         cell["outputs"] = [one for one in outputs if one not in links]
-        yield new_markdown_cell("\n\n".join(one["data"]["text/markdown"] for one in links))
+        text = "\n\n".join(one["data"]["text/markdown"] for one in links)
+        yield new_markdown_cell(text)  # type: ignore[no-untyped-call]
 
 
 def _strip_output(output: NotebookNode) -> None:

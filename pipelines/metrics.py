@@ -1,8 +1,8 @@
 """What DVC's own commands compare: ``results/metrics.json`` and ``results/claims.csv``.
 
-``dvc metrics show``, ``dvc metrics diff`` and ``dvc exp show`` read the first, a plot of dvc.yaml the
-second. Both are drawn from the tables that the notebooks left for the traces of params.yaml: few
-values, each with a name that stands alone as a heading.
+``dvc metrics show``, ``dvc metrics diff`` and ``dvc exp show`` read the first, a plot of dvc.yaml
+the second. Both are drawn from the tables that the notebooks left for the traces of params.yaml:
+few values, each with a name that stands alone as a heading.
 """
 
 from __future__ import annotations
@@ -74,7 +74,12 @@ def _bins(table: pd.DataFrame) -> dict[str, float]:
         return {}
     first = table.iloc[0]
     rows = table[(table["load"] == first["load"]) & (table["decode"] == first["decode"])]
-    return _best(rows[rows["swept"].str.startswith("K, ")], "value", f"{_THROUGHPUT}, mean", shown=_THROUGHPUT)
+    return _best(
+        rows[rows["swept"].str.startswith("K, ")],
+        "value",
+        f"{_THROUGHPUT}, mean",
+        shown=_THROUGHPUT,
+    )
 
 
 def _skew(table: pd.DataFrame) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Executed notebooks as pages that a browser opens: ``results/pages/<source>/<notebook>.html``.
 
-Code hosts show the executed notebook itself; a browser that opens report.html from a disk would show
-its JSON. Pages are as light as the notebooks: figures are the files beside them, and there is no
-script and no network.
+Code hosts show the executed notebook itself; a browser that opens report.html from a disk would
+show its JSON. Pages are as light as the notebooks: figures are the files beside them, and there is
+no script and no network.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in warnings 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One block of a page: ``prose`` and ``html`` are markup, ``code``, ``text``, ``png`` are not."""
+    """One block of a page: ``prose`` and ``html`` are markup, ``code``, ``text``, ``png`` not."""
 
     kind: str
     content: str

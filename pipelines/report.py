@@ -278,15 +278,19 @@ def render(folder: Path) -> str:
     """
     verdicts = claims.verdicts(folder)
     found = chapters(folder)
-    return _environment().get_template("report.html").render(
-        verdicts=verdicts,
-        papers=papers(folder, verdicts),
-        statuses=claims.STATUSES,
-        chapters=found,
-        rests_on=dict.fromkeys(
-            f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
-        ),
-        coverage=claims.coverage(folder).summary,
+    return (
+        _environment()
+        .get_template("report.html")
+        .render(
+            verdicts=verdicts,
+            papers=papers(folder, verdicts),
+            statuses=claims.STATUSES,
+            chapters=found,
+            rests_on=dict.fromkeys(
+                f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
+            ),
+            coverage=claims.coverage(folder).summary,
+        )
     )
 
 

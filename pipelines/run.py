@@ -1,8 +1,8 @@
 """Run one stage: one notebook, with the parameters of params.yaml, into its results folder.
 
 ``python -m pipelines.run workloads`` executes ``notebooks/01_workloads.ipynb`` and leaves
-``results/<source>/01_workloads/``: figures, tables, manifest.json and the executed notebook. Earlier
-results are replaced only by a complete new set.
+``results/<source>/01_workloads/``: figures, tables, manifest.json and the executed notebook.
+Earlier results are replaced only by a complete new set.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -42,7 +42,7 @@ class Params:
     profile: str
     source: str
     sections: Mapping[str, Section]
-    overlaid: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    overlaid: Mapping[str, Mapping[str, Any]]
 
     def of(self, stage: str) -> dict[str, Any]:
         """Typed parameters of one stage.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -28,19 +29,23 @@ def _markdown(text: str) -> tuple[list[str], set[str]]:
     return re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "``", prose)), names
 
 
-def read(path: Path) -> tuple[list[str], set[str]]:
-    """Links of a page or of a Markdown file, and the places in it that links may name."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".md":
+@cache
+def _of(text: str, suffix: str) -> tuple[list[str], set[str]]:
+    if suffix == ".md":
         return _markdown(text)
     page = _Html(text)
     return page.links, page.names
 
 
+def read(path: Path) -> tuple[list[str], set[str]]:
+    """Links of a page or of a Markdown file, and the places in it that links may name."""
+    return _of(path.read_text(encoding="utf-8"), path.suffix)
+
+
 def dead(path: Path, root: Path) -> list[str]:
     """Links of a file that lead nowhere below ``root``; addresses on the network are not asked."""
     found = []
-    for link in read(path)[0]:
+    for link in sorted(set(read(path)[0])):
         parts = urlsplit(link)
         if parts.scheme in ("http", "https", "data", "mailto"):
             continue

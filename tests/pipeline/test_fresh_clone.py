@@ -47,8 +47,8 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     assert dead(tmp_path / "README.md", tmp_path) == []
     (tmp_path / "README.md").write_text("[a](a.html#gone) `[c](d)` [up](../x.md)\n")
     assert dead(tmp_path / "README.md", tmp_path) == [
-        "README.md: a.html#gone",
         "README.md: ../x.md",
+        "README.md: a.html#gone",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The values that DVC's commands compare: few, named, and drawn from the tables of the notebooks."""
+"""The values that DVC's commands compare: few, named, drawn from the tables of the notebooks."""
 
 from __future__ import annotations
 
@@ -90,11 +90,9 @@ def test_errors_and_goodput_are_means(tmp_path: Path) -> None:
     table(
         tmp_path,
         "12_fidelity/engine_errors",
-        **{
-            "quantity": ["TTFT", "TTFT", "TTFT", "TPOT"],
-            "statistic": ["mean", "mean", "P5", "mean"],
-            "error_percent": [-4.0, 2.0, 80.0, 1.0],
-        },
+        quantity=["TTFT", "TTFT", "TTFT", "TPOT"],
+        statistic=["mean", "mean", "P5", "mean"],
+        error_percent=[-4.0, 2.0, 80.0, 1.0],
     )
     table(
         tmp_path,
