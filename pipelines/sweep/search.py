@@ -78,6 +78,7 @@ def _middle(search: spec.Search) -> dict[str, Any]:
 
 def _client(search: spec.Search, aim: str) -> Any:
     try:
+        import torch
         from ax.api.client import Client
         from ax.api.configs import RangeParameterConfig
     except ModuleNotFoundError as error:
@@ -85,6 +86,8 @@ def _client(search: spec.Search, aim: str) -> Any:
             "A search needs Ax, which is not installed.",
             resolve="install it with `pip install 'hetero[bayes]'`, or use a grid.",
         ) from error
+    # Threads that wait for each other spin, which a busy machine pays for many times over.
+    torch.set_num_threads(1)
     client = Client(random_seed=search.seed)
     client.configure_experiment(
         name="sweep",

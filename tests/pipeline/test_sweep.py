@@ -335,6 +335,7 @@ def test_a_full_disk_keeps_what_is_finished(project, half, tmp_path):
     check(folder)
 
 
+@pytest.mark.slow
 def test_a_search_asks_for_full_batches_and_goes_on_where_it_stopped(project, tmp_path):
     pytest.importorskip("ax", reason="the bayes extra is not installed")
     text = """\
