@@ -83,7 +83,7 @@ def _client(search: spec.Search, aim: str) -> Any:
     except ModuleNotFoundError as error:
         raise ParameterError(
             "A search needs Ax, which is not installed.",
-            resolve="install it with `pip install 'hetero[bayes]'`, or use a grid.",
+            resolve="install it with `pip install 'hetero[ax]'`, or use a grid.",
         ) from error
     client = Client(random_seed=search.seed)
     client.configure_experiment(
