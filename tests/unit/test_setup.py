@@ -139,7 +139,7 @@ def test_an_altered_file_is_refused_and_a_cut_installation_mended(
     own = setup.Environment(tmp_path / "venv")
     own.uv = None
     own.make()
-    with pytest.raises(setup.AlteredError, match=r"small==1\.0 .* is not one that was pinned"):
+    with pytest.raises(setup.AlteredError, match=r"small==1\.0 is not one that was pinned"):
         own.install([setup.Pin(pin.text, ("sha256:" + "0" * 64,))])
     site = own.site()
     assert not (site / "small.py").exists()
