@@ -120,7 +120,7 @@ def wheel(folder: Path) -> setup.Pin:
         "small.py": "VALUE = 1\n",
         f"{info}/METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.0\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        f"{info}/RECORD": "",
+        f"{info}/RECORD": f"small.py,,10\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n",
     }
     with zipfile.ZipFile(file, "w") as archive:
         for name, text in texts.items():
