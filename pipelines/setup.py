@@ -30,7 +30,7 @@ EXTRAS = ("pipeline", "lab", "bayes")  # of pyproject.toml, for `make repro` and
 BUILD = {"editables", "hatchling", "packaging", "pathspec", "pluggy", "setuptools",
          "trove-classifiers", "wheel"}  # fmt: skip
 CUDA = ("cuda-", "nvidia-", "triton")  # what torch's build for CUDA cannot be imported without
-CUDA_SIZE = "about 2.5 GB to download and 5 GB on disk"
+CUDA_SIZE = "about 4 GB more on disk"
 LOG = "setup.log"
 _CUT = ".unfinished"  # lies in the environment while something is being installed
 

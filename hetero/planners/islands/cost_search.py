@@ -79,7 +79,7 @@ def tradeoff(
     except ModuleNotFoundError as error:
         raise ParameterError(
             f"A search for both objectives needs {error.name}, which is not installed.",
-            resolve="install the extra: pip install 'hetero[bayes]', or use cost.front.",
+            resolve="install the extra: pip install 'hetero[ax]', or use cost.front.",
         ) from error
     random = stream(seed, "tradeoff")
     points: list[Floats] = []

@@ -269,9 +269,10 @@ def _proposer(method: Method | Proposer) -> tuple[str, Proposer]:
 
         return method, search_bayes.PROPOSERS[method]
     except ModuleNotFoundError as error:
+        extra = "ax" if method == "ax" else "bayes"
         raise ParameterError(
             f"Method '{method}' needs {error.name or 'a package'}, which is not installed.",
-            resolve="install the extra: pip install 'hetero[bayes]', or use mutation.",
+            resolve=f"install the extra: pip install 'hetero[{extra}]', or use mutation.",
         ) from error
 
 
