@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,14 @@ class Process:
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
+    before: Callable[[], None] | None = None  # called in the process before its program
 
     def start(self) -> Process:
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | self.environment
         out = None if self.log is None else self.log.open("ab")
-        self.process = subprocess.Popen(self.command, env=environment, stderr=out, stdout=out)
+        self.process = subprocess.Popen(
+            self.command, env=environment, stderr=out, stdout=out, preexec_fn=self.before
+        )
         return self
 
     def ready(self) -> Process:

@@ -181,7 +181,9 @@ class Books:
         if inputs is None:
             self._decoding[i] -= 1
             self._cached[i] -= int(row["input_tokens"]) + int(row["done_tokens"])
-            self.replicas["decoding_load"][i] -= row["credit"]
+            # Sums of parts do not come back to 0 by themselves.
+            left = self.replicas["decoding_load"][i] - row["credit"] if self._decoding[i] else 0.0
+            self.replicas["decoding_load"][i] = left
         else:
             self._pending_tokens[i] -= inputs
         row["node"] = -1
