@@ -17,9 +17,6 @@ import sys
 from collections import Counter
 from typing import Any
 
-from hetero.bench.engines import free_port
-from tests.serving import Process, get
-
 #: What goes wrong at engines, by mode.
 FAULTS = (
     *("500", "close", "garbage", "truncated", "gzip", "deep", "moved", "huge", "beyond", "bool"),
@@ -113,12 +110,15 @@ class Hostile:
                     return False
                 if mode in ("badevent", "deep", "garbage", "gzip"):
                     writer.write(b'data: {"error"' + b'{"a":' * 100_000 + b"\n\n")
+                    return False
                 elif mode == "errorevent":
                     writer.write(b'data: {"error":{"message":"out of memory"}}\n\n')
+                    return False
                 elif mode == "endless":
                     for _ in range(48):
                         writer.write(b"x" * 262_144)
                         await writer.drain()
+                    return False
             if mode == "flood":
                 choice["text"] = " word" * 10_000
             writer.write(before + b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
@@ -139,26 +139,6 @@ def reply(writer: asyncio.StreamWriter, found: Any) -> None:
     # The numbers of "beyond" have more digits than Python writes by default.
     sys.set_int_max_str_digits(0)
     raw(writer, "200 OK\r\nContent-Type: application/json", json.dumps(found).encode())
-
-
-class Engine(Process):
-    """The engine as a process.
-
-    Parameters
-    ----------
-    health
-        Where its page of health leads, instead of saying that it is well.
-    """
-
-    def __init__(self, health: str = "") -> None:
-        port = free_port()
-        command = [sys.executable, "-m", "tests.hostile", "--port", str(port), "--health", health]
-        super().__init__(command, f"http://127.0.0.1:{port}")
-
-    def counts(self) -> tuple[Counter[str], Counter[str]]:
-        """How often each number was asked for, and answered in full."""
-        found = json.loads(get(f"{self.url}/counts"))
-        return Counter(found["begun"]), Counter(found["answered"])
 
 
 def connect(url: str, *, receive: int | None = None, limit_s: float = 60.0) -> socket.socket:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +98,26 @@ class Paced(Process):
 
     def counts(self) -> dict[str, int]:
         return json.loads(get(f"{self.url}/counts"))
+
+
+class Hostile(Process):
+    """An engine that misbehaves as its prompts say.
+
+    Parameters
+    ----------
+    health
+        Where its page of health leads, instead of saying that it is well.
+    """
+
+    def __init__(self, health: str = "") -> None:
+        port = free_port()
+        program = [sys.executable, str(ROOT / "tests/hostile.py"), "--port", str(port)]
+        super().__init__([*program, "--health", health], f"http://127.0.0.1:{port}")
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """How often each number was asked for, and answered in full."""
+        found = json.loads(get(f"{self.url}/counts"))
+        return Counter(found["begun"]), Counter(found["answered"])
 
 
 class Served(Process):

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from hetero.serving.bodies import Asked, Held, Load, parsed
+from hetero.serving.bodies import Asked, Load, parsed
 from hetero.serving.dispatcher import Dispatcher
 from hetero.serving.faults import Refusal
 from hetero.serving.relay import Relay, send_error
@@ -26,8 +26,8 @@ from hetero.serving.relay import Relay, send_error
 class Completions:
     """One path that engines answer."""
 
-    def __init__(self, dispatcher: Dispatcher, path: str, needs: str, held: Held) -> None:
-        self._dispatcher, self._needs, self._held = dispatcher, needs, held
+    def __init__(self, dispatcher: Dispatcher, path: str, needs: str) -> None:
+        self._dispatcher, self._needs = dispatcher, needs
         self._relay = Relay(dispatcher, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +47,7 @@ class Completions:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
         request = Request(scope, receive)
-        load = Load(self._held)
+        load = Load(self._dispatcher.bodies)
         try:
             try:
                 check_key(self._dispatcher, request)
@@ -116,7 +116,6 @@ async def _refused(_: Request, error: Exception) -> Response:
 def application(dispatcher: Dispatcher) -> Starlette:
     """The application of a dispatcher, which it starts and stops."""
     created = int(time.time())
-    held = Held()
 
     def known(request: Request) -> bool:
         """Whether a request has a key, where there are any."""
@@ -159,7 +158,7 @@ def application(dispatcher: Dispatcher) -> Starlette:
     app = Starlette(
         routes=[
             *(
-                Route(path, Completions(dispatcher, path, needs, held), methods=["POST"])
+                Route(path, Completions(dispatcher, path, needs), methods=["POST"])
                 for path, needs in answered.items()
             ),
             Route("/v1/models", models),

@@ -17,6 +17,7 @@ import numpy as np
 
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
+from hetero.serving.bodies import Held
 from hetero.serving.books import Books
 from hetero.serving.engines import Seen, probe
 from hetero.serving.faults import Failed, Fault, Refusal
@@ -70,6 +71,7 @@ class Dispatcher:
         self.engines: list[Seen] = []
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
+        self.bodies = Held()
         self.away = 0  # requests at engines
         #: How many may be there at once: what the process has descriptors for.
         self.room: Callable[[], int] = lambda: sys.maxsize

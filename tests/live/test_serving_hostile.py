@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("starlette", reason="the serving extra is not installed")
 
-from tests.hostile import FAULTS, Engine, asked, completion, connect, ended, request
+from tests.hostile import FAULTS, asked, completion, connect, ended, request
 from tests.live.test_serving_faults import QUICK, ask, client_of
-from tests.serving import Paced, Served, get, running, wait_until
+from tests.serving import Hostile, Paced, Served, get, running, wait_until
 
 LIMITS = QUICK | {"request_s": 20.0, "head_s": 1.0, "send_s": 1.5}
 # Health checks do not interfere here, and a busy machine is no fault.
@@ -25,7 +25,7 @@ CALM = {"health_s": 0.5, "health_timeout_s": 20.0, "token_s": 20.0, "connect_s":
 
 @pytest.fixture(scope="module")
 def engines():
-    found = Engine(), Engine()
+    found = Hostile(), Hostile()
     with running(*found):
         yield dict(zip("ab", found, strict=True))
 
@@ -95,7 +95,7 @@ def test_a_broken_engine_goes_out_but_not_for_one_request_repeated(tmp_path):
 
 
 def test_the_last_engine_stays_in_whatever_requests_do(tmp_path):
-    engine = Engine()
+    engine = Hostile()
     served = Served(tmp_path, {"a": engine.url}, limits=LIMITS | CALM)
     with running(engine, served):
         for k in range(8):
@@ -263,7 +263,7 @@ def test_pages_that_are_not_there_answer_as_openai_does(served):
 
 
 def test_health_checks_follow_no_redirection(tmp_path, engines):
-    led = Engine(f"{engines['a'].url}/inner")
+    led = Hostile(f"{engines['a'].url}/inner")
     served = Served(tmp_path, {"a": led.url}, limits=LIMITS | CALM)
     with running(led, served):
         assert whole(served)
