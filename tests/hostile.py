@@ -111,10 +111,10 @@ class Hostile:
                 if mode in ("badevent", "deep", "garbage", "gzip"):
                     writer.write(b'data: {"error"' + b'{"a":' * 100_000 + b"\n\n")
                     return False
-                elif mode == "errorevent":
+                if mode == "errorevent":
                     writer.write(b'data: {"error":{"message":"out of memory"}}\n\n')
                     return False
-                elif mode == "endless":
+                if mode == "endless":
                     for _ in range(48):
                         writer.write(b"x" * 262_144)
                         await writer.drain()

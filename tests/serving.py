@@ -36,8 +36,10 @@ def wait_until(ready: Any, limit_s: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+def get(url: str, key: str = "") -> str:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    asked = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(asked, timeout=20) as answer:
         return answer.read().decode()
 
 
@@ -123,6 +125,8 @@ class Hostile(Process):
 class Served(Process):
     """`hetero serve` on a deployment file."""
 
+    key = ""
+
     def __init__(self, folder: Path, urls: dict[str, str], **settings: Any) -> None:
         self.file = folder / "deployment.yaml"
         step = StepModel.affine(floor_s=0.01, per_token_s=1e-5, per_cached_token_s=1e-8)
@@ -153,7 +157,7 @@ class Served(Process):
 
     def metrics(self) -> dict[str, float]:
         found = {}
-        for line in get(f"{self.url}/metrics").splitlines():
+        for line in get(f"{self.url}/metrics", self.key).splitlines():
             if match := re.fullmatch(r"(hetero_[^ ]+) ([^ ]+)", line):
                 found[match[1]] = float(match[2])
         return found

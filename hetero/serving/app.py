@@ -102,15 +102,16 @@ async def _gone(receive: Receive) -> None:
 
 async def _refused(_: Request, error: Exception) -> Response:
     """Every error in the form that OpenAI clients read."""
+    headers: dict[str, str] = {}
     if isinstance(error, HTTPException):
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
         refusal = Refusal(error.status_code, code, f"{error.detail}; see /v1/models.")
+        headers |= error.headers or {}
     elif isinstance(error, Refusal):
         refusal = error
     else:
         refusal = Refusal(500, "internal_error", "The dispatcher has failed; its log says how.")
-    headers = refusal.headers() | dict(getattr(error, "headers", None) or {})
-    return JSONResponse(refusal.body(), refusal.status, headers)
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers() | headers)
 
 
 def application(dispatcher: Dispatcher) -> Starlette:
