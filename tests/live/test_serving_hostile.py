@@ -20,7 +20,13 @@ from tests.serving import Hostile, Paced, Served, get, running, wait_until
 
 LIMITS = QUICK | {"request_s": 20.0, "head_s": 1.0, "send_s": 1.5}
 # Health checks do not interfere here, and a busy machine is no fault.
-CALM = {"health_s": 0.5, "health_timeout_s": 20.0, "token_s": 20.0, "connect_s": 10.0}
+CALM = {
+    "health_s": 0.5,
+    "health_timeout_s": 20.0,
+    "token_s": 20.0,
+    "connect_s": 10.0,
+    "body_s": 20.0,
+}
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ LIMITS = QUICK | {
     "queue_s": 60.0,
     "head_s": 3.0,
     "send_s": 3.0,
-    "body_s": 3.0,
+    "body_s": 30.0,
     "max_body_bytes": 1 << 20,
 }
 # Writes down what is left of requests when the dispatcher stops.

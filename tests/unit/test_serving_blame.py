@@ -6,8 +6,9 @@ import errno
 
 import pytest
 
-aiohttp = pytest.importorskip("aiohttp", reason="the serving extra is not installed")
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
+
+import aiohttp
 
 from hetero.serving.engines import Seen
 from hetero.serving.faults import Case, Failed, Fault
