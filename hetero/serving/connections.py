@@ -114,7 +114,8 @@ class Guarded(HttpToolsProtocol):
         super().connection_made(transport)
         house = self.house
         self._most = house.limits().head_bytes
-        self._wait()
+        # One without a word costs a descriptor, and goes when another needs it.
+        self._until_s = time.monotonic() + self.timeout_keep_alive
         full = len(house.open) >= house.most
         house.open[self] = None
         if full and not house.idle:

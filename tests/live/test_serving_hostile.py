@@ -138,9 +138,9 @@ def test_a_client_that_reads_slowly_gets_all_of_its_answer(served):
     assert found.count(b'"choices"') == 20
 
 
-def test_heads_without_end_and_connections_without_a_word_are_ended(served):
+def test_heads_without_end_are_ended(served):
     short = [connect(served.url) for _ in range(20)]
-    for line in short[10:]:
+    for line in short:
         line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
     for line in short:
         assert ended(line) == b""
