@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ def wait_until(ready: Any, limit_s: float = 600.0) -> None:
         time.sleep(0.05)
 
 
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=300) as answer:
+def get(url: str, key: str = "") -> str:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    asked = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(asked, timeout=300) as answer:
         return answer.read().decode()
 
 
@@ -47,11 +50,14 @@ class Process:
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     log: Path | None = None
+    before: Callable[[], None] | None = None  # called in the process before its program
 
     def start(self) -> Process:
         environment = os.environ | {"PYTHONPATH": str(ROOT)} | self.environment
         out = None if self.log is None else self.log.open("ab")
-        self.process = subprocess.Popen(self.command, env=environment, stderr=out, stdout=out)
+        self.process = subprocess.Popen(
+            self.command, env=environment, stderr=out, stdout=out, preexec_fn=self.before
+        )
         return self
 
     def ready(self) -> Process:
@@ -96,8 +102,30 @@ class Paced(Process):
         return json.loads(get(f"{self.url}/counts"))
 
 
+class Hostile(Process):
+    """An engine that misbehaves as its prompts say.
+
+    Parameters
+    ----------
+    health
+        Where its page of health leads, instead of saying that it is well.
+    """
+
+    def __init__(self, health: str = "") -> None:
+        port = free_port()
+        program = [sys.executable, str(ROOT / "tests/hostile.py"), "--port", str(port)]
+        super().__init__([*program, "--health", health], f"http://127.0.0.1:{port}")
+
+    def counts(self) -> tuple[Counter[str], Counter[str]]:
+        """How often each number was asked for, and answered in full."""
+        found = json.loads(get(f"{self.url}/counts"))
+        return Counter(found["begun"]), Counter(found["answered"])
+
+
 class Served(Process):
     """`hetero serve` on a deployment file."""
+
+    key = ""
 
     def __init__(self, folder: Path, urls: dict[str, str], **settings: Any) -> None:
         self.file = folder / "deployment.yaml"
@@ -129,7 +157,7 @@ class Served(Process):
 
     def metrics(self) -> dict[str, float]:
         found = {}
-        for line in get(f"{self.url}/metrics").splitlines():
+        for line in get(f"{self.url}/metrics", self.key).splitlines():
             if match := re.fullmatch(r"(hetero_[^ ]+) ([^ ]+)", line):
                 found[match[1]] = float(match[2])
         return found

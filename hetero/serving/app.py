@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -13,16 +11,16 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from hetero.serving.bodies import Asked, Load, parsed
 from hetero.serving.dispatcher import Dispatcher
 from hetero.serving.faults import Refusal
 from hetero.serving.relay import Relay, send_error
-
-log = logging.getLogger("hetero.serving")
 
 
 class Completions:
@@ -39,7 +37,9 @@ class Completions:
         outcome = "failed"
         try:
             outcome = await self._answer(scope, receive, send)
-        except (ClientDisconnect, asyncio.CancelledError):
+        except ClientDisconnect:
+            outcome = "cancelled"
+        except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
@@ -47,49 +47,40 @@ class Completions:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
         request = Request(scope, receive)
+        load = Load(self._dispatcher.bodies)
         try:
-            check_key(self._dispatcher, request)
-            body = await self._body(request)
-        except Refusal as refusal:
-            await send_error(send, refusal)
-            return "refused"
-        answering = asyncio.create_task(self._relay.answer(body, send))
-        leaving = asyncio.create_task(_gone(receive))
-        try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if answering.done():
-                return answering.result()
-            return "cancelled"
+            try:
+                check_key(self._dispatcher, request)
+                limits = self._dispatcher.settings.limits
+                asked = self._read(await load.read(request, scope["headers"], limits))
+            except Refusal as refusal:
+                await send_error(send, refusal)
+                return "refused"
+            answering = asyncio.create_task(self._relay.answer(asked, send))
+            leaving = asyncio.create_task(_gone(receive))
+            try:
+                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if answering.done():
+                    return answering.result()
+                return "cancelled"
+            finally:
+                for task in (answering, leaving):
+                    if not task.done():
+                        task.cancel()
+                        with suppress(asyncio.CancelledError):
+                            await task
         finally:
-            for task in (answering, leaving):
-                if not task.done():
-                    task.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await task
+            load.leave()
 
-    async def _body(self, request: Request) -> dict[str, Any]:
-        limits = self._dispatcher.settings.limits
-        content = bytearray()
-        try:
-            async with asyncio.timeout(limits.body_s):
-                async for part in request.stream():
-                    content += part
-                    if len(content) > limits.max_body_bytes:
-                        text = f"A request may have {limits.max_body_bytes:,} bytes."
-                        raise Refusal(413, "too_large", text)
-        except TimeoutError:
-            raise Refusal(408, "too_slow", "The request took too long to come.") from None
-        try:
-            body = json.loads(content)
-        except (ValueError, RecursionError):
-            raise Refusal(400, "invalid_json", "The body is no JSON.") from None
-        if not isinstance(body, dict) or not body.get(self._needs):
+    def _read(self, content: bytearray) -> Asked:
+        body = parsed(content)
+        if body.get(self._needs) is None:
             raise Refusal(400, "invalid_request", f"The body has no '{self._needs}'.")
         model = self._dispatcher.settings.model
         if body.get("model") != model:
             text = f"There is no model '{str(body.get('model'))[:100]}' here; use '{model}'."
             raise Refusal(404, "model_not_found", text)
-        return body
+        return Asked.of(body)
 
 
 def check_key(dispatcher: Dispatcher, request: Request) -> None:
@@ -109,15 +100,33 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
+async def _refused(_: Request, error: Exception) -> Response:
+    """Every error in the form that OpenAI clients read."""
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
+        refusal = Refusal(error.status_code, code, f"{error.detail}; see /v1/models.")
+        headers |= error.headers or {}
+    elif isinstance(error, Refusal):
+        refusal = error
+    else:
+        refusal = Refusal(500, "internal_error", "The dispatcher has failed; its log says how.")
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers() | headers)
+
+
 def application(dispatcher: Dispatcher) -> Starlette:
     """The application of a dispatcher, which it starts and stops."""
     created = int(time.time())
 
-    async def models(request: Request) -> Response:
-        try:
+    def known(request: Request) -> bool:
+        """Whether a request has a key, where there are any."""
+        with suppress(Refusal):
             check_key(dispatcher, request)
-        except Refusal as refusal:
-            return JSONResponse(refusal.body(), refusal.status)
+            return True
+        return False
+
+    async def models(request: Request) -> Response:
+        check_key(dispatcher, request)
         name = dispatcher.settings.model
         one = {"id": name, "object": "model", "created": created, "owned_by": "hetero"}
         return JSONResponse({"object": "list", "data": [one]})
@@ -125,18 +134,17 @@ def application(dispatcher: Dispatcher) -> Starlette:
     async def health(request: Request) -> Response:
         engines = {one.backend.name: one.open for one in dispatcher.engines}
         good = any(engines.values())
-        state = "ok" if good else "no engine is up"
-        said = {"status": state, "router": dispatcher.router.name, "engines": engines}
+        said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
+        if known(request):  # balancers have no key and need none of this
+            said |= {"router": dispatcher.router.name, "engines": engines}
         return JSONResponse(said, 200 if good else 503)
 
     async def plan(request: Request) -> Response:
-        try:
-            check_key(dispatcher, request)
-        except Refusal as refusal:
-            return JSONResponse(refusal.body(), refusal.status)
+        check_key(dispatcher, request)
         return JSONResponse(dispatcher.plan.record())
 
     async def metrics(request: Request) -> Response:
+        check_key(dispatcher, request)
         return Response(dispatcher.meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     @asynccontextmanager
@@ -147,17 +155,12 @@ def application(dispatcher: Dispatcher) -> Starlette:
         finally:
             await dispatcher.stop()
 
-    return Starlette(
+    answered = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+    app = Starlette(
         routes=[
-            Route(
-                "/v1/completions",
-                Completions(dispatcher, "/v1/completions", "prompt"),
-                methods=["POST"],
-            ),
-            Route(
-                "/v1/chat/completions",
-                Completions(dispatcher, "/v1/chat/completions", "messages"),
-                methods=["POST"],
+            *(
+                Route(path, Completions(dispatcher, path, needs), methods=["POST"])
+                for path, needs in answered.items()
             ),
             Route("/v1/models", models),
             Route("/health", health),
@@ -165,4 +168,7 @@ def application(dispatcher: Dispatcher) -> Starlette:
             Route("/metrics", metrics),
         ],
         lifespan=lifespan,
+        exception_handlers=dict.fromkeys((HTTPException, Refusal, Exception), _refused),
     )
+    app.router.redirect_slashes = False  # it would lead to whatever host the client has named
+    return app

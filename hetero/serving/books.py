@@ -177,11 +177,15 @@ class Books:
         if i < 0:
             return
         release(self.requests, self.replicas[i], r)
+        # Sums of parts do not come back to 0 by themselves.
+        if not self.replicas["outstanding"][i]:
+            self.replicas["load"][i] = 0.0
         inputs = self._pending[i].pop(r, None)
         if inputs is None:
             self._decoding[i] -= 1
             self._cached[i] -= int(row["input_tokens"]) + int(row["done_tokens"])
-            self.replicas["decoding_load"][i] -= row["credit"]
+            left = self.replicas["decoding_load"][i] - row["credit"] if self._decoding[i] else 0.0
+            self.replicas["decoding_load"][i] = left
         else:
             self._pending_tokens[i] -= inputs
         row["node"] = -1

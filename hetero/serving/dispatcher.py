@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import bisect
 import logging
+import operator
+import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,9 +17,10 @@ import numpy as np
 
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
+from hetero.serving.bodies import Held
 from hetero.serving.books import Books
 from hetero.serving.engines import Seen, probe
-from hetero.serving.faults import Refusal
+from hetero.serving.faults import Failed, Fault, Refusal
 from hetero.serving.lengths import Lengths
 from hetero.serving.metrics import Meters
 from hetero.serving.plan import FleetPlan
@@ -67,7 +71,12 @@ class Dispatcher:
         self.engines: list[Seen] = []
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
+        self.bodies = Held()
+        self.away = 0  # requests at engines
+        #: How many may be there at once: what the process has descriptors for.
+        self.room: Callable[[], int] = lambda: sys.maxsize
         self.session: aiohttp.ClientSession | None = None
+        self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
         self._install(first)
@@ -173,13 +182,23 @@ class Dispatcher:
                 log.exception("a round of health checks failed")
 
     async def _check(self) -> None:
-        assert self.session is not None
-        engines = list(self.engines)
-        found = await asyncio.gather(*(probe(self.session, one) for one in engines))
-        for seen, (healthy, refused) in zip(engines, found, strict=True):
-            seen.probed(self.now_s(), healthy=healthy, refused=refused)
+        await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
         self.follow_lengths()
         self.offer()
+
+    async def _check_one(self, seen: Seen) -> None:
+        """Check an engine's health now, once for all who ask."""
+
+        async def check() -> None:
+            assert self.session is not None
+            try:
+                seen.probed(self.now_s(), await probe(self.session, seen))
+            finally:
+                del self._checks[seen]
+
+        if seen not in self._checks:
+            self._checks[seen] = asyncio.create_task(check())
+        await asyncio.shield(self._checks[seen])
 
     # Requests -------------------------------------------------------------------------------
 
@@ -246,6 +265,8 @@ class Dispatcher:
         """An engine, or None and whether the router deferred the request."""
         began = time.perf_counter()
         now_s = self.now_s()
+        if self.away >= self.room():
+            return None, False
         usable = [one.open and one.backend.name not in ticket.avoid for one in self.engines]
         if not self.books.look(ticket.row, now_s, usable):
             if ticket.avoid and not any(usable) and any(one.open for one in self.engines):
@@ -255,7 +276,9 @@ class Dispatcher:
         self.meters.decision(time.perf_counter() - began)
         if choice == DEFER:
             return None, True
-        if not isinstance(choice, int) or not 0 <= choice < len(self.engines):
+        # Numpy's integers as well; a pair is for engines that are split by phase.
+        choice = -1 if isinstance(choice, tuple) else operator.index(choice)
+        if not 0 <= choice < len(self.engines):
             raise Refusal(503, "refused_by_router", f"The router '{self.router.name}' refused.")
         seen = self.engines[choice]
         if not usable[choice]:
@@ -264,6 +287,7 @@ class Dispatcher:
         self.books.send(ticket.row, choice, now_s)
         ticket.engine = seen
         seen.tickets.add(ticket)
+        self.away += 1
         return seen, False
 
     def offer(self) -> None:
@@ -307,35 +331,47 @@ class Dispatcher:
         ticket.pieces = pieces
         ticket.last_s = now_s
 
-    def failed(self, ticket: Ticket, *, hard: bool, blames: bool, again: bool) -> None:
+    async def failed(self, ticket: Ticket, failed: Failed, *, again: bool) -> None:
         """An attempt failed before its client got anything: the request may go elsewhere.
 
         Parameters
         ----------
-        hard, blames
-            See :class:`~hetero.serving.faults.Failed`.
         again
             Whether it may go to the same engine as well.
         """
         seen = ticket.engine
         assert seen is not None
-        seen.tickets.discard(ticket)
-        ticket.engine = None
+        self._back(ticket)
         if not again:
             ticket.avoid.add(seen.backend.name)
         ticket.pieces, ticket.first_s = 0, None
         self.books.withdraw(ticket.row)
-        if blames:
-            seen.ill(self.now_s(), hard=hard)
+        if failed.fault is Fault.GONE and seen.up:
+            await self._check_one(seen)  # no request brings it about, so none decides it
+            if seen.up:
+                ticket.avoid.discard(seen.backend.name)
         self.offer()
+
+    def judge(self, ticket: Ticket, *, answered: bool) -> None:
+        """Blame the engines that failed a request by their own fault, now that it has ended."""
+        if not ticket.case.failed:
+            return
+        for seen in ticket.case.guilty(answered=answered):
+            last = not any(one.open for one in self.engines if one is not seen)
+            seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
+
+    def _back(self, ticket: Ticket) -> None:
+        if ticket.engine is not None:
+            ticket.engine.tickets.discard(ticket)
+            ticket.engine = None
+            self.away -= 1
 
     def leave(self, ticket: Ticket, outputs: int, *, finished: bool) -> None:
         """A request leaves the house."""
         if ticket not in self.tickets:
             return
         self.tickets.discard(ticket)
-        if ticket.engine is not None:
-            ticket.engine.tickets.discard(ticket)
+        self._back(ticket)
         self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
         self.offer()
 

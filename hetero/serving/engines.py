@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import aiohttp
 
+from hetero.serving.faults import Fault, unreached
 from hetero.serving.settings import Backend, Limits
 
 if TYPE_CHECKING:
@@ -15,20 +18,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hetero.serving")
 _MOST = 16  # times the first cooldown
+_REMEMBERED = 64  # requests that an engine is blamed for
+_LATE_S = 0.5  # by which a timer may be late before the dispatcher itself is the slow one
 
 
 @dataclass(eq=False, slots=True)
 class Seen:
     """An engine and its circuit breaker.
 
-    ``limits.failures`` failures in a row, or a refused connection, take it out for a cooldown that
-    doubles each time; after that a health check brings it back on probation, where one failure
-    takes it out again.
+    ``limits.failures`` failures in a row of different requests, or health checks that fail, take it
+    out for a cooldown that doubles each time; after that a health check brings it back on
+    probation, where one failure takes it out again. Requests never take the last engine out.
 
     Attributes
     ----------
     position
         Its place among the replicas of the present deployment, -1 once it has left.
+    blamed
+        Requests that count against it, by hash.
     """
 
     backend: Backend
@@ -40,6 +47,7 @@ class Seen:
     until_s: float = 0.0
     cooldown_s: float = 0.0
     tickets: set[Ticket] = field(default_factory=set)
+    blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     @property
     def open(self) -> bool:
@@ -50,19 +58,40 @@ class Seen:
         """A request was answered."""
         self.failures = 0
         self.cooldown_s = 0.0
+        if self.blamed:
+            self.blamed.clear()
 
-    def ill(self, now_s: float, *, hard: bool = False) -> None:
-        """A request failed."""
-        self.failures += 1
-        if hard or self.failures >= self.limits.failures:
-            self._out(now_s, "its connection was refused" if hard else "it failed too often")
+    def ill(self, now_s: float, request: int, *, last: bool) -> None:
+        """A request failed by this engine's fault.
 
-    def probed(self, now_s: float, *, healthy: bool, refused: bool) -> bool:
+        Parameters
+        ----------
+        request
+            Hash of the request: a client that repeats it says nothing new.
+        last
+            Whether no other engine is up.
+        """
+        if request in self.blamed:
+            return
+        self.blamed.append(request)
+        self.failures = min(self.failures + 1, self.limits.failures)
+        if last:
+            self.failures = min(self.failures, self.limits.failures - 1)
+        if self.failures >= self.limits.failures:
+            self._out(now_s, "it failed too often")
+
+    def probed(self, now_s: float, fault: Fault | None) -> bool:
         """Take over a health check; whether the engine has just come back."""
-        if not healthy:
+        if fault is Fault.OWN:
+            return False
+        if fault is not None:
             self.misses += 1
-            if refused or self.misses >= self.limits.failures:
-                self._out(now_s, "it does not answer health checks")
+            if fault is Fault.GONE or self.misses >= self.limits.failures:
+                gone = fault is Fault.GONE
+                self._out(
+                    now_s,
+                    "its connection was refused" if gone else "it does not answer health checks",
+                )
                 for ticket in list(self.tickets):
                     ticket.abort()
             return False
@@ -92,18 +121,26 @@ class Seen:
         return found
 
 
-async def probe(session: aiohttp.ClientSession, seen: Seen) -> tuple[bool, bool]:
-    """Whether an engine is healthy, and if not, whether it refused the connection.
+async def probe(session: aiohttp.ClientSession, seen: Seen) -> Fault | None:
+    """Check an engine's health; None if it is well.
 
-    An engine without the page of its health is alive all the same.
+    An engine without the page of its health is alive all the same. A check that this process was
+    too busy or too short of descriptors for is its own fault.
     """
-    wait = aiohttp.ClientTimeout(total=seen.limits.health_timeout_s)
+    limit_s = seen.limits.health_timeout_s
+    began = time.monotonic()
     try:
         async with session.get(
-            seen.backend.url + seen.backend.health, timeout=wait, headers=seen.headers()
+            seen.backend.url + seen.backend.health,
+            timeout=aiohttp.ClientTimeout(total=limit_s),
+            headers=seen.headers(),
+            allow_redirects=False,  # it would lead to any address inside
         ) as answer:
-            return answer.status < 500, False
-    except aiohttp.ClientConnectorError:
-        return False, True
-    except (TimeoutError, aiohttp.ClientError, OSError):
-        return False, False
+            return None if answer.status < 500 else Fault.ENGINE
+    except aiohttp.ClientConnectorError as error:
+        return unreached(error)
+    except TimeoutError:
+        late = time.monotonic() - began > limit_s + _LATE_S
+        return Fault.OWN if late else Fault.ENGINE
+    except (aiohttp.ClientError, OSError):
+        return Fault.ENGINE

@@ -8,13 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _END = re.compile(rb"\r?\n\r?\n")
+_LONGEST_END = 4  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of an engine; 0 where it has told none."""
+    """Token counts of an engine; 0 where it has told none.
 
+    Parameters
+    ----------
+    most
+        Tokens that the engine can hold: a count above is wrong, and cut to it.
+    """
+
+    most: int = 2**31 - 1
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -23,9 +31,14 @@ class Usage:
         found = message.get("usage") if isinstance(message, dict) else None
         if not isinstance(found, dict):
             return False
-        self.input_tokens = _count(found.get("prompt_tokens"))
-        self.output_tokens = _count(found.get("completion_tokens"))
+        self.input_tokens = self._count(found.get("prompt_tokens"))
+        self.output_tokens = self._count(found.get("completion_tokens"))
         return True
+
+    def _count(self, value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return 0
+        return min(max(value, 0), self.most)
 
 
 @dataclass(slots=True)
@@ -36,6 +49,8 @@ class Events:
     ----------
     keep_usage
         Whether the client asked for the event that holds nothing but the counts.
+    most_bytes
+        Size of an event; a longer one is an error.
 
     Examples
     --------
@@ -48,34 +63,65 @@ class Events:
     b''
     >>> events.usage.input_tokens
     3
+    >>> events.feed(b"data: [DONE]"), events.end(), events.done
+    (b'', b'data: [DONE]\n\n', True)
     """
 
     keep_usage: bool
     usage: Usage = field(default_factory=Usage)
+    most_bytes: int = 8 << 20
     pieces: int = 0
     finished: bool = False
     done: bool = False
     error: str = ""
-    _rest: bytes = b""
+    _rest: bytearray = field(default_factory=bytearray)
 
     def feed(self, data: bytes) -> bytes:
         """Whole events of what has come so far, to be passed on."""
-        data = self._rest + data if self._rest else data
+        rest = self._rest
+        begin = 0
+        if rest:
+            begin = max(len(rest) - _LONGEST_END + 1, 0)  # what was searched is not searched again
+            rest += data
+            if _END.search(rest, begin) is None:
+                return self._too_long() if len(rest) > self.most_bytes else b""
+            data = bytes(rest)
+            rest.clear()
         passed: list[bytes] = []
         start = 0
-        for match in _END.finditer(data):
+        for match in _END.finditer(data, begin):
             event = data[start : match.end()]
             start = match.end()
             if self._read(event):
                 passed.append(event)
-        self._rest = data[start:]
+        if start < len(data):
+            rest += data[start:]
+            if len(rest) > self.most_bytes:
+                return self._too_long()
         return b"".join(passed)
+
+    def end(self) -> bytes:
+        """What is left when the engine has ended, as an event if it is a whole one."""
+        event = bytes(self._rest.rstrip(b"\r\n"))
+        self._rest.clear()
+        if not event:
+            return b""
+        event += b"\n\n"
+        return event if self._read(event) else b""
+
+    def _too_long(self) -> bytes:
+        self._rest.clear()
+        self.error = f"the engine sent an event of more than {self.most_bytes:,} bytes"
+        return b""
 
     def _read(self, event: bytes) -> bool:
         """Note what an event says; whether it is passed on."""
-        if not event.startswith(b"data:"):
-            return True
-        payload = event[5:].strip()
+        payload = event[5:].strip() if event.startswith(b"data:") else b"\n"
+        if b"\n" in payload:  # comments, names or several lines of data
+            lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
+            if not lines:
+                return True
+            payload = b"\n".join(lines).strip()
         if payload == b"[DONE]":
             self.done = True
             return True
@@ -90,7 +136,7 @@ class Events:
     def _parse(self, payload: bytes) -> bool:
         try:
             message = json.loads(payload)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.error = "the engine sent an event that is no JSON"
             return False
         if not isinstance(message, dict):
@@ -102,7 +148,8 @@ class Events:
         counted = self.usage.take(message)
         if not choices:
             return self.keep_usage or not counted
-        self.pieces += any(map(_has_text, choices)) or self.pieces > 0
+        if isinstance(choices, list):
+            self.pieces += any(map(_has_text, choices)) or self.pieces > 0
         return True
 
 
@@ -113,10 +160,6 @@ def _has_text(choice: Any) -> bool:
     if isinstance(delta, dict):
         return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
     return bool(choice.get("text"))
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
 
 
 def _text(error: object) -> str:

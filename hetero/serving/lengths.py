@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,15 +13,22 @@ _START = 4.0  # characters per token of English text, until engines have told
 _MEMORY = 0.05  # weight of the newest prompt in the average
 
 
+class Size(NamedTuple):
+    """Size of a prompt: tokens given as numbers, and characters of text."""
+
+    numbers: int
+    characters: int
+
+
 class Lengths:
     """Estimates prompts from what engines counted before, and predicts outputs.
 
     Examples
     --------
     >>> lengths = Lengths(Outputs())
-    >>> lengths.prompt({"prompt": "a" * 400}), lengths.prompt({"prompt": [1, 2, 3]})
-    (100, 3)
-    >>> lengths.output({"max_tokens": 32})
+    >>> [lengths.prompt(size({"prompt": prompt})) for prompt in ("a" * 400, [1, 2, 3])]
+    [100, 3]
+    >>> lengths.output(32)
     32
     """
 
@@ -34,20 +41,26 @@ class Lengths:
         self._quantile = outputs.start
         self._fresh = 0
 
-    def prompt(self, body: dict[str, Any]) -> int:
+    def prompt(self, prompt: Size) -> int:
         """Tokens of the prompt: counted where they are given as numbers, else estimated."""
-        numbers, characters = _size(body)
+        numbers, characters = prompt
         return max(1, numbers + round(characters / self._per_token))
 
-    def output(self, body: dict[str, Any]) -> int:
-        """Predicted output tokens."""
-        allowed = body.get("max_completion_tokens") or body.get("max_tokens")
-        count = body.get("n")
-        copies = count if isinstance(count, int) and 1 <= count <= 128 else 1
-        if not isinstance(allowed, int) or isinstance(allowed, bool) or allowed < 1:
+    def output(self, allowed: int | None, copies: int = 1, *, endless: bool = False) -> int:
+        """Predicted output tokens.
+
+        Parameters
+        ----------
+        allowed
+            Tokens that the request allows, or None.
+        copies
+            Answers that it wants.
+        endless
+            Whether the engine is told to ignore the end and go on to the limit.
+        """
+        if allowed is None:
             return self._quantile * copies
-        # An engine told to ignore the end goes on to the limit.
-        if self._settings.kind == "allowed" or body.get("ignore_eos") is True:
+        if self._settings.kind == "allowed" or endless:
             return allowed * copies
         if not self._recent:
             return min(allowed, max(self._settings.start, 1)) * copies
@@ -58,9 +71,9 @@ class Lengths:
         """Mean input and output of recent requests; a guess before any [tokens]."""
         return self._mean or self._settings.typical
 
-    def learn(self, body: dict[str, Any], input_tokens: int, output_tokens: int) -> None:
+    def learn(self, prompt: Size, input_tokens: int, output_tokens: int) -> None:
         """Take over what an engine counted for a finished request."""
-        numbers, characters = _size(body)
+        numbers, characters = prompt
         # The mean of what there is until there is enough to forget.
         weight = max(_MEMORY, 1.0 / (self._seen + 1))
         self._seen += 1
@@ -83,8 +96,8 @@ class Lengths:
                 self._quantile = max(1, round(value))
 
 
-def _size(body: dict[str, Any]) -> tuple[int, int]:
-    """Tokens given as numbers, and characters of text."""
+def size(body: dict[str, Any]) -> Size:
+    """Size of the prompt or the messages of a request."""
     numbers = characters = 0
     stack: list[Any] = [body.get("prompt")]
     messages = body.get("messages")
@@ -101,4 +114,4 @@ def _size(body: dict[str, Any]) -> tuple[int, int]:
                 stack += part
         elif isinstance(part, dict):
             stack.append(part.get("text"))
-    return numbers, characters
+    return Size(numbers, characters)

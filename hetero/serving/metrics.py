@@ -77,7 +77,7 @@ class Meters(Collector):
         self._tokens.labels(engine, "input").inc(inputs)
         self._tokens.labels(engine, "output").inc(outputs)
         self._e2e.observe(now_s - ticket.arrival_s)
-        if ticket.stream and ticket.first_s is not None:
+        if ticket.asked.stream and ticket.first_s is not None:
             self._ttft.observe(ticket.first_s - ticket.arrival_s)
             if outputs > 1:
                 self._tpot.observe((ticket.last_s - ticket.first_s) / (outputs - 1))

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
+import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 
+from hetero.serving.bodies import Asked
 from hetero.serving.dispatcher import Dispatcher
 from hetero.serving.engines import Seen
 from hetero.serving.events import Events, Usage
-from hetero.serving.faults import Failed, Refusal
+from hetero.serving.faults import Failed, Fault, Refusal
 from hetero.serving.tickets import Ticket
 
-log = logging.getLogger("hetero.serving")
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _PASSED = {b"content-type", b"retry-after", b"x-request-id"}
 _MOST = 64 << 20  # bytes of an answer that is not streamed
+_MOVED = (301, 302, 303, 307, 308)
+_REST_S = (0.1, 0.4)  # before the dispatcher tries again what it was not able to do
 
 
 class Relay:
@@ -28,13 +30,13 @@ class Relay:
     def __init__(self, dispatcher: Dispatcher, path: str) -> None:
         self._dispatcher, self._path = dispatcher, path
 
-    async def answer(self, body: dict[str, Any], send: Send) -> str:
+    async def answer(self, asked: Asked, send: Send) -> str:
         """Answer a request; how it ended, see :data:`hetero.serving.metrics.OUTCOMES`."""
         dispatcher = self._dispatcher
         ticket = Ticket(
-            body,
-            dispatcher.lengths.prompt(body),
-            dispatcher.lengths.output(body),
+            asked,
+            dispatcher.lengths.prompt(asked.prompt),
+            dispatcher.lengths.output(asked.allowed, asked.copies, endless=asked.endless),
             dispatcher.now_s(),
         )
         outputs, finished = 0, False
@@ -46,6 +48,8 @@ class Relay:
                 outputs = self._learn(ticket, usage)
             return "finished" if finished else "failed"
         except Refusal as refusal:
+            # It holds no place while its client reads of it.
+            dispatcher.leave(ticket, 0, finished=False)
             if ticket.sent:
                 await _end_broken(send, refusal)
                 return "failed"
@@ -58,7 +62,7 @@ class Relay:
         dispatcher, seen = self._dispatcher, ticket.engine
         assert seen is not None
         if usage.input_tokens:
-            dispatcher.lengths.learn(ticket.body, usage.input_tokens, usage.output_tokens)
+            dispatcher.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
             ticket.input_tokens = usage.input_tokens
         outputs = usage.output_tokens or ticket.pieces
         dispatcher.meters.served(
@@ -70,34 +74,60 @@ class Relay:
         """Ask engines until one answers; the counts, or None where it refused the request."""
         dispatcher = self._dispatcher
         last: Failed | None = None
-        retries = dispatcher.settings.limits.retries
-        while True:
-            if last is not None and ticket.attempts - ticket.stale > retries:
-                raise last.refusal
-            try:
-                seen = await dispatcher.place(ticket)
-            except Refusal as refusal:
-                if last is not None and refusal.code == "all_failed":
-                    raise last.refusal from None
-                raise
-            ticket.attempts += 1
-            try:
-                usage = await self._attempt(ticket, seen, send)
-            except Failed as failed:
-                dispatcher.meters.attempt(seen.backend.name, "failed")
-                again = failed.stale and not ticket.stale
-                ticket.stale = ticket.stale or failed.stale
-                blames = failed.blames and not again
-                dispatcher.failed(ticket, hard=failed.hard, blames=blames, again=again)
-                last = failed
-                continue
-            except Refusal:
-                dispatcher.meters.attempt(seen.backend.name, "broken")
-                seen.ill(dispatcher.now_s())
-                raise
-            dispatcher.meters.attempt(seen.backend.name, "refused" if usage is None else "finished")
-            seen.well()
-            return usage
+        limits = dispatcher.settings.limits
+        own = 0  # attempts that the dispatcher was not able to make
+        try:
+            while True:
+                if last is not None and (
+                    ticket.attempts - ticket.stale - own > limits.retries
+                    or asyncio.get_running_loop().time() >= ticket.deadline_s
+                ):
+                    raise last.refusal
+                try:
+                    seen = await dispatcher.place(ticket)
+                except Refusal as refusal:
+                    if last is None or refusal.code != "all_failed":
+                        raise
+                    if last.fault is not Fault.OWN:
+                        raise last.refusal from None
+                    ticket.avoid.clear()
+                    continue
+                ticket.attempts += 1
+                try:
+                    usage = await self._attempt(ticket, seen, send)
+                except Failed as failed:
+                    dispatcher.meters.attempt(
+                        seen.backend.name, "broken" if ticket.sent else "failed"
+                    )
+                    again = failed.stale and not ticket.stale
+                    ticket.stale = ticket.stale or failed.stale
+                    if failed.fault is Fault.ENGINE and not again:
+                        ticket.case.add(seen, failed.refusal.code)
+                    if ticket.sent:
+                        raise failed.refusal from None
+                    await dispatcher.failed(ticket, failed, again=again)
+                    if failed.fault is Fault.OWN:
+                        own += 1
+                        await self._rest(ticket, failed)
+                    last = failed
+                    continue
+                outcome = "refused" if usage is None else "finished"
+                dispatcher.meters.attempt(seen.backend.name, outcome)
+                seen.well()
+                if usage is not None:  # of a bad request, failing it says nothing
+                    dispatcher.judge(ticket, answered=True)
+                return usage
+        except Refusal:
+            dispatcher.judge(ticket, answered=False)
+            raise
+
+    async def _rest(self, ticket: Ticket, failed: Failed) -> None:
+        """Give the dispatcher time to find what it lacks."""
+        limits = self._dispatcher.settings.limits
+        if self._dispatcher.now_s() - ticket.arrival_s > limits.queue_s:
+            text = "The dispatcher is too busy to reach any engine."
+            raise Refusal(503, "overloaded", text, retry_after_s=1.0) from failed
+        await asyncio.sleep(random.uniform(*_REST_S))
 
     async def _attempt(self, ticket: Ticket, seen: Seen, send: Send) -> Usage | None:
         """Ask one engine.
@@ -105,58 +135,41 @@ class Relay:
         Raises
         ------
         Failed
-            If it brought nothing and the client got nothing.
-        Refusal
-            If it broke off an answer that the client has begun to get.
+            If it did not answer in full; others may be asked if the client got nothing.
         """
         dispatcher = self._dispatcher
         assert dispatcher.session is not None
-        limits, name = dispatcher.settings.limits, seen.backend.name
+        limits, asked = dispatcher.settings.limits, ticket.asked
         wait = aiohttp.ClientTimeout(
             total=None,
             sock_connect=limits.connect_s,
-            sock_read=limits.token_s if ticket.stream else limits.request_s,
+            sock_read=limits.token_s if asked.stream else limits.request_s,
         )
         ticket.lost = False
+        if not ticket.deadline_s:
+            ticket.deadline_s = asyncio.get_running_loop().time() + limits.request_s
         try:
-            async with asyncio.timeout(limits.request_s) as ticket.scope:
+            async with asyncio.timeout_at(ticket.deadline_s) as ticket.scope:
                 async with dispatcher.session.post(
                     seen.backend.url + self._path,
-                    data=self._body(ticket, seen),
+                    data=asked.forwarded(
+                        seen.backend.model or dispatcher.settings.model, usage=seen.backend.usage
+                    ),
                     headers=seen.headers(),
                     timeout=wait,
                     allow_redirects=False,
                 ) as answer:
-                    if answer.status == 429 or answer.status >= 500:
-                        raise _busy_or_broken(name, answer.status, answer.headers)
-                    if answer.status >= 300 or not ticket.stream:
+                    # Nothing of a redirection is followed, so it is no answer either.
+                    if answer.status in (429, *_MOVED) or answer.status >= 500:
+                        raise _busy_or_broken(seen.backend.name, answer.status, answer.headers)
+                    if answer.status >= 300 or not asked.stream:
                         return await self._whole(ticket, seen, answer, send)
                     return await self._streamed(ticket, seen, answer, send)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            text = f"{name} cannot be reached."
-            raise Failed(Refusal(502, "engine_unreachable", text), hard=True) from error
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            if isinstance(error, TimeoutError) and ticket.lost:
-                what = Refusal(502, "engine_lost", f"{name} was lost before it answered.")
-            elif isinstance(error, TimeoutError):
-                what = Refusal(504, "engine_timeout", f"{name} took too long to answer.")
-            else:
-                what = Refusal(502, "engine_broke_off", f"{name} broke off its answer.")
-            if ticket.sent:
-                raise what from error
-            silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-            raise Failed(what, stale=silent) from error
+            lost = ticket.lost and isinstance(error, TimeoutError)
+            raise Failed.by(error, seen.backend.name, lost=lost, sent=ticket.sent) from error
         finally:
             ticket.scope = None
-
-    def _body(self, ticket: Ticket, seen: Seen) -> bytes:
-        body = dict(ticket.body)
-        body["model"] = seen.backend.model or self._dispatcher.settings.model
-        if ticket.stream and seen.backend.usage:
-            asked = body.get("stream_options")
-            options = dict(asked) if isinstance(asked, dict) else {}
-            body["stream_options"] = options | {"include_usage": True}
-        return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def _whole(
         self, ticket: Ticket, seen: Seen, answer: aiohttp.ClientResponse, send: Send
@@ -168,12 +181,12 @@ class Relay:
             if len(content) > _MOST:
                 text = f"{seen.backend.name} sent more than {_MOST >> 20} MiB."
                 raise Failed(Refusal(502, "answer_too_long", text))
-        usage = Usage()
+        usage = Usage(seen.backend.kv_tokens)
         good = answer.status < 300
         if good:
             try:
                 usage.take(json.loads(content))
-            except ValueError:
+            except (ValueError, RecursionError):
                 text = f"{seen.backend.name} sent an answer that is no JSON."
                 raise Failed(Refusal(502, "engine_unintelligible", text)) from None
             self._dispatcher.piece(ticket, max(usage.output_tokens, 1))
@@ -186,24 +199,30 @@ class Relay:
         self, ticket: Ticket, seen: Seen, answer: aiohttp.ClientResponse, send: Send
     ) -> Usage:
         """Pass on a stream as it comes."""
-        options = ticket.body.get("stream_options")
-        asked = isinstance(options, dict) and options.get("include_usage") is True
-        events = Events(keep_usage=asked or not seen.backend.usage)
-        async for data in answer.content.iter_any():
-            passed = events.feed(data)
+        limits = self._dispatcher.settings.limits
+        events = Events(
+            keep_usage=ticket.asked.counts or not seen.backend.usage,
+            usage=Usage(seen.backend.kv_tokens),
+            most_bytes=limits.event_bytes,
+        )
+
+        while True:
+            data = await answer.content.readany()
+            passed = events.feed(data) if data else events.end()
             self._dispatcher.piece(ticket, events.pieces)
+            if passed and (ticket.sent or not events.error):
+                if not ticket.sent:
+                    ticket.sent = True
+                    await send(_start(answer, seen))
+                await send({"type": "http.response.body", "body": passed, "more_body": True})
             if events.error:
-                what = Refusal(502, "engine_error", f"{seen.backend.name}: {events.error}")
-                raise what if ticket.sent else Failed(what)
-            if not passed:
-                continue
-            if not ticket.sent:
-                ticket.sent = True
-                await send(_start(answer, seen))
-            await send({"type": "http.response.body", "body": passed, "more_body": True})
+                what = f"{seen.backend.name}: {events.error}"
+                raise Failed(Refusal(502, "engine_error", what))
+            if not data:
+                break
         if not (events.done or events.finished):
-            what = Refusal(502, "engine_broke_off", f"{seen.backend.name} broke off its answer.")
-            raise what if ticket.sent else Failed(what)
+            text = f"{seen.backend.name} broke off its answer."
+            raise Failed(Refusal(502, "engine_broke_off", text))
         if not ticket.sent:
             ticket.sent = True
             await send(_start(answer, seen))
@@ -218,7 +237,7 @@ def _busy_or_broken(name: str, status: int, headers: Any) -> Failed:
         except ValueError:  # a date
             after_s = 1.0
         what = Refusal(429, "engine_full", f"{name} takes no more.", retry_after_s=after_s)
-        return Failed(what, blames=False)
+        return Failed(what, Fault.NOBODY)
     return Failed(Refusal(502, "engine_error", f"{name} answered with status {status}."))
 
 
@@ -232,11 +251,7 @@ def _start(answer: aiohttp.ClientResponse, seen: Seen) -> dict[str, Any]:
 
 async def send_error(send: Send, refusal: Refusal) -> None:
     """Answer with an error and nothing else."""
-    headers = [(b"content-type", b"application/json")]
-    if refusal.retry_after_s is not None:
-        headers.append((b"retry-after", str(max(1, round(refusal.retry_after_s))).encode()))
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    headers = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
     content = json.dumps(refusal.body()).encode()
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": False})

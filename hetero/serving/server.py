@@ -29,6 +29,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         import uvicorn
 
         from hetero.serving.app import application
+        from hetero.serving.connections import Connections, descriptors
         from hetero.serving.dispatcher import Dispatcher, Prepared
     except ModuleNotFoundError as error:
         raise ParameterError(
@@ -39,10 +40,14 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
     settings = load(path)
     dispatcher = Dispatcher(Prepared.of(settings))
     address = (host or settings.host, port or settings.port)
+    connections = Connections(lambda: dispatcher.settings.limits, descriptors(settings.limits))
+    dispatcher.room = connections.room
     config = uvicorn.Config(
         application(dispatcher),
         host=address[0],
         port=address[1],
+        http=connections.protocol(),
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -66,9 +71,10 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
     async def run() -> None:
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
-        reloading = asyncio.create_task(reload())
+        beside = [asyncio.create_task(one) for one in (reload(), connections.watch())]
         await uvicorn.Server(config).serve()
-        reloading.cancel()
+        for one in beside:
+            one.cancel()
 
     names = ", ".join(backend.name for backend in settings.backends)
     print(

@@ -105,12 +105,20 @@ class Limits(_Strict):
         Of these, requests held at the dispatcher.
     max_body_bytes, body_s
         Size of a request, and the time that it may take to come [s].
+    bodies_bytes
+        Size of all requests in the house together, 64 KiB of each not counted.
+    head_bytes, head_s
+        Size of the head of a request (address and headers), and the time that it may take [s].
     queue_s
         Longest stay at the dispatcher [s].
     token_s
         Longest wait for the next piece of an answer [s].
     request_s
-        Longest answer [s].
+        Longest answer, all attempts together [s].
+    event_bytes
+        Size of one event of a streamed answer.
+    send_s
+        For how long a client may leave off reading what is sent to it [s].
     connect_s
         Longest wait for a connection to an engine [s].
     retries
@@ -129,9 +137,14 @@ class Limits(_Strict):
     max_queue: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1024
     max_body_bytes: Count = 8 << 20
     body_s: Positive = 30.0
+    bodies_bytes: Count = 256 << 20
+    head_bytes: Count = 64 << 10
+    head_s: Positive = 10.0
     queue_s: Positive = 60.0
     token_s: Positive = 60.0
     request_s: Positive = 600.0
+    event_bytes: Count = 8 << 20
+    send_s: Positive = 30.0
     connect_s: Positive = 5.0
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     health_s: Positive = 2.0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
+from hetero.serving.bodies import Asked
 from hetero.serving.engines import Seen
+from hetero.serving.faults import Case
 
 
 @dataclass(eq=False, slots=True)
@@ -21,20 +22,26 @@ class Ticket:
         Where it is now; None while it is held.
     avoid
         Names of the engines that failed it.
+    case
+        What they did to it.
+    deadline_s
+        When its answer has to be whole, by the clock of the event loop; 0 before it was sent.
     stale
         Whether one of the attempts met a connection that the engine had closed.
     sent
         Whether its client has got anything.
     """
 
-    body: dict[str, Any]
+    asked: Asked
     input_tokens: int
     predicted_tokens: int
     arrival_s: float
     row: int = -1
     engine: Seen | None = None
     avoid: set[str] = field(default_factory=set)
+    case: Case = field(default_factory=Case)
     attempts: int = 0
+    deadline_s: float = 0.0
     stale: bool = False
     sent: bool = False
     first_s: float | None = None
@@ -43,11 +50,6 @@ class Ticket:
     waits: asyncio.Future[Seen] | None = None
     scope: asyncio.Timeout | None = None
     lost: bool = False
-
-    @property
-    def stream(self) -> bool:
-        """Whether the client wants the answer piece by piece."""
-        return self.body.get("stream") is True
 
     def abort(self) -> None:
         """Give up the attempt in progress, if its client has got nothing of it."""

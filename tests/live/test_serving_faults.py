@@ -218,6 +218,7 @@ def test_no_engine_at_all_bad_bodies_and_keys(tmp_path, monkeypatch):
     gone = f"http://127.0.0.1:{free_port()}"
     limits = QUICK | {"queue_s": 0.3, "max_body_bytes": 1000}
     served = Served(tmp_path, {"a": gone}, limits=limits, api_keys_env="HETERO_TEST_KEYS")
+    served.key = "good-key"
 
     def post(body, key="good-key", path="/v1/completions", length=None):
         port = int(served.url.rpartition(":")[2])
@@ -250,7 +251,7 @@ def test_no_engine_at_all_bad_bodies_and_keys(tmp_path, monkeypatch):
             assert b'"error"' in reply
         assert post(b"[]")[0] == 400
         assert served.outcomes() == {"finished": 0, "failed": 0, "cancelled": 0, "refused": 7}
-        assert "hetero_in_house 0.0" in get(f"{served.url}/metrics")
+        assert "hetero_in_house 0.0" in get(f"{served.url}/metrics", "good-key")
     log = served.log.read_text()
     assert "good-key" not in log
     assert "bad-key" not in log

@@ -10,7 +10,7 @@ from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.serving import load
 from hetero.serving.events import Events
-from hetero.serving.lengths import Lengths
+from hetero.serving.lengths import Lengths, size
 from hetero.serving.settings import Outputs
 
 TEXT = """
@@ -104,14 +104,15 @@ def test_prompts_are_learnt_from_what_engines_count():
     body = {
         "messages": [{"content": "a" * 300}, {"content": [{"type": "text", "text": "b" * 300}]}]
     }
-    assert lengths.prompt(body) == 150
-    assert lengths.output({"max_tokens": 500}) == 64
+    prompt = size(body)
+    assert lengths.prompt(prompt) == 150
+    assert lengths.output(500) == 64
     for k in range(100):
-        lengths.learn(body, 300, 10 + k % 3)
-    assert abs(lengths.prompt(body) - 300) <= 3
-    assert lengths.output({"max_tokens": 500}) == 11
-    assert lengths.output({"max_tokens": 5, "n": 2}) == 10
-    assert lengths.output({"max_tokens": 500, "ignore_eos": True}) == 500
+        lengths.learn(prompt, 300, 10 + k % 3)
+    assert abs(lengths.prompt(prompt) - 300) <= 3
+    assert lengths.output(500) == 11
+    assert lengths.output(5, 2) == 10
+    assert lengths.output(500, endless=True) == 500
 
 
 @pytest.mark.parametrize("cut", [1, 7, 1000])

@@ -1,0 +1,77 @@
+"""Whose fault a failure is, and what an engine's circuit breaker makes of it."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
+
+import aiohttp
+
+from hetero.serving.engines import Seen
+from hetero.serving.faults import Case, Failed, Fault
+from hetero.serving.settings import Backend, Limits
+
+
+def connector(number):
+    key = type("Key", (), {"host": "x", "port": 1, "ssl": False, "is_ssl": False})()
+    return aiohttp.ClientConnectorError(key, OSError(number, "no"))
+
+
+@pytest.mark.parametrize(
+    ("error", "sent", "fault"),
+    [
+        (connector(errno.EMFILE), False, Fault.OWN),
+        (connector(errno.ENFILE), False, Fault.OWN),
+        (connector(errno.ECONNREFUSED), False, Fault.GONE),
+        (connector(errno.EPERM), False, Fault.ENGINE),
+        (aiohttp.ConnectionTimeoutError(), False, Fault.OWN),
+        (aiohttp.SocketTimeoutError(), False, Fault.ENGINE),
+        (aiohttp.SocketTimeoutError(), True, Fault.ENGINE),
+        (TimeoutError(), False, Fault.ENGINE),
+        (TimeoutError(), True, Fault.NOBODY),  # an answer that came piece by piece, or was not read
+        (aiohttp.ServerDisconnectedError(), True, Fault.ENGINE),
+    ],
+)
+def test_each_error_of_a_connection_has_its_culprit(error, sent, fault):
+    assert Failed.by(error, "a", lost=False, sent=sent).fault is fault
+
+
+def test_what_several_engines_fail_alike_is_nobodys_fault():
+    case = Case()
+    case.add("a", "engine_error")
+    case.add("b", "engine_error")
+    case.add("c", "engine_timeout")
+    assert case.guilty(answered=True) == ["c"]
+    assert case.guilty(answered=False) == []
+
+
+def seen(**limits):
+    backend = Backend(name="a", url="http://127.0.0.1:1", step="s.json", kv_tokens=1000)
+    return Seen(backend, Limits(failures=2, **limits), 0)
+
+
+def test_one_request_repeated_counts_once_and_the_last_engine_stays():
+    one = seen()
+    for _ in range(5):
+        one.ill(0.0, 17, last=False)
+    assert one.up
+    one.ill(0.0, 18, last=False)
+    assert not one.up
+    last = seen()
+    for k in range(20):
+        last.ill(0.0, k, last=True)
+    assert last.up
+
+
+def test_a_health_check_that_the_dispatcher_was_unable_to_make_says_nothing():
+    one = seen()
+    for _ in range(5):
+        one.probed(0.0, Fault.OWN)
+    assert one.up
+    one.probed(0.0, Fault.GONE)
+    assert not one.up
+    assert one.probed(100.0, None)
+    assert one.up
