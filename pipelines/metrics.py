@@ -37,7 +37,7 @@ def write(folder: Path, traces: str, verdicts: Verdicts) -> None:
 
 
 def _metrics(folder: Path, verdicts: Verdicts) -> Iterator[tuple[str, dict[str, float]]]:
-    yield "claims", dict(verdicts.counts)
+    yield "claims", {str(status): count for status, count in verdicts.counts.items()}
     yield (
         "reproduced",
         {paper: verdicts.of(paper).counts["reproduced"] for paper in PAPERS},
@@ -96,7 +96,7 @@ def _skew(table: pd.DataFrame) -> dict[str, float]:
 def _best(
     table: pd.DataFrame, setting: str, value: str, *more: str, shown: str = ""
 ) -> dict[str, float]:
-    best: Any = table.loc[table[value].idxmax()]
+    best: Any = table.iloc[int(table[value].to_numpy().argmax())]
     found = {"best": best[setting], shown or value: best[value]} | {one: best[one] for one in more}
     return {name: _digits(number) for name, number in found.items()}
 
