@@ -31,6 +31,7 @@ class Hostile:
         self._health = health
         self.begun: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
+        self.pages: Counter[str] = Counter()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
@@ -54,8 +55,10 @@ class Hostile:
             writer.close()
 
     def _page(self, writer: asyncio.StreamWriter, path: str) -> None:
+        self.pages[path] += 1
         if path == "/counts":
-            return reply(writer, {"begun": self.begun, "answered": self.answered})
+            found = {"begun": self.begun, "answered": self.answered, "pages": self.pages}
+            return reply(writer, found)
         if self._health and path == "/health":
             return raw(writer, f"302 Found\r\nLocation: {self._health}", b"")
         return reply(writer, {"begun": sum(self.begun.values())})
