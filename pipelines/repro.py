@@ -147,7 +147,8 @@ def choose(path: Path, *, profile: str | None, traces: str | None) -> Iterator[s
     text = path.read_text(encoding="utf-8")
     schema.parse(text, path)
     yaml = YAML()
-    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.width, yaml.preserve_quotes = 4096, True  # a line that is not changed stays as it is
     values = yaml.load(text)
     changes = []
     for holder, key, name, wanted in (

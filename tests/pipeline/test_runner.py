@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hetero import paths
 from pipelines import guard, repro
 from tests.pipeline.conftest import PATIENCE_S, Project, descendants, ended, tiny_notebook
 
@@ -354,3 +355,16 @@ def test_parameters_are_whole_though_the_disk_fills_up(ran: Project, tmp_path: P
     assert "File too large" in done.stderr
     assert file.read_text() == text
     assert not list(project.root.glob(".*.params.yaml"))
+
+
+def test_a_choice_changes_no_line_but_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text((paths.root() / "params.yaml").read_text())
+    before = path.read_text().splitlines()
+    assert list(repro.choose(path, profile="smoke", traces="real"))
+    after = path.read_text().splitlines()
+    assert len(before) == len(after)
+    changed = [
+        new.split("#")[0].strip() for old, new in zip(before, after, strict=True) if old != new
+    ]
+    assert changed == ["profile: smoke", "source: real"]
