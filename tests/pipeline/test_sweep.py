@@ -313,7 +313,7 @@ def test_a_full_disk_keeps_what_is_finished(project, half, tmp_path):
     folder = shutil.copytree(half, tmp_path / "full")
     # A process that may not write files longer than this gets the error of a full disk.
     file = folder.with_suffix(".yaml")
-    file.write_text(HALF)
+    file.write_text(SWEEP)
     text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
     text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     text += "from hetero.cli import main; main()"
