@@ -12,8 +12,8 @@ from hetero.errors import ParameterError
 
 Floats = NDArray[np.float64]
 
-# Tokens between two knots: slopes over less overflow, and no step is told apart by less.
-_NEAREST = 1e-6
+# Tokens between two knots: slopes over less overflow. Rounding may part knots by as little as 1e-13.
+_NEAREST = 1e-100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
