@@ -149,6 +149,7 @@ class Roofline(Shown):
     Examples
     --------
     >>> from hetero.catalog import gpu, llm
+    >>> from hetero.latency import for_gpu
     >>> replica = for_gpu(gpu("A100-SXM-80GB"), llm("Llama-3.1-8B"))
     >>> bool(0.008 < replica.step_model().decode_seconds([1024]) < 0.016)
     True
