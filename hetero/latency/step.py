@@ -12,7 +12,7 @@ from hetero.errors import ParameterError
 
 Floats = NDArray[np.float64]
 
-# Tokens between two knots: slopes over less overflow. Rounding may part knots by as little as 1e-13.
+# Tokens between two knots: slopes over less overflow, while rounding parts some by 1e-13.
 _NEAREST = 1e-100
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -42,9 +43,14 @@ def declared(*extras: str) -> set[str]:
     return {normal(Requirement(text).name) for text in texts}
 
 
+@lru_cache(maxsize=1)
+def providers() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
 def distributions(module: str) -> set[str]:
     """What provides a module, as it is installed here."""
-    return {normal(name) for name in metadata.packages_distributions().get(module, [module])}
+    return {normal(name) for name in providers().get(module, [module])}
 
 
 def top(code: str) -> Iterator[str]:
