@@ -188,13 +188,17 @@ class Project:
 
     root: Path
 
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
+        # As activated: whoever calls DVC by hand has its stages take `python` from the path.
+        return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
+
     def call(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a Python module of this checkout in it."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
         return subprocess.run(
             [sys.executable, "-m", *command],
             cwd=self.root,
-            env=environment,
+            env=self._environment(),
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
@@ -203,11 +207,10 @@ class Project:
 
     def start(self, *command: str, **options: object) -> subprocess.Popen[str]:
         """Start a Python module of this checkout in it."""
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=self.root,
-            env=environment,
+            env=self._environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -293,7 +294,8 @@ def test_dvc_run_by_hand_is_named_and_a_dead_one_is_no_obstacle(
         assert done.stderr.count("Resolve:") == 1
     finally:
         for one in (psutil.Process(process.pid), *family):
-            one.kill()
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         process.communicate()
     # Its lock stays behind, and its number may be another's by now: here, that of the tests.
     file = project.root / ".dvc" / "tmp" / "rwlock"
