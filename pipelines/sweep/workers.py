@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from joblib.externals.loky import get_reusable_executor
+
 from hetero.errors import HeteroError, ParameterError
 from hetero.progress import progress
 from pipelines import environment, guard, held
@@ -194,6 +196,8 @@ def _run(batch: Sequence[Job], own: str, options: dict[str, Any]) -> str:
 def _backend(on: str, workers: int) -> Iterator[dict[str, Any]]:
     kind, _, address = on.partition(":")
     if on == "loky":
+        # Workers that joblib kept from an earlier call were started in another environment.
+        get_reusable_executor().shutdown(wait=True)
         # One worker is one process too: a point must never run in the process that watches over it.
         with environment.applied(environment.stage()):
             yield {"backend": "loky", "n_jobs": max(workers or os.cpu_count() or 1, 2)}
