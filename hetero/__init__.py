@@ -6,12 +6,12 @@ Reading guide. Four files carry the ideas; read them in this order:
    of latency (fits, measured tables, spec sheets) reduces to.
 2. ``hetero/memory/budget.py``: what fits on a GPU, and how many requests its KV cache holds.
 3. ``hetero/workload/trace.py``: requests, real or drawn from a statistical twin.
-4. ``hetero/fleet/replica.py``: the life of a replica from event to event, in closed form; what
+4. ``hetero/engine/replica.py``: the life of a replica from event to event, in closed form; what
    ``hetero.simulator`` plays and every router in ``hetero.routers`` looks at.
 
-``hetero/planners/tensor_parallel.py`` is the first planner and uses the first three. The notebooks
-ask one question each, ``pipelines/`` runs them, ``dvc.yaml`` says what depends on what. Every
-number has a source: see ``data/specs``, ``data/measured`` and ``data/published``.
+``hetero/planners/xiong/tensor_parallel.py`` is the first planner and uses the first three. The
+notebooks ask one question each, ``pipelines/`` runs them, ``dvc.yaml`` says what depends on what.
+Every number has a source: see ``data/specs``, ``data/measured`` and ``data/published``.
 
 Examples
 --------
@@ -19,7 +19,7 @@ Which tensor-parallel degree should eight V100 and one A800 use for conversation
 
 >>> import numpy as np
 >>> from hetero import catalog, cluster, workload
->>> from hetero.planners import tensor_parallel
+>>> from hetero.planners.xiong import tensor_parallel
 >>> fleet = cluster.cluster("xiong-v100-a800")
 >>> model = catalog.llm("Llama-3-8B")
 >>> chats = workload.load("azure2023_conv").sample(200, np.random.default_rng(0))
@@ -39,7 +39,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hetero.planning.answer import plan as plan
+    from hetero.apps.cards.answer import plan as plan
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
     # Planning brings every planner with it; who only imports hetero does not wait for that, and a
     # stage of the pipeline that never plans does not depend on it.
     if name == "plan":
-        return importlib.import_module("hetero.planning.answer").plan
+        return importlib.import_module("hetero.apps.cards.answer").plan
     raise AttributeError(f"module 'hetero' has no attribute '{name}'")
 
 

@@ -17,7 +17,7 @@ MKL_CBWR                 torch's BLAS                  products of matrices, fac
 XLA_FLAGS                code that jax generates       every fused expression, sums, products
 ======================== ============================= ============================================
 
-Roots in torch come from MKL, which no setting pins on AMD; `hetero.planners.islands.search_bayes`
+Roots in torch come from MKL, which no setting pins on AMD; `hetero.planners.rignall.search_bayes`
 takes NumPy's. What remains free does not show in results: for which processor numba compiles (no
 ``fastmath``, so LLVM neither fuses nor reorders), which instructions copy and compare strings, and
 the number of cores. ``HETERO_PROCESSOR=other`` turns the first two the other way, so that two runs

@@ -14,8 +14,8 @@ from typing import Any
 
 import pandas as pd
 
-from hetero.claims import Verdicts
-from hetero.published import PAPERS
+from pipelines.studies.claims import Verdicts
+from pipelines.studies.published import PAPERS
 
 #: Both files, below the results folder.
 METRICS, CLAIMS = "metrics.json", "claims.csv"

@@ -24,14 +24,15 @@ from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from hetero import claims, paths
-from hetero.coverage import DRAWINGS, Covered
+from hetero import paths
 from hetero.display import Column
 from hetero.errors import HeteroError
 from hetero.files import writing
-from hetero.published import PAPERS
-from hetero.results import MANIFEST
 from pipelines import metrics, pages, schema, source
+from pipelines.studies import claims
+from pipelines.studies.coverage import DRAWINGS, Covered
+from pipelines.studies.published import PAPERS
+from pipelines.studies.results import MANIFEST
 
 #: As the report names the papers.
 TITLES = {

@@ -204,7 +204,7 @@ def readable(lines: Iterable[str], progress: Progress) -> Iterator[str]:
 
 def summary(progress: Progress) -> Iterator[str]:
     """Closing lines: what ran, what the claims came to, where to look."""
-    from hetero import claims
+    from pipelines.studies import claims
 
     ran = [stage.split("@")[0] for stage in progress.ran if not stage.startswith("source@")]
     yield ""

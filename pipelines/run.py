@@ -25,8 +25,8 @@ from typing import Any
 from hetero import paths, yaml_text
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.files import move, sync
-from hetero.results import MANIFEST
 from pipelines import environment, schema, source
+from pipelines.studies.results import MANIFEST
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.
 GIVEN = ("output", "profile", "source")
@@ -313,7 +313,8 @@ def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
     if not path.is_file():
         raise StageError(
             f"{notebook} left no {MANIFEST}; earlier results are kept.",
-            resolve="save its figures, tables and claims through hetero.results.ResultFolder.",
+            resolve="save its figures, tables and claims through a ResultFolder "
+            "(pipelines.studies.results).",
         )
     manifest = json.loads(path.read_text(encoding="utf-8"))
     named = [row["file"] for kind in ("figures", "tables") for row in manifest[kind]]
@@ -322,7 +323,7 @@ def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
         raise StageError(
             f"{notebook} names {', '.join(lost)} in its {MANIFEST} but did not write it; earlier "
             "results are kept.",
-            resolve="save it through hetero.results.ResultFolder.",
+            resolve="save it through pipelines.studies.results.ResultFolder.",
         )
     manifest["parameters"] = dict(values)
     manifest["code_sha256"] = source.fingerprint(source.notebook_path(notebook))

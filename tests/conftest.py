@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hetero import datasets
+from hetero.workload import datasets
 
 # The same examples in every run, however long a busy machine takes to draw and to try them.
 settings.register_profile(

@@ -446,7 +446,7 @@ def small_problem(
     from dataclasses import replace
 
     from hetero.catalog import llm
-    from hetero.latency.layers import LayerLatency
+    from hetero.latency.models.layers import LayerLatency
     from hetero.placement import Links, MachineKind, Problem
     from hetero.placement import Node as PlacementNode
 

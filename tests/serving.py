@@ -19,9 +19,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from hetero.bench.engines import free_port
 from hetero.latency import storage
 from hetero.latency.step import StepModel
+from pipelines.bench.engines import free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,7 +91,7 @@ class Paced(Process):
         port = port or free_port()
         super().__init__(
             [
-                *(sys.executable, "-m", "hetero.bench.paced", "--port", str(port)),
+                *(sys.executable, "-m", "pipelines.bench.paced", "--port", str(port)),
                 *("--step-ms", str(step_ms), "--first-ms", str(step_ms)),
             ],
             f"http://127.0.0.1:{port}",
@@ -135,7 +135,7 @@ class Served(Process):
         port = free_port()
         super().__init__(
             [
-                *(sys.executable, "-c", "from hetero.cli import main; main()"),
+                *(sys.executable, "-c", "from hetero.apps.cli import main; main()"),
                 *("serve", str(self.file), "--port", str(port)),
             ],
             f"http://127.0.0.1:{port}",

@@ -81,14 +81,14 @@ class Cluster(Shown):
 
     @classmethod
     def load(cls, path: Path | str) -> Cluster:
-        """Cluster from a YAML file, see :mod:`hetero.cluster_file` for its form.
+        """Cluster from a YAML file, see :mod:`hetero.cluster.file` for its form.
 
         Raises
         ------
         CatalogError
             If the file is missing or wrong, in one sentence that names file, place and remedy.
         """
-        from hetero import cluster_file
+        from hetero.cluster import file as cluster_file
 
         return cluster_file.load(Path(path))
 

@@ -32,9 +32,9 @@ Examples
 True
 """
 
-from hetero.latency.affine import Affine, fit
-from hetero.latency.efficiencies import for_gpu
-from hetero.latency.roofline import Efficiency, Roofline
+from hetero.latency.models.affine import Affine, fit
+from hetero.latency.models.efficiencies import for_gpu
+from hetero.latency.models.roofline import Efficiency, Roofline
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements, read_csv
 

@@ -44,7 +44,7 @@ _LLMS = {
 
 def raw_available(source: Source) -> bool:
     """Whether the published file of a source is here, fetched or in the mirror."""
-    from hetero import datasets
+    from hetero.workload import datasets
 
     return datasets.available(_DATASETS[source])
 
@@ -52,14 +52,14 @@ def raw_available(source: Source) -> bool:
 def raw_frame(source: Source) -> pd.DataFrame:
     """Rows of a published file, GPU and model under their names in the catalog.
 
-    Layer profiles are many files, which :mod:`hetero.latency.profile_tables` reads.
+    Layer profiles are many files, which :mod:`hetero.latency.sources.profile_tables` reads.
 
     Raises
     ------
     DownloadError
         If the file is not there; the text says how to fetch it.
     """
-    from hetero import datasets
+    from hetero.workload import datasets
 
     frame = pd.read_csv(datasets.path(_DATASETS[source]))
     if source == "splitwise":

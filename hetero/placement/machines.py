@@ -12,7 +12,7 @@ from hetero import paths
 from hetero.catalog import Gpu
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency.layers import LayerLatency, layer_latencies
+from hetero.latency.models.layers import LayerLatency, layer_latencies
 
 Integers = NDArray[np.int64]
 

@@ -40,7 +40,7 @@ class Network:
 
     Examples
     --------
-    >>> from hetero.placement.published import placement
+    >>> from pipelines.studies.helix_artifact import placement
     >>> round(Network(placement("single-24 70B helix")).max_flow().tokens_per_s, 2)
     1289.56
     """

@@ -27,7 +27,7 @@ def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None =
     ----------
     order
         Nodes in the order of the numbers that decide among equally fast links; by default their
-        own. The artifact's is :func:`hetero.placement.published.numbering`.
+        own. The artifact's is :func:`pipelines.studies.helix_artifact.numbering`.
 
     Notes
     -----
@@ -35,7 +35,7 @@ def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None =
 
     Examples
     --------
-    >>> from hetero.placement.published import problem
+    >>> from pipelines.studies.helix_artifact import problem
     >>> int(pruned(problem("hetero-42", "70B")).sum())
     876
     """

@@ -25,8 +25,8 @@ def roofline_steps(*, link: Link | None = None, **efficiency: Any) -> StepSource
     link
         Link between the GPUs of a machine instead of the one it has.
     efficiency
-        Values of :class:`hetero.latency.roofline.Efficiency` to set instead of the calibrated
-        ones, such as ``step_overhead_s=5e-3``.
+        Values of :class:`hetero.latency.models.roofline.Efficiency` to set instead of the
+        calibrated ones, such as ``step_overhead_s=5e-3``.
     """
 
     def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:

@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
+from hetero.engine import state
 from hetero.errors import ParameterError
-from hetero.fleet import state
 from hetero.routers import kernels, predictive
 
 Floats = NDArray[np.float64]
 Records: TypeAlias = tuple[Any, Any, Any, Floats, NDArray[np.int64]]
-"""Request, engine and replica records and the two memories, see :mod:`hetero.fleet.state`."""
+"""Request, engine and replica records and the two memories, see :mod:`hetero.engine.state`."""
 Choice: TypeAlias = int | tuple[int, int]
 """What becomes of a request: a replica; a prefill and a decode replica; ``REJECT``; ``DEFER``.
 
@@ -62,7 +62,7 @@ class FleetState:
         Whether each replica is up, serves prefill and could ever hold the request.
     known_tokens
         Tokens at the start of the prompt that each replica is believed to have in its prefix
-        cache, by the dispatcher's own books of what it sent there (:mod:`hetero.fleet.prefix`).
+        cache, by the dispatcher's own books of what it sent there (:mod:`hetero.engine.prefix`).
     records
         The books behind these figures, which the built-in routers read; None where there are
         none.
@@ -263,7 +263,7 @@ class CacheAware(Builtin):
     """The least tokens, less a weight per token of the prompt that a replica has cached.
 
     What is cached where is taken from the dispatcher's own books: the blocks of the prompts it
-    sent, aged as the replica's cache ages them (:mod:`hetero.fleet.prefix`). Without prefix
+    sent, aged as the replica's cache ages them (:mod:`hetero.engine.prefix`). Without prefix
     caches, or a trace without blocks, it is least tokens.
 
     Parameters

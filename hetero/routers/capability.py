@@ -17,8 +17,8 @@ import math
 
 import numpy as np
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
 
 # Header entries.
 DAMPENING, QUEUE_MAX, EPOCH_S, NEXT_EPOCH_S = 0, 1, 2, 3

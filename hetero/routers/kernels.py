@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hetero.fleet.candidates import look_ahead, may_take
-from hetero.fleet.compiled import compiled
-from hetero.fleet.replica import advance, advance_all
-from hetero.fleet.state import PREFILL_ONLY
+from hetero.engine.candidates import look_ahead, may_take
+from hetero.engine.compiled import compiled
+from hetero.engine.replica import advance, advance_all
+from hetero.engine.state import PREFILL_ONLY
 from hetero.routers.capability import NEXT_EPOCH_S, heteroserve, latency_aware, refresh
 from hetero.routers.lengths import range_shares
 from hetero.routers.load import least_requests, least_tokens, pick

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
 
 
 @compiled

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.compiled import compiled
-from hetero.fleet.pipeline_kv import room
-from hetero.fleet.pipeline_state import DRAWS
+from hetero.engine.compiled import compiled
+from hetero.engine.pipeline_kv import room
+from hetero.engine.pipeline_state import DRAWS
 
 FLOW, THROUGHPUT, SWARM, RANDOM, SHORTEST_QUEUE = 0, 1, 2, 3, 4
 

@@ -54,11 +54,11 @@ import math
 
 import numpy as np
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
-from hetero.fleet.held import is_deferred
-from hetero.fleet.prefix import hit_tokens
-from hetero.fleet.state import (
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
+from hetero.engine.held import is_deferred
+from hetero.engine.prefix import hit_tokens
+from hetero.engine.state import (
     CHUNKED,
     DEFER,
     DEFERRED,
@@ -69,7 +69,7 @@ from hetero.fleet.state import (
     REJECT,
     REJECTED,
 )
-from hetero.fleet.steps import step_s
+from hetero.engine.steps import step_s
 
 # Header entries: the parameters; means over recent arrivals; what finished requests taught.
 PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3

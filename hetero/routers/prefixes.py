@@ -16,9 +16,9 @@ Layout of ``RM``: [omega].
 
 from __future__ import annotations
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
-from hetero.fleet.prefix import hit_tokens
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
+from hetero.engine.prefix import hit_tokens
 
 
 @compiled

@@ -6,10 +6,10 @@ interleaved [weight per replica, credit per replica]; single [replica].
 
 from __future__ import annotations
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
-from hetero.fleet.kv import fits
-from hetero.fleet.state import DECODE_ONLY, DEFER, DOWN, REJECT
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
+from hetero.engine.kv import fits
+from hetero.engine.state import DECODE_ONLY, DEFER, DOWN, REJECT
 
 
 @compiled

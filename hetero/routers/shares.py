@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
-from hetero.fleet.kv import fits
-from hetero.fleet.state import DOWN
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
+from hetero.engine.kv import fits
+from hetero.engine.state import DOWN
 from hetero.routers.load import least_tokens
 
 DRAWN, PARTS, PART, HEADER = 0, 1, 2, 3

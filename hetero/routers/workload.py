@@ -19,8 +19,8 @@ import math
 
 import numpy as np
 
-from hetero.fleet.candidates import may_take
-from hetero.fleet.compiled import compiled
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
 
 HEADER = 3
 

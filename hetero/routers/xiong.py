@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment, Replica
 from hetero.errors import ParameterError
-from hetero.latency.affine import Affine
-from hetero.latency.phase import fit_phase
+from hetero.latency.models.affine import Affine
+from hetero.latency.models.phase import fit_phase
 from hetero.latency.step import StepModel
 from hetero.routers import kernels, workload
 from hetero.routers.base import Builtin

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.engine import held, state
+from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
-from hetero.fleet import held, state
-from hetero.fleet.replica import advance_all
 from hetero.routers.base import FleetState, Request, Router
 from hetero.simulator import loop
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.batch import charge
-from hetero.fleet.candidates import candidates, decode_replica, why_nowhere
-from hetero.fleet.compiled import compiled
-from hetero.fleet.held import (
+from hetero.engine.batch import charge
+from hetero.engine.candidates import candidates, decode_replica, why_nowhere
+from hetero.engine.compiled import compiled
+from hetero.engine.held import (
     drop,
     first_deferred,
     hold,
@@ -17,10 +17,10 @@ from hetero.fleet.held import (
     next_change_s,
     take_all,
 )
-from hetero.fleet.kv import fits
-from hetero.fleet.prefix import hit_tokens, remember
-from hetero.fleet.replica import advance, advance_all, enqueue
-from hetero.fleet.state import (
+from hetero.engine.kv import fits
+from hetero.engine.prefix import hit_tokens, remember
+from hetero.engine.replica import advance, advance_all, enqueue
+from hetero.engine.state import (
     DECODE_ONLY,
     DEFER,
     DEFERRED,

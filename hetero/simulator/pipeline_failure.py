@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.compiled import compiled
-from hetero.fleet.pipeline_kv import give_back
-from hetero.fleet.pipeline_nodes import mark, push_event
-from hetero.fleet.pipeline_state import (
+from hetero.engine.compiled import compiled
+from hetero.engine.pipeline_kv import give_back
+from hetero.engine.pipeline_nodes import mark, push_event
+from hetero.engine.pipeline_state import (
     BATCH_END,
     DOWN,
     EVENTS,
@@ -19,7 +19,7 @@ from hetero.fleet.pipeline_state import (
     WAIT_HEAD,
     WAIT_TAIL,
 )
-from hetero.fleet.state import RUNNING, WAITING
+from hetero.engine.state import RUNNING, WAITING
 from hetero.simulator.pipeline_loop import admit, start, transmit
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.fleet.compiled import compiled
-from hetero.fleet.gaps import count_gap
-from hetero.fleet.heaps import times_pop
-from hetero.fleet.pipeline_kv import fill, fullest_layer, give_back, reserve
-from hetero.fleet.pipeline_nodes import begin_all, enqueue, mark, push_event, send
-from hetero.fleet.pipeline_state import (
+from hetero.engine.compiled import compiled
+from hetero.engine.gaps import count_gap
+from hetero.engine.heaps import times_pop
+from hetero.engine.pipeline_kv import fill, fullest_layer, give_back, reserve
+from hetero.engine.pipeline_nodes import begin_all, enqueue, mark, push_event, send
+from hetero.engine.pipeline_state import (
     BATCH_END,
     CLOCK,
     DECODE_SUM_S,
@@ -34,7 +34,7 @@ from hetero.fleet.pipeline_state import (
     WINDOW_FROM,
     WINDOW_UNTIL,
 )
-from hetero.fleet.state import FINISHED, REJECTED, RUNNING, TOO_LONG, WAITING
+from hetero.engine.state import FINISHED, REJECTED, RUNNING, TOO_LONG, WAITING
 from hetero.routers.pipeline_kernels import (
     SHORTEST_QUEUE,
     SWARM,

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from hetero.catalog import gpu
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
+from hetero.engine import pipeline_state as state
+from hetero.engine.state import FINISHED, GAP_BINS, REJECTED
 from hetero.errors import InfeasibleError
-from hetero.fleet import pipeline_state as state
-from hetero.fleet.state import FINISHED, GAP_BINS, REJECTED
 from hetero.placement.network import Network
 from hetero.placement.placement import Placement
 from hetero.simulator.run import Run
@@ -89,7 +89,7 @@ class PipelineRun(Run):
     network
         What was simulated.
     edges
-        Records of the links in use, see :data:`hetero.fleet.pipeline_state.EDGE`.
+        Records of the links in use, see :data:`hetero.engine.pipeline_state.EDGE`.
     pairs
         Source and target of every link as indices of the nodes; the coordinator is the last.
     window_s, end_s
@@ -241,7 +241,7 @@ def kv_entries(placement: Placement, node: int) -> int:
 
 def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> dict[int, float]:
     """Percentiles of a histogram of inter-token times, linear inside a bin: within 3.2 %."""
-    from hetero.fleet.gaps import gap_edges
+    from hetero.engine.gaps import gap_edges
 
     total = int(counts.sum())
     if not total:

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.engine import pipeline_state as state
+from hetero.engine.state import NO_REPLICA, REJECTED, WAITING
 from hetero.errors import ParameterError
-from hetero.fleet import pipeline_state as state
-from hetero.fleet.state import NO_REPLICA, REJECTED, WAITING
 from hetero.placement.network import Network
 from hetero.placement.problem import NIC_BYTES_S
 from hetero.routers.pipeline_kernels import FLOW
@@ -145,7 +145,7 @@ def simulate_pipelines(
     Examples
     --------
     >>> from hetero import workload
-    >>> from hetero.placement.published import placement
+    >>> from pipelines.studies.helix_artifact import placement
     >>> from hetero.routers.pipelines import FlowRouter
     >>> trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(200)
     >>> run = simulate_pipelines(

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment, KvLink, Replica
+from hetero.engine import state
+from hetero.engine.failure import fail, recover
+from hetero.engine.limits import limits_of
+from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
-from hetero.fleet import state
-from hetero.fleet.failure import fail, recover
-from hetero.fleet.limits import limits_of
-from hetero.fleet.replica import advance_all
 from hetero.routers.base import Builtin, Router
 from hetero.routers.predictors import Oracle, Predictor
 from hetero.simulator.drivers import Compiled, Plain

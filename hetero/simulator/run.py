@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
+from hetero.engine import state
+from hetero.engine.gaps import gap_edges
 from hetero.errors import ParameterError
-from hetero.fleet import state
-from hetero.fleet.gaps import gap_edges
 from hetero.simulator.samples import Samples
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
-# By the number of the reason, see hetero.fleet.state.
+# By the number of the reason, see hetero.engine.state.
 _REASONS = np.array(
     [
         "",

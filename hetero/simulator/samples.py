@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hetero.fleet import state
-from hetero.fleet.snapshot import snapshot
+from hetero.engine import state
+from hetero.engine.snapshot import snapshot
 
 Floats = NDArray[np.float64]
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
+from hetero.engine import state
 from hetero.errors import ParameterError
-from hetero.fleet import state
 from hetero.routers import Builtin, Predictor, Router
 from hetero.simulator.metrics import Slo
 from hetero.simulator.replicas import simulate

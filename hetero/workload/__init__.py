@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from hetero import datasets, paths
+from hetero import paths
 from hetero.errors import ParameterError
-from hetero.workload import lengths, readers, statistics, synthetic
+from hetero.workload import datasets, lengths, readers, statistics, synthetic
 from hetero.workload.lengths import LengthRanges
 from hetero.workload.trace import Trace
 from hetero.workload.twin import Twin

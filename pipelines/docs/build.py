@@ -19,9 +19,9 @@ from typing import Any
 
 import hetero
 from hetero import paths
-from hetero.coverage import DRAWINGS, drawing_name, figures
 from hetero.errors import HeteroError
 from pipelines.docs.diagrams import DIAGRAMS
+from pipelines.studies.coverage import DRAWINGS, drawing_name, figures
 
 PAGES = Path(__file__).parent / "pages"
 PAPERS = {
@@ -32,7 +32,7 @@ PAPERS = {
     "thunderserve": "ThunderServe",
 }
 # Compiled kernels are no API: numba infers their types, and their callers say what they do.
-_HIDDEN = ("hetero._", "hetero.cli", "hetero.bench", "hetero.notebook_engine")
+_HIDDEN = ("hetero._", "hetero.apps.cli", "pipelines.bench", "hetero.notebook_engine")
 
 
 def build(output: Path | None = None, *, builder: str = "html") -> Path:
@@ -107,7 +107,7 @@ def metrics() -> str:
 
 def gpus() -> str:
     """What is known of each GPU, as ``hetero gpus`` prints it."""
-    from hetero.latency import known
+    from hetero.latency.calibration import known
 
     return (
         "# What is known of each GPU\n\n"
@@ -123,7 +123,7 @@ def copied(name: str) -> str:
 
 def commands() -> str:
     """Every command with its first sentence and its options."""
-    from hetero import cli
+    from hetero.apps import cli
 
     group = cli.command()
     lines = ["# Commands", "", "Each says the same with `--help`.", ""]
@@ -143,7 +143,7 @@ def commands() -> str:
 
 def routing_table() -> str:
     """Fields of a routing table, from the schema that the exporter writes by."""
-    from hetero.export import routing
+    from hetero.apps.export import routing
 
     schema = routing.schema()
     lines = ["# Routing table", "", _paragraph(routing.__doc__), ""]

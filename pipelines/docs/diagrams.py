@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from hetero import paths
-from hetero.coverage import DRAWINGS, drawing_name
 from pipelines.docs import planning_diagrams as planning
 from pipelines.docs import routing_diagrams as routing
 from pipelines.docs.sheet import Sheet
+from pipelines.studies.coverage import DRAWINGS, drawing_name
 
 DIAGRAMS: Mapping[str, Callable[[], Sheet]] = MappingProxyType(
     {

@@ -175,7 +175,7 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
         with writing(folder / file, force=True) as part:
             content.to_csv(part, index=False, float_format="%.10g", lineterminator="\n")
     if len(frame):
-        from hetero import figures
+        from hetero.plots import figures
 
         drawn = table.figure(frame, found)
         lines = f"{name}: {found.source} traces, {found.profile} profile, {len(frame)} points"

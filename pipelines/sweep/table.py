@@ -12,7 +12,7 @@ import pandas as pd
 
 from hetero.errors import DataError, ParameterError
 from hetero.intervals import interval
-from hetero.results import MANIFEST
+from pipelines.studies.results import MANIFEST
 from pipelines.sweep.point import Job
 from pipelines.sweep.spec import Measure, Sweep
 
@@ -139,7 +139,7 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     """
     import matplotlib.pyplot as plt
 
-    from hetero import figures
+    from hetero.plots import figures
 
     figures.use_style()
     swept, measures = sweep.swept, tuple(sweep.measures)

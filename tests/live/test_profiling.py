@@ -12,16 +12,17 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hetero import latency, profiling
-from hetero.cli import main
+from hetero import latency
+from hetero.apps import profiling
+from hetero.apps.cli import main
+from hetero.apps.profiling import Endpoint, Limits, Reply, Setting
+from hetero.apps.profiling.rounds import steps
 from hetero.errors import DataError, EndpointError, ParameterError
-from hetero.profiling import Endpoint, Limits, Reply, Setting
-from hetero.profiling.rounds import steps
 
 pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("transformers", reason="the engine of these tests is not installed")
 
-from hetero.bench.engines import engine, write_model
+from pipelines.bench.engines import engine, write_model
 from tests.serving import Paced, running
 
 SETTINGS = profiling.grid([1, 2, 3], [16, 64], [12])

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero.cli import main
+from hetero.apps.cli import main
 from hetero.workload import Trace
 
 pytest.importorskip("openai", reason="the serving extra is not installed")
@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="the engine of these tests is not ins
 
 import openai
 
-from hetero.bench.engines import Running, engine, write_model
+from pipelines.bench.engines import Running, engine, write_model
 from tests.serving import Served, running, wait_until
 
 # An engine that computes answers nothing else, and on a busy machine not for long.

@@ -18,7 +18,7 @@ pytest.importorskip("starlette", reason="the serving extra is not installed")
 
 import openai
 
-from hetero.bench.engines import free_port
+from pipelines.bench.engines import free_port
 from tests.serving import Paced, Served, get, running, wait_until
 
 # Soon in what a test waits for, patient in what a busy machine may delay.

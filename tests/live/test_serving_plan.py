@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("starlette", reason="the serving extra is not installed")
 
+from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.written import write
 from hetero.deployment import Deployment, Replica
 from hetero.latency.step import StepModel
-from hetero.serving.plan import FleetPlan
-from hetero.serving.written import write
 from tests.live.test_serving_faults import QUICK, ask, client_of
 from tests.serving import Paced, Served, get, running, wait_until
 

@@ -43,8 +43,8 @@ LIMITS = QUICK | {
 # Writes down what is left of requests when the dispatcher stops.
 LEFT = """
 import json, sys
-from hetero.fleet import state
-from hetero.serving.dispatcher import Dispatcher
+from hetero.engine import state
+from hetero.apps.serving.dispatcher import Dispatcher
 stop = Dispatcher.stop
 async def stopped(self):
     await stop(self)
@@ -58,7 +58,7 @@ async def stopped(self):
     with open(sys.argv.pop(), "w") as out:
         json.dump(left, out)
 Dispatcher.stop = stopped
-from hetero.cli import main
+from hetero.apps.cli import main
 main(sys.argv[1:-1])
 """
 

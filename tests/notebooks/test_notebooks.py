@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from hetero import claims, ledger, paths
+from hetero import paths
 from pipelines import run, source
+from pipelines.studies import claims, ledger
 
 NOTEBOOKS = source.notebooks()
 

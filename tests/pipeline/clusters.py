@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.bench.engines import free_port
+from pipelines.bench.engines import free_port
 from tests.serving import wait_until
 
 # Ray's own limits are for machines that have nothing else to do.

@@ -74,7 +74,7 @@ stages:
         - tiny
       deps:
         - pipelines/fingerprints/01_tiny.sha256
-        - hetero/results.py
+        - pipelines/studies/results.py
       outs:
         - results/${item}/01_tiny:
             cache: false
@@ -112,8 +112,8 @@ import warnings
 import pandas as pd
 from matplotlib import pyplot as plt
 
-from hetero import figures
-from hetero.results import ResultFolder
+from hetero.plots import figures
+from pipelines.studies.results import ResultFolder
 
 figures.use_style()
 warnings.warn("a warning names a temporary file", stacklevel=1)

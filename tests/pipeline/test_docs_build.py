@@ -20,7 +20,7 @@ def test_every_page_and_docstring_is_read_without_a_warning(tmp_path):
         "hetero",
         "hetero.memory.budget",
         "hetero.routers.base",
-        "hetero.export.service",
+        "hetero.apps.export.service",
     } <= pages
 
 

@@ -51,8 +51,8 @@ import hashlib
 import numpy as np
 import torch
 from scipy.special import erfcx, ndtr
-from hetero.fleet.compiled import compiled
-from hetero.planners.islands import search_bayes
+from hetero.engine.compiled import compiled
+from hetero.planners.rignall import search_bayes
 
 @compiled
 def weighted(values, by):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from hetero import claims
-from hetero.published import PAPERS
 from pipelines import metrics
+from pipelines.studies import claims
+from pipelines.studies.published import PAPERS
 
 
 def write(folder: Path, traces: str = "twin") -> dict[str, dict[str, float]]:

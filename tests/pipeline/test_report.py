@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from hetero import claims, figures, paths
-from hetero.coverage import figures as published
-from hetero.results import ResultFolder
+from hetero import paths
+from hetero.plots import figures
 from pipelines import report
+from pipelines.studies import claims
+from pipelines.studies.coverage import figures as published
+from pipelines.studies.results import ResultFolder
 
 
 class Page(HTMLParser):

@@ -186,7 +186,7 @@ def test_missing_file_of_the_manifest_is_an_error(ran: Project, tmp_path: Path) 
 def test_code_that_changes_during_the_run_discards_it(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "p")
     before = project.results()
-    module = "hetero/results.py"
+    module = "pipelines/studies/results.py"
     tiny_notebook(
         project.root / NOTEBOOK,
         last=f'with open("{module}", "a") as stream:\n    stream.write("# later\\n")',

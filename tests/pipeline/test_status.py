@@ -60,7 +60,7 @@ def test_reasons_are_said_in_words(ran: Project, tmp_path: Path) -> None:
     said = ask(project)
     for words in (
         "tiny.count: 3 -> 4",
-        "hetero/results.py changed",
+        "pipelines/studies/results.py changed",
         "results/twin/01_tiny changed",
     ):
         assert words in said

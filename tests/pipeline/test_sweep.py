@@ -43,7 +43,7 @@ import os
 import time
 import pandas as pd
 from pathlib import Path
-from hetero.results import ResultFolder
+from pipelines.studies.results import ResultFolder
 
 hold = Path(os.environ["SWEEP_HOLD"]) if "SWEEP_HOLD" in os.environ else None
 if hold is not None:
@@ -112,7 +112,7 @@ def project(fresh: Project, tmp_path_factory) -> Project:
 def start(project: Project, text: str, folder: Path, *options: str, **environment: str):
     file = folder.with_suffix(".yaml")
     file.write_text(text)
-    command = "from hetero.cli import main; main()"
+    command = "from hetero.apps.cli import main; main()"
     call = ["sweep", str(file), "--output", str(folder), "--workers", "2", *options]
     return subprocess.Popen(
         [sys.executable, "-c", command, *call],
@@ -295,7 +295,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence_at_once(project, tmp_path,
     (tmp_path / "file").touch()
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP)
-    program = "from hetero.cli import main; main()"
+    program = "from hetero.apps.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, "sweep", str(file), "--output", str(tmp_path / place)],
         cwd=project.root,
@@ -316,7 +316,7 @@ def test_a_full_disk_keeps_what_is_finished(project, half, tmp_path):
     file.write_text(SWEEP)
     text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
     text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    text += "from hetero.cli import main; main()"
+    text += "from hetero.apps.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", text, "sweep", str(file), "--output", str(folder)],
         cwd=project.root,

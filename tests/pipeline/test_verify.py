@@ -12,7 +12,7 @@ def _verify(project: Project, *options: str):
 
 def test_committed_results_come_out_again_and_a_changed_one_is_found(ran, tmp_path):
     project = ran.copy(tmp_path / "project")
-    (project.root / "tests_main.py").write_text("from hetero.cli import main\n\nmain()\n")
+    (project.root / "tests_main.py").write_text("from hetero.apps.cli import main\n\nmain()\n")
     project.commit()
     done = _verify(project)
     assert done.returncode == 0, done.stderr

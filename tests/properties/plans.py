@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from hetero.deployment import Engine
-from hetero.planning.card import (
+from hetero.apps.cards.card import (
     Bound,
     Change,
     Limit,
@@ -17,6 +16,7 @@ from hetero.planning.card import (
     Source,
     Tried,
 )
+from hetero.deployment import Engine
 
 _FIGURE = Sampled(2.0, (1.9, 2.1), (1.5, 2.5, 2.0))
 _ENGINE = Engine(batching="chunked", admission="paged", max_batch=64, max_step_tokens=1024)

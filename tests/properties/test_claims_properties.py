@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import ParameterError
-from hetero.ledger import ledger
-from hetero.orders import Order
+from pipelines.studies.ledger import ledger
+from pipelines.studies.orders import Order
 
 quick = settings(max_examples=150)
 

@@ -24,22 +24,24 @@ pytest.importorskip("prometheus_client", reason="the serving extra is not instal
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from hetero import catalog, cluster_file, ledger, paths, published, timings
+from hetero import catalog, paths, timings
+from hetero.apps.capacity import prices
+from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.cards.card import PlanCard
+from hetero.apps.export import Service, routing, write
+from hetero.apps.serving import settings as serving_settings
+from hetero.apps.serving.dispatcher import Dispatcher, Prepared
 from hetero.catalog import huggingface
 from hetero.catalog import tables as catalog_tables
+from hetero.cluster import file as cluster_file
 from hetero.errors import DataError, HeteroError
-from hetero.export import Service, routing, write
 from hetero.latency import storage
 from hetero.latency import tables as latency_tables
 from hetero.latency.step import StepModel
-from hetero.planning import prices
-from hetero.planning.card import PlanCard
-from hetero.planning.load_curve import LoadCurve
-from hetero.serving import settings as serving_settings
-from hetero.serving.dispatcher import Dispatcher, Prepared
 from hetero.workload import readers
 from hetero.workload.twin import Twin
 from pipelines import run, schema, source
+from pipelines.studies import ledger, published
 from pipelines.sweep import spec
 from tests.properties.fuzzing import Reader, check, damaged, warm_up
 from tests.properties.plans import CARD, DEPLOYMENT

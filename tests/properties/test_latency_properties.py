@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from hetero.catalog import gpu, llm
 from hetero.latency import Affine, Measurements, Piece, StepModel
-from hetero.latency.fitting import Term, identifiability
-from hetero.latency.floor import fit_floor
-from hetero.latency.phase import fit_phase
+from hetero.latency.models.fitting import Term, identifiability
+from hetero.latency.models.floor import fit_floor
+from hetero.latency.models.phase import fit_phase
+from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
 from hetero.latency.reduction import reduce_table
-from hetero.latency.roofline import VALUES, Efficiency, Roofline
 from hetero.latency.storage import from_json, to_json
 
 QUICK = settings(max_examples=40)

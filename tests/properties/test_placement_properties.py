@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hetero.errors import InfeasibleError
 from hetero.placement import Network, Placement
-from hetero.planners.maxflow import search
-from hetero.planners.maxflow.bound import flow_bound
-from hetero.planners.maxflow.groups import groups
+from hetero.planners.helix import search
+from hetero.planners.helix.bound import flow_bound
+from hetero.planners.helix.groups import groups
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from small_placements import exhaustive, random_problem

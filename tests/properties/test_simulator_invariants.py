@@ -12,10 +12,10 @@ from scipy import stats
 
 from hetero import workload
 from hetero.deployment import Deployment, Engine, Replica
-from hetero.estimate import Padded, throughput
-from hetero.fleet import state
-from hetero.fleet.replica import advance_all
+from hetero.engine import state
+from hetero.engine.replica import advance_all
 from hetero.latency.step import StepModel
+from hetero.planners.xiong.estimate import Padded, throughput
 from hetero.routers import LeastRequests, PowerOfTwo, RoundRobin, SingleInstance
 from hetero.simulator import Event, metrics, simulate
 from hetero.simulator import replicas as simulation

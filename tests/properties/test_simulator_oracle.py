@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.deployment import Deployment, Engine, KvLink, Replica
-from hetero.fleet import state
+from hetero.engine import state
 from hetero.latency.step import Bends, Mixed, Piece, StepModel
 from hetero.routers import (
     DEFER,

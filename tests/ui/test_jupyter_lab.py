@@ -20,21 +20,21 @@ catalog.llm("Llama-3-8B")
 fleet = cluster.cluster("xiong-v100-a800"); fleet
 chats = workload.load("azure2023_conv").head(500); chats
 from hetero.latency import for_gpu; for_gpu(catalog.gpu("L4"), catalog.llm("Llama-3-8B"))
-from hetero.planners import tensor_parallel
+from hetero.planners.xiong import tensor_parallel
 plan = tensor_parallel.search(fleet, catalog.llm("Llama-3-8B"), chats.head(100)); plan
 plan.best[0]
 from hetero.planners.replicated import replicated
 deployed = replicated(fleet, catalog.llm("Llama-3-8B"), {"v100": 4}); deployed
 deployed.replicas[0]
 deployed.replicas[0].step
-from hetero.latency.phase import fit_phase
+from hetero.latency.models.phase import fit_phase
 import numpy as np; b, n = np.repeat([1, 2, 4, 8], 4), np.tile([64, 128, 256, 512], 4)
 fit_phase(b, n, 0.01 + 1e-4 * b * n + 1e-4 * np.sin(b * n), decode=False)
 from hetero.routers import LeastTokens
 from hetero.simulator import Slo, metrics, simulate
 run = simulate(deployed, chats, LeastTokens()); run
 metrics(run, Slo(ttft_s=1.0, tpot_s=0.1))
-from hetero.explorer import explore; explore(fleet, chats, 2.0, Slo(ttft_s=1.0), "hetero")
+from hetero.apps.explorer import explore; explore(fleet, chats, 2.0, Slo(ttft_s=1.0), "hetero")
 """
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetero import catalog
+from hetero.apps.export import Part, Service, Serving
+from hetero.apps.export.service import placed
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, KvLink
-from hetero.export import Part, Service, Serving
-from hetero.export.service import placed
 from hetero.planners.replicated import replicated
 from hetero.routers import PairShares, Predictive
 

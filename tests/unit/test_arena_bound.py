@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero import catalog, workload
-from hetero.arena import bound as bounds
-from hetero.arena import ground
-from hetero.arena.bound import WORK, Bound, amounts, bound
-from hetero.arena.case import Case
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio import bound as bounds
+from hetero.apps.portfolio.bound import WORK, Bound, amounts, bound
+from hetero.apps.portfolio.case import Case
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
+from hetero.costs.cost import Stage
+from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError
 from hetero.latency import for_gpu
-from hetero.planners.phases.cost import Stage
-from hetero.planners.phases.transfer import KvTransfer
 from hetero.routers import LeastTokens
 from hetero.simulator import simulate
 from hetero.workload import Trace
@@ -130,7 +130,7 @@ def test_no_run_exceeds_it(
     where = fleet(*kinds)
     trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
     case = Case(where, EIGHT, trace, 1.0)
-    costs = ground.costs(case)
+    costs = assumptions.costs(case)
     left = [machine.count for machine in where.machines]
     pipelines = []
     if mixed and len(left) > 1:
@@ -155,7 +155,7 @@ def test_no_run_exceeds_it(
     if split and len(pipelines) > 1:
         roles = ["prefill" if k % 2 else "decode" for k in range(len(pipelines))]
     nodes = tuple(
-        ground.replica(one, f"r{k}", role)
+        assumptions.replica(one, f"r{k}", role)
         for k, (one, role) in enumerate(zip(pipelines, roles, strict=True))
     )
     transfer = KvTransfer(bits=4)
@@ -177,9 +177,9 @@ def test_no_run_exceeds_it(
 def test_it_is_not_far_from_what_a_good_plan_reaches() -> None:
     """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
     case = Case(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
-    costs = ground.costs(case)
+    costs = assumptions.costs(case)
     nodes = tuple(
-        ground.replica(costs.pipeline([Stage(0, 1, EIGHT.layers)]), f"r{k}") for k in range(2)
+        assumptions.replica(costs.pipeline([Stage(0, 1, EIGHT.layers)]), f"r{k}") for k in range(2)
     )
     many = Trace(np.zeros(4000), np.full(4000, 500), np.full(4000, 100))
     run = simulate(Deployment("two", nodes), many, LeastTokens())

@@ -7,11 +7,22 @@ import pandas as pd
 import pytest
 from joblib import parallel_config
 
-from hetero.arena import contest as arena_contest
-from hetero.arena import league
-from hetero.arena.bound import bound
-from hetero.arena.case import Case
-from hetero.arena.contest import (
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import Effort
+from hetero.apps.portfolio.entry import Entry
+from hetero.apps.portfolio.fleets import fleet
+from hetero.apps.portfolio.planners import planner
+from hetero.apps.portfolio.score import Estimate, carried
+from hetero.catalog import llm
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency import for_gpu
+from hetero.routers import LeastTokens, RoundRobin
+from hetero.simulator import Slo
+from hetero.workload import Trace
+from pipelines.studies import contest as arena_contest
+from pipelines.studies import league
+from pipelines.studies.contest import (
     COLUMNS,
     LEAST_TPOT_S,
     LEAST_TTFT_S,
@@ -26,17 +37,6 @@ from hetero.arena.contest import (
     requests_of,
     targets,
 )
-from hetero.arena.effort import Effort
-from hetero.arena.entry import Entry
-from hetero.arena.fleets import fleet
-from hetero.arena.planners import planner
-from hetero.arena.score import Estimate, carried
-from hetero.catalog import llm
-from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency import for_gpu
-from hetero.routers import LeastTokens, RoundRobin
-from hetero.simulator import Slo
-from hetero.workload import Trace
 
 EFFORT = Effort(
     requests=200, tabu_steps=1, tabu_neighbours=2, generations=1, population=2, improved=1, moves=4

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.arena.fleets import counterpart, counterparts, fleet, gpu_prices, priced
+from hetero.apps.portfolio.fleets import counterpart, counterparts, fleet, gpu_prices, priced
 from hetero.cluster import Cluster, cluster
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
 

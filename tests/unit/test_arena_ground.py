@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.arena import ground
-from hetero.arena.case import MOST_REQUESTS, Case
-from hetero.arena.layer_kinds import Means, degrees, kind, latency, nodes
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.case import MOST_REQUESTS, Case
+from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nodes
 from hetero.cluster import cluster
+from hetero.costs.cost import Stage
 from hetero.errors import InfeasibleError
-from hetero.planners.phases.cost import Stage
 from hetero.planners.replicated import replicated
 from hetero.simulator import Slo
 
@@ -28,9 +28,9 @@ def case() -> Case:
 
 @pytest.mark.parametrize(("machine", "degree"), [("h200", 2), ("h100", 4), ("a100", 8)])
 def test_replicas_are_those_of_the_roofline(case: Case, machine: str, degree: int) -> None:
-    costs = ground.costs(case)
+    costs = assumptions.costs(case)
     number = [m.name for m in MIXED.machines].index(machine)
-    here = ground.replica(costs.pipeline([Stage(number, degree, SEVENTY.layers)]), "r")
+    here = assumptions.replica(costs.pipeline([Stage(number, degree, SEVENTY.layers)]), "r")
     there = replicated(MIXED, SEVENTY, {machine: (degree,)}).replicas[0]
     n = np.array([1.0, 17.0, 300.0, 2048.0])
     for one in ((n, n, 900.0 * n, 0.0), (n, 0, 0.0, n * n / 2)):
@@ -40,10 +40,10 @@ def test_replicas_are_those_of_the_roofline(case: Case, machine: str, degree: in
 
 
 def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Case) -> None:
-    costs = ground.costs(case)
+    costs = assumptions.costs(case)
     stages = [Stage(0, 2, 40), Stage(2, 4, 30), Stage(3, 4, 10)]
     pipeline = costs.pipeline(stages)
-    both, prefill = (ground.replica(pipeline, "r", role) for role in ("both", "prefill"))
+    both, prefill = (assumptions.replica(pipeline, "r", role) for role in ("both", "prefill"))
     n = np.unique(np.geomspace(1, 60_000, 200).round())
     third = 3.0 * pipeline.stage_seconds(n / 3.0).max(axis=0)
     assert both.step.pieces[0].seconds(n, 0, 0.0, 0.0) == pytest.approx(third, rel=1e-7)
@@ -55,18 +55,18 @@ def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Case) ->
 
 
 def test_equal_stages_are_played_as_they_are_planned(case: Case) -> None:
-    pipeline = ground.costs(case).pipeline([Stage(1, 2, 40), Stage(1, 2, 40)])
-    from hetero.planners.phases.replicas import step_model
+    pipeline = assumptions.costs(case).pipeline([Stage(1, 2, 40), Stage(1, 2, 40)])
+    from hetero.costs.replicas import step_model
 
     n = np.array([1.0, 64.0, 2000.0])
-    played = ground.replica(pipeline, "r").step.seconds(n, n, 500 * n)
+    played = assumptions.replica(pipeline, "r").step.seconds(n, n, 500 * n)
     assert played == pytest.approx(step_model(pipeline).seconds(n, n, 500 * n), rel=1e-12)
 
 
 def test_layers_of_a_node_take_what_a_replica_takes(case: Case) -> None:
     """All layers on one node: a step of mean contexts as long as the replica's, and its cache."""
-    costs, means = ground.costs(case), Means.of(case)
-    alone = ground.replica(costs.pipeline([Stage(1, 4, SEVENTY.layers)]), "r")
+    costs, means = assumptions.costs(case), Means.of(case)
+    alone = assumptions.replica(costs.pipeline([Stage(1, 4, SEVENTY.layers)]), "r")
     table = latency(costs, 1, 4, means)
     for b in (1.0, 40.0, 256.0):
         layer_ms = float(table.decode_layer_ms(b))
@@ -103,20 +103,20 @@ def test_nodes_divide_machines_and_take_more_weights_where_they_must() -> None:
 
 def test_who_cannot_take_part_says_why() -> None:
     sparse = Case(MIXED, catalog.llm("DeepSeek-V3"), CHATS, 1.0)
-    assert "mixture of experts" in (ground.unfit(sparse) or "")
+    assert "mixture of experts" in (assumptions.unfit(sparse) or "")
     low = Case(MIXED, SEVENTY, CHATS, 1.0, precision="fp8")
-    assert ground.unfit(low) == ("A100-SXM-80GB of current-mixed-32 do not compute in fp8.")
+    assert assumptions.unfit(low) == ("A100-SXM-80GB of current-mixed-32 do not compute in fp8.")
     priced = Case(cluster("xiong-8xv100"), EIGHT, CHATS, 1.0, budget_usd_per_h=10.0)
-    assert "machine v100 has none" in (ground.unfit(priced) or "")
+    assert "machine v100 has none" in (assumptions.unfit(priced) or "")
     apart = Case(cluster("heteroserve-8"), EIGHT, CHATS, 1.0)
-    assert "states no network" in (ground.unfit_network(apart) or "")
-    assert ground.unfit(apart) is None
+    assert "states no network" in (assumptions.unfit_network(apart) or "")
+    assert assumptions.unfit(apart) is None
 
 
 def test_planners_get_targets_where_a_case_has_none(case: Case) -> None:
     given = Case(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
-    assert ground.targets(given) == Slo(ttft_s=1.0)
-    found = ground.targets(case).e2e_s
+    assert assumptions.targets(given) == Slo(ttft_s=1.0)
+    found = assumptions.targets(case).e2e_s
     assert found is not None
     # Ten times some 230 tokens at 10 to 30 ms each.
     assert 10.0 < found < 100.0

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.arena.bound import bound
-from hetero.arena.case import Case
-from hetero.arena.effort import Effort
-from hetero.arena.entry import Entry, Planner
-from hetero.arena.planners import planner, planners
-from hetero.arena.portfolio import ask
-from hetero.arena.score import goodput
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import Effort
+from hetero.apps.portfolio.entry import Entry, Planner
+from hetero.apps.portfolio.planners import planner, planners
+from hetero.apps.portfolio.portfolio import ask
+from hetero.apps.portfolio.score import goodput
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.simulator import Slo

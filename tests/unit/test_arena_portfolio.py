@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.arena.case import Case
-from hetero.arena.effort import Effort
-from hetero.arena.improve import improve, met_by_replica
-from hetero.arena.planners import planner, planners
-from hetero.arena.portfolio import IMPROVED, Portfolio, portfolio
-from hetero.arena.score import carried, score
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import Effort
+from hetero.apps.portfolio.improve import improve, met_by_replica
+from hetero.apps.portfolio.planners import planner, planners
+from hetero.apps.portfolio.portfolio import IMPROVED, Portfolio, portfolio
+from hetero.apps.portfolio.score import carried, score
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.simulator import Slo

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.arena import ground
-from hetero.arena.bound import bound
-from hetero.arena.build import entry_of
-from hetero.arena.case import Case
-from hetero.arena.entry import Entry
-from hetero.arena.score import Estimate, carried, carries, goodput, margin, score
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.build import entry_of
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.apps.portfolio.score import Estimate, carried, carries, goodput, margin, score
 from hetero.cluster import cluster
+from hetero.costs.cost import Stage
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
-from hetero.planners.phases.cost import Stage
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo, metrics
 from hetero.simulator.saturation import attainment, largest_rate, saturation
@@ -33,9 +33,9 @@ def case() -> Case:
 
 @pytest.fixture(scope="module")
 def entry(case: Case) -> Entry:
-    costs = ground.costs(case)
+    costs = assumptions.costs(case)
     pipelines = [costs.pipeline([Stage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
-    nodes = tuple(ground.replica(one, f"r{k}") for k, one in enumerate(pipelines))
+    nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens, "least tokens")
 
 
@@ -128,9 +128,9 @@ def test_estimates_are_student_intervals() -> None:
 
 def test_load_aware_routing_carries_more_than_rotation(case: Case, entry: Entry) -> None:
     """The score tells routers apart: an L40S beside a pair that shares a replica."""
-    costs = ground.costs(case)
+    costs = assumptions.costs(case)
     pipelines = [costs.pipeline([Stage(0, 1, EIGHT.layers)]), *entry.pipelines]
-    nodes = tuple(ground.replica(one, f"r{k}") for k, one in enumerate(pipelines))
+    nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
         entry_of("test", Deployment("test", nodes), pipelines, router, "")
         for router in (RoundRobin, LeastTokens)

@@ -10,21 +10,21 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.cluster import Cluster, Machine, cluster
+from hetero.costs.cost import CostModel
+from hetero.costs.demand import Demand
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
-from hetero.planners.baselines.deadlines import Scales
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.baselines.homogeneous import colocated, distserve
 from hetero.planners.baselines.plan import goodput_rps
-from hetero.planners.phases.cost import CostModel
-from hetero.planners.phases.demand import Demand
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.simulator.saturation import attainment
 from hetero.workload import Trace
+from pipelines.studies.deadlines import Scales
 
 STEP = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
 SEVEN = catalog.llm("LLaMA-1-7B")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hetero import paths, workload
-from hetero.bench import peers
-from hetero.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
-from hetero.cli import main
+from hetero.apps.cli import main
 from hetero.deployment import Engine
 from hetero.routers import Router
+from pipelines.bench import peers
+from pipelines.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
 
 
 def test_the_smallest_run_measures_everything(capsys) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.bench import contest
+from pipelines.bench import contest
 
 
 def test_a_few_settings_by_hand() -> None:

@@ -7,23 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hetero import datasets, paths
-from hetero.catalog import (
-    Gpu,
-    Link,
-    Llm,
-    find_llm,
-    gpu,
-    gpus,
-    link,
-    links,
-    llm,
-    llms,
-    presets,
-)
+from hetero import paths
+from hetero.catalog import Gpu, Link, Llm, find_llm, gpu, gpus, link, links, llm, llms, presets
 from hetero.catalog.precision import bytes_of
 from hetero.catalog.tables import read_table
 from hetero.errors import CatalogError, DataError, ParameterError
+from hetero.workload import datasets
 
 # Counted independently from the public configs: parameters and active parameters [1e9], and the
 # bytes of 16-bit KV cache per token.

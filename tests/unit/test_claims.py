@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 
 from hetero import paths
-from hetero.claims import STATUSES, coverage, ledger, verdicts
-from hetero.coverage import figures
-from hetero.coverage import read as read_figures
 from hetero.errors import DataError, ParameterError
-from hetero.ledger import QUOTED, Claim, read
-from hetero.orders import Order
-from hetero.published import PAPERS
-from hetero.results import ResultFolder
+from pipelines.studies.claims import STATUSES, coverage, ledger, verdicts
+from pipelines.studies.coverage import figures
+from pipelines.studies.coverage import read as read_figures
+from pipelines.studies.ledger import QUOTED, Claim, read
+from pipelines.studies.orders import Order
+from pipelines.studies.published import PAPERS
+from pipelines.studies.results import ResultFolder
 
 matplotlib.use("agg")
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hetero import cli, datasets, paths, workload
-from hetero.workload import readers
+from hetero import paths, workload
+from hetero.apps import cli
+from hetero.workload import datasets, readers
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cli import main
+from hetero.apps.cli import main
 
 FLEET = """
 machines:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hetero.cli import main
+from hetero.apps.cli import main
 from hetero.latency import storage
 
 HEAD = "phase,batch,input_tokens,context_tokens,ms\n"

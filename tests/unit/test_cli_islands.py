@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cli import main
+from hetero.apps.cli import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 import hetero
-from hetero.cli import main
-from hetero.planning.card import PlanCard
+from hetero.apps.cards.card import PlanCard
+from hetero.apps.cli import main
 
 FLEET = "thunderserve-a5000-pair"
 ASKED = (FLEET, "--model", "Llama-3-8B", "--slo", "ttft=2s,tpot=100ms")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hetero.cli import main
+from hetero.apps.cli import main
 
 FLEET = """
 name: my-cloud

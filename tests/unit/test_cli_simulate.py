@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from hetero import workload
-from hetero.cli import main
+from hetero.apps.cli import main
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.cli.timelines import draw, timeline
+from hetero.apps.cli.timelines import draw, timeline
 from hetero.errors import DataError, ParameterError
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import simulate

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero import datasets, paths
+from hetero import paths
 from hetero.catalog import gpu, link
 from hetero.cluster import Cluster, Machine, Network, cluster, clusters, find
 from hetero.errors import CatalogError
+from hetero.workload import datasets
 
 # GPUs of each cluster as the papers state them.
 FLEETS = {

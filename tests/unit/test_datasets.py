@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hetero import datasets, paths
-from hetero.datasets import Dataset, RawFile
+from hetero import paths
 from hetero.errors import DownloadError
+from hetero.workload import datasets
+from hetero.workload.datasets import Dataset, RawFile
 
 GOOD = b"arrival_s,input_tokens,output_tokens\n0,1,1\n"
 

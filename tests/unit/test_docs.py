@@ -10,16 +10,17 @@ import xml.etree.ElementTree as ET
 import pytest
 import typer.main
 
-from hetero import cli, cluster, paths
-from hetero.coverage import DRAWINGS, figures
-from hetero.export import routing
+from hetero import cluster, paths
+from hetero.apps import cli
+from hetero.apps.export import routing
+from hetero.apps.serving import settings
 from hetero.latency import storage
 from hetero.latency.step import StepModel
-from hetero.serving import settings
 from pipelines.docs import build
 from pipelines.docs.build import PAGES as PAGES_FOLDER
 from pipelines.docs.diagrams import DIAGRAMS, drawings
 from pipelines.docs.sheet import Sheet
+from pipelines.studies.coverage import DRAWINGS, figures
 from pipelines.sweep import spec
 
 

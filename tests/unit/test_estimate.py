@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.estimate import Padded, pack, throughput
 from hetero.latency.step import StepModel
+from hetero.planners.xiong.estimate import Padded, pack, throughput
 from hetero.workload import Trace
 
 STEP = StepModel.affine(floor_s=0.5, per_token_s=0.25, per_cached_token_s=0.125)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from hetero import catalog, cluster, workload
+from hetero.apps.explorer import bound_rps, explore
+from hetero.apps.explorer.setting import setting
+from hetero.apps.explorer.view import LOADS
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import CatalogError, HeteroError, InfeasibleError, ParameterError
-from hetero.explorer import bound_rps, explore
-from hetero.explorer.setting import setting
-from hetero.explorer.view import LOADS
 from hetero.latency.step import StepModel
 from hetero.planners.replicated import replicated
 from hetero.routers import LeastTokens, Predictive, RoundRobin
@@ -205,7 +205,7 @@ def test_wrong_questions_are_refused() -> None:
 
 
 def test_the_figure_says_where_the_target_cuts(view) -> None:  # type: ignore[no-untyped-def]
-    from hetero import figures
+    from hetero.plots import figures
 
     figure = view.figure()
     ttft, tpot, load, queue, cache = figure.axes
@@ -228,7 +228,7 @@ def test_the_figure_says_where_the_target_cuts(view) -> None:  # type: ignore[no
 
 def test_widgets_show_the_view_of_the_pure_function() -> None:
     pytest.importorskip("ipywidgets", reason="the lab extra is not installed")
-    from hetero.explorer import Explorer
+    from hetero.apps.explorer import Explorer
 
     shown = Explorer(cluster="heteroserve-4", rate_rps=10.0, played=300)
     first = bytes(shown._figure.value)
@@ -246,7 +246,7 @@ def test_widgets_show_the_view_of_the_pure_function() -> None:
 
 def test_widgets_tell_what_cannot_be_served_and_recover() -> None:
     pytest.importorskip("ipywidgets", reason="the lab extra is not installed")
-    from hetero.explorer import Explorer
+    from hetero.apps.explorer import Explorer
 
     shown = Explorer(cluster="heteroserve-4", played=300)
     shown.model.value = "Llama-3.1-405B"
@@ -261,14 +261,14 @@ def test_widgets_tell_what_cannot_be_served_and_recover() -> None:
 def test_without_ipywidgets_the_explorer_says_what_to_install(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     import sys
 
-    import hetero.explorer
+    import hetero.apps.explorer
 
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    monkeypatch.delitem(sys.modules, "hetero.explorer.widgets", raising=False)
+    monkeypatch.delitem(sys.modules, "hetero.apps.explorer.widgets", raising=False)
     with pytest.raises(HeteroError, match=r"hetero\[lab\]"):
-        hetero.explorer.Explorer  # noqa: B018
+        hetero.apps.explorer.Explorer  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'Explored'"):
-        hetero.explorer.Explored  # noqa: B018
+        hetero.apps.explorer.Explored  # noqa: B018
 
 
 def test_a_router_without_a_bound_has_no_share_of_it() -> None:

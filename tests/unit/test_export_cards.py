@@ -7,12 +7,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from hetero import catalog, cli
-from hetero.arena.entry import Group
+from hetero import catalog
+from hetero.apps import cli
+from hetero.apps.cards.card import PlanCard, Question, Replicas, Sampled
+from hetero.apps.export import Service, vllm
+from hetero.apps.portfolio.entry import Group
 from hetero.deployment import Engine
 from hetero.errors import DataError, ExportError
-from hetero.export import Service, vllm
-from hetero.planning.card import PlanCard, Question, Replicas, Sampled
 
 ENGINE = Engine(batching="chunked", admission="paged", max_batch=64, max_step_tokens=1024)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from export_plans import pipeline, split, whole
 
+from hetero.apps.export import TARGETS, files, kubernetes, routing, write
+from hetero.apps.serving import settings
 from hetero.errors import DataError, ExportError, ParameterError
-from hetero.export import TARGETS, files, kubernetes, routing, write
 from hetero.routers import HeteroServe, PairShares, RangeShares, Workload
-from hetero.serving import settings
 
 
 @pytest.mark.parametrize("router", [None, Workload(theta=2.5), HeteroServe()])

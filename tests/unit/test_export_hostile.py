@@ -11,10 +11,10 @@ from export_plans import SMALL, pipeline, whole
 from ruamel.yaml import YAML
 from test_export_cards import card
 
+from hetero.apps.cards.card import PlanCard
+from hetero.apps.export import Part, Service, Serving, again, files, kubernetes, vllm, write
+from hetero.apps.export.service import placed
 from hetero.errors import DataError, ExportError
-from hetero.export import Part, Service, Serving, again, files, kubernetes, vllm, write
-from hetero.export.service import placed
-from hetero.planning.card import PlanCard
 
 COMMAND = "b\ntouch PWNED_BY_NAME\n#"
 DOCUMENT = "x\n---\napiVersion: v1\nkind: Pwned\nmetadata: {name: p}\n---\n#"

@@ -5,8 +5,8 @@ import pytest
 from export_plans import EVERY, pipeline, split, whole
 from ruamel.yaml import YAML
 
+from hetero.apps.export import kubernetes, names, write
 from hetero.errors import ExportError
-from hetero.export import kubernetes, names, write
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="the dev extra is not installed"

@@ -8,8 +8,8 @@ from export_plans import EVERY, pipeline, split, whole
 from ruamel.yaml import YAML
 
 from hetero import catalog
+from hetero.apps.export import names, skypilot, write
 from hetero.errors import ExportError
-from hetero.export import names, skypilot, write
 
 # Fields of task and service files as SkyPilot 0.14 documents them; `make tools` gives its own
 # schemas, which tests/unit/test_export_tools.py uses.

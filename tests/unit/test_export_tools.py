@@ -14,8 +14,8 @@ import pytest
 from export_plans import EVERY
 
 from hetero import paths
+from hetero.apps.export import skypilot, vllm
 from hetero.errors import ExportError
-from hetero.export import skypilot, vllm
 
 TOOLS = Path(
     os.environ.get(

@@ -9,11 +9,11 @@ import pytest
 from export_plans import EVERY, LLAMA, SMALL, pipeline, split, whole
 
 from hetero import catalog
-from hetero.arena.entry import Entry, Group
+from hetero.apps.export import Part, Service, Serving, files, vllm
+from hetero.apps.export.service import placed
+from hetero.apps.portfolio.entry import Entry, Group
 from hetero.deployment import Engine
 from hetero.errors import ExportError
-from hetero.export import Part, Service, Serving, files, vllm
-from hetero.export.service import placed
 
 # Flags of `vllm serve --help=all` of release 0.33, with what they take.
 FLAGS = {

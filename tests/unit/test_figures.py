@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from hetero import arena_drawing, figures
-from hetero.arena.league import GOODPUT, OWN
+from hetero.plots import figures
+from pipelines.studies import contest_figures
+from pipelines.studies.league import GOODPUT, OWN
 
 CELLS = pd.DataFrame([[1.0, np.nan], [3.0, 4.0]], index=["a", "b"], columns=["x", "y"])
 
@@ -67,7 +68,7 @@ def _contest() -> pd.DataFrame:
 
 
 def test_bars_of_a_contest_keep_the_intervals_of_the_table():
-    axis = arena_drawing.bars(_contest(), [("one", "m", "w")]).axes[0]
+    axis = contest_figures.bars(_contest(), [("one", "m", "w")]).axes[0]
     assert [patch.get_width() for patch in axis.patches][:2] == [10.0, 5.0]
     segments = [
         segment for drawn in axis.collections for segment in drawn.get_segments() if len(segment)
@@ -79,13 +80,13 @@ def test_bars_of_a_contest_keep_the_intervals_of_the_table():
 
 
 def test_winners_of_a_contest_are_framed_and_missing_plans_dashed():
-    axis = arena_drawing.winners(_contest()).axes[0]
+    axis = contest_figures.winners(_contest()).axes[0]
     assert sorted(text.get_text() for text in axis.texts) == ["-", "100", "50"]
     assert len(axis.patches) == 1
 
 
 def test_standings_show_a_point_per_case_that_is_served():
-    axis = arena_drawing.standings(_contest()).axes[0]
+    axis = contest_figures.standings(_contest()).axes[0]
     points = [drawn.get_offsets()[:, 0].tolist() for drawn in axis.collections]
     assert [one for one in points if one] == [[100.0], [50.0]]
 
@@ -96,7 +97,7 @@ def test_the_same_figure_has_the_same_bytes_and_leaves_style_and_chance_alone():
     for _ in range(2):
         state = np.random.get_state()[1].copy()  # noqa: NPY002
         file = io.BytesIO()
-        figure = arena_drawing.standings(_contest())
+        figure = contest_figures.standings(_contest())
         figure.savefig(file, format="svg", metadata={"Date": None})
         drawn.append(file.getvalue())
         assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
@@ -105,5 +106,5 @@ def test_the_same_figure_has_the_same_bytes_and_leaves_style_and_chance_alone():
 
 
 def test_what_draws_nothing_imports_no_seaborn():
-    code = "import sys, hetero, hetero.cli; sys.exit('seaborn' in sys.modules)"
+    code = "import sys, hetero, hetero.apps.cli; sys.exit('seaborn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

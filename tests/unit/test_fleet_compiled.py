@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from hetero.fleet import compiled
+from hetero.engine import compiled
 
 TEXT = """
-from hetero.fleet.compiled import compiled
+from hetero.engine.compiled import compiled
 
 @compiled
 def twice(x):
@@ -69,7 +69,7 @@ def test_where_no_cache_can_be_kept_kernels_still_run() -> None:
 def test_people_are_told_once_why_the_first_run_takes_long(monkeypatch, capsys) -> None:
     class Dispatcher:
         class py_func:
-            __module__ = "hetero.fleet.replica"
+            __module__ = "hetero.engine.replica"
 
     class Found:
         data = {"dispatcher": Dispatcher}  # noqa: RUF012

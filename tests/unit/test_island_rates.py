@@ -10,18 +10,18 @@ from hetero import workload
 from hetero.catalog import gpu as catalog_gpu
 from hetero.catalog import llm
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
-from hetero.latency.moe import MoeModel
-from hetero.latency.moe_devices import MoeDevice, moe_device
-from hetero.latency.moe_oddities import CORRECTED, FAITHFUL
-from hetero.planners.islands.model import IslandModel
-from hetero.planners.islands.parallelism import (
+from hetero.latency.models.moe import MoeModel
+from hetero.latency.models.moe_devices import MoeDevice, moe_device
+from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL
+from hetero.planners.rignall.model import IslandModel
+from hetero.planners.rignall.parallelism import (
     READINGS,
     batch_rule,
     benchmark_decode,
     benchmark_prefill,
     reading,
 )
-from hetero.planners.islands.rates import IslandClass, RateTable, occupied
+from hetero.planners.rignall.rates import IslandClass, RateTable, occupied
 from hetero.workload.lengths import LengthRanges, ranges
 from hetero.workload.synthetic import RIGNALL_INPUT
 
@@ -232,7 +232,7 @@ def test_unknown_readings_are_named() -> None:
 
 
 def test_each_island_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hetero.planners.islands import model as module
+    from hetero.planners.rignall import model as module
 
     calls: list[tuple[str, int]] = []
     timed = module.benchmark_prefill

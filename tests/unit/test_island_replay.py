@@ -8,11 +8,11 @@ import pytest
 from hetero.cluster import cluster
 from hetero.deployment import Engine
 from hetero.errors import InfeasibleError
-from hetero.planners.islands.inner import solve
-from hetero.planners.islands.model import IslandModel, layout_of
-from hetero.planners.islands.parallelism import READINGS
-from hetero.planners.islands.rates import IslandClass
-from hetero.planners.islands.replay import deployment, router
+from hetero.planners.rignall.inner import solve
+from hetero.planners.rignall.model import IslandModel, layout_of
+from hetero.planners.rignall.parallelism import READINGS
+from hetero.planners.rignall.rates import IslandClass
+from hetero.planners.rignall.replay import deployment, router
 from hetero.simulator import simulate
 from hetero.simulator.saturation import saturation
 from hetero.workload import Trace

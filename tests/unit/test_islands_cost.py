@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.islands.assignment import gpus_used
-from hetero.planners.islands.cost import cheapest, cost_usd_per_h, front
-from hetero.planners.islands.exact import exact
-from hetero.planners.islands.links import LinkGraph, Node, largest_islands, pooled
-from hetero.planners.islands.rates import IslandClass, RateTable
-from hetero.planners.islands.reschedule import reschedule
+from hetero.planners.rignall.assignment import gpus_used
+from hetero.planners.rignall.cost import cheapest, cost_usd_per_h, front
+from hetero.planners.rignall.exact import exact
+from hetero.planners.rignall.links import LinkGraph, Node, largest_islands, pooled
+from hetero.planners.rignall.rates import IslandClass, RateTable
+from hetero.planners.rignall.reschedule import reschedule
 from hetero.programs import Limits
 from hetero.workload.lengths import LengthRanges
 

@@ -5,10 +5,11 @@ import pytest
 from scipy.optimize import minimize
 
 from hetero.errors import ParameterError
-from hetero.planners.islands import inner, inner_ratios
-from hetero.planners.islands.evaluator import evaluate
-from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.planners.rignall import inner
+from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.workload.lengths import LengthRanges
+from pipelines.studies import island_ratios
+from pipelines.studies.island_evaluator import evaluate
 
 CLASSES = (IslandClass("a", 4), IslandClass("b", 4))
 
@@ -78,7 +79,7 @@ def test_the_problem_with_ratios_is_solved_globally(seed: int) -> None:
     random = np.random.default_rng(seed)
     rate, share = random.uniform(0.3, 5.0, (2, 3)), random.dirichlet(np.ones(3))
     price = float(random.uniform(0.5, 20.0))
-    found = inner_ratios.solve(rate, share, price)
+    found = island_ratios.solve(rate, share, price)
 
     def negative(logits: np.ndarray) -> float:
         x = np.exp(logits - logits.max()).reshape(2, 3)
@@ -99,4 +100,4 @@ def test_the_problem_with_ratios_is_solved_globally(seed: int) -> None:
             found.objective, abs=1e-6
         )
     with pytest.raises(ParameterError, match="price above 0"):
-        inner_ratios.solve(rate, share, 0.0)
+        island_ratios.solve(rate, share, 0.0)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.islands import inner
-from hetero.planners.islands.assignment import gpus_used
-from hetero.planners.islands.exact import exact
-from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.planners.rignall import inner
+from hetero.planners.rignall.assignment import gpus_used
+from hetero.planners.rignall.exact import exact
+from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.programs import Limits, SolverError
 from hetero.workload.lengths import LengthRanges
 

@@ -8,9 +8,9 @@ import pytest
 from scipy.optimize import linprog
 
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.islands.assignment import Assignment, gpus_used
-from hetero.planners.islands.inner import Deviations, Form, solve
-from hetero.planners.islands.rates import IslandClass, RateTable
+from hetero.planners.rignall.assignment import Assignment, gpus_used
+from hetero.planners.rignall.inner import Deviations, Form, solve
+from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.programs import Limits, Program, SolverError
 from hetero.workload.lengths import LengthRanges
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import DataError, InfeasibleError, ParameterError
-from hetero.planners.islands.assignment import gpus_used
-from hetero.planners.islands.cost_search import Tradeoff, tradeoff
-from hetero.planners.islands.direct import Direct
-from hetero.planners.islands.divider import Divider, divide
-from hetero.planners.islands.exact import exact
-from hetero.planners.islands.rates import IslandClass, RateTable
-from hetero.planners.islands.search import Floats, Objective, Search, Space, search
+from hetero.planners.rignall.assignment import gpus_used
+from hetero.planners.rignall.cost_search import Tradeoff, tradeoff
+from hetero.planners.rignall.direct import Direct
+from hetero.planners.rignall.divider import Divider, divide
+from hetero.planners.rignall.exact import exact
+from hetero.planners.rignall.rates import IslandClass, RateTable
+from hetero.planners.rignall.search import Floats, Objective, Search, Space, search
 from hetero.workload.lengths import LengthRanges
 
 BAYES = all(importlib.util.find_spec(name) for name in ("botorch", "ax", "numpyro"))
@@ -215,7 +215,7 @@ def test_front_of_layouts_by_hand() -> None:
 def test_the_sparse_model_proposes_a_full_batch(
     rates: RateTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hetero.planners.islands import search_bayes
+    from hetero.planners.rignall import search_bayes
 
     monkeypatch.setattr(search_bayes, "WARMUP", 4)
     monkeypatch.setattr(search_bayes, "SAMPLES", 4)
@@ -249,7 +249,7 @@ def test_errors_name_the_cause(rates: RateTable) -> None:
 def test_distances_of_the_sparse_model_do_not_rest_on_the_processors_estimate_of_roots():
     import torch
 
-    from hetero.planners.islands import search_bayes
+    from hetero.planners.rignall import search_bayes
 
     kernel = search_bayes._Matern(nu=2.5)
     points = torch.from_numpy(np.random.default_rng(0).random((200, 4)))

@@ -7,7 +7,8 @@ import pytest
 
 from hetero.catalog import gpus
 from hetero.errors import CatalogError, ParameterError
-from hetero.latency import calibration, expected, measured
+from hetero.latency.calibration import expected, roofline_fit
+from hetero.latency.sources import measured
 
 
 def test_every_gpu_has_a_stated_error() -> None:
@@ -30,8 +31,8 @@ def test_held_out_rows_are_errors_of_fits_without_the_model(need) -> None:
     tables = [t for t in measured.tables("helix", raw=True) if t.gpu == "L4"]
     rest = [t for t in tables if t.llm != "Llama-2-70B"]
     own = next(t for t in tables if t.llm == "Llama-2-70B" and t.tensor_parallel == 1)
-    efficiency = calibration.calibrate(rest, hold_out=False).efficiency
-    error = np.log(calibration.predict(own, efficiency) / own.seconds)[own.decode]
+    efficiency = roofline_fit.calibrate(rest, hold_out=False).efficiency
+    error = np.log(roofline_fit.predict(own, efficiency) / own.seconds)[own.decode]
     frame = expected.held_out()
     row = frame[
         (frame["level"] == "calibrated")

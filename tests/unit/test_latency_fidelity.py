@@ -7,7 +7,9 @@ import pytest
 
 from hetero import latency
 from hetero.catalog import gpu, llm
-from hetero.latency import fidelity, for_gpu, measured
+from hetero.latency import for_gpu
+from hetero.latency.sources import measured
+from pipelines.studies import fidelity
 
 
 def test_errors_are_those_of_the_models() -> None:

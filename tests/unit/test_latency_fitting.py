@@ -8,9 +8,9 @@ import pytest
 from hetero.errors import FitError, ParameterError
 from hetero.latency import Affine, Measurements, fit
 from hetero.latency.accuracy import Accuracy
-from hetero.latency.fitting import Term, fit_linear, identifiability
-from hetero.latency.floor import fit_floor
-from hetero.latency.phase import check_phase, fit_phase
+from hetero.latency.models.fitting import Term, fit_linear, identifiability
+from hetero.latency.models.floor import fit_floor
+from hetero.latency.models.phase import check_phase, fit_phase
 
 CROSS_B = np.array([1, 1, 1, 2, 4, 8.0])
 CROSS_I = np.array([128, 512, 2048, 512, 512, 512.0])

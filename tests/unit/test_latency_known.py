@@ -7,8 +7,8 @@ import sys
 
 from hetero import paths
 from hetero.catalog import gpus
-from hetero.latency import known
-from hetero.latency.expected import expected_error
+from hetero.latency.calibration import known
+from hetero.latency.calibration.expected import expected_error
 
 
 def test_the_readme_has_the_table_of_the_command() -> None:
@@ -38,7 +38,7 @@ def test_rows_say_what_the_tables_hold() -> None:
 
 
 def test_the_command_prints_it() -> None:
-    code = "from hetero.cli import main; main(['gpus', '--markdown'])"
+    code = "from hetero.apps.cli import main; main(['gpus', '--markdown'])"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=paths.root()
     )

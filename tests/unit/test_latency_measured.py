@@ -6,13 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero import datasets, paths
+from hetero import paths
 from hetero.errors import DownloadError, ParameterError
-from hetero.latency import affine, derived, measured
-from hetero.latency.floor import fit_floor
 from hetero.latency.frames import raw_frame, replicas
-from hetero.latency.layers import LayerLatency, layer_latencies, layer_latency
+from hetero.latency.models import affine
+from hetero.latency.models.floor import fit_floor
+from hetero.latency.models.layers import LayerLatency, layer_latencies, layer_latency
 from hetero.latency.reduction import KNOT_ERROR, reduce_table
+from hetero.latency.sources import measured
+from hetero.workload import datasets
+from pipelines.studies import measured_tables
 from tests import committed
 
 RAW = {
@@ -26,13 +29,13 @@ RAW = {
 @pytest.mark.parametrize("name", RAW)
 def test_committed_reductions_are_what_the_raw_files_give(name, need):
     need(RAW[name])
-    committed.same(derived.FILES[name](), "measured", f"{name}.csv")
+    committed.same(measured_tables.FILES[name](), "measured", f"{name}.csv")
 
 
 def test_committed_efficiencies_are_what_the_raw_files_give(need):
     for name in RAW.values():
         need(name)
-    made = derived.efficiencies()
+    made = measured_tables.efficiencies()
     text = io.StringIO(made.to_csv(index=False))
     read = pd.read_csv(text)
     kept = pd.read_csv(paths.data("measured", "efficiencies.csv"))

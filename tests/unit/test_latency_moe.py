@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetero import datasets
 from hetero.catalog import gpu as catalog_gpu
 from hetero.catalog import llm
 from hetero.errors import CatalogError, ParameterError
-from hetero.latency.moe import MoeModel
-from hetero.latency.moe_devices import MoeDevice, moe_device, moe_devices
-from hetero.latency.moe_oddities import CORRECTED, FAITHFUL, LETTERS
-from hetero.latency.moe_reduction import decode_group, prefill_group
+from hetero.latency.models.moe import MoeModel
+from hetero.latency.models.moe_devices import MoeDevice, moe_device, moe_devices
+from hetero.latency.models.moe_reduction import decode_group, prefill_group
+from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL, LETTERS
+from hetero.workload import datasets
 
 V3 = llm("DeepSeek-V3")
 PREFILL = {

@@ -9,8 +9,8 @@ import pytest
 from hetero import paths
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
-from hetero.latency import measured, operators
 from hetero.latency.frames import raw_available
+from hetero.latency.sources import measured, operators
 
 needs_extra = pytest.mark.skipif(
     not operators.available(), reason="the extra silicon is not installed"

@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero import datasets
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
-from hetero.latency import measured, profile_tables, profiles
+from hetero.latency.sources import measured, profile_tables, profiles
 from hetero.latency.step import Mixed, Piece, StepModel
+from hetero.workload import datasets
 
 DECODE, MEAN_DECODE = 5.0, 1.0  # what the reduction may cost [%]
 

@@ -8,7 +8,7 @@ import pytest
 from hetero.catalog import gpu, llm
 from hetero.errors import CatalogError, ParameterError
 from hetero.latency import for_gpu
-from hetero.latency.roofline import Efficiency, Roofline
+from hetero.latency.models.roofline import Efficiency, Roofline
 
 IDEAL = Efficiency(
     compute_efficiency=1, bandwidth_efficiency=1, kv_efficiency=1, attention_efficiency=1,

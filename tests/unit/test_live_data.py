@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero.bench import live_data
 from hetero.errors import DataError
 from hetero.intervals import interval
+from pipelines.studies import live_data
 
 REAL = {"round robin": [50.0, 54.0, 52.0], "hetero": [80.0, 90.0, 85.0], "workload": [82, 84, 86]}
 SIMULATED = {"round robin": [55.0, 60.0, 58.0], "hetero": [90, 95, 94], "workload": [80, 82, 85]}

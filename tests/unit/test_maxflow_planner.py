@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 from small_placements import exhaustive, random_problem
 
+from hetero.apps.cli import main
 from hetero.catalog import llm
-from hetero.cli import main
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
-from hetero.placement.published import placement, problem
-from hetero.planners.maxflow import Effort, plan, search
-from hetero.planners.maxflow.blocks import Pool, line
-from hetero.planners.maxflow.bound import flow_bound, simple_bound
-from hetero.planners.maxflow.chains import chain
-from hetero.planners.maxflow.groups import groups
-from hetero.planners.maxflow.heuristics import petals, separate, separate_plus, swarm
-from hetero.planners.maxflow.milp import Milp, judge
+from hetero.planners.helix import Effort, plan, search
+from hetero.planners.helix.blocks import Pool, line
+from hetero.planners.helix.bound import flow_bound, simple_bound
+from hetero.planners.helix.chains import chain
+from hetero.planners.helix.groups import groups
+from hetero.planners.helix.heuristics import petals, separate, separate_plus, swarm
+from hetero.planners.helix.milp import Milp, judge
 from hetero.programs import Limits
+from pipelines.studies.helix_artifact import placement, problem
 
 # Our planner --------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hetero import latency, measuring
+from hetero import latency
+from hetero.apps.profiling import measuring
 from hetero.catalog import llm
 from hetero.errors import ParameterError
 

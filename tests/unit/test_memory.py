@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hetero import datasets, memory
+from hetero import memory
 from hetero.catalog import gpu, llm
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.memory import Budget
+from hetero.workload import datasets
 
 GIB = 2**30
 V100 = gpu("V100-SXM2-32GB", preset="xiong")

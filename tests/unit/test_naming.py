@@ -7,10 +7,10 @@ import json
 import pytest
 
 from hetero import catalog, naming, paths
+from hetero.apps.capacity import prices
 from hetero.catalog import huggingface
 from hetero.cluster import Cluster
 from hetero.errors import CatalogError, DataError
-from hetero.planning import prices
 
 HOSTILE = (
     "b\ntouch PWNED_BY_NAME\n#",

@@ -6,9 +6,9 @@ import pytest
 
 from hetero.errors import InfeasibleError
 from hetero.placement import Network
-from hetero.placement.published import problem
-from hetero.planners import parallel
-from hetero.simulator.helix import expected, offline_requests
+from hetero.planners.helix import delivered
+from pipelines.studies.helix import expected, offline_requests
+from pipelines.studies.helix_artifact import problem
 
 
 def of_kind(whole, gpu: str) -> list[int]:
@@ -20,7 +20,7 @@ def test_a_chain_holds_every_layer_once_and_keeps_the_cache_it_is_asked_for() ->
     nodes = list(range(len(whole.nodes)))
     caches = []
     for share in (1.0, 0.8, 0.55):
-        one = parallel.chain(whole, nodes, share)
+        one = delivered.chain(whole, nodes, share)
         assert (one.copies == 1).all()
         assert Network(one).max_flow().tokens_per_s > 0
         caches.append(min(node.kind.kv_tokens(one.layers(k)) for k, node, _ in one.nodes()))
@@ -32,20 +32,20 @@ def test_a_chain_holds_every_layer_once_and_keeps_the_cache_it_is_asked_for() ->
     assert room < 80
     assert caches[1] >= 0.8 * caches[0]
     assert caches[2] >= 0.55 * caches[0]
-    assert len(parallel.chain(whole, nodes, 0.55).used) < len(parallel.chain(whole, nodes).used)
+    assert len(delivered.chain(whole, nodes, 0.55).used) < len(delivered.chain(whole, nodes).used)
 
 
 def test_too_few_nodes_are_an_error() -> None:
     whole = problem("single-24", "70B")
     with pytest.raises(InfeasibleError, match=r"4 nodes .* hold 48 of the 80 layers"):
-        parallel.chain(whole, of_kind(whole, "A100"))
+        delivered.chain(whole, of_kind(whole, "A100"))
 
 
 def test_left_over_nodes_copy_the_slowest_stage_they_can_hold() -> None:
     whole = problem("single-24", "70B")
     nodes = list(range(len(whole.nodes)))
-    base = parallel.chain(whole, nodes, 0.7)
-    full = parallel.copied(base, nodes)
+    base = delivered.chain(whole, nodes, 0.7)
+    full = delivered.copied(base, nodes)
     idle = [k for k in nodes if base.ranges[k] is None]
     assert idle
     for k in nodes:
@@ -59,7 +59,7 @@ def test_left_over_nodes_copy_the_slowest_stage_they_can_hold() -> None:
 
 def test_divisions_part_the_nodes() -> None:
     whole = problem("geo-24", "30B")
-    found = parallel.divisions(whole)
+    found = delivered.divisions(whole)
     assert {"by type", "by region", "one chain", "4 alike"} <= set(found)
     assert [len(part) for part in found["by region"]] == [4, 10, 10]
     for parts in found.values():
@@ -68,13 +68,13 @@ def test_divisions_part_the_nodes() -> None:
         for part in parts:
             assert sum(whole.nodes[k].max_layers for k in part) >= 60
     # No GPU type alone holds the 80 layers of the larger model.
-    assert set(parallel.divisions(problem("geo-24", "70B"))) == {"one chain"}
+    assert set(delivered.divisions(problem("geo-24", "70B"))) == {"one chain"}
 
 
 def test_ranking_is_by_decode_throughput_and_says_what_the_flow_would_have_chosen() -> None:
     whole = problem("single-24", "30B")
-    options = parallel.options(whole, shares=(1.0,))
-    found = parallel.rank(whole, options, offline_requests("twin", 1000), (10.0, 60.0))
+    options = delivered.options(whole, shares=(1.0,))
+    found = delivered.rank(whole, options, offline_requests("twin", 1000), (10.0, 60.0))
     decoded = [one.serving.decode_tps for one in found.ranked]
     assert decoded == sorted(decoded, reverse=True)
     assert found.by_flow.flow_tps == max(one.flow_tps for one in found.ranked)
@@ -83,9 +83,9 @@ def test_ranking_is_by_decode_throughput_and_says_what_the_flow_would_have_chose
     # Separate pipelines are simulated each on their own, and add up.
     best = found.best.option
     alone = [
-        parallel.deliver(parallel.Option("", (one,)), offline_requests("twin", 1000), (10.0, 60.0))[
-            1
-        ].decode_tps
+        delivered.deliver(
+            delivered.Option("", (one,)), offline_requests("twin", 1000), (10.0, 60.0)
+        )[1].decode_tps
         for one in best.placements
     ]
     assert found.best.serving.decode_tps == pytest.approx(sum(alone))

@@ -5,11 +5,11 @@ import pytest
 
 from hetero.catalog import llm
 from hetero.cluster import cluster
+from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.replicas import lag, replica, step_model
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
 from hetero.memory import Budget
-from hetero.planners.phases.cost import CostModel, Settings, Stage
-from hetero.planners.phases.replicas import lag, replica, step_model
 
 MODEL = llm("LLaMA-1-30B")
 

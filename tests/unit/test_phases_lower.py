@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import cluster
-from hetero.planners.phases.attainment import Pairs
-from hetero.planners.phases.cost import CostModel, Stage
-from hetero.planners.phases.demand import Demand
-from hetero.planners.phases.groups import Fleet
-from hetero.planners.phases.orchestrate import orchestrate
-from hetero.planners.phases.parallel import Configurations
-from hetero.planners.phases.routes import shortest
-from hetero.planners.phases.transfer import KvTransfer
-from hetero.planners.phases.transport import transport
+from hetero.costs.attainment import Pairs
+from hetero.costs.cost import CostModel, Stage
+from hetero.costs.demand import Demand
+from hetero.costs.groups import Fleet
+from hetero.costs.parallel import Configurations
+from hetero.costs.routes import shortest
+from hetero.costs.transfer import KvTransfer
+from hetero.planners.thunderserve.orchestrate import orchestrate
+from hetero.planners.thunderserve.transport import transport
 from hetero.simulator import Slo
 
 MODEL = llm("LLaMA-1-30B")

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from hetero import workload
+from hetero.apps.cli import main
 from hetero.catalog import llm
-from hetero.cli import main
 from hetero.cluster import Machine, cluster
+from hetero.costs.cost import CostModel
+from hetero.costs.demand import Demand, reference, scaled
+from hetero.costs.groups import Fleet, design, group
 from hetero.errors import DataError, InfeasibleError, ParameterError
-from hetero.planners.phases.budget import within
-from hetero.planners.phases.cost import CostModel
-from hetero.planners.phases.demand import Demand, reference, scaled
-from hetero.planners.phases.evaluate import Evaluator
-from hetero.planners.phases.exact import designs, enumerate_all, partitions
-from hetero.planners.phases.groups import Fleet, design, group
-from hetero.planners.phases.moves import neighbours
-from hetero.planners.phases.patterns import columns, sizes, solve, starts
-from hetero.planners.phases.plan import PhasePlan, keep, plan, replan
-from hetero.planners.phases.tabu import TabuSearch, TabuSettings
+from hetero.planners.thunderserve.budget import within
+from hetero.planners.thunderserve.evaluate import Evaluator
+from hetero.planners.thunderserve.exact import designs, enumerate_all, partitions
+from hetero.planners.thunderserve.moves import neighbours
+from hetero.planners.thunderserve.patterns import columns, sizes, solve, starts
+from hetero.planners.thunderserve.plan import PhasePlan, keep, plan, replan
+from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
 

@@ -7,16 +7,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from hetero import datasets
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.placement import Links, Network, Placement, Problem, machine_kind
-from hetero.placement import derived as tables
-from hetero.placement.examples import three_nodes, two_regions
 from hetero.placement.network import flow_value
-from hetero.placement.published import geo_links, placement, problem, published, solver_log
 from hetero.placement.throughput import OperatingPoint, throughput
+from hetero.workload import datasets
+from pipelines.studies import helix_tables as tables
+from pipelines.studies.helix_artifact import geo_links, placement, problem, published, solver_log
+from pipelines.studies.placement_examples import three_nodes, two_regions
 from tests import committed
 
 GPUS = {

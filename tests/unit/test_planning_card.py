@@ -9,15 +9,15 @@ import pytest
 
 import hetero
 from hetero import cluster
-from hetero.arena.entry import Group
+from hetero.apps.cards import sections
+from hetero.apps.cards.answer import grouped
+from hetero.apps.cards.card import PlanCard, Sampled
+from hetero.apps.cards.delivery import drawn, goodput, redeployed, rescaled
+from hetero.apps.cards.difference import difference
+from hetero.apps.cards.limits import BETTER
+from hetero.apps.cards.request import more, part, request
+from hetero.apps.portfolio.entry import Group
 from hetero.errors import DataError, ParameterError
-from hetero.planning import sections
-from hetero.planning.answer import grouped
-from hetero.planning.card import PlanCard, Sampled
-from hetero.planning.delivery import drawn, goodput, redeployed, rescaled
-from hetero.planning.difference import difference
-from hetero.planning.limits import BETTER
-from hetero.planning.request import more, part, request
 from hetero.simulator import Slo
 from hetero.simulator.saturation import attainment
 

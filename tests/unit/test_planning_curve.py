@@ -9,14 +9,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hetero import catalog, day_drawing, figures, workload
-from hetero.cli import main
+from hetero import catalog, workload
+from hetero.apps.capacity import prices
+from hetero.apps.capacity.curve import day
+from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.trial import Load
+from hetero.apps.cli import main
 from hetero.errors import DataError, ParameterError
-from hetero.planning import prices
-from hetero.planning.curve import day
-from hetero.planning.load_curve import LoadCurve
-from hetero.planning.market import Market
-from hetero.planning.trial import Load
+from hetero.plots import days, figures
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -70,7 +71,7 @@ def test_the_table_and_the_figure_show_every_hour(tmp_path) -> None:
     assert list(frame["load [requests/s]"]) == list(CURVE.rates_rps)
     assert frame["price [$/h]"].sum() <= found.usd + 1e-9
     figures.use_style()
-    drawn = day_drawing.draw(found)
+    drawn = days.draw(found)
     top = drawn.axes[0]
     heights = np.sum(
         [patch.get_data().values - patch.get_data().baseline for patch in top.patches], axis=0

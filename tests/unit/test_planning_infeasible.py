@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 import hetero
-from hetero.arena.planners import planner
+from hetero.apps.cards.infeasible import NoPlanError
+from hetero.apps.cards.request import request
+from hetero.apps.portfolio.planners import planner
 from hetero.cluster import cluster
-from hetero.planning.infeasible import NoPlanError
-from hetero.planning.request import request
 from hetero.simulator import Slo
 from hetero.simulator.saturation import attainment
 

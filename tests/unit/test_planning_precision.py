@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from hetero import catalog, workload
-from hetero.arena.case import Case
-from hetero.arena.planners import planner
-from hetero.arena.score import goodput
+from hetero.apps.cards.precision import PRECISIONS, choose_precision, support
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.planners import planner
+from hetero.apps.portfolio.score import goodput
 from hetero.cluster import Cluster, Machine
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
 from hetero.latency import for_gpu
 from hetero.memory import Budget
-from hetero.planning.precision import PRECISIONS, choose_precision, support
 from hetero.simulator import Slo
 
 MODEL = catalog.llm("Llama-3-8B")

@@ -9,18 +9,18 @@ from itertools import combinations_with_replacement
 import pytest
 
 from hetero import catalog, workload
-from hetero.arena.case import Case
-from hetero.arena.entry import Entry, Group
-from hetero.arena.planners import planner
-from hetero.cli import main
+from hetero.apps.capacity import prices
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.resilience import kinds_of_loss, resilience, without
+from hetero.apps.capacity.spare import spare
+from hetero.apps.capacity.trial import Load, outcome
+from hetero.apps.cli import main
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry, Group
+from hetero.apps.portfolio.planners import planner
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.deployment import Deployment
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planning import prices
-from hetero.planning.market import Market
-from hetero.planning.resilience import kinds_of_loss, resilience, without
-from hetero.planning.spare import spare
-from hetero.planning.trial import Load, outcome
 from hetero.routers import RoundRobin
 from hetero.simulator import Event, Slo, simulate
 

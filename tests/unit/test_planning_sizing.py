@@ -11,16 +11,16 @@ import pytest
 from scipy.optimize import linprog
 
 from hetero import catalog, workload
-from hetero.cli import main
+from hetero.apps.capacity import prices
+from hetero.apps.capacity.fluid import work_s
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.sizing import Candidate, cheapest, size
+from hetero.apps.capacity.trial import Load, outcome
+from hetero.apps.cli import main
+from hetero.costs.cost import Settings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
-from hetero.planners.phases.cost import Settings
-from hetero.planning import prices
-from hetero.planning.fluid import work_s
-from hetero.planning.market import Market
-from hetero.planning.sizing import Candidate, cheapest, size
-from hetero.planning.trial import Load, outcome
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.workload import Trace

@@ -11,13 +11,13 @@ import pytest
 from scipy.stats import binom
 
 from hetero import catalog, workload
-from hetero.cli import main
+from hetero.apps.capacity import prices
+from hetero.apps.capacity.losses import availability, timeline
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.spot import cheapest_mix, play_hours, spot_risk
+from hetero.apps.capacity.trial import Load
+from hetero.apps.cli import main
 from hetero.errors import ParameterError
-from hetero.planning import prices
-from hetero.planning.losses import availability, timeline
-from hetero.planning.market import Market
-from hetero.planning.spot import cheapest_mix, play_hours, spot_risk
-from hetero.planning.trial import Load
 from hetero.simulator import Slo
 
 MODEL = catalog.llm("Llama-3-8B")

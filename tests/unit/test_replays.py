@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero import datasets, replays
-from hetero.latency import profiles
+from hetero.latency.sources import profiles
 from hetero.latency.step import StepModel
+from hetero.workload import datasets
+from pipelines.studies import replays
 from tests import committed
 
 

@@ -9,18 +9,12 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
+from hetero.costs.cost import CostModel, Stage
+from hetero.costs.demand import Demand, reference
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
-from hetero.planners.phases.cost import CostModel, Stage
-from hetero.planners.phases.demand import Demand, reference
-from hetero.planners.reschedule.change import (
-    fewer,
-    lose_gpu,
-    lose_groups,
-    lose_machine,
-    slow_link,
-)
+from hetero.planners.reschedule.change import fewer, lose_gpu, lose_groups, lose_machine, slow_link
 from hetero.planners.reschedule.detector import ShiftDetector
 from hetero.planners.reschedule.episode import Era, play
 from hetero.planners.reschedule.policy import reschedule

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetero.deployment import Engine
-from hetero.fleet.state import IN_DECODE, IN_PREFILL
+from hetero.engine.state import IN_DECODE, IN_PREFILL
 from hetero.routers import (
     DEFER,
     HeteroServe,

@@ -9,7 +9,7 @@ import pytest
 
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
-from hetero.latency.affine import Affine
+from hetero.latency.models.affine import Affine
 from hetero.routers import Normal, Workload
 from hetero.routers.workload import HEADER, batch_share_s
 from hetero.routers.xiong import profile

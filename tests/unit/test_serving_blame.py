@@ -10,9 +10,9 @@ pytest.importorskip("prometheus_client", reason="the serving extra is not instal
 
 import aiohttp
 
-from hetero.serving.engines import Seen
-from hetero.serving.faults import Case, Failed, Fault
-from hetero.serving.settings import Backend, Limits
+from hetero.apps.serving.engines import Seen
+from hetero.apps.serving.faults import Case, Failed, Fault
+from hetero.apps.serving.settings import Backend, Limits
 
 
 def connector(number):

@@ -7,9 +7,16 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
-from hetero.fleet import state
-from hetero.routers import HeteroServe, LeastRequests, LeastTokens, Predictive, RoundRobin, Workload
-from hetero.serving.books import Books
+from hetero.apps.serving.books import Books
+from hetero.engine import state
+from hetero.routers import (
+    HeteroServe,
+    LeastRequests,
+    LeastTokens,
+    Predictive,
+    RoundRobin,
+    Workload,
+)
 from hetero.simulator import simulate
 from tests.unit.router_states import fleet, trace
 

@@ -4,14 +4,14 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
-from hetero import cli
+from hetero.apps import cli
+from hetero.apps.serving import load
+from hetero.apps.serving.events import Events
+from hetero.apps.serving.lengths import Lengths, size
+from hetero.apps.serving.settings import Outputs
 from hetero.errors import DataError, ParameterError
 from hetero.latency import storage
 from hetero.latency.step import StepModel
-from hetero.serving import load
-from hetero.serving.events import Events
-from hetero.serving.lengths import Lengths, size
-from hetero.serving.settings import Outputs
 
 TEXT = """
 model: tiny

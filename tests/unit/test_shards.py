@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hetero import shards, workload
-from hetero.bench.simulator import fleet
+from hetero import workload
 from hetero.deployment import Deployment
+from hetero.engine.gaps import gap_edges
 from hetero.errors import DataError, ParameterError
-from hetero.fleet.gaps import gap_edges
 from hetero.routers import LeastTokens, RoundRobin
-from hetero.simulator import metrics, simulate
+from hetero.simulator import metrics, shards, simulate
 from hetero.streams import stream
 from hetero.workload import Trace
+from pipelines.bench.simulator import fleet
 
 TIMES = ("arrival_s", "first_token_s", "finish_s", "transfer_s")
 COUNTS = ("input_tokens", "output_tokens", "preemptions", "retries", "status", "reason")

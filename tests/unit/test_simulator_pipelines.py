@@ -17,23 +17,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline_oracle import small_problem
 
-from hetero import datasets, workload
+from hetero import workload
+from hetero.engine.gaps import gap_edges
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.fleet.gaps import gap_edges
 from hetero.placement import Network, Placement
-from hetero.placement.published import placement
 from hetero.routers import Request
 from hetero.routers.pipelines import FlowRouter, PipelineState, RandomRouter, SwarmRouter
-from hetero.simulator import helix, metrics
-from hetero.simulator.helix_flow import artifact_flow, artifact_network
+from hetero.simulator import metrics
 from hetero.simulator.pipeline_run import gap_percentiles
-from hetero.simulator.pipelines import (
-    Feed,
-    NetworkEvent,
-    Simulation,
-    simulate_pipelines,
-)
-from hetero.workload import Trace
+from hetero.simulator.pipelines import Feed, NetworkEvent, Simulation, simulate_pipelines
+from hetero.workload import Trace, datasets
+from pipelines.studies import helix
+from pipelines.studies.helix_artifact import placement
+from pipelines.studies.helix_flow import artifact_flow, artifact_network
 
 MS = 2.0**-10
 
@@ -263,7 +259,7 @@ def test_preflow_push_finds_a_maximum_flow() -> None:
 def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
     code = (
         "import hashlib\n"
-        "from hetero.simulator.helix_flow import artifact_flow, artifact_network\n"
+        "from pipelines.studies.helix_flow import artifact_flow, artifact_network\n"
         "for name in ('geo-24 70B petals', 'hetero-42 70B helix'):\n"
         "    flow = artifact_flow(artifact_network(name), name.split()[0])\n"
         "    print(hashlib.sha256(flow.tobytes()).hexdigest())\n"

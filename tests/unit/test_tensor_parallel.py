@@ -7,7 +7,7 @@ import pytest
 
 from hetero import catalog, cluster, workload
 from hetero.errors import InfeasibleError
-from hetero.planners.tensor_parallel import profiled, roofline_source, search
+from hetero.planners.xiong.tensor_parallel import profiled, roofline_source, search
 from hetero.workload import Trace
 
 

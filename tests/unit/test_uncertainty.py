@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hetero import uncertainty, workload
+from hetero import workload
 from hetero.catalog import gpu, llm
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import ParameterError
-from hetero.latency import fit, for_gpu, measured
-from hetero.latency.expected import StepError
-from hetero.latency.profiles import profiled_step
+from hetero.latency import fit, for_gpu
+from hetero.latency.calibration.expected import StepError
+from hetero.latency.sources import measured
+from hetero.latency.sources.profiles import profiled_step
 from hetero.routers import LeastTokens
-from hetero.simulator import metrics, simulate
+from hetero.simulator import metrics, simulate, uncertainty
 
 ERROR = StepError(
     level="carried",

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hetero import datasets, workload
+from hetero import workload
 from hetero.errors import DataError
-from hetero.workload import readers
+from hetero.workload import datasets, readers
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROWS = [f"2023-11-16 18:17:{k:02d}.5000000,{100 + k},{k}" for k in range(20)]

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from hetero import catalog, cluster
+from hetero.apps.serving import settings
+from hetero.apps.serving.written import write
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
@@ -19,8 +21,6 @@ from hetero.routers import (
     WeightedRoundRobin,
     Workload,
 )
-from hetero.serving import settings
-from hetero.serving.written import write
 
 STEP = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
 

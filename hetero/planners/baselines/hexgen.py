@@ -7,7 +7,7 @@ split, or with GPUs moved or exchanged between them. Fitness is the share of req
 the targets at the planned rate, in a simulation; of equal ones the larger capacity wins.
 
 Source: Jiang et al. 2024 (HexGen); its cost model is the one that ThunderServe takes over, so
-that both plan here with :mod:`hetero.planners.phases.cost`.
+that both plan here with :mod:`hetero.costs.cost`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from functools import cached_property
 
 import numpy as np
 
+from hetero.costs.cost import CostModel, Stage
+from hetero.costs.demand import Demand
+from hetero.costs.groups import Fleet, Group, group
+from hetero.costs.parallel import Configurations
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import replica
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.planners.baselines.plan import BaselinePlan, attained
-from hetero.planners.phases.cost import CostModel, Stage
-from hetero.planners.phases.demand import Demand
-from hetero.planners.phases.groups import Fleet, Group, group
-from hetero.planners.phases.parallel import Configurations
-from hetero.planners.phases.pipeline import Pipeline
-from hetero.planners.phases.replicas import replica
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace

@@ -16,13 +16,13 @@ import numpy as np
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import replica
+from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Replica, Role
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps
-from hetero.planners.phases.cost import CostModel, Settings, Stage
-from hetero.planners.phases.pipeline import Pipeline
-from hetero.planners.phases.replicas import replica
-from hetero.planners.phases.transfer import KvTransfer
 from hetero.simulator import Slo
 from hetero.workload import Trace
 

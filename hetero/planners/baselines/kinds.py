@@ -7,10 +7,10 @@ from functools import lru_cache
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
+from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
-from hetero.planners.phases.cost import CostModel, Settings, Stage
-from hetero.planners.phases.replicas import replica as costed_replica
 
 _DEGREES = (1, 2, 4, 8)
 

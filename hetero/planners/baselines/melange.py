@@ -30,6 +30,7 @@ from ortools.math_opt.python import mathopt
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.costs.cost import Settings
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
@@ -37,7 +38,6 @@ from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
 from hetero.planners.baselines.sizes import SizeShares
-from hetero.planners.phases.cost import Settings
 from hetero.simulator import Slo
 from hetero.workload import Trace
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
-from hetero.planners.phases.pipeline import Pipeline
 from hetero.routers import PairShares
 from hetero.simulator import Run, Slo, saturation, simulate
 from hetero.simulator.saturation import attainment

@@ -7,18 +7,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from hetero.costs.attainment import MOST_LOAD
+from hetero.costs.cost import CostModel
+from hetero.costs.demand import Demand
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.planners.phases.attainment import MOST_LOAD
-from hetero.planners.phases.cost import CostModel
-from hetero.planners.phases.demand import Demand
-from hetero.planners.phases.plan import Search, plan, replan
-from hetero.planners.phases.tabu import TabuSettings
 from hetero.planners.reschedule.change import Change
 from hetero.planners.reschedule.episode import Change as Ending
 from hetero.planners.reschedule.episode import Episode, Era, play
 from hetero.planners.reschedule.reload import Disk, Reload, reload
 from hetero.planners.reschedule.service import Service, moved
+from hetero.planners.thunderserve.plan import Search, plan, replan
+from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.workload import Trace
 
 Policy: TypeAlias = Literal["none", "light", "full"]
@@ -156,8 +156,8 @@ def reschedule(
     >>> from hetero import workload
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.planners.phases.cost import Settings
-    >>> from hetero.planners.phases.demand import reference, scaled
+    >>> from hetero.costs.cost import Settings
+    >>> from hetero.costs.demand import reference, scaled
     >>> from hetero.planners.reschedule.change import lose_gpu
     >>> model, chats = llm("LLaMA-1-13B"), workload.load("azure2023_conv")
     >>> demand = Demand.of(chats, 4.0)

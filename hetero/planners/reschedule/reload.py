@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from hetero.costs.pipeline import Pipeline
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.planners.phases.pipeline import Pipeline
 
 Reads: TypeAlias = Literal["per replica", "per machine"]
 """Whether every replica reads its layers from disk, or a machine each layer once."""
@@ -91,7 +91,7 @@ def reload(pipelines: Sequence[Pipeline], disk: Disk | None = None) -> Reload:
     --------
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.planners.phases.cost import CostModel, Stage
+    >>> from hetero.costs.cost import CostModel, Stage
     >>> model = CostModel(cluster("thunderserve-cloud-32"), llm("LLaMA-1-30B"))
     >>> pairs = [model.pipeline([Stage(0, 2, 60)]), model.pipeline([Stage(0, 2, 60)])]
     >>> round(reload(pairs).seconds)  # ThunderServe, Table 4: 103 s

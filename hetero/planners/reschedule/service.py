@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetero.cluster import Cluster
+from hetero.costs.cost import CostModel, Stage
+from hetero.costs.demand import Demand
+from hetero.costs.groups import PHASES, Design, Phase, design
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import replica
+from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.phases.cost import CostModel, Stage
-from hetero.planners.phases.demand import Demand
-from hetero.planners.phases.evaluate import Evaluator
-from hetero.planners.phases.groups import PHASES, Design, Phase, design
-from hetero.planners.phases.pipeline import Pipeline
-from hetero.planners.phases.plan import PhasePlan
-from hetero.planners.phases.replicas import replica
-from hetero.planners.phases.transfer import KvTransfer
+from hetero.planners.thunderserve.evaluate import Evaluator
+from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.routers import PairShares
 from hetero.simulator import Slo
 

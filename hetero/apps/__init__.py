@@ -1,0 +1,1 @@
+"""What people do with the library: plans, cards, sizes, exports, services, commands."""

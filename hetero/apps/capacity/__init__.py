@@ -1,0 +1,1 @@
+"""How many machines: sizing, the day curve, spot prices, failures and spare."""

@@ -1,0 +1,318 @@
+r"""The cheapest machines over a day whose load changes by the hour.
+
+Some machines are kept the whole day at their reserved price :math:`c^r`, others are rented by the
+hour at :math:`c`. With r machines reserved and o on demand per kind k, division p and hour h, s of
+them started for that hour, and z the share of bucket s of requests that instances of degree d on
+machines k serve:
+
+.. math::
+    \min \sum_{k,p} \Big[ H c^r_k r_{kp} + \sum_h c_k \big(o_{hkp} + \tau s_{hkp}\big) \Big]
+    \quad\text{s.t.}\quad
+    f_h \lambda_h \sum_s \frac{share_s}{T_{skd}} z_{hskd} \le \sum_p n_{pd} (r_{kp} + o_{hkp}),
+    \quad s_{hkp} \ge o_{hkp} - o_{h-1,kp}
+
+where :math:`\tau` [h] is the time that a machine is paid for before it serves, the hour before
+the first is the last of the day, and the rest is the program of
+:mod:`hetero.planners.baselines.melange`. Every hour is then simulated with its machines: where
+they miss the goal its factor :math:`f_h` is raised and the program solved again, and at the end
+machines are given back hour by hour while simulation allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from ortools.math_opt.python import mathopt
+
+from hetero.apps.capacity.fluid import Counts, together
+from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.trial import Outcome
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.baselines.melange import Program
+
+_PARTS = (3, 2)
+_ROUNDS = 20
+_RAISE = 1.08
+_GAP = 2e-3
+_NODES = 5000
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DayPlan(Shown):
+    """Machines over a day, and what they deliver hour by hour.
+
+    Attributes
+    ----------
+    reserved
+        Machines kept the whole day, by kind and division.
+    on_demand
+        Machines rented for each hour.
+    outcomes
+        Simulation of every hour.
+    usd
+        Price of the day, starts included [$].
+    bound_usd
+        Proven: no machines of the list serve these rates for less, targets and starts aside.
+    program_usd, program_gap
+        Bound of the integer program with factors of 1, and the gap at which it stopped.
+    static_usd
+        Price of a day with the machines of the busiest hour kept throughout.
+    """
+
+    market: Market
+    curve: LoadCurve
+    reserved: Counts
+    on_demand: tuple[Counts, ...]
+    outcomes: tuple[Outcome, ...]
+    usd: float
+    bound_usd: float
+    program_usd: float
+    program_gap: float
+    static_usd: float
+
+    def machines(self, hour: int) -> Counts:
+        """All machines of an hour."""
+        return together(self.reserved, self.on_demand[hour])
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Machines started for each hour."""
+        return tuple(int(sum(one.values())) for one in _starts(self.on_demand))
+
+    def gpus(self, hour: int, *, reserved: bool | None = None) -> dict[str, int]:
+        """GPUs of an hour by type: all, or those reserved or on demand."""
+        counts = {None: self.machines(hour), True: self.reserved, False: self.on_demand[hour]}
+        found: dict[str, int] = {}
+        for (k, _), n in counts[reserved].items():
+            offer = self.market.offers[k]
+            found[offer.gpu.name] = found.get(offer.gpu.name, 0) + n * offer.count
+        return found
+
+    def table(self) -> Table:
+        """One row per hour."""
+        columns = (
+            Column("hour"),
+            Column("load", "requests/s"),
+            Column("reserved"),
+            Column("on demand"),
+            Column("started"),
+            Column("price", "$/h"),
+            Column("SLO met", "%", 3),
+        )
+        rows = tuple(
+            (
+                hour,
+                rate,
+                self._names(self.reserved),
+                self._names(self.on_demand[hour]),
+                self.starts[hour],
+                _reserved_usd(self.market, self.reserved)
+                + self.market.usd_per_h(self.on_demand[hour]),
+                100 * self.outcomes[hour].mean,
+            )
+            for hour, rate in enumerate(self.curve.rates_rps)
+        )
+        saved = 100 * (1 - self.usd / self.static_usd)
+        notes = (
+            f"Starts of {self.market.prices.start_s:g} s each are paid for in the total.",
+            f"Proven: no machines of this list serve these rates for less than "
+            f"{self.bound_usd:.2f} $, targets and starts aside.",
+            f"Steady state under the targets, without queues: {self.program_usd:.2f} $ or more "
+            f"(gap of the program {100 * self.program_gap:.1f} %).",
+            f"The machines of the busiest hour kept throughout: {self.static_usd:.2f} $; this "
+            f"plan costs {saved:.1f} % less.",
+        )
+        title = f"{self.market.llm.name} over {len(rows)} hours: {self.usd:.2f} $"
+        return Table(title, columns, rows, notes)
+
+    def _names(self, counts: Counts) -> str:
+        found: dict[str, int] = {}
+        for (k, _), n in counts.items():
+            name = self.market.offers[k].name
+            found[name] = found.get(name, 0) + n
+        return ", ".join(f"{n} x {name}" for name, n in found.items()) or "-"
+
+
+def day(market: Market, curve: LoadCurve) -> DayPlan:
+    """The cheapest machines over a day.
+
+    Parameters
+    ----------
+    market
+        Its load gives the requests, targets, goal and seeds; its rate must be the curve's peak.
+
+    Raises
+    ------
+    ParameterError
+        If the market was made for a lower rate than the peak of the curve.
+    InfeasibleError
+        If the machines do not suffice in some hour.
+    """
+    load = market.load
+    if load.rate_rps < curve.peak_rps * (1 - 1e-9):
+        raise ParameterError(
+            f"The market was made for {load.rate_rps:g} requests/s, the curve has a peak of "
+            f"{curve.peak_rps:g}.",
+            resolve="make it for the peak.",
+        )
+    program = market.program(parts=_PARTS)
+    factors = np.ones(len(curve.rates_rps))
+    first: tuple[float, float] | None = None
+    for _ in range(_ROUNDS):
+        reserved, on_demand, bound, gap = _solve(market, program, curve, factors)
+        first = first or (bound, gap)
+        missed = [
+            hour
+            for hour, rate in enumerate(curve.rates_rps)
+            if not market.carries(together(reserved, on_demand[hour]), load.at(rate))
+        ]
+        if not missed:
+            break
+        factors[missed] *= _RAISE
+    else:
+        raise InfeasibleError(
+            f"Hour {missed[0]} misses the targets in simulation with {_RAISE**_ROUNDS:.1f} times "
+            "the machines of its steady state.",
+            resolve="relax the targets or the goal, or offer other machines.",
+        )
+    reserved, on_demand = _give_back(market, curve, reserved, on_demand)
+    fluid = market.cheapest_hours()
+    floor = sum(fluid.least_usd_per_h(rate) for rate in curve.rates_rps)
+    busiest = together(reserved, on_demand[int(np.argmax(curve.rates_rps))])
+    assert first is not None
+    return DayPlan(
+        market=market,
+        curve=curve,
+        reserved=reserved,
+        on_demand=tuple(on_demand),
+        outcomes=tuple(
+            market.play(together(reserved, on_demand[hour]), load.at(rate))
+            for hour, rate in enumerate(curve.rates_rps)
+        ),
+        usd=_usd(market, reserved, on_demand),
+        bound_usd=floor,
+        program_usd=first[0],
+        program_gap=first[1],
+        static_usd=len(on_demand) * _reserved_usd(market, busiest),
+    )
+
+
+def _solve(
+    market: Market, program: Program, curve: LoadCurve, factors: Any
+) -> tuple[Counts, list[Counts], float, float]:
+    """The program of a day with a factor per hour."""
+    model = mathopt.Model(name="day")
+    hours = len(curve.rates_rps)
+    place = {kind.machines: k for k, kind in enumerate(market.kinds) if kind.machines}
+    names = [place[kind.machines] for kind in program.kinds]
+    offers = [market.offers[k] for k in names]
+    columns = [(k, p) for k, kind in enumerate(program.kinds) for p in range(len(kind.divisions))]
+    reserved = {at: model.add_integer_variable(lb=0) for at in columns}
+    rented = [{at: model.add_integer_variable(lb=0) for at in columns} for _ in range(hours)]
+    cost: list[Any] = [
+        hours * (offers[k].reserved_usd_per_h or offers[k].usd_per_h) * y
+        for (k, _), y in reserved.items()
+    ]
+    paid = market.prices.start_s / 3600.0
+    for hour in range(hours):
+        both = {at: reserved[at] + rented[hour][at] for at in columns}
+        for k, kind in enumerate(program.kinds):
+            every = [both[at] for at in columns if at[0] == k]
+            model.add_linear_constraint(mathopt.LinearSum(every) <= len(kind.machines))
+        program.limit(model, both)
+        shares = {key: model.add_variable(lb=0.0) for key in program.rates}
+        rate = float(factors[hour]) * curve.rates_rps[hour]
+        for (k, d), work in program.work(shares, 1).items():
+            model.add_linear_constraint(rate * work <= program.held(both, k, d))
+        for s in range(len(program.buckets)):
+            parts = [z for key, z in shares.items() if key[0] == s]
+            model.add_linear_constraint(mathopt.LinearSum(parts) == 1.0)
+        for at in columns:
+            start = model.add_variable(lb=0.0)
+            model.add_linear_constraint(start >= rented[hour][at] - rented[hour - 1][at])
+            cost += [offers[at[0]].usd_per_h * (rented[hour][at] + paid * start)]
+    model.minimize(mathopt.LinearSum(cost))
+    limits = mathopt.SolveParameters(relative_gap_tolerance=_GAP, node_limit=_NODES)
+    result = mathopt.solve(model, program.solver, params=limits)
+    if not result.has_primal_feasible_solution():
+        raise InfeasibleError(
+            f"The machines of {market.prices.name} do not suffice for {curve.peak_rps:g} "
+            "requests/s at the peak.",
+            resolve="offer more machines, relax the targets, or lower the rates.",
+        )
+    values = result.variable_values()
+
+    def counts(chosen: dict[tuple[int, int], Any]) -> Counts:
+        return {
+            (names[k], program.kinds[k].divisions[p]): n
+            for (k, p), y in chosen.items()
+            if (n := round(values[y])) > 0
+        }
+
+    objective, bound = result.objective_value(), result.best_objective_bound()
+    gap = abs(objective - bound) / max(abs(objective), 1e-300)
+    return counts(reserved), [counts(one) for one in rented], bound, gap
+
+
+def _give_back(
+    market: Market, curve: LoadCurve, reserved: Counts, on_demand: list[Counts]
+) -> tuple[Counts, list[Counts]]:
+    """Leave out machines, dearest first, as long as every hour is carried and the day cheaper."""
+    load = market.load
+    spent = _usd(market, reserved, on_demand)
+
+    def prices(counts: Counts) -> list[tuple[int, tuple[int, ...]]]:
+        return sorted(counts, key=lambda at: -market.offers[at[0]].usd_per_h)
+
+    improved = True
+    while improved:
+        improved = False
+        for at in prices(reserved):
+            fewer = together(reserved, {at: -1})
+            if all(
+                market.carries(together(fewer, on_demand[hour]), load.at(rate))
+                for hour, rate in enumerate(curve.rates_rps)
+            ):
+                reserved, improved = fewer, True
+                spent = _usd(market, reserved, on_demand)
+        for hour, rate in enumerate(curve.rates_rps):
+            for at in prices(on_demand[hour]):
+                tried = [*on_demand]
+                tried[hour] = together(on_demand[hour], {at: -1})
+                price = _usd(market, reserved, tried)
+                fleet = together(reserved, tried[hour])
+                if price < spent - 1e-9 and market.carries(fleet, load.at(rate)):
+                    on_demand, spent, improved = tried, price, True
+    return reserved, on_demand
+
+
+def _usd(market: Market, reserved: Counts, on_demand: Sequence[Counts]) -> float:
+    """Price of a day, starts included [$]."""
+    paid = market.prices.start_s / 3600.0
+    total = len(on_demand) * _reserved_usd(market, reserved)
+    total += sum(market.usd_per_h(one) for one in on_demand)
+    return total + paid * sum(market.usd_per_h(one) for one in _starts(on_demand))
+
+
+def _starts(on_demand: Sequence[Counts]) -> list[Counts]:
+    """Machines that an hour has and the one before it, round the clock, has not."""
+    return [
+        {
+            at: more
+            for at, n in on_demand[hour].items()
+            if (more := n - on_demand[hour - 1].get(at, 0)) > 0
+        }
+        for hour in range(len(on_demand))
+    ]
+
+
+def _reserved_usd(market: Market, counts: Counts) -> float:
+    return sum(
+        (market.offers[k].reserved_usd_per_h or market.offers[k].usd_per_h) * n
+        for (k, _), n in counts.items()
+    )

@@ -1,0 +1,258 @@
+"""A market: what the machines of a price list do for a model and a load, and fleets of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from ortools.math_opt.python import mathopt
+
+from hetero.apps.capacity.fluid import Counts, Fluid
+from hetero.apps.capacity.prices import Offer, PriceList
+from hetero.apps.capacity.trial import Load, Outcome, outcome
+from hetero.apps.portfolio.entry import Group
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.costs.cost import Settings
+from hetero.deployment import Deployment, Replica
+from hetero.errors import InfeasibleError
+from hetero.planners.baselines.capacity import buckets, capacity_rps
+from hetero.planners.baselines.kinds import Kind, kinds
+from hetero.planners.baselines.melange import Program
+
+_SPARE = 3.0  # a fleet of one kind never needs more than this times what the program gives it
+_MOST = 4000  # machines of a kind
+_LONG, _PART, _FAR = 6000, 6, 0.1  # runs that are glanced at, at which part, and how far is far
+
+
+@dataclass(eq=False)
+class Market:
+    """Kinds of machines on offer with their instances of a model, and what fleets of them do.
+
+    A division of a machine into several instances is left out where smaller machines of the same
+    GPU hold the same instances for the same price or less, and so is a GPU that does not compute
+    in the precision of the weights.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model fits no machine, or some requests fit no instance under the targets.
+    """
+
+    prices: PriceList
+    llm: Llm
+    load: Load
+    settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        precision = self.settings.precision
+        offers = tuple(o for o in self.prices.offers if precision in o.gpu.precisions)
+        if not offers:
+            raise InfeasibleError(
+                f"No GPU of {self.prices.name} computes in {precision}.",
+                resolve="offer other GPUs, or choose another precision.",
+            )
+        base = Cluster(self.prices.name, tuple(o.machine(f"{n}") for n, o in enumerate(offers)))
+        self.known: dict[tuple[object, ...], Outcome] = {}
+        self.glanced: dict[tuple[object, ...], bool] = {}
+        found = []
+        self.offers: tuple[Offer, ...] = ()
+        for kind in kinds(base, self.llm, self.settings):
+            for n in kind.machines:
+                divisions = tuple(d for d in kind.divisions if not self._redundant(offers[n], d))
+                if divisions:
+                    found.append(replace(kind, machines=(), divisions=divisions))
+                    self.offers += (offers[n],)
+        self._kinds = tuple(found)
+
+    def _redundant(self, offer: Offer, division: tuple[int, ...]) -> bool:
+        if division == (offer.count,):
+            return False
+        price = 0.0
+        for degree in division:
+            smaller = [
+                o.usd_per_h
+                for o in self.prices.offers
+                if o.gpu == offer.gpu
+                and o.count == degree
+                and o.limit is None
+                and o.link == offer.link
+                and o.reserved_usd_per_h is None
+                and o.spot_usd_per_h is None
+            ]
+            if not smaller:
+                return False
+            price += min(smaller)
+        return price <= offer.usd_per_h * (1 + 1e-9)
+
+    # What there is --------------------------------------------------------------------------
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds with as many machines as a fleet could need."""
+        found, start = [], 0
+        for kind, offer in zip(self._kinds, self.offers, strict=True):
+            most = self._enough(kind) if offer.limit is None else offer.limit
+            for name, gpus in self.prices.most_gpus:
+                if name == offer.gpu.name:
+                    most = min(most, gpus // offer.count)
+            found.append(replace(kind, machines=tuple(range(start, start + most))))
+            start += most
+        return tuple(found)
+
+    def _enough(self, kind: Kind) -> int:
+        need = 0.0
+        for bucket in buckets(self.load.trace):
+            best = max(
+                sum(capacity_rps(kind.instances[d], bucket, self.load.slo) for d in division)
+                for division in kind.divisions
+            )
+            need += self.load.rate_rps * bucket.share / best if best > 0 else 0.0
+        return min(int(np.ceil(_SPARE * need)) + 2, _MOST)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """Every machine that a fleet could need."""
+        machines = []
+        for kind, offer in zip(self.kinds, self.offers, strict=True):
+            machines += [offer.machine(f"{offer.name}-{n + 1}") for n in range(len(kind.machines))]
+        return Cluster(self.prices.name, tuple(machines), source=self.prices.source)
+
+    def program(self, only: str | None = None, parts: tuple[int, int] = (6, 4)) -> Program:
+        """The integer program of all kinds, or of those of one GPU type."""
+        chosen = [k for k in self.kinds if only in (None, k.machine.gpu.name) and k.machines]
+        if not chosen:
+            raise InfeasibleError(
+                f"{self.prices.name} offers no machine of {only or 'any kind'} for "
+                f"{self.llm.name}.",
+                resolve="offer other machines.",
+            )
+        return Program(
+            self.cluster,
+            self.llm,
+            self.load.trace,
+            self.load.slo,
+            load=1.0,
+            settings=self.settings,
+            kinds=chosen,
+            most_gpus=dict(self.prices.most_gpus),
+            parts=parts,
+            solver=mathopt.SolverType.GSCIP,
+        )
+
+    @cached_property
+    def fluid(self) -> Fluid:
+        """Bound on what any fleet must cost."""
+        return self._fluid(range(len(self.offers)))
+
+    def alone(self, gpu: str) -> Fluid:
+        """Bound on what a fleet of one GPU type must cost."""
+        return self._fluid([k for k, offer in enumerate(self.offers) if offer.gpu.name == gpu])
+
+    def cheapest_hours(self) -> Fluid:
+        """The same at the lower of the prices by the hour and reserved."""
+        return self._fluid(range(len(self.offers)), reserved=True)
+
+    def _fluid(self, chosen: Sequence[int], *, reserved: bool = False) -> Fluid:
+        prices = [
+            min(o.usd_per_h, (o.reserved_usd_per_h if reserved else None) or o.usd_per_h)
+            for o in self.offers
+        ]
+        return Fluid(
+            tuple(self._kinds[k] for k in chosen),
+            self.load.trace,
+            tuple(prices[k] for k in chosen),
+            tuple(self.offers[k].limit for k in chosen),
+            dict(self.prices.most_gpus),
+        )
+
+    # Fleets ---------------------------------------------------------------------------------
+
+    def counts(self, program: Program, used: Sequence[tuple[int, tuple[int, ...], int]]) -> Counts:
+        """A plan of a program in the numbers of this market's kinds."""
+        place = {kind.machines: k for k, kind in enumerate(self.kinds) if kind.machines}
+        return {(place[program.kinds[k].machines], division): count for k, division, count in used}
+
+    def usd_per_h(self, counts: Counts) -> float:
+        """Price of a fleet by the hour [$/h]."""
+        return sum(self.offers[k].usd_per_h * n for (k, _), n in counts.items())
+
+    def allowed(self, counts: Counts) -> bool:
+        """Whether there are so many machines."""
+        of_kind: dict[int, int] = {}
+        of_gpu: dict[str, int] = {}
+        for (k, _), n in counts.items():
+            offer = self.offers[k]
+            of_kind[k] = of_kind.get(k, 0) + n
+            of_gpu[offer.gpu.name] = of_gpu.get(offer.gpu.name, 0) + n * offer.count
+        limits = dict(self.prices.most_gpus)
+        return all(
+            n <= (self.offers[k].limit if self.offers[k].limit is not None else n)  # type: ignore[operator]
+            for k, n in of_kind.items()
+        ) and all(n <= limits.get(name, n) for name, n in of_gpu.items())
+
+    def groups(self, counts: Counts) -> tuple[Group, ...]:
+        """The instances of a fleet and their machines."""
+        return tuple(
+            Group(replica.name, "both", ((machine, offer.gpu.name, degree, self.llm.layers),))
+            for machine, offer, degree, replica in self._placed(counts)
+        )
+
+    def deployment(self, counts: Counts, name: str = "fleet") -> Deployment:
+        """A fleet as replicas."""
+        return Deployment(name, tuple(replica for *_, replica in self._placed(counts)))
+
+    def machines(
+        self, counts: Counts
+    ) -> Iterator[tuple[tuple[int, tuple[int, ...]], tuple[str, ...]]]:
+        """Every machine of a fleet: its kind and division, and the names of its replicas."""
+        named = iter(self._placed(counts))
+        for at, count in sorted(counts.items()):
+            for _ in range(count):
+                yield at, tuple(next(named)[-1].name for _ in at[1])
+
+    def _placed(self, counts: Counts) -> list[tuple[str, Offer, int, Replica]]:
+        placed = []
+        numbers: dict[int, int] = {}
+        for (k, division), count in sorted(counts.items()):
+            offer = self.offers[k]
+            for _ in range(count):
+                numbers[k] = numbers.get(k, 0) + 1
+                machine = f"{offer.name}-{numbers[k]}"
+                for n, degree in enumerate(division):
+                    one = self._kinds[k].instances[degree]
+                    label = machine if len(division) == 1 else f"{machine}/{n}"
+                    placed.append((machine, offer, degree, replace(one, name=label)))
+        return placed
+
+    def play(self, counts: Counts, load: Load | None = None) -> Outcome:
+        """What a fleet makes of the load, or of another; every fleet is played once."""
+        load = load or self.load
+        key = _key(counts, load)
+        if key not in self.known:
+            self.known[key] = outcome(self.deployment(counts), load, stop_below=load.goal)
+        return self.known[key]
+
+    def carries(self, counts: Counts, load: Load | None = None) -> bool:
+        """Whether a fleet carries the load in every seed."""
+        load = load or self.load
+        if not counts or self._hopeless(counts, load):
+            return False
+        return self.play(counts, load).carries(load)
+
+    def _hopeless(self, counts: Counts, load: Load) -> bool:
+        """Whether the first part of the first seed misses the goal by far: overload shows soon."""
+        key = _key(counts, load)
+        if key in self.known or load.count < _LONG:
+            return False
+        if key not in self.glanced:
+            part = replace(load, requests=load.count // _PART, seeds=load.seeds[:1])
+            found = outcome(self.deployment(counts), part)
+            self.glanced[key] = found.mean < load.goal - _FAR
+        return self.glanced[key]
+
+
+def _key(counts: Counts, load: Load) -> tuple[object, ...]:
+    return tuple(sorted((at, n) for at, n in counts.items() if n)), load.rate_rps

@@ -1,0 +1,260 @@
+"""Price lists: the kinds of machines that can be rented, at which price and in which number.
+
+The catalog's dated prices are a list of their own; a user's list is a small YAML file::
+
+    name: quote of March
+    source: mail of our cloud
+    start_s: 240                       # from order to first request, by default 300
+    gpus:                              # devices that the catalog lacks, as in cluster files
+      X1: {mem_gib: 144, mem_bw_gbs: 5200, fp16_tflops: 700}
+    machines:
+      - {gpu: L4, usd_per_h: 0.8, limit: 40}
+      - {gpu: H100-SXM, count: 8, usd_per_h: 24, reserved_usd_per_h: 17}
+      - {gpu: L40S, count: 4, usd_per_h: 4.4, spot_usd_per_h: 1.6, losses_per_h: 0.08}
+
+``reserved_usd_per_h`` holds for machines kept the whole day, ``spot_usd_per_h`` for machines that
+are taken away ``losses_per_h`` times per hour on average. No reserved or spot price and no loss
+rate is assumed where the list states none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hetero import catalog, yaml_text
+from hetero.catalog import Gpu, Link
+from hetero.cluster import Machine
+from hetero.cluster.file import GpuText
+from hetero.display import Column, Shown, Table
+from hetero.errors import CatalogError, DataError, ParameterError
+from hetero.naming import Name, good, slug
+
+_SIZES = (1, 2, 4, 8)
+_START_S = 300.0
+_CATALOG = "catalog, each price from the place and date that it states"
+
+_Price = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1, le=64)]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A kind of machine that can be rented.
+
+    Attributes
+    ----------
+    usd_per_h
+        Price by the hour [$/h] of the whole machine.
+    limit
+        Largest number of them; None where there are always more.
+    reserved_usd_per_h
+        Price per hour of a machine that is kept the whole day [$/h]; None where there is none.
+    spot_usd_per_h, losses_per_h
+        Price of a machine that may be taken away [$/h], and how often it is per hour.
+    """
+
+    gpu: Gpu
+    count: int
+    usd_per_h: float
+    limit: int | None = None
+    reserved_usd_per_h: float | None = None
+    spot_usd_per_h: float | None = None
+    losses_per_h: float | None = None
+    link: Link | None = None
+
+    @property
+    def name(self) -> str:
+        """Number and type of its GPUs."""
+        return f"{self.count}x{self.gpu.name}"
+
+    def machine(self, name: str | None = None) -> Machine:
+        """One of them at its price by the hour."""
+        return Machine(
+            name or self.name, self.gpu, self.count, usd_per_h=self.usd_per_h, link=self.link
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class PriceList(Shown):
+    """What can be rented.
+
+    Attributes
+    ----------
+    most_gpus
+        Largest number of GPUs of a type over all machines.
+    start_s
+        From ordering a machine to its first request [s].
+    """
+
+    name: str
+    offers: tuple[Offer, ...]
+    source: str = ""
+    start_s: float = _START_S
+    most_gpus: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.offers:
+            raise ParameterError(
+                f"The price list {self.name} offers no machine.", resolve="list at least one."
+            )
+        if not 0 <= self.start_s < 3600:
+            raise ParameterError(
+                f"A machine that starts in {self.start_s:g} s cannot be rented by the hour.",
+                resolve="give start_s of 0 or more and below 3600.",
+            )
+
+    def limited(self, most_gpus: Mapping[str, int]) -> PriceList:
+        """The same list with at most so many GPUs of some types; 0 leaves a type out.
+
+        Raises
+        ------
+        ParameterError
+            If the list has no such GPU, or nothing is left.
+        """
+        known = {offer.gpu.name for offer in self.offers}
+        limits = dict(self.most_gpus)
+        for name, most in most_gpus.items():
+            full = name if name in known else catalog.gpu(name).name
+            if full not in known or most < 0:
+                raise ParameterError(
+                    f"{self.name} cannot be limited to {most} GPUs of {full}.",
+                    resolve=f"give 0 or more of {', '.join(sorted(known))}.",
+                )
+            limits[full] = most
+        kept = tuple(offer for offer in self.offers if limits.get(offer.gpu.name, 1) > 0)
+        return replace(self, offers=kept, most_gpus=tuple(sorted(limits.items())))
+
+    def price_source(self, gpu: Gpu) -> str:
+        """Where the price of a GPU comes from."""
+        return gpu.price_source if self.source == _CATALOG else self.source
+
+    def table(self) -> Table:
+        """One row per kind of machine."""
+        columns = (
+            Column("machine"),
+            Column("on demand", "$/h"),
+            Column("reserved", "$/h"),
+            Column("spot", "$/h"),
+            Column("losses", "per h"),
+            Column("limit"),
+        )
+        rows = tuple(
+            (
+                offer.name,
+                offer.usd_per_h,
+                offer.reserved_usd_per_h,
+                offer.spot_usd_per_h,
+                offer.losses_per_h,
+                offer.limit,
+            )
+            for offer in self.offers
+        )
+        notes = [f"Source: {self.source}."] if self.source else []
+        notes += [f"At most {most} GPUs of {name}." for name, most in self.most_gpus]
+        return Table(self.name, columns, rows, tuple(notes))
+
+
+def from_catalog(gpus: Iterable[str] | None = None, *, sizes: Sequence[int] = _SIZES) -> PriceList:
+    """The dated prices of the catalog, for machines of several sizes at the price of their GPUs.
+
+    Parameters
+    ----------
+    gpus
+        GPU types; by default all that have a price.
+
+    Raises
+    ------
+    ParameterError
+        If a GPU that was asked for has no price.
+
+    Examples
+    --------
+    >>> [offer.name for offer in from_catalog(["L4"]).offers]
+    ['1xL4', '2xL4', '4xL4', '8xL4']
+    """
+    chosen = catalog.gpus() if gpus is None else [catalog.gpu(name) for name in gpus]
+    offers = []
+    for gpu in chosen:
+        if gpu.usd_per_h is None:
+            if gpus is None:
+                continue
+            raise ParameterError(
+                f"The catalog has no price of {gpu.name}.",
+                resolve="give a price list with its usd_per_h.",
+            )
+        offers += [Offer(gpu, count, count * gpu.usd_per_h) for count in sizes]
+    return PriceList("catalog", tuple(offers), _CATALOG)
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _OfferText(_Strict):
+    gpu: Name
+    count: _Count = 1
+    usd_per_h: _Price
+    limit: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    reserved_usd_per_h: _Price | None = None
+    spot_usd_per_h: _Price | None = None
+    losses_per_h: _Price | None = None
+    link: Name | None = None
+
+
+class _ListText(_Strict):
+    name: Name | None = None
+    source: str = ""
+    start_s: Annotated[float, Field(ge=0, lt=3600)] = _START_S
+    gpus: dict[Name, GpuText] = {}
+    machines: Annotated[list[_OfferText], Field(min_length=1)]
+
+
+def load(path: Path | str) -> PriceList:
+    """Price list of a YAML file, see the module for its form.
+
+    Raises
+    ------
+    DataError
+        If the file is missing, is no YAML, or states something unknown or impossible.
+    """
+    path = Path(path)
+    try:
+        text = _ListText.model_validate(yaml_text.parse(path.read_text(encoding="utf-8"), path))
+    except FileNotFoundError:
+        raise DataError("There is no such file.", path=path, resolve="give a price list.") from None
+    except (OSError, UnicodeDecodeError):
+        raise DataError("This is no text file.", path=path, resolve="save it as UTF-8.") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(key) for key in first["loc"]) or "the file"
+        said = first["msg"].removeprefix("Value error, ").partition(" or instance of")[0]
+        raise DataError(
+            f"{place}: {said[0].lower()}{said[1:]}.",
+            path=path,
+            resolve="see the example in `hetero size --help`.",
+        ) from None
+    offers = []
+    for entry in text.machines:
+        if (entry.spot_usd_per_h is None) != (entry.losses_per_h is None):
+            raise DataError(
+                f"Machines of {entry.gpu} have a spot price without a loss rate, or the reverse.",
+                path=path,
+                resolve="give spot_usd_per_h and losses_per_h together.",
+            )
+        own = text.gpus.get(entry.gpu)
+        try:
+            gpu = own.gpu(entry.gpu) if own is not None else catalog.gpu(entry.gpu)
+            link = catalog.link(entry.link) if entry.link else None
+        except CatalogError as error:
+            raise DataError(
+                f"machine of {entry.gpu}: {error.what}", path=path, resolve=error.resolve
+            ) from None
+        fields = entry.model_dump(exclude={"gpu", "link"})
+        offers.append(Offer(gpu=gpu, link=link, **fields))
+    name = text.name or (path.stem if good(path.stem) else slug(path.stem))
+    return PriceList(name, tuple(offers), text.source or path.name, text.start_s)

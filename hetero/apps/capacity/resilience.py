@@ -1,0 +1,367 @@
+"""What remains of a plan when any one machine is lost.
+
+Every machine is taken away in turn, and the load is simulated with the rest:
+
+- *afterwards*: the replicas that had a GPU on the machine are down from the start, the router knows
+  it and serves with what is left;
+- *the loss itself*: the machine goes in the middle of a run. What it held is routed again with the
+  tokens already streamed kept as part of the prompt; counted are the requests that arrive within
+  a minute of the loss;
+- *planned again*: the planner makes a new plan for the machines that are left, which takes the time
+  of loading weights. Plans over the layers of a network are judged by this alone.
+
+Machines whose replicas are alike are simulated once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetero.apps.capacity.trial import Load, Outcome, outcome, values
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry, Planner
+from hetero.cluster import Cluster
+from hetero.display import Column, Shown, Table
+from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.planners.thunderserve.budget import part_of
+from hetero.simulator import Event, simulate
+from hetero.simulator.saturation import attainment, largest_rate
+
+_WINDOW_S = 60.0  # after a loss: as long as queues take to show
+_PRECISION = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the loss of one machine leaves.
+
+    Attributes
+    ----------
+    machines
+        Machines whose loss has these consequences, one at a time; empty for no loss.
+    gpus
+        GPUs of the plan on one of them, by type.
+    replicas
+        Replicas that go down with it.
+    after
+        The load with what is left; None for plans over the layers of a network.
+    carried_rps
+        Largest rate that what is left carries within the targets, mean over seeds.
+    shock
+        Share of the requests arriving within a minute of the loss that meet the targets.
+    interrupted
+        Requests that the loss interrupts, mean over seeds.
+    planned_again
+        The load with a new plan for the machines left; None where it was not asked for or none
+        exists.
+    """
+
+    machines: tuple[str, ...]
+    gpus: dict[str, int]
+    replicas: tuple[str, ...]
+    after: Outcome | None
+    carried_rps: float | None
+    shock: float | None
+    interrupted: float | None
+    planned_again: Outcome | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Resilience(Shown):
+    """A plan without any one of its machines.
+
+    Attributes
+    ----------
+    whole
+        With all machines.
+    losses
+        One per kind of machine, the worst first.
+    """
+
+    entry: Entry
+    load: Load
+    whole: Loss
+    losses: tuple[Loss, ...]
+
+    @property
+    def worst(self) -> Loss:
+        """The loss that leaves the least attainment."""
+        return self.losses[0]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the load is carried through any single loss, with the plan or a new one."""
+        return all(_carried(one, self.load) for one in (self.whole, *self.losses))
+
+    def table(self) -> Table:
+        """The N-1 table: one row per kind of machine."""
+        again = any(one.planned_again for one in self.losses)
+        columns = [
+            Column("machine lost"),
+            Column("GPUs lost"),
+            Column("SLO met", "%", 3),
+            Column("goodput", "requests/s", 3),
+            Column("throughput", "tokens/s"),
+            Column("carries", "requests/s", 3),
+            Column("SLO met in the minute after", "%", 3),
+            Column("interrupted", "requests", 3),
+        ]
+        columns += [Column("SLO met, planned again", "%", 3)] if again else []
+        rows = []
+        for one in (self.whole, *self.losses):
+            gpus = ", ".join(f"{n} x {name}" for name, n in one.gpus.items())
+            row: list[object] = [_names(one.machines), gpus or None]
+            if one.after is None:
+                row += [None] * 3
+            else:
+                row += [
+                    100 * one.after.mean,
+                    float(np.mean(one.after.goodput_rps)),
+                    float(np.mean(one.after.tokens_per_s)),
+                ]
+            row += [one.carried_rps]
+            row += [None if one.shock is None else 100 * one.shock, one.interrupted]
+            if again:
+                row += [None if one.planned_again is None else 100 * one.planned_again.mean]
+            rows.append(tuple(row))
+        targets = f"{self.load.rate_rps:g} requests/s, goal {100 * self.load.goal:g} %"
+        verdict = "is carried" if self.holds else "is not carried"
+        notes = (
+            f"The load ({targets}) {verdict} through any single loss.",
+            f"{self.load.count:,} requests per seed; seeds: {len(self.load.seeds)}.",
+        )
+        return Table(
+            f"{self.entry.planner} without any one machine", tuple(columns), tuple(rows), notes
+        )
+
+
+def resilience(
+    entry: Entry,
+    case: Case,
+    *,
+    planner: Planner | None = None,
+    requests: int | None = None,
+    seeds: Sequence[int] = (0, 1, 2),
+) -> Resilience:
+    """Take every machine of a plan away in turn.
+
+    Parameters
+    ----------
+    planner
+        Makes a new plan for the machines that are left; by default none is made.
+
+    Raises
+    ------
+    ParameterError
+        If the plan is one over the layers of a network and no planner is given.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster, workload
+    >>> from hetero.apps.portfolio.planners import planner
+    >>> from hetero.simulator import Slo
+    >>> case = Case(
+    ...     cluster.cluster("xiong-v100-a800"),
+    ...     catalog.llm("Llama-3-8B"),
+    ...     workload.load("azure2023_conv"),
+    ...     3.0,
+    ...     Slo(ttft_s=2.0),
+    ... )
+    >>> found = resilience(planner("Mélange").plan(case), case, requests=400, seeds=(0,))
+    >>> found.holds, found.whole.carried_rps > found.worst.carried_rps
+    (True, True)
+    """
+    load = Load(case.trace, case.rate_rps, case.slo, case.goal, requests, tuple(seeds))
+    if entry.deployment is None and planner is None:
+        raise ParameterError(
+            f"The plan of {entry.planner} lays layers over a network, which does not serve on "
+            "without a machine unless it is planned again.",
+            resolve="give the planner as well.",
+        )
+    whole = _whole(entry, load)
+    losses = []
+    for machines, gpus, replicas in kinds_of_loss(entry, case.cluster):
+        one = _lost(entry, load, machines, gpus, replicas)
+        if planner is not None:
+            one = replace(one, planned_again=_again(planner, case, load, machines[0]))
+        losses.append(one)
+    # Where both meet the targets, the one that carries less is worse.
+    losses.sort(key=lambda one: (_best(one), one.carried_rps or 0.0))
+    return Resilience(entry, load, whole, tuple(losses))
+
+
+def kinds_of_loss(
+    entry: Entry, cluster: Cluster
+) -> Iterator[tuple[tuple[str, ...], dict[str, int], tuple[str, ...]]]:
+    """Machines whose loss is alike, the GPUs of one, and the groups that one takes down."""
+    touched: dict[str, list[int]] = {}
+    for index, group in enumerate(entry.groups):
+        for machine in dict.fromkeys(machine for machine, *_ in group.stages):
+            touched.setdefault(machine, []).append(index)
+    alike: dict[object, list[str]] = {}
+    for machine, indices in touched.items():
+        alike.setdefault(_signature(entry, cluster, machine, indices), []).append(machine)
+    for machines in alike.values():
+        gpus: dict[str, int] = {}
+        for index in touched[machines[0]]:
+            for machine, gpu, count, _ in entry.groups[index].stages:
+                if machine == machines[0]:
+                    gpus[gpu] = gpus.get(gpu, 0) + count
+        names = tuple(entry.groups[index].name for index in touched[machines[0]])
+        yield tuple(machines), gpus, names
+
+
+def _signature(entry: Entry, cluster: Cluster, machine: str, indices: list[int]) -> object:
+    """What of a machine its loss depends on."""
+    one = cluster.machine(machine)
+    alike = (one.gpu, one.count, one.region, one.link, one.usd_per_h)
+    if entry.deployment is None:
+        # A new plan depends on what is left, not on what the machine held.
+        named = cluster.network is not None and bool(cluster.network.machines)
+        return machine if named else alike
+    found: list[object] = [alike]
+    for index in indices:
+        group = entry.groups[index]
+        stages = tuple((gpu, count, layers) for _, gpu, count, layers in group.stages)
+        if len({name for name, *_ in group.stages}) > 1:
+            return machine  # its links to the others count as well
+        found.append((group.phase, stages, f"{group.share:.4g}"))
+    return tuple(found)
+
+
+def _whole(entry: Entry, load: Load) -> Loss:
+    if entry.deployment is None:
+        found = [values(entry.play(load.arrivals(seed), seed), load) for seed in load.seeds]
+        return Loss((), {}, (), Outcome(*zip(*found, strict=True)), None, None, None, None)
+    after = _outcome(entry, load, ())
+    return Loss((), {}, (), after, _carries(entry, load, ()), None, None, None)
+
+
+def _lost(
+    entry: Entry,
+    load: Load,
+    machines: tuple[str, ...],
+    gpus: dict[str, int],
+    replicas: tuple[str, ...],
+) -> Loss:
+    if entry.deployment is None:
+        return Loss(machines, gpus, replicas, None, None, None, None, None)
+    events = tuple(Event(0.0, name) for name in replicas)
+    shock, interrupted = _shock(entry, load, replicas)
+    return Loss(
+        machines,
+        gpus,
+        replicas,
+        _outcome(entry, load, events),
+        _carries(entry, load, events),
+        shock,
+        interrupted,
+        None,
+    )
+
+
+def _router(entry: Entry, load: Load) -> object:
+    return load.router() if entry.router is None else entry.router()
+
+
+def _outcome(entry: Entry, load: Load, events: Sequence[Event]) -> Outcome:
+    assert entry.deployment is not None
+    # A router may keep books of a run, so that each gets its own.
+    parts = [
+        outcome(
+            entry.deployment,
+            replace(load, seeds=(seed,)),
+            router=_router(entry, load),  # type: ignore[arg-type]
+            events=events,
+        )
+        for seed in load.seeds
+    ]
+    return Outcome(
+        tuple(one.attained[0] for one in parts),
+        tuple(one.goodput_rps[0] for one in parts),
+        tuple(one.growth[0] for one in parts),
+        tuple(one.tokens_per_s[0] for one in parts),
+    )
+
+
+def _carries(entry: Entry, load: Load, events: Sequence[Event]) -> float:
+    """Largest rate that is carried, the mean over seeds [requests/s]."""
+    found = []
+    for seed in load.seeds:
+        alone = replace(load, seeds=(seed,))
+
+        def good(rate_rps: float, alone: Load = alone) -> bool:
+            return _outcome(entry, alone.at(rate_rps), events).carries(load)
+
+        found.append(
+            largest_rate(good, load.rate_rps, precision=_PRECISION, least_rps=load.rate_rps / 1000)
+        )
+    return float(np.mean(found))
+
+
+def _shock(entry: Entry, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:
+    """A loss in the middle of a run: attainment of the minute after, requests interrupted."""
+    assert entry.deployment is not None
+    shares, hit = [], []
+    for seed in load.seeds:
+        trace = load.arrivals(seed)
+        middle = float(trace.arrival_s[len(trace) // 2])
+        events = [Event(middle, name) for name in replicas]
+        run = simulate(
+            entry.deployment,
+            trace,
+            _router(entry, load),  # type: ignore[arg-type]
+            events=events,
+            seed=seed,
+        )
+        inside = (trace.arrival_s >= middle) & (trace.arrival_s < middle + _WINDOW_S)
+        shares.append(attainment(run, load.slo, inside))
+        hit.append(float((run.requests["retries"] > 0).sum()))
+    return float(np.mean(shares)), float(np.mean(hit))
+
+
+def without(cluster: Cluster, machine: str) -> Cluster:
+    """A cluster less one machine.
+
+    Raises
+    ------
+    InfeasibleError
+        If it was the only one.
+    """
+    left = [one for one in cluster.machines if one.name != machine]
+    if not left:
+        raise InfeasibleError(
+            f"{machine} is the only machine of {cluster.name}.", resolve="add a machine."
+        )
+    return part_of(cluster, left)
+
+
+def _again(planner: Planner, case: Case, load: Load, machine: str) -> Outcome | None:
+    try:
+        entry = planner.plan(replace(case, cluster=without(case.cluster, machine)))
+    except HeteroError:
+        return None  # no plan of this kind is left
+    if entry.deployment is not None:
+        return _outcome(entry, load, ())
+    return _whole(entry, load).after
+
+
+def _best(one: Loss) -> float:
+    """Attainment with what is left or, of plans over a network, with a new plan."""
+    found = one.after or one.planned_again
+    return found.mean if found is not None else 0.0
+
+
+def _carried(loss: Loss, load: Load) -> bool:
+    return any(one is not None and one.carries(load) for one in (loss.after, loss.planned_again))
+
+
+def _names(machines: tuple[str, ...]) -> str:
+    if not machines:
+        return "none"
+    if len(machines) <= 3:
+        return ", ".join(machines)
+    return f"{machines[0]}, {machines[1]} ... {machines[-1]} ({len(machines)})"

@@ -1,0 +1,375 @@
+r"""The cheapest fleet for a load: an integer program, a proven bound, and simulation.
+
+1. The integer program of Mélange (:mod:`hetero.planners.baselines.melange`) over kinds of machines
+   and their divisions proposes the cheapest fleet whose instances sustain the rate times a factor
+   f. What an instance sustains there is a steady state; queues and bursts are not in it.
+2. Simulation decides: f is bisected for the cheapest proposal that carries the load in every seed.
+3. Descent: machines are taken away, or exchanged for cheaper ones, as long as what is left carries
+   the load in simulation.
+4. The same for every GPU type alone gives the best fleet of one type; the answer is never dearer.
+
+:mod:`hetero.apps.capacity.fluid` proves what every fleet of these machines must cost, targets
+aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hetero.apps.capacity.fluid import Counts
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.prices import PriceList, from_catalog
+from hetero.apps.capacity.trial import Load, Outcome
+from hetero.apps.portfolio.entry import Entry
+from hetero.catalog import Llm
+from hetero.costs.cost import Settings
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError
+from hetero.simulator import Run, Slo, simulate
+from hetero.workload import Trace
+
+_FIRST = 1.15  # factor tried first: instances loaded to 87 %
+_LEAST, _LARGEST = 0.25, 16.0
+_WIDTH = 1.03  # last bracket of the factor
+_TRIALS = 60  # fleets that a descent may simulate
+_HOPE = 0.75  # of a proposal's price: a descent that would have to save more is not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A fleet that carries the load in simulation.
+
+    Attributes
+    ----------
+    counts
+        Machines by kind (its number in the market) and division.
+    factor
+        Factor on the rate at which the program proposed it; None after descent.
+    """
+
+    counts: Counts
+    usd_per_h: float
+    outcome: Outcome
+    factor: float | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sizing(Shown):
+    """The cheapest fleet found for a load, with the evidence.
+
+    Attributes
+    ----------
+    bound_usd_per_h
+        Proven: no fleet of these machines serves the rate for less, targets aside.
+    program_usd_per_h
+        Proven bound of the integer program at a factor of 1: the least price if instances could
+        be kept at the steady state that they sustain under the targets.
+    alone
+        By GPU type: the cheapest fleet found of that type alone, or why there is none, or None
+        where it is proven to cost no less than the best such fleet.
+    trials
+        Fleets that were simulated.
+    """
+
+    market: Market
+    best: Candidate
+    bound_usd_per_h: float
+    program_usd_per_h: float
+    alone: dict[str, Candidate | str | None]
+    trials: int
+
+    @property
+    def usd_per_h(self) -> float:
+        """Price of the fleet [$/h]."""
+        return self.best.usd_per_h
+
+    @property
+    def gap(self) -> float:
+        """Distance of the price from the proven bound, over the price."""
+        return max(0.0, 1.0 - self.bound_usd_per_h / self.usd_per_h)
+
+    @property
+    def deployment(self) -> Deployment:
+        """The fleet as replicas."""
+        return self.market.deployment(self.best.counts, "cheapest fleet")
+
+    @property
+    def homogeneous(self) -> tuple[str, Candidate] | None:
+        """GPU type and fleet of the cheapest fleet of one type."""
+        found = [(name, one) for name, one in self.alone.items() if isinstance(one, Candidate)]
+        return min(found, key=lambda pair: pair[1].usd_per_h, default=None)
+
+    def entry(self) -> Entry:
+        """The fleet as a plan of the arena."""
+        deployment, load = self.deployment, self.market.load
+
+        def play(trace: Trace, seed: int) -> Run:
+            return simulate(deployment, trace, load.router(), seed=seed)
+
+        return Entry(
+            planner="cheapest fleet",
+            groups=self.market.groups(self.best.counts),
+            routing="least predicted time to first token, priced by what a request takes",
+            play=play,
+            usd_per_h=self.usd_per_h,
+            deployment=deployment,
+            router=load.router,
+        )
+
+    def machines(self, counts: Counts | None = None) -> dict[str, int]:
+        """Machines of a fleet by name of their kind, all divisions together."""
+        found: dict[str, int] = {}
+        for (k, _), n in (self.best.counts if counts is None else counts).items():
+            name = self.market.offers[k].name
+            found[name] = found.get(name, 0) + n
+        return found
+
+    def table(self) -> Table:
+        """One row per kind of machine and division, the alternatives below."""
+        market, load, best = self.market, self.market.load, self.best
+        rows = tuple(
+            (
+                market.offers[k].name,
+                n,
+                " + ".join(f"TP {d}" for d in division),
+                n * market.offers[k].usd_per_h,
+            )
+            for (k, division), n in sorted(best.counts.items())
+        )
+        columns = (
+            Column("machine"),
+            Column("number"),
+            Column("instances of each"),
+            Column("price", "$/h"),
+        )
+        low, high = best.outcome.attained_interval
+        notes = [
+            f"{100 * best.outcome.mean:.1f} % of the requests meet the targets "
+            f"({100 * low:.1f} to {100 * high:.1f}, {len(load.seeds)} seeds of "
+            f"{load.count:,} requests; goal {100 * load.goal:g} %).",
+            f"Proven: no fleet of these machines serves this rate for less than "
+            f"{self.bound_usd_per_h:.3f} $/h, targets aside; gap {100 * self.gap:.0f} %.",
+            f"Steady state under the targets, without queues: {self.program_usd_per_h:.3f} $/h "
+            "or more.",
+        ]
+        if (single := self.homogeneous) is not None:
+            one = single[1]
+            saved = 100 * (1 - self.usd_per_h / one.usd_per_h)
+            fleet = ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
+            notes.append(
+                f"Cheapest of one GPU type: {fleet} for {one.usd_per_h:.3f} $/h; this one costs "
+                f"{saved:.1f} % less."
+            )
+        used = {market.offers[k].gpu for k, _ in best.counts}
+        quoted = sorted({f"{gpu.name}: {market.prices.price_source(gpu)}" for gpu in used})
+        notes.append(f"Prices: {'; '.join(quoted)}.")
+        title = (
+            f"{market.llm.name} in {market.settings.precision} at {load.rate_rps:g} requests/s: "
+            f"{self.usd_per_h:.3f} $/h"
+        )
+        return Table(title, columns, rows, tuple(notes))
+
+    def alternatives(self) -> Table:
+        """The cheapest fleet of every GPU type alone."""
+        rows: list[tuple[object, ...]] = []
+        for name, one in self.alone.items():
+            if isinstance(one, Candidate):
+                fleet = ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
+                rows.append((name, one.usd_per_h, 100 * one.outcome.mean, fleet))
+            else:
+                rows.append((name, None, None, one or "proven to cost as much or more"))
+        rows.sort(key=lambda row: (row[1] is None, row[1]))
+        columns = (
+            Column("GPU"),
+            Column("price", "$/h"),
+            Column("SLO met", "%", 3),
+            Column("fleet"),
+        )
+        return Table("Fleets of one GPU type", columns, tuple(rows))
+
+
+def size(
+    llm: Llm,
+    trace: Trace,
+    rate_rps: float,
+    prices: PriceList | None = None,
+    *,
+    slo: Slo | None = None,
+    goal: float = 0.9,
+    precision: str = "fp16",
+    requests: int | None = None,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    settings: Settings | None = None,
+) -> Sizing:
+    """The cheapest fleet for a load and its targets.
+
+    Parameters
+    ----------
+    prices
+        What can be rented; by default every priced GPU of the catalog, in machines of 1 to 8.
+    requests, seeds
+        Requests that are simulated per seed; the fleet carries the load in every seed.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model fits no machine, some requests fit none under the targets, or all machines
+        do not suffice.
+
+    Examples
+    --------
+    >>> from hetero import catalog, workload
+    >>> found = size(
+    ...     catalog.llm("Llama-3-8B"),
+    ...     workload.load("azure2023_conv"),
+    ...     4.0,
+    ...     from_catalog(["L4", "A40"], sizes=(1,)),
+    ...     slo=Slo(ttft_s=2.0, tpot_s=0.15),
+    ...     requests=500,
+    ...     seeds=(0,),
+    ... )
+    >>> found.bound_usd_per_h <= found.usd_per_h <= found.homogeneous[1].usd_per_h
+    True
+    """
+    load = Load(trace, rate_rps, slo or Slo(), goal, requests, seeds)
+    market = Market(prices or from_catalog(), llm, load, settings or Settings(precision=precision))
+    return cheapest(market)
+
+
+def cheapest(market: Market) -> Sizing:
+    """The cheapest fleet of a market for its load, see :func:`size`."""
+    load, fluid = market.load, market.fluid
+    if fluid.left_out > 1 - load.goal:
+        raise InfeasibleError(
+            f"{100 * fluid.left_out:.1f} % of the requests fit the KV cache of no machine of "
+            f"{market.prices.name}, and {100 * (1 - load.goal):.1f} % may be missed.",
+            resolve="offer larger machines, a lower precision, or cut long requests.",
+        )
+    floor = fluid.least_usd_per_h(load.rate_rps)
+    program = market.program().cheapest(load.rate_rps)
+    mixed = _proposal(market, None)
+    found = [] if mixed is None else [_descend(market, mixed)]
+    alone: dict[str, Candidate | str | None] = {}
+    least = float("inf")
+    for name, price in _types(market):
+        if isinstance(price, str):
+            alone[name] = price
+        elif market.alone(name).least_usd_per_h(load.rate_rps) >= least:
+            alone[name] = None
+        elif (proposed := _proposal(market, name)) is None:
+            alone[name] = "no number of machines meets the targets in simulation"
+        else:
+            hopeful = proposed.usd_per_h * _HOPE < least
+            one = _descend(market, proposed, only=name) if hopeful else proposed
+            alone[name] = one
+            found.append(one)
+            least = min(least, one.usd_per_h)
+    if not found:
+        raise InfeasibleError(
+            f"No fleet of {market.prices.name} meets the targets for {100 * load.goal:g} % of "
+            f"{load.rate_rps:g} requests/s in simulation.",
+            resolve="relax the targets or the goal, or offer other or more machines.",
+        )
+    best = min(found, key=lambda one: one.usd_per_h)
+    if best is not found[0] or mixed is None:
+        # The best of one type may become cheaper still with other types.
+        best = _descend(market, best)
+    return Sizing(market, best, floor, program.bound, alone, len(market.known | market.glanced))
+
+
+def _types(market: Market) -> list[tuple[str, float | str]]:
+    """GPU types by the least price that the program gives them, or why they cannot."""
+    found: list[tuple[str, float | str]] = []
+    for name in dict.fromkeys(offer.gpu.name for offer in market.offers):
+        try:
+            found.append((name, market.program(name).cheapest(market.load.rate_rps).bound))
+        except InfeasibleError as error:
+            found.append((name, error.what))
+    return sorted(found, key=lambda pair: (isinstance(pair[1], str), pair[1]))
+
+
+def _proposal(market: Market, only: str | None) -> Candidate | None:
+    """The cheapest proposal of the program that carries the load, by bisection of the factor."""
+    load = market.load
+    try:
+        program = market.program(only)
+    except InfeasibleError:
+        return None
+    best: Candidate | None = None
+
+    def carries(factor: float) -> bool | None:
+        nonlocal best
+        try:
+            plan = program.cheapest(factor * load.rate_rps)
+        except InfeasibleError:
+            return None
+        counts = market.counts(program, plan.used)
+        if not market.carries(counts):
+            return False
+        price = market.usd_per_h(counts)
+        if best is None or price < best.usd_per_h:
+            best = Candidate(counts, price, market.play(counts), factor)
+        return True
+
+    low = high = _FIRST
+    first = carries(high)
+    while first is False and high < _LARGEST:
+        low, high = high, high * 1.3
+        first = carries(high)
+    while first and low == high and low > _LEAST:
+        low /= 1.3
+        if not carries(low):
+            break
+        high = low
+    while best is not None and high > low * _WIDTH:
+        middle = (low * high) ** 0.5
+        if carries(middle):
+            high = middle
+        else:
+            low = middle
+    return best
+
+
+def _descend(market: Market, start: Candidate, only: str | None = None) -> Candidate:
+    """Take machines away or exchange them for cheaper ones while simulation allows it."""
+    best, trials = start, 0
+    improved = True
+    while improved and trials < _TRIALS:
+        improved = False
+        for price, counts in sorted(_cheaper(market, best, only), key=lambda pair: pair[0]):
+            if trials >= _TRIALS:
+                break
+            if market.fluid.most_rps(counts) < market.load.rate_rps:
+                continue
+            trials += 1
+            if market.carries(counts):
+                best = Candidate(counts, price, market.play(counts), None)
+                improved = True
+                break
+    return best
+
+
+def _cheaper(market: Market, one: Candidate, only: str | None) -> Iterator[tuple[float, Counts]]:
+    """Fleets that differ by one machine: one less, or another kind or division in its place."""
+    seen = set()
+    columns = [
+        (k, division)
+        for k, division in market.fluid.columns
+        if only in (None, market.offers[k].gpu.name)
+    ]
+    for key in one.counts:
+        for other in (None, *columns):
+            if other == key:
+                continue
+            counts = dict(one.counts)
+            counts[key] -= 1
+            if other is not None:
+                counts[other] = counts.get(other, 0) + 1
+            counts = {k: n for k, n in sorted(counts.items()) if n}
+            price = market.usd_per_h(counts)
+            at = tuple(counts.items())
+            if price < one.usd_per_h * (1 - 1e-9) and at not in seen and market.allowed(counts):
+                seen.add(at)
+                yield price, counts

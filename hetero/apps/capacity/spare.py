@@ -1,0 +1,220 @@
+"""The cheapest machines to add so that a load survives the loss of any one machine.
+
+Sets of machines of a price list are tried in order of their price. A set will do if the load is
+carried in simulation when any one machine is down: one of the plan's, or one of the set's own. The
+first that does is the cheapest of all sets of these machines. Left out are divisions of machines
+for which a cheaper machine of the list, or the same, sustains as much of every kind of request.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetero.apps.capacity.fluid import Counts
+from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.prices import PriceList
+from hetero.apps.capacity.resilience import kinds_of_loss
+from hetero.apps.capacity.trial import Load, Outcome, outcome
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.costs.cost import Settings
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.baselines.capacity import buckets, capacity_rps
+from hetero.simulator import Event
+
+_SETS = 2000
+_Column = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spare(Shown):
+    """Machines to add, and what every loss then leaves.
+
+    Attributes
+    ----------
+    counts
+        Machines by kind (number in the market) and division; empty if none are needed.
+    losses
+        Machine that is lost, and the load with what is left.
+    tried
+        Sets of machines that were simulated.
+    deployment
+        The plan with the machines added.
+    """
+
+    market: Market
+    counts: Counts
+    losses: tuple[tuple[str, Outcome], ...]
+    tried: int
+    deployment: Deployment
+
+    @property
+    def usd_per_h(self) -> float:
+        """Price of the machines to add [$/h]."""
+        return self.market.usd_per_h(self.counts)
+
+    @property
+    def machines(self) -> dict[str, int]:
+        """Machines to add by name of their kind."""
+        found: dict[str, int] = {}
+        for (k, _), n in self.counts.items():
+            name = self.market.offers[k].name
+            found[name] = found.get(name, 0) + n
+        return found
+
+    def table(self) -> Table:
+        """One row per loss."""
+        rows = tuple(
+            (machine or "none", 100 * found.mean, float(np.mean(found.goodput_rps)))
+            for machine, found in self.losses
+        )
+        columns = (
+            Column("machine lost"),
+            Column("SLO met", "%", 3),
+            Column("goodput", "requests/s", 3),
+        )
+        names = ", ".join(f"{n} x {name}" for name, n in self.machines.items())
+        title = f"Cheapest spare: {names or 'none is needed'}, {self.usd_per_h:.3f} $/h"
+        load = self.market.load
+        notes = (
+            f"With it {load.rate_rps:g} requests/s are carried (goal {100 * load.goal:g} %) "
+            "whichever machine is lost.",
+            f"{self.tried:,} sets of machines tried in order of price.",
+            *(
+                f"Price of {gpu.name}: {self.market.prices.price_source(gpu)}."
+                for gpu in dict.fromkeys(self.market.offers[k].gpu for k, _ in self.counts)
+            ),
+        )
+        return Table(title, columns, rows, notes)
+
+
+def spare(
+    entry: Entry,
+    case: Case,
+    prices: PriceList,
+    *,
+    requests: int | None = None,
+    seeds: tuple[int, ...] = (0, 1, 2),
+) -> Spare:
+    """The cheapest machines that keep the targets of a plan through the loss of any one machine.
+
+    The dispatcher routes by predicted times to first token, over the plan's replicas and those of
+    the spare alike.
+
+    Raises
+    ------
+    ParameterError
+        If not all replicas of the plan serve both phases.
+    InfeasibleError
+        If no set of machines within the limits of the search will do.
+    """
+    base = entry.deployment
+    if base is None or any(replica.role != "both" for replica in base.replicas):
+        raise ParameterError(
+            f"The plan of {entry.planner} is not one of whole replicas that serve both phases.",
+            resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
+        )
+    load = Load(case.trace, case.rate_rps, case.slo, case.goal, requests, tuple(seeds))
+    market = Market(prices, case.llm, load, Settings(precision=case.precision))
+    groups = [(names[0], down) for names, _, down in kinds_of_loss(entry, case.cluster)]
+    tried = 0
+    columns = _undominated(market)
+    queue: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    failing = groups[0]  # the loss that failed last is tried first
+    while queue and tried < _SETS:
+        _, chosen = heapq.heappop(queue)
+        start = chosen[-1] if chosen else 0
+        for index in range(start, len(columns)):
+            more = (*chosen, index)
+            counts = _counts(columns, more)
+            if market.allowed(counts):
+                heapq.heappush(queue, (market.usd_per_h(counts), more))
+        tried += 1
+        counts = _counts(columns, chosen)
+        deployment = _with(base, market, counts)
+        losses = [("", ()), failing, *(one for one in groups if one != failing)]
+        losses += _own(market, counts)
+        found: list[tuple[str, Outcome]] = []
+        for name, down in losses:
+            one = _play(deployment, load, down)
+            if not one.carries(load):
+                failing = (name, down) if (name, down) in groups else failing
+                break
+            found.append((name, one))
+        else:
+            order = {name: n for n, (name, _) in enumerate([("", ()), *groups])}
+            found.sort(key=lambda pair: order.get(pair[0], len(order)))
+            return Spare(market, counts, tuple(found), tried, deployment)
+    raise InfeasibleError(
+        f"None of the {tried:,} cheapest sets of machines of {prices.name} carries "
+        f"{load.rate_rps:g} requests/s through any single loss.",
+        resolve="lower the rate, relax the targets, or offer larger machines.",
+    )
+
+
+def _counts(columns: list[_Column], chosen: tuple[int, ...]) -> Counts:
+    found: Counts = {}
+    for index in chosen:
+        found[columns[index]] = found.get(columns[index], 0) + 1
+    return found
+
+
+def _with(base: Deployment, market: Market, counts: Counts) -> Deployment:
+    if not counts:
+        return base
+    added = tuple(
+        replace(one, name=f"spare {one.name}") for one in market.deployment(counts).replicas
+    )
+    return replace(base, replicas=base.replicas + added)
+
+
+def _own(market: Market, counts: Counts) -> list[tuple[str, tuple[str, ...]]]:
+    """Losses of one machine of the spare itself, one per kind and division."""
+    found = []
+    seen = set()
+    for group in market.groups(counts):
+        machine = group.stages[0][0]
+        names = tuple(
+            f"spare {one.name}" for one in market.groups(counts) if one.stages[0][0] == machine
+        )
+        kind = (group.stages[0][1], len(names), group.stages[0][2])
+        if kind not in seen:
+            seen.add(kind)
+            found.append((f"spare {machine}", names))
+    return found
+
+
+def _play(deployment: Deployment, load: Load, down: tuple[str, ...]) -> Outcome:
+    events = [Event(0.0, name) for name in down]
+    if len(down) == len(deployment.replicas):
+        none = (0.0,) * len(load.seeds)
+        return Outcome(none, none, none, none)
+    return outcome(deployment, load, events=events, stop_below=load.goal)
+
+
+def _undominated(market: Market) -> list[_Column]:
+    """Kinds and divisions, cheapest first, without those that a cheaper one outdoes throughout."""
+    ranges = buckets(market.load.trace)
+    found: list[tuple[float, np.ndarray, _Column]] = []
+    every = sorted(market.fluid.columns, key=lambda at: market.offers[at[0]].usd_per_h)
+    for k, division in every:
+        rates = np.array(
+            [
+                sum(
+                    capacity_rps(market.kinds[k].instances[d], one, market.load.slo)
+                    for d in division
+                )
+                for one in ranges
+            ]
+        )
+        limited = market.offers[k].limit is not None
+        if limited or not any(np.all(other >= rates) for _, other, _ in found):
+            # What is limited may run out, so that it stands in for nothing else.
+            reach = np.zeros_like(rates) if limited else rates
+            found.append((market.offers[k].usd_per_h, reach, (k, division)))
+    return [at for *_, at in found]

@@ -1,0 +1,340 @@
+"""From a question to a plan card."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from hetero.apps.cards.card import Bound, PlanCard, Question, Replicas, Sampled, Source, Tried
+from hetero.apps.cards.contenders import (
+    Contender,
+    Progress,
+    chosen,
+    contenders,
+    fast,
+    fastest,
+    neighbours,
+    planned_by,
+    reason_of,
+    rounded_down,
+    winner,
+)
+from hetero.apps.cards.delivery import LATENCIES, delivered, drawable, goodput, step_error
+from hetero.apps.cards.infeasible import NoPlanError, explain, met
+from hetero.apps.cards.limits import limits
+from hetero.apps.cards.request import Request, request
+from hetero.apps.cards.sensitivity import changes
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import EFFORTS as ARENA
+from hetero.apps.portfolio.entry import Entry, Group
+from hetero.apps.portfolio.offers import parts
+from hetero.apps.portfolio.planners import planners
+from hetero.apps.portfolio.portfolio import ask
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.deployment import Deployment
+from hetero.errors import HeteroError
+from hetero.latency.calibration.known import known
+from hetero.simulator import Slo
+from hetero.simulator.uncertainty import Rule
+from hetero.workload import Trace, TraceSource
+
+_POOL = 4  # plans that are tried again after every change
+
+
+def plan(
+    cluster: Cluster | str | Path,
+    *,
+    model: Llm | str | Path,
+    trace: Trace | str | Path = "azure2023_conv",
+    source: TraceSource = "twin",
+    slo: Slo | str = "ttft=500ms,tpot=50ms",
+    rate: float | None = None,
+    budget: float | None = None,
+    precision: str = "fp16",
+    goal: float = 0.9,
+    choose: Rule = "nominal",
+    effort: str = "quick",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> PlanCard:
+    """How a fleet should serve a model, what that delivers, and what each figure rests on.
+
+    Parameters
+    ----------
+    cluster
+        A cluster, its file (YAML) or the name of a shipped one.
+    model
+        A model, its name in the catalog, or the ``config.json`` of one on Hugging Face.
+    trace
+        Requests, their file, or the name of a shipped workload; arrivals are Poisson.
+    source
+        For a shipped workload: its statistical ``"twin"`` or the ``"real"`` trace.
+    slo
+        Targets; a request counts that meets all of them.
+    rate
+        Load to be carried [requests/s]; None for as much as the fleet can.
+    budget
+        What may be spent [$/h]; None where the whole cluster may be used.
+    precision
+        Data type of weights, or ``"auto"`` to choose among fp16, fp8, int8 and int4.
+    goal
+        Share of the requests that has to meet the targets.
+    choose
+        ``"nominal"`` takes the plan of the highest goodput with the step times as they are,
+        ``"best mean"`` and ``"best worst case"`` that over draws of their error.
+    effort
+        ``"quick"``, ``"normal"`` or ``"thorough"``.
+
+    Raises
+    ------
+    NoPlanError
+        If no plan meets the request; its ``explanation`` says which target, which requests, by how
+        much, and the nearest changes that would do.
+    HeteroError
+        For whatever is unknown, missing or out of range.
+
+    Examples
+    --------
+    >>> card = plan(
+    ...     "thunderserve-a5000-pair", model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0
+    ... )
+    >>> card.goodput_rps.value > 1.0 and sum(group.count for group in card.groups) > 1
+    True
+    >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
+    True
+    """
+    asked = request(
+        cluster,
+        model=model,
+        trace=trace,
+        source=source,
+        slo=slo,
+        rate=rate,
+        budget=budget,
+        precision=precision,
+        goal=goal,
+        choose=choose,
+        effort=effort,
+        seed=seed,
+    )
+    say = progress or (lambda _: None)
+    found = contenders(asked, say)
+    if not asked.rate_given:
+        found = fastest(asked, found, say)
+    if not found:
+        raise _unmet(asked, None, (), say)
+    near = neighbours(asked, found, say)
+    found += near.values()
+    best = chosen(asked, found, say)
+    case = best.case
+    say("goodput")
+    carried = goodput(best.entry, case, asked.effort)
+    if not asked.rate_given and carried.value > 0:
+        case = replace(case, rate_rps=rounded_down(carried.value))
+    short = carried.value < case.rate_rps
+    if short and met(best.entry, case, case.rate_rps, asked.effort) < case.goal:
+        raise _unmet(asked, best, found, say)
+    return _card(asked, best, case, carried, found, near, say)
+
+
+def _unmet(
+    asked: Request, best: Contender | None, found: Sequence[Contender], say: Progress
+) -> NoPlanError:
+    say("why not, and what would do")
+
+    def replan(case: Case) -> Entry:
+        return fast(case, asked)
+
+    if best is None:
+        case = asked.case
+        fits = case.llm.weight_bytes(case.precision) <= case.cluster.mem_bytes
+        rows = [ask(one, case) for one in planners(ARENA[asked.effort_name]) if fits]
+        reasons = [(one.planner, reason_of(one)) for one in rows if one.entry is None]
+        return NoPlanError.of(explain(asked, case, None, reasons, replan))
+    reasons = [(one.asked.planner, reason_of(one.asked)) for one in found if not one.asked.entry]
+    name = winner(asked, best, found)
+    return NoPlanError.of(
+        explain(
+            asked,
+            best.case,
+            best.entry,
+            reasons,
+            replan,
+            lambda changed: planned_by(name, asked, changed),
+        )
+    )
+
+
+def _card(
+    asked: Request,
+    best: Contender,
+    case: Case,
+    carried: Sampled,
+    found: Sequence[Contender],
+    near: Mapping[str, Contender],
+    say: Progress,
+) -> PlanCard:
+    entry, effort = best.entry, asked.effort
+    rate = case.rate_rps
+    say("latencies")
+    seen = delivered(entry, case, rate, effort)
+    say("what binds")
+    binding = limits(entry, case, carried, effort, unaffordable=_unaffordable(entry, case))
+    say("what one change would do")
+
+    name = winner(asked, best, found)
+
+    def replan(changed: Case) -> Entry:
+        return planned_by(name, asked, changed)
+
+    others = [
+        one
+        for one in found
+        if one.case.precision == case.precision and one.asked.entry and one is not best
+    ]
+    others.sort(key=lambda one: one.key, reverse=True)
+    pool = [entry, *(one.entry for one in others[:_POOL] if drawable(one.entry))]
+    planned = {what: one.entry for what, one in near.items()}
+    changed = changes(pool, case, carried, replan, effort, planned)
+    slo = case.slo
+    notes = [*entry.notes, *asked.cluster.notes]
+    if case.precision != "fp16":
+        notes.append(f"Weights in {case.precision}: what that does to answers is not judged here.")
+    if case.budget_usd_per_h is not None:
+        notes.append(f"Budget: {case.budget_usd_per_h:,.4g} $/h.")
+    return PlanCard(
+        question=Question(
+            cluster=asked.cluster.name,
+            gpus=asked.cluster.gpu_counts,
+            model=case.llm.name,
+            trace=case.trace.source or case.trace.name,
+            rate_rps=rate,
+            rate_given=asked.rate_given,
+            targets_s={
+                name: float(getattr(slo, field))
+                for name, field in LATENCIES.items()
+                if getattr(slo, field) is not None
+            },
+            goal=case.goal,
+            budget_usd_per_h=case.budget_usd_per_h,
+            precision=asked.precision,
+            choose=asked.choose,
+            seed=case.seed,
+            requests=len(case.trace),
+        ),
+        planner=best.asked.planner,
+        precision=case.precision,
+        groups=grouped(entry.groups, entry.deployment),
+        idle=_idle(entry, asked.cluster),
+        routing=entry.routing,
+        goodput_rps=carried,
+        served=dict(seen.served),
+        latencies_s={name: dict(one) for name, one in seen.latencies_s.items()},
+        usd_per_h=entry.usd_per_h,
+        usd_per_mtok=seen.usd_per_mtok,
+        bound=_bound(case, carried),
+        limits=binding,
+        changes=changed,
+        tried=tuple(_tried(one) for one in found),
+        sources=_sources(entry, asked.cluster),
+        notes=tuple(notes),
+        entry=entry,
+    )
+
+
+def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tuple[Replicas, ...]:
+    """Replicas that are alike, in one row."""
+    known = {one.name: one for one in deployment.replicas} if deployment is not None else {}
+    engines = {
+        name: {**asdict(one.engine), "kv_tokens": int(one.kv_tokens)} for name, one in known.items()
+    }
+    alike: dict[tuple[object, ...], list[Group]] = {}
+    for group in groups:
+        stages = tuple((gpu, count, n) for _, gpu, count, n in group.stages)
+        engine = tuple(engines.get(group.name, {}).values())
+        alike.setdefault((group.phase, stages, engine), []).append(group)
+    return tuple(
+        Replicas(
+            len(some),
+            some[0].gpus,
+            some[0].parallelism,
+            some[0].phase,
+            math.fsum(one.share for one in some),
+            tuple(one.name for one in some),
+            tuple(one.stages for one in some),
+            engines.get(some[0].name, {}),
+        )
+        for some in alike.values()
+    )
+
+
+def _idle(entry: Entry, cluster: Cluster) -> dict[str, int]:
+    used = entry.gpus
+    left = {name: count - used.get(name, 0) for name, count in cluster.gpu_counts.items()}
+    return {name: count for name, count in left.items() if count > 0}
+
+
+def _unaffordable(entry: Entry, case: Case) -> str:
+    """The cheapest machine that is idle because the budget does not pay for it."""
+    if case.budget_usd_per_h is None or entry.usd_per_h is None:
+        return ""
+    used = {machine for group in entry.groups for machine, *_ in group.stages}
+    idle = [m for m in case.cluster.machines if m.name not in used and m.usd_per_h is not None]
+    rented = sum(m.usd_per_h or 0.0 for m in case.cluster.machines if m.name in used)
+    cheapest = min(idle, key=lambda m: m.usd_per_h or 0.0, default=None)
+    if cheapest is None or rented + (cheapest.usd_per_h or 0.0) <= case.budget_usd_per_h:
+        return ""
+    return f"{cheapest.count} x {cheapest.gpu.name} ({cheapest.usd_per_h:,.4g} $/h)"
+
+
+def _bound(case: Case, carried: Sampled) -> Bound | None:
+    try:
+        offer = parts(case, 1)[0]
+    except HeteroError:
+        return None
+    limit = bound(offer)
+    if limit is None:
+        return None
+    most = limit.rps(case.goal)
+    what = "work of the requests over the speed of the GPUs"
+    return Bound(most, what, 100.0 * (1.0 - carried.value / most))
+
+
+def _tried(one: Contender) -> Tried:
+    asked, score = one.asked, one.asked.score
+    return Tried(
+        asked.planner,
+        one.case.precision,
+        score.goodput_rps.mean if score else math.nan,
+        score.usd_per_h if score else None,
+        asked.entry.bound_rps if asked.entry else None,
+        "" if score else reason_of(asked),
+    )
+
+
+def _sources(entry: Entry, cluster: Cluster) -> tuple[Source, ...]:
+    rows = {str(row[0]): row for row in known().rows}
+    found = []
+    for name, count in entry.gpus.items():
+        machine = next(m for m in cluster.machines if m.gpu.name == name)
+        error, row = step_error(machine.gpu), rows.get(name)
+        each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
+        listed = each is not None and machine.gpu.usd_per_h == each
+        place = (machine.gpu.price_source or "cluster file") if listed else "cluster file"
+        found.append(
+            Source(
+                gpu=name,
+                count=count,
+                step_times=str(row[3]) if row else "assumed",
+                prefill_error_percent=error.prefill_p90_percent,
+                decode_error_percent=error.decode_p90_percent,
+                data_sheet=str(row[1]) if row else "given in the cluster file",
+                usd_per_gpu_h=each,
+                price=place if each is not None else "none",
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,389 @@
+"""The plan card: what a fleet should run, what that delivers, and what each figure rests on.
+
+A card is plain data, so that it can be kept, read back and compared. ``to_json`` writes
+
+``format``, ``version``
+    ``"hetero plan card"`` and the number of this schema, 1.
+``question``
+    What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
+    ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
+    ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``.
+``planner``, ``precision``, ``groups``, ``idle``, ``routing``
+    The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
+    replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
+    where the router decides as it goes), ``names``, ``places`` (per replica the machine, GPU type,
+    number of GPUs and layers of each stage) and ``engine`` (what each was planned with).
+``goodput_rps``, ``served``, ``latencies``, ``usd_per_mtok``, ``usd_per_h``, ``bound``
+    What it delivers. Every such figure has ``value``, ``seeds`` (one value per seed of the
+    arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``
+    What binds, what would change it, what was tried, and where the figures come from.
+
+Times end in ``_s`` and are seconds, rates in ``_rps`` and are requests per second.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
+
+from hetero.apps.portfolio.entry import Entry
+from hetero.display import Shown, Table
+from hetero.errors import DataError, ParameterError
+from hetero.files import writing
+from hetero.intervals import interval
+from hetero.naming import Line
+
+FORMAT, VERSION = "hetero plan card", 1
+
+# What is computed from larger figures overflows.
+_LARGEST = 1e30
+
+
+def _bounded(value: float) -> float:
+    if abs(value) > _LARGEST:
+        raise ValueError("no figure is as large as that")
+    return value
+
+
+def _named(value: dict[str, Any]) -> dict[str, Any]:
+    if unknown := value.keys() - {"ttft", "tpot", "e2e"}:
+        raise ValueError(f"'{min(unknown)}' is none of ttft, tpot and e2e")
+    return value
+
+
+Number = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    AfterValidator(_bounded),
+]
+"""A figure; JSON has null where there is none."""
+
+_Known = Annotated[float, Field(ge=0, le=_LARGEST)]
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+_Target = Annotated[float, Field(gt=0, le=_LARGEST)]
+_Percent = Annotated[int, Field(ge=0, le=100)]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A figure with what is known of its spread.
+
+    Attributes
+    ----------
+    value
+        Mean over the seeds, with the step times as they are.
+    seeds
+        One value per seed of the arrivals.
+    draws
+        One value per draw of the step times from their expected error, each with arrivals of its
+        own; empty where step times cannot be drawn.
+
+    Examples
+    --------
+    >>> Sampled.of([4.0, 4.2], [3.0, 4.0, 5.0]).interval()
+    (3.1, 4.9)
+    """
+
+    value: Number
+    seeds: Annotated[tuple[Number, ...], Field(min_length=1)]
+    draws: tuple[Number, ...] = ()
+
+    @classmethod
+    def of(cls, seeds: Any, draws: Any = ()) -> Sampled:
+        """From values per seed and per draw."""
+        values = [float(v) for v in seeds]
+        return cls(float(np.mean(values)), tuple(values), tuple(float(v) for v in draws))
+
+    def interval(self, share: float = 0.9) -> tuple[float, float]:
+        """Central interval over step times and arrivals, or over arrivals alone."""
+        if not self.draws:
+            return self.over_seeds()
+        low, high = np.quantile(self.draws, [(1 - share) / 2, (1 + share) / 2])
+        return round(float(low), 12), round(float(high), 12)
+
+    def over_seeds(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Confidence interval of the mean over the seeds."""
+        return interval(self.seeds, confidence)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked; see the module for its fields."""
+
+    cluster: Line
+    gpus: dict[str, _Count]
+    model: Line
+    trace: str
+    rate_rps: _Known
+    rate_given: bool
+    targets_s: Annotated[dict[str, _Target], AfterValidator(_named)]
+    goal: Annotated[float, Field(gt=0, le=1)]
+    budget_usd_per_h: _Known | None
+    precision: Line
+    choose: str
+    seed: int
+    requests: _Count
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """Replicas that are alike.
+
+    Attributes
+    ----------
+    places
+        Per replica, the stages of its pipeline: machine, GPU type, number of GPUs, layers.
+    engine
+        Fields of their :class:`hetero.deployment.Engine` and ``kv_tokens``; empty where the plan
+        is none of whole replicas.
+    """
+
+    count: Annotated[int, Field(ge=1, le=100_000)]
+    gpus: dict[str, _Count]
+    parallelism: Line
+    phase: Annotated[str, Field(pattern="^(both|prefill|decode)$")]
+    share: Number
+    names: tuple[Line, ...]
+    places: tuple[tuple[tuple[Line, Line, _Count, _Count], ...], ...] = ()
+    engine: dict[str, bool | int | float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Proven upper bound on the rate of any plan of a kind, and how far the plan is below it."""
+
+    rate_rps: _Known
+    what: str
+    gap_percent: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What the goodput gains where one thing is 10 % better; negative differences are noise."""
+
+    name: str
+    gain_percent: Number
+    use_percent: Number = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What binds: in one sentence, the target missed first, and the gain by each thing."""
+
+    binding: str
+    sentence: str
+    first_missed: str
+    rows: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What the goodput becomes after one change, with the same requests, gaps and step times."""
+
+    what: str
+    goodput_rps: Sampled
+    gain_rps: Sampled
+    usd_per_h: _Known | None
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A planner that was tried: what it reached, or why it could not."""
+
+    planner: str
+    precision: str
+    goodput_rps: Number
+    usd_per_h: _Known | None
+    bound_rps: _Known | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the figures of a GPU type come from, and how far step times may be off."""
+
+    gpu: str
+    count: _Count
+    step_times: str
+    prefill_error_percent: Number
+    decode_error_percent: Number
+    data_sheet: str
+    usd_per_gpu_h: _Known | None
+    price: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanCard(Shown):
+    """An answer to act on, which :func:`hetero.plan` makes; see the module for its fields.
+
+    Attributes
+    ----------
+    entry
+        The plan itself, which can be played, drawn and exported; None in a card that was read.
+    """
+
+    question: Question
+    planner: str
+    precision: str
+    groups: tuple[Replicas, ...]
+    idle: dict[str, _Count]
+    routing: Line
+    goodput_rps: Sampled
+    served: dict[str, Sampled]
+    latencies_s: Annotated[dict[str, dict[_Percent, Sampled]], AfterValidator(_named)]
+    usd_per_h: _Known | None
+    usd_per_mtok: Sampled | None
+    bound: Bound | None
+    limits: Limits | None
+    changes: tuple[Change, ...]
+    tried: tuple[Tried, ...]
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...] = ()
+    entry: Annotated[Entry | None, PlainValidator(lambda _: None)] = None
+
+    def table(self) -> Table:
+        """The replicas, the first of the card's tables."""
+        from hetero.apps.cards.sections import replicas
+
+        return replicas(self)
+
+    def __str__(self) -> str:
+        from hetero.apps.cards.sections import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from hetero.apps.cards.page import fragment
+
+        return fragment(self)
+
+    def _lacking(self) -> str:
+        """The first figure that is shown and not there; empty if there is none."""
+        for name in self.question.targets_s:
+            if name not in self.latencies_s:
+                return f"the {name.upper()} that it has a target for"
+        if self.usd_per_h is not None and self.usd_per_mtok is not None:
+            for name in ("total_tps", "requests_per_s"):
+                if name not in self.served or not self.served[name].value > 0:
+                    return f"{name} under 'served'"
+            if not self.goodput_rps.value > 0:
+                return "a goodput above 0"
+        return ""
+
+    # In and out -----------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The card as JSON values; what is no number is null."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entry"}
+        return {"format": FORMAT, "version": VERSION} | {k: _plain(v) for k, v in values.items()}
+
+    def to_json(self) -> str:
+        """The card as JSON text, as the module describes it."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+
+    def to_html(self) -> str:
+        """The card as a page of its own, for light and dark screens and for paper."""
+        from hetero.apps.cards.page import page
+
+        return page(self)
+
+    def save(self, path: Path | str, *, force: bool = False) -> None:
+        """Write the card as JSON (``.json``) or as a page (``.html``).
+
+        Raises
+        ------
+        ParameterError
+            If the ending is another, or the file exists and ``force`` is not set.
+        """
+        target = Path(path)
+        if target.suffix not in (".json", ".html"):
+            raise ParameterError(
+                f"{target.name} ends neither in .json nor in .html.",
+                resolve="end its name with one of them.",
+            )
+        text = self.to_json() if target.suffix == ".json" else self.to_html()
+        with writing(target, force=force) as part:
+            part.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, text: str, path: Path | str = "plan card") -> PlanCard:
+        """Card that :meth:`to_json` wrote.
+
+        Raises
+        ------
+        DataError
+            If the text is no card, or one of another version.
+        """
+        again = "write it again with `hetero plan ... --json`."
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):  # a number of thousands of digits, too
+            raise DataError("The file is not JSON.", path=path, resolve=again) from None
+        if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
+            raise DataError("The file holds no plan card.", path=path, resolve=again)
+        if (version := values.pop("version", None)) != VERSION:
+            raise DataError(
+                f"The plan card has version {version}; this hetero reads {VERSION}.",
+                path=path,
+                resolve=again,
+            )
+        try:
+            card: PlanCard = _adapter().validate_python(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            said = first["msg"].removeprefix("Value error, ").lower()
+            raise DataError(
+                f"'{place}' of the plan card: {said}.", path=path, resolve=again
+            ) from None
+        if lacking := card._lacking():
+            raise DataError(f"The plan card lacks {lacking}.", path=path, resolve=again)
+        return card
+
+    @classmethod
+    def load(cls, path: Path | str) -> PlanCard:
+        """Card of a JSON file.
+
+        Raises
+        ------
+        DataError
+            If the file cannot be read, or holds no card.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise DataError(
+                "The file cannot be read as text.", path=path, resolve="check its name."
+            ) from None
+        return cls.from_json(text, path)
+
+
+@lru_cache(maxsize=1)
+def _adapter() -> TypeAdapter[PlanCard]:
+    return TypeAdapter(PlanCard)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

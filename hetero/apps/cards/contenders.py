@@ -1,0 +1,217 @@
+"""The plans that contend: every planner in every precision, and the rule that takes one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from hetero.apps.cards.delivery import drawable, goodput
+from hetero.apps.cards.request import Request
+from hetero.apps.cards.sensitivity import steps
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import EFFORTS as ARENA
+from hetero.apps.portfolio.entry import Entry
+from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
+from hetero.apps.portfolio.planners import planner, planners
+from hetero.apps.portfolio.portfolio import Portfolio, ask, portfolio
+from hetero.apps.portfolio.portfolio import Tried as Asked
+from hetero.apps.portfolio.score import score
+from hetero.errors import InfeasibleError
+from hetero.simulator.saturation import attainment
+from hetero.simulator.uncertainty import Outcomes
+
+Progress = Callable[[str], None]
+"""Called with what is done next."""
+
+_DIGITS = 3  # of the rate where none is asked for
+_SPARED = "not asked by a quick card, since another plan meets the targets"
+_BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
+_FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
+_AGAIN = 1.4  # planned once more where the goodput is further than this from the rate planned for
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A plan, the case that it was made for, and the planner's row."""
+
+    case: Case
+    asked: Asked
+
+    @property
+    def entry(self) -> Entry:
+        """The plan."""
+        assert self.asked.entry is not None
+        return self.asked.entry
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """What contenders are ranked by."""
+        return self.asked.score.key if self.asked.score else (-1.0,)
+
+
+def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> list[Contender]:
+    """Rows of all planners in every precision; empty if none has a plan."""
+    rows: list[Contender] = []
+    for precision in asked.precisions:
+        case = asked.at(precision)
+        if case is None or case.llm.weight_bytes(precision) > case.cluster.mem_bytes:
+            continue
+        case = replace(case, rate_rps=rate_rps or case.rate_rps)
+        label = f"{precision}: " if len(asked.precisions) > 1 else ""
+        try:
+            found = compete(case, asked, partial(_labelled, say, label))
+        except InfeasibleError:
+            continue
+        rows += [Contender(case, one) for one in found.tried]
+    return rows
+
+
+def _labelled(say: Progress, label: str, name: str) -> None:
+    say(f"{label}{name}")
+
+
+def compete(case: Case, asked: Request, say: Progress | None = None) -> Portfolio:
+    """Every planner asked.
+
+    Planners of layers over a network take as long as all others together and seldom carry as
+    much, so that a quick card asks them only where no other plan meets the targets.
+    """
+    effort = ARENA[asked.effort_name]
+    known = planners(effort)
+    later = [one for one in known if isinstance(one, LayerPlacement | Heuristics)]
+    if asked.effort_name != "quick":
+        later = []
+    first = [one for one in known if one not in later]
+    why = InfeasibleError("", resolve="")
+    try:
+        found = portfolio(case, effort=effort, planners=first, seeds=(case.seed,), progress=say)
+        if not later or found.score.goodput_rps.mean > 0:
+            spared = tuple(Asked(one.name, reason=_SPARED) for one in later)
+            return replace(found, tried=(*found.tried, *spared))
+    except InfeasibleError as error:
+        if not later:
+            raise
+        found, why = None, error
+    try:
+        more = portfolio(case, effort=effort, planners=later, seeds=(case.seed,), progress=say)
+    except InfeasibleError:
+        if found is None:
+            raise why from None
+        rows = tuple(ask(one, case, (case.seed,)) for one in later)
+        return replace(found, tried=(*found.tried, *rows))
+    if found is None:
+        return more
+    best = max(found.best, more.best, key=lambda one: one.score.key if one.score else ())
+    return replace(found, tried=(*found.tried, *more.tried), best=best)
+
+
+def fastest(asked: Request, found: list[Contender], say: Progress) -> list[Contender]:
+    """Plans for the largest rate: planned again where that is far from the one planned for."""
+    best = max(found, key=lambda one: one.key, default=None)
+    if best is None or best.asked.score is None:
+        return found
+    carried, planned = best.asked.score.goodput_rps.mean, best.case.rate_rps
+    if carried > 0 and not 1.0 / _AGAIN < carried / planned < _AGAIN:
+        again = contenders(asked, say, rounded_down(carried))
+        if again and max(one.key for one in again) > best.key:
+            return again
+    return found
+
+
+def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
+    """Planner that plans a changed case: the one of the best plan that is not an improvement."""
+    names = {one.name for one in planners(ARENA[asked.effort_name])}
+    if best.entry.planner in names:
+        return best.entry.planner
+    single = [one for one in found if one.asked.entry and one.entry.planner in names]
+    return max(single, key=lambda one: one.key).entry.planner
+
+
+def planned_by(name: str, asked: Request, case: Case) -> Entry:
+    """Plan of one planner, improved."""
+    effort = ARENA[asked.effort_name]
+    one = planner(name, effort)
+    return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
+
+
+def fast(case: Case, asked: Request) -> Entry:
+    """The best plan of the planners that answer within a second or so, as it came.
+
+    Raises
+    ------
+    InfeasibleError
+        If none has a plan.
+    """
+    best: Entry | None = None
+    reason: InfeasibleError | None = None
+    share = -1.0
+    for name in _FAST:
+        try:
+            entry = planner(name, ARENA[asked.effort_name]).plan(case)
+        except InfeasibleError as error:
+            reason = reason or error
+            continue
+        met = attainment(entry.play(case.arrivals(), case.seed), case.slo)
+        if met > share:
+            best, share = entry, met
+    if best is None:
+        assert reason is not None
+        raise reason
+    return best
+
+
+def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dict[str, Contender]:
+    """What the best planner makes of other targets, judged by those asked for.
+
+    Planners search among a few plans only, and one made for stricter targets may carry more.
+    """
+    best = max(found, key=lambda one: one.key)
+    name, case = winner(asked, best, found), best.case
+    rows: dict[str, Contender] = {}
+    if name in _BLIND:
+        return rows
+    for step in steps(case):
+        if step.case.slo == case.slo:
+            continue
+        say(f"{name} for {step.what}")
+        try:
+            entry = planned_by(name, asked, step.case)
+        except InfeasibleError:
+            continue
+        made = score(entry, case, seeds=(case.seed,))
+        rows[step.what] = Contender(case, Asked(f"{name} for {step.what}", entry, made))
+    return rows
+
+
+def chosen(asked: Request, found: Sequence[Contender], say: Progress) -> Contender:
+    """The plan that the rule takes."""
+    good = [one for one in found if one.asked.entry is not None]
+    best = max(good, key=lambda one: one.key)
+    able = [one for one in good if drawable(one.entry) and one.key[0] > 0]
+    if asked.choose == "nominal" or len(able) < 2:
+        return best
+    say(f"{asked.choose} over step times")
+    sampled = [goodput(one.entry, one.case, asked.effort) for one in able]
+    names = tuple(str(k) for k in range(len(able)))
+    outcomes = Outcomes(
+        names,
+        ("goodput",),
+        np.array([[one.value] for one in sampled]),
+        np.array([[[value] for value in one.draws] for one in sampled]),
+    )
+    return able[int(outcomes.best("goodput", asked.choose))]
+
+
+def reason_of(one: Asked) -> str:
+    """Why a planner has no plan, without its name."""
+    return one.reason.removeprefix(f"{one.planner}: ")
+
+
+def rounded_down(rate_rps: float) -> float:
+    """The rate rounded down to three significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(rate_rps)) - _DIGITS + 1)
+    return float(f"{math.floor(rate_rps / unit) * unit:.{_DIGITS}g}")

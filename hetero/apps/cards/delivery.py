@@ -1,0 +1,260 @@
+"""What a plan delivers: goodput and latencies over seeds and over the error of step times.
+
+Two things make a figure uncertain. Requests come at random, which other seeds show. And step times
+err: every draw multiplies the prefill and decode times of each GPU type by factors from their
+expected error (:mod:`hetero.simulator.uncertainty`) and plays arrivals of its own. Draws are the
+same for every plan of the same question, so that differences between plans are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetero.apps.cards.card import Sampled
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.build import player
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.catalog import Gpu
+from hetero.deployment import Deployment
+from hetero.errors import CatalogError, ParameterError
+from hetero.latency.calibration.expected import StepError, error_of, expected_error
+from hetero.latency.scaled import scaled
+from hetero.latency.step import StepModel
+from hetero.simulator import Run, metrics
+from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.uncertainty import draw_factors
+
+LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
+"""Latencies of a card, by the name of their target."""
+
+_LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is carried
+_MOST_RPS = 1e6  # where no bound is known
+_LIVES = 5.0  # of a request, that a run has to last where no bound is known
+GROWTH = 0.02
+"""Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is played for a card.
+
+    Attributes
+    ----------
+    requests
+        Requests of one run.
+    seeds
+        Seeds of the arrivals.
+    draws
+        Draws of the step times; those of a change are half as many.
+    precision
+        Width of the bracket around a goodput, over its lower end.
+    """
+
+    requests: int = 3000
+    seeds: int = 5
+    draws: int = 40
+    precision: float = 0.01
+
+
+EFFORTS = {
+    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.01),
+    "normal": Effort(),
+    "thorough": Effort(requests=8000, seeds=10, draws=200, precision=0.005),
+}
+"""By name, as those of :mod:`hetero.apps.portfolio.effort`."""
+
+
+def step_error(gpu: Gpu) -> StepError:
+    """Expected error of the roofline's step times on a GPU; one's own counts as never measured."""
+    try:
+        return expected_error(gpu.name)
+    except CatalogError:
+        return error_of("carried")
+
+
+def redeployed(entry: Entry, deployment: Deployment) -> Entry:
+    """The same plan and routing rule with replicas that have other step times, caches or links."""
+    if entry.router is None:
+        raise ParameterError(
+            f"The plan of {entry.planner} is no deployment of replicas, which could be changed.",
+            resolve="change its case, and plan again.",
+        )
+    return replace(entry, deployment=deployment, play=player(deployment, entry.router))
+
+
+def drawable(entry: Entry) -> bool:
+    """Whether the step times of a plan can be drawn: it has replicas on known GPUs."""
+    return entry.deployment is not None and entry.router is not None and bool(_weights(entry))
+
+
+def _weights(entry: Entry) -> dict[str, dict[str, float]]:
+    """Share of the layers on each GPU type by replica; empty where a replica's are not known."""
+    if entry.deployment is None:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for group in entry.groups:
+        layers = sum(held for *_, held in group.stages)
+        if layers:
+            own = found.setdefault(group.name, {})
+            for _, gpu, _, held in group.stages:
+                own[gpu] = own.get(gpu, 0.0) + held / layers
+    for replica in entry.deployment.replicas:
+        if replica.gpu is not None:
+            found.setdefault(replica.name, {replica.gpu.name: 1.0})
+    names = [replica.name for replica in entry.deployment.replicas]
+    return {name: found[name] for name in names} if set(names) <= found.keys() else {}
+
+
+def rescaled(entry: Entry, factors: Mapping[str, tuple[float, float]]) -> Entry:
+    """The plan with prefill and decode times of each replica multiplied."""
+    assert entry.deployment is not None
+    # Replicas often share a step model: one scaled copy serves them all.
+    known: dict[tuple[int, float, float], StepModel] = {}
+    replicas = []
+    for replica in entry.deployment.replicas:
+        key = (id(replica.step), *factors[replica.name])
+        if key not in known:
+            known[key] = scaled(replica.step, *factors[replica.name])
+        replicas.append(replace(replica, step=known[key]))
+    return redeployed(entry, replace(entry.deployment, replicas=tuple(replicas)))
+
+
+def drawn(entry: Entry, case: Case, draws: int) -> Iterator[tuple[Entry, float]]:
+    """The plan with the step times of each draw, and by how much any of them is shorter.
+
+    A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
+    """
+    if draws < 1 or not drawable(entry):
+        return
+    weights = _weights(entry)
+    kinds = case.cluster.gpu_types
+    types = sorted({gpu for own in weights.values() for gpu in own})
+    errors = {name: step_error(kinds[name]) for name in types}
+    logs = {n: np.log(f) for n, f in draw_factors(errors, draws, seed=case.seed).items()}
+    for d in range(draws):
+        factors: dict[str, tuple[float, float]] = {}
+        for name, own in weights.items():
+            prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
+            factors[name] = (float(prefill), float(decode))
+        faster = max(1.0, *(1.0 / min(both) for both in factors.values()))
+        yield rescaled(entry, factors), faster
+
+
+def carried(
+    entry: Entry,
+    case: Case,
+    seed: int,
+    precision: float,
+    near_rps: float,
+    faster: float = 1.0,
+) -> float:
+    """Largest rate at which enough requests meet all targets [requests/s]; 0 if at none.
+
+    Every rate plays the same requests with the same gaps, stretched.
+
+    Parameters
+    ----------
+    near_rps
+        Rate to look around first; what is found depends on it by no more than the precision.
+    faster
+        How much faster than they are the GPUs may be here, which the bound is scaled by.
+    """
+
+    def good(rate_rps: float) -> bool:
+        run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+        # Without a bound a short burst could pass for a rate that goes on for ever.
+        lasts = limit is not None or _lasts(run)
+        return lasts and attainment(run, case.slo) >= case.goal
+
+    limit = bound(case)
+    return largest_rate(
+        good,
+        near_rps,
+        factor=1.3,
+        precision=precision,
+        least_rps=_LEAST_SHARE * near_rps,
+        most_rps=_MOST_RPS if limit is None else faster * limit.rps(case.goal),
+    )
+
+
+def _lasts(run: Run) -> bool:
+    """Whether requests come for several times as long as one takes."""
+    arrival_s = run.requests["arrival_s"]
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    return bool(run.finished.any()) and span_s >= _LIVES * float(np.nanmedian(run.e2e_s))
+
+
+def goodput(entry: Entry, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
+    """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
+    seeds: list[float] = []
+    for k in range(effort.seeds):
+        near = seeds[-1] if seeds and seeds[-1] else case.rate_rps
+        seeds.append(carried(entry, case, case.seed + k, effort.precision, near))
+    middle = float(np.mean(seeds)) or case.rate_rps
+    count = effort.draws if draws is None else draws
+    return Sampled.of(
+        seeds,
+        [
+            carried(one, case, case.seed + d, effort.precision, middle, faster)
+            for d, (one, faster) in enumerate(drawn(entry, case, count))
+        ],
+    )
+
+
+def difference(a: Sampled, b: Sampled) -> Sampled:
+    """Differences ``a - b`` seed by seed and draw by draw, where both have the same of them."""
+    seeds = min(len(a.seeds), len(b.seeds))
+    draws = min(len(a.draws), len(b.draws))
+    return Sampled(
+        a.value - b.value,
+        tuple(x - y for x, y in zip(a.seeds[:seeds], b.seeds[:seeds], strict=True)),
+        tuple(x - y for x, y in zip(a.draws[:draws], b.draws[:draws], strict=True)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a plan delivers at a rate; figures of :class:`~hetero.apps.cards.card.PlanCard`."""
+
+    served: Mapping[str, Sampled]
+    latencies_s: Mapping[str, Mapping[int, Sampled]]
+    usd_per_mtok: Sampled | None
+
+
+def delivered(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> Delivered:
+    """Throughput, attainment, latencies and cost per token at a rate."""
+
+    def figures(one: Entry, seed: int) -> dict[str, float]:
+        run = one.play(case.arrivals(rate_rps, seed=seed), seed)
+        seen = metrics(run, case.slo)
+        found = {
+            "requests_per_s": seen.requests_per_s,
+            "output_tps": seen.output_tps,
+            "total_tps": seen.total_tps,
+        }
+        found |= {f"met {key}": share for key, share in seen.attainment.items()}
+        for key, quantity in LATENCIES.items():
+            found |= {f"{key} {p}": v for p, v in seen.percentiles[quantity].items()}
+        if entry.usd_per_h is not None and seen.total_tps > 0:
+            found["usd_per_mtok"] = entry.usd_per_h / 3600.0 / seen.total_tps * 1e6
+        return found
+
+    seeds = [figures(entry, case.seed + k) for k in range(effort.seeds)]
+    rows = [
+        figures(one, case.seed + d) for d, (one, _) in enumerate(drawn(entry, case, effort.draws))
+    ]
+    every = {
+        key: Sampled.of([row[key] for row in seeds], [row.get(key, np.nan) for row in rows])
+        for key in seeds[0]
+    }
+    latencies = {
+        key: {int(name.split()[1]): e for name, e in every.items() if name.startswith(f"{key} ")}
+        for key in LATENCIES
+    }
+    apart = ("requests_per_s", "output_tps", "total_tps")
+    served = {k: e for k, e in every.items() if k in apart or k.startswith("met ")}
+    return Delivered(served, latencies, every.get("usd_per_mtok"))

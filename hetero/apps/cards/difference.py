@@ -1,0 +1,213 @@
+"""The difference between two plan cards: replicas, routing, goodput, cost and latencies.
+
+Cards of the same seed have played the same requests, gaps and draws of the step times, so that
+their figures are compared pair by pair: an interval of the difference, and the probability that
+the two stand in the other order than their values say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from hetero.apps.cards.card import PlanCard, Sampled
+from hetero.apps.cards.delivery import difference as paired
+from hetero.apps.cards.sections import show, title, wrapped
+from hetero.display import Column, Shown, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """One figure of two cards.
+
+    Attributes
+    ----------
+    low, high
+        Central 90 % of the differences; of the mean over seeds where step times are not drawn.
+    flips
+        Probability that the order is the other one; a tie counts as half. NaN where the cards
+        share no draws.
+    """
+
+    what: str
+    unit: str
+    first: float
+    second: float
+    low: float
+    high: float
+    flips: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Difference(Shown):
+    """Two plans side by side.
+
+    Attributes
+    ----------
+    texts
+        What is said of each in words: question, replicas, routing.
+    contrasts
+        Figures with the interval of their difference.
+    paired
+        Whether both played the same requests and draws.
+    """
+
+    names: tuple[str, str]
+    texts: tuple[tuple[str, str, str], ...]
+    contrasts: tuple[Contrast, ...]
+    paired: bool
+
+    def table(self) -> Table:
+        """The figures."""
+        rows = tuple(
+            (
+                f"{one.what} [{one.unit}]",
+                one.first,
+                one.second,
+                f"{one.first - one.second:+.3g}",
+                f"{show(one.low)} to {show(one.high)}" if math.isfinite(one.low) else "-",
+                100.0 * one.flips,
+            )
+            for one in self.contrasts
+        )
+        columns = (
+            Column("figure"),
+            Column("first"),
+            Column("second"),
+            Column("first - second"),
+            Column("90 % interval"),
+            Column("other order", "%", 3),
+        )
+        notes = (
+            "Other order: probability, over arrivals and the error of step times, that the two "
+            "stand in the other order.",
+        )
+        if not self.paired:
+            notes = (
+                "The cards did not play the same requests, seeds and draws: their differences have "
+                "no interval.",
+            )
+        return Table("What differs in figures", columns, rows, wrapped(notes))
+
+    def words(self) -> Table:
+        """What is said in words."""
+        first, second = self.names
+        columns = (Column(""), Column(f"first: {first}"), Column(f"second: {second}"))
+        return Table("What differs in words", columns, self.texts)
+
+    def __str__(self) -> str:
+        lines = [f"first:  {self.names[0]}", f"second: {self.names[1]}", ""]
+        for what, first, second in self.texts:
+            if first == second:
+                lines.append(f"{what}: {first}")
+                continue
+            lines.append(f"{what}:")
+            lines += [f"  first:  {first}", f"  second: {second}"]
+        return "\n".join([*lines, "", str(self.table())])
+
+    def _repr_html_(self) -> str:
+        return self.words()._repr_html_() + self.table()._repr_html_()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; what is no number is null."""
+
+        def plain(value: float | str) -> float | str | None:
+            return None if isinstance(value, float) and not math.isfinite(value) else value
+
+        return {
+            "format": "hetero plan difference",
+            "version": 1,
+            "names": list(self.names),
+            "texts": [
+                {"what": what, "first": first, "second": second}
+                for what, first, second in self.texts
+            ],
+            "figures": [
+                {f.name: plain(getattr(one, f.name)) for f in fields(one)} for one in self.contrasts
+            ],
+            "paired": self.paired,
+        }
+
+
+def difference(first: PlanCard, second: PlanCard) -> Difference:
+    """What differs between two plans.
+
+    Examples
+    --------
+    >>> import hetero
+    >>> asked = dict(model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0)
+    >>> card = hetero.plan("thunderserve-a5000-pair", **asked)
+    >>> difference(card, card).contrasts[0].flips
+    0.5
+    """
+    a, b = first.question, second.question
+    alike = (a.seed, a.trace, a.requests) == (b.seed, b.trace, b.requests)
+    texts = tuple(
+        (what, _text(first, what), _text(second, what))
+        for what in ("cluster", "load", "targets", "planner", "weights", "replicas", "routing")
+    )
+    return Difference(
+        (title(first), title(second)), texts, tuple(_contrasts(first, second, alike)), alike
+    )
+
+
+def _text(card: PlanCard, what: str) -> str:
+    asked = card.question
+    if what == "cluster":
+        return f"{asked.cluster} (" + ", ".join(f"{n} {g}" for g, n in asked.gpus.items()) + ")"
+    if what == "load":
+        return f"{show(asked.rate_rps)} requests/s of {asked.trace}"
+    if what == "targets":
+        goals = [f"{name} {1e3 * s:,.4g} ms" for name, s in asked.targets_s.items()]
+        return ", ".join(goals) + f" for {100 * asked.goal:g} %"
+    if what == "planner":
+        return card.planner
+    if what == "weights":
+        return card.precision
+    if what == "routing":
+        return card.routing
+    return "; ".join(
+        f"{one.count} x ("
+        + " + ".join(f"{n} x {gpu}" for gpu, n in one.gpus.items())
+        + f", {one.parallelism}, {one.phase})"
+        for one in card.groups
+    )
+
+
+def _contrasts(first: PlanCard, second: PlanCard, alike: bool) -> Iterator[Contrast]:
+    yield _contrast("goodput", "requests/s", first.goodput_rps, second.goodput_rps, alike)
+    if first.usd_per_h is not None and second.usd_per_h is not None:
+        nan = math.nan
+        yield Contrast("cost", "$/h", first.usd_per_h, second.usd_per_h, nan, nan, nan)
+    if first.usd_per_mtok is not None and second.usd_per_mtok is not None:
+        unit = "$ per 10^6 tokens"
+        yield _contrast("cost", unit, first.usd_per_mtok, second.usd_per_mtok, alike)
+    same = alike and first.question.rate_rps == second.question.rate_rps
+    names = {"requests_per_s": "throughput", "met joint": "within all targets"}
+    for key, name in names.items():
+        if key in first.served and key in second.served:
+            factor, unit = (100.0, "%") if key.startswith("met") else (1.0, "requests/s")
+            yield _contrast(name, unit, first.served[key], second.served[key], same, factor)
+    for name, found in first.latencies_s.items():
+        for p, one in found.items():
+            other = second.latencies_s.get(name, {}).get(p)
+            if other is not None and math.isfinite(one.value) and math.isfinite(other.value):
+                yield _contrast(f"{name.upper()} P{p}", "ms", one, other, same, 1e3)
+
+
+def _contrast(
+    what: str, unit: str, first: Sampled, second: Sampled, alike: bool, factor: float = 1.0
+) -> Contrast:
+    nan = math.nan
+    a, b = factor * first.value, factor * second.value
+    if not alike:
+        return Contrast(what, unit, a, b, nan, nan, nan)
+    gap = paired(first, second)
+    low, high = gap.interval()
+    drawn = np.asarray(gap.draws or gap.seeds)
+    flips = float(np.mean(0.5 * (1.0 - np.sign(gap.value) * np.sign(drawn))))
+    return Contrast(what, unit, a, b, factor * low, factor * high, flips)

@@ -1,0 +1,198 @@
+"""What binds a plan: where a little more would carry more requests, found by trying it.
+
+Each resource is made 10 % better by itself (step times of prefill or decode shorter, KV caches,
+links or batches larger) and the goodput is found again with the same requests and gaps. Where the
+largest gain is, there the plan binds; the gain over 10 % is the elasticity of the goodput.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from hetero.apps.cards.card import Limit, Limits, Sampled
+from hetero.apps.cards.delivery import LATENCIES, Effort, carried, redeployed
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.deployment import Deployment, KvLink
+from hetero.latency.scaled import scaled
+from hetero.simulator import Run, simulate
+from hetero.simulator.pipeline_run import PipelineRun
+
+BETTER = 1.1
+"""How much better each thing is made."""
+
+_LEAST_PERCENT = 1.0  # gains below this are within the precision of a goodput
+_PRECISION = 0.002  # of the goodputs that are compared
+_SAMPLES = 200
+
+
+Better: TypeAlias = Callable[[Deployment], Deployment]
+
+
+def _steps(prefill: float, decode: float) -> Better:
+    return lambda deployment: replace(
+        deployment,
+        replicas=tuple(
+            replace(r, step=scaled(r.step, prefill, decode)) for r in deployment.replicas
+        ),
+    )
+
+
+def _caches(deployment: Deployment) -> Deployment:
+    return replace(
+        deployment,
+        replicas=tuple(
+            replace(r, kv_tokens=round(BETTER * r.kv_tokens)) for r in deployment.replicas
+        ),
+    )
+
+
+def _batches(deployment: Deployment) -> Deployment:
+    return replace(
+        deployment,
+        replicas=tuple(
+            replace(r, engine=replace(r.engine, max_batch=round(BETTER * r.engine.max_batch)))
+            for r in deployment.replicas
+        ),
+    )
+
+
+def _links(deployment: Deployment) -> Deployment:
+    def faster(link: KvLink) -> KvLink:
+        return replace(link, bandwidth_gbs=BETTER * link.bandwidth_gbs)
+
+    default = deployment.default_link
+    return replace(
+        deployment,
+        links=tuple((a, b, faster(link)) for a, b, link in deployment.links),
+        default_link=None if default is None else faster(default),
+    )
+
+
+PREFILL, DECODE, CACHE = "compute of prefill", "bandwidth of decode", "memory for KV cache"
+BATCH, LINKS, BUDGET = "batch limit", "links between machines", "budget"
+
+_BETTER: dict[str, Better] = {
+    PREFILL: _steps(1.0 / BETTER, 1.0),
+    DECODE: _steps(1.0, 1.0 / BETTER),
+    CACHE: _caches,
+    BATCH: _batches,
+    LINKS: _links,
+}
+
+
+def limits(
+    entry: Entry, case: Case, goodput: Sampled, effort: Effort, *, unaffordable: str = ""
+) -> Limits:
+    """What binds a plan at the largest rate that it carries.
+
+    Parameters
+    ----------
+    goodput
+        Of the plan, seed by seed.
+    unaffordable
+        Machine that the budget leaves idle; empty where the budget leaves none.
+    """
+    edge = goodput.value
+    run = entry.play(case.arrivals(BETTER * edge, seed=case.seed), case.seed)
+    missed = _first_missed(run, case)
+    if entry.deployment is not None and entry.router is not None:
+        use = _use(entry, case, edge)
+        rows = []
+        for name, better in _BETTER.items():
+            if name == LINKS and not (entry.deployment.links or entry.deployment.default_link):
+                continue
+            other = redeployed(entry, better(entry.deployment))
+            gains = [
+                carried(other, case, case.seed + k, _PRECISION, one, BETTER) / one - 1.0
+                for k, one in enumerate(goodput.seeds)
+                if one > 0
+            ]
+            rows.append(Limit(name, 100.0 * float(np.mean(gains)), use.get(name, np.nan)))
+        rows.sort(key=lambda row: -row.gain_percent)
+    else:
+        rows = _busiest(run)
+    return _said(tuple(rows), missed, unaffordable)
+
+
+def _said(rows: tuple[Limit, ...], missed: str, unaffordable: str) -> Limits:
+    target = f"; {missed.upper()} is the target missed first" if missed else ""
+    if unaffordable:
+        text = f"The budget binds: it does not pay for {unaffordable}, which stays idle"
+        return Limits(BUDGET, f"{text}{target}.", missed, rows)
+    first = rows[0]
+    if np.isnan(first.gain_percent):
+        name = f"{first.name[0].upper()}{first.name[1:]}"
+        text = f"{name} is the busiest, {first.use_percent:.0f} % of the time"
+        return Limits(first.name, f"{text}{target}.", missed, rows)
+    if first.gain_percent < _LEAST_PERCENT:
+        text = "Nothing binds by itself: no single thing made 10 % better carries 1 % more"
+        return Limits("", f"{text}{target}.", missed, rows)
+    text = f"{first.name[0].upper()}{first.name[1:]} binds: 10 % more of it carries "
+    return Limits(first.name, f"{text}{first.gain_percent:.1f} % more{target}.", missed, rows)
+
+
+def _first_missed(run: Run, case: Case) -> str:
+    """Target that most of the requests miss; empty without a miss."""
+    misses = {}
+    for name, quantity in LATENCIES.items():
+        target = getattr(case.slo, quantity)
+        if target is not None:
+            values = getattr(run, quantity)
+            misses[name] = float(((values > target) | (~run.finished)).mean())
+    worst = max(misses, key=lambda name: misses[name], default="")
+    return worst if worst and misses[worst] > 0 else ""
+
+
+def _use(entry: Entry, case: Case, rate_rps: float) -> dict[str, float]:
+    """Share of the time in steps and of the caches held, of the fullest replica [%]."""
+    if entry.deployment is None or entry.router is None:
+        return {}
+    trace = case.arrivals(rate_rps, seed=case.seed)
+    span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    run = simulate(
+        entry.deployment,
+        trace,
+        entry.router(),
+        seed=case.seed,
+        sample_s=max(span_s / _SAMPLES, 1e-3),
+    )
+    use = run.utilisation()
+    phases = np.array([replica.role for replica in entry.deployment.replicas])
+    found = {}
+    for name, phase in ((PREFILL, "prefill"), (DECODE, "decode")):
+        of = (phases == phase) | (phases == "both")
+        if of.any():
+            found[name] = 100.0 * float(use[of].max())
+    if run.samples is not None:
+        inside = run.samples.time_s <= span_s
+        found[CACHE] = 100.0 * float(run.samples.kv_use[inside].mean(axis=0).max())
+    return found
+
+
+def _busiest(run: Run) -> list[Limit]:
+    """Nodes and links of a pipeline over a network by how busy they are."""
+    use = run.utilisation()
+    rows = [
+        Limit(f"node {replica.name}", np.nan, 100.0 * float(use[k]))
+        for k, replica in enumerate(run.deployment.replicas)
+    ]
+    if isinstance(run, PipelineRun):
+        rows += [
+            Limit(f"link {source} to {target}", np.nan, 100.0 * share)
+            for (source, target), share in _link_use(run).items()
+        ]
+    return sorted(rows, key=lambda row: -row.use_percent)[:5]
+
+
+def _link_use(run: PipelineRun) -> dict[tuple[str, str], float]:
+    names = [*(replica.name for replica in run.deployment.replicas), "coordinator"]
+    busy = np.asarray(run.edges["busy_s"]) / max(run.end_s, 1e-300)
+    return {
+        (names[a], names[b]): float(share)
+        for (a, b), share in zip(run.pairs.tolist(), busy, strict=True)
+    }

@@ -1,0 +1,150 @@
+"""A plan card as HTML: a fragment for JupyterLab and a page of its own, without a network.
+
+All colours come from the text around it, so that light and dark themes both work; the two accents
+are told apart by people who see red and green alike.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from typing import TYPE_CHECKING
+
+from hetero.apps.cards import sections
+from hetero.display import PLAIN, Table
+
+if TYPE_CHECKING:
+    from hetero.apps.cards.card import PlanCard, Sampled
+
+_STYLE = """
+.hetero-card{font-size:13px;line-height:1.45;max-width:1000px}
+.hetero-card h2{font-size:17px;margin:0 0 6px}
+.hetero-card h3{font-size:13px;margin:18px 0 4px}
+.hetero-card p{margin:2px 0}
+.hetero-card .figures{display:flex;flex-wrap:wrap;gap:10px 28px;margin:10px 0}
+.hetero-card .figures b{display:block;font-size:19px;font-weight:600}
+.hetero-card small{opacity:.75}
+.hetero-card .wide{overflow-x:auto}
+.hetero-card table{border-collapse:collapse;margin:2px 0;width:auto}
+.hetero-card th,.hetero-card td{padding:2px 12px 2px 0;border:0;background:none;
+ border-bottom:1px solid color-mix(in srgb,currentColor 18%,transparent);white-space:nowrap}
+.hetero-card th{font-weight:600;vertical-align:bottom;white-space:normal}
+.hetero-card details summary{cursor:pointer;font-weight:600;margin:18px 0 4px}
+.hetero-card svg text{fill:currentColor;font-size:11px}
+"""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width,initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{title}</title>
+<style>:root{{color-scheme:light dark}}
+body{{font-family:system-ui,sans-serif;margin:24px auto;max-width:1000px;padding:0 16px}}
+@media print{{details{{display:block}}}}</style></head>
+<body>{body}</body></html>
+"""
+
+_BLUE, _ORANGE = "#3b8fd0", "#d98218"
+
+
+def page(card: PlanCard) -> str:
+    """A page of its own, all details open."""
+    body = fragment(card).replace("<details>", "<details open>")
+    return _PAGE.format(title=html.escape(sections.title(card)), body=body)
+
+
+def fragment(card: PlanCard) -> str:
+    """The card inside a page."""
+    shown = [sections.replicas(card), sections.delivers(card), sections.latencies(card)]
+    parts = [
+        f"<style>{_STYLE}</style><div class='hetero-card {PLAIN}'>",
+        f"<h2>{html.escape(sections.title(card))}</h2>",
+        _figures(card),
+        *(f"<p>{html.escape(said)}</p>" for said in sections.headline(card)),
+        _bars(card),
+        *map(_table, shown),
+        *(_table(table) for table in sections.tables(card)[3:-2]),
+        *(_folded(table) for table in sections.tables(card)[-2:]),
+        *(f"<p><small>{html.escape(note)}</small></p>" for note in card.notes),
+        "</div>",
+    ]
+    return "".join(parts)
+
+
+def _figures(card: PlanCard) -> str:
+    """The figures that are read first, in large type."""
+    gpus = ", ".join(f"{n} {name}" for name, n in _used(card).items())
+    found = [("goodput", f"{sections.show(card.goodput_rps.value)} requests/s")]
+    if card.usd_per_h is not None:
+        found.append(("cost", f"{sections.show(card.usd_per_h, 4)} $/h"))
+    if card.usd_per_mtok is not None:
+        found.append(("per 10^6 tokens", f"{sections.show(card.usd_per_mtok.value)} $"))
+    found.append(("GPUs in use", gpus))
+    said = "".join(
+        f"<div><small>{html.escape(name)}</small><b>{html.escape(value)}</b></div>"
+        for name, value in found
+    )
+    return f"<div class='figures'>{said}</div>"
+
+
+def _used(card: PlanCard) -> dict[str, int]:
+    return {one.gpu: one.count for one in card.sources}
+
+
+def _bars(card: PlanCard) -> str:
+    """Goodput on the way to its bound, and the goal's percentile of each latency to its target."""
+    rows = [_bar("goodput", card.goodput_rps, "requests/s", 1.0, _limit(card), "bound")]
+    tail = min((50, 90, 95, 99), key=lambda p: abs(p - 100 * card.question.goal))
+    for name, target in card.question.targets_s.items():
+        one = card.latencies_s[name].get(tail)
+        if one is not None and math.isfinite(one.value):
+            rows.append(_bar(f"{name.upper()} P{tail}", one, "ms", 1e3, target, "target"))
+    height = 26 * len(rows)
+    body = "".join(f"<g transform='translate(0,{26 * k})'>{row}</g>" for k, row in enumerate(rows))
+    title = "Goodput and latencies against their limits, with 90 % intervals"
+    return (
+        f"<svg role='img' aria-label='{title}' viewBox='0 0 760 {height}' width='760' "
+        f"style='max-width:100%;height:auto;margin:10px 0'><title>{title}</title>{body}</svg>"
+    )
+
+
+def _limit(card: PlanCard) -> float | None:
+    return None if card.bound is None else card.bound.rate_rps
+
+
+def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None, what: str) -> str:
+    low, high = one.interval()
+    end = max(high, one.value, limit or 0.0) * 1.02 or 1.0
+    left, width = 90.0, 380.0
+
+    def x(value: float) -> float:
+        return left + width * min(max(value, 0.0), end) / end
+
+    color = _ORANGE if what == "target" and limit is not None and one.value > limit else _BLUE
+    parts = [
+        f"<text x='0' y='16'>{name}</text>",
+        f"<rect x='{left}' y='5' width='{width}' height='14' fill='currentColor' opacity='.1'/>",
+        f"<rect x='{left}' y='5' width='{x(one.value) - left:.1f}' height='14' fill='{color}'/>",
+        f"<line x1='{x(low):.1f}' x2='{x(high):.1f}' y1='12' y2='12' stroke='currentColor' "
+        "stroke-width='1.5'/>",
+    ]
+    text = f"{sections.show(factor * one.value)} {unit}"
+    if limit is not None:
+        at = x(limit)
+        parts.append(
+            f"<line x1='{at:.1f}' x2='{at:.1f}' y1='1' y2='23' stroke='currentColor' "
+            "stroke-width='2'/>"
+        )
+        text += f", {what} {sections.show(factor * limit)}"
+    parts.append(f"<text x='{left + width + 10}' y='16'>{html.escape(text)}</text>")
+    return "".join(parts)
+
+
+def _table(table: Table) -> str:
+    body = Table("", table.columns, table.rows, table.notes)._repr_html_()
+    return f"<h3>{html.escape(table.title)}</h3><div class='wide'>{body}</div>"
+
+
+def _folded(table: Table) -> str:
+    body = Table("", table.columns, table.rows, table.notes)._repr_html_()
+    title = html.escape(table.title)
+    return f"<details><summary>{title}</summary><div class='wide'>{body}</div></details>"

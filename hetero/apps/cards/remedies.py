@@ -1,0 +1,179 @@
+"""The nearest changes after which a request can be met: planned and played until one suffices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.apps.cards.delivery import GROWTH, LATENCIES, Effort, carried
+from hetero.apps.cards.precision import PRECISIONS
+from hetero.apps.cards.request import Request, more
+from hetero.apps.cards.sensitivity import machines
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.cluster import Machine
+from hetero.errors import HeteroError
+from hetero.simulator import Run, Slo
+from hetero.simulator.saturation import attainment, backlog_growth
+
+_MOST_MACHINES = 16
+_STEPS = 6  # of a budget
+_ROUNDED_UP = 1.005
+
+Replan = Callable[[Case], Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """A change after which the request can be met, and the number that makes it so."""
+
+    kind: str
+    what: str
+    value: float
+    unit: str
+
+
+def latencies(run: Run, field: str) -> NDArray[np.float64]:
+    """Latencies with those of unserved requests infinite; one token has no TPOT and meets it."""
+    values = np.where(np.isnan(getattr(run, field)), 0.0, getattr(run, field))
+    return np.where(run.finished, values, np.inf)
+
+
+def quantile(values: NDArray[np.float64], share: float) -> float:
+    """Smallest value that a share of all values does not exceed."""
+    ordered = np.sort(values)
+    return float(ordered[max(0, int(np.ceil(share * len(ordered) - 1e-9)) - 1)])
+
+
+def by_targets(case: Case, run: Run) -> Iterator[Nearest]:
+    """The one target, and the common factor of all, that the goal's share keeps at the rate."""
+    if backlog_growth(run) > GROWTH:
+        return  # waits grow for as long as the run lasts, so that no target would do
+    over = {}
+    for name, field in LATENCIES.items():
+        target = getattr(case.slo, field)
+        if target is not None:
+            over[name] = (latencies(run, field), float(target))
+    for name, (values, _) in over.items():
+        others = [other <= goal for key, (other, goal) in over.items() if key != name]
+        kept = np.logical_and.reduce([np.ones(len(values), bool), *others])
+        least = _ROUNDED_UP * quantile(np.where(kept, values, np.inf), case.goal)
+        if np.isfinite(least) and len(over) > 1:
+            text = f"A target of {name.upper()} of {words(least)}, the others as they are."
+            yield Nearest("target", text, least, f"s of {name}")
+    ratio = np.max([values / target for values, target in over.values()], axis=0)
+    factor = _ROUNDED_UP * quantile(ratio, case.goal)
+    if np.isfinite(factor):
+        wanted = ", ".join(
+            f"{name.upper()} {words(factor * goal)}" for name, (_, goal) in over.items()
+        )
+        text = f"All targets {factor:.3g} times as long ({wanted})."
+        yield Nearest("targets", text, factor, "times")
+
+
+def by_rate(best: Entry, case: Case, idle: float, effort: Effort) -> tuple[Nearest, ...]:
+    """The rate that the best plan carries, where an idle fleet meets the targets."""
+    if idle < case.goal:
+        return ()
+    rates = [
+        carried(best, case, case.seed + k, effort.precision, case.rate_rps)
+        for k in range(effort.seeds)
+    ]
+    rate = float(np.mean(rates))
+    found = Nearest("rate", f"A rate of {rate:.3g} requests/s.", rate, "requests/s")
+    return (found,) if rate > 0 else ()
+
+
+def suffices(case: Case, replan: Replan) -> bool:
+    """Whether a changed case has a plan that meets it."""
+    if case.llm.weight_bytes(case.precision) > case.cluster.mem_bytes:
+        return False
+    try:
+        entry = replan(case)
+    except HeteroError:
+        return False
+    run = entry.play(case.arrivals(), case.seed)
+    return attainment(run, case.slo) >= case.goal
+
+
+def by_precision(asked: Request, case: Case, replan: Replan) -> Iterator[Nearest]:
+    """The most exact of the smaller data types of weights that does."""
+    if asked.precision == "auto":
+        return
+    for other in PRECISIONS[1:]:
+        changed = asked.at(other)
+        if other == case.precision or changed is None:
+            continue
+        changed = replace(changed, rate_rps=case.rate_rps)
+        if suffices(changed, replan):
+            left = asked.cluster.gpus - changed.cluster.gpus
+            where = f", on {changed.cluster.gpus} GPUs, those that compute in it" if left else ""
+            yield Nearest("precision", f"Weights in {other}{where}.", 1.0, other)
+            return
+
+
+def by_budget(case: Case, replan: Replan) -> Iterator[Nearest]:
+    """The smallest budget that does, within 5 %."""
+    budget, all_of = case.budget_usd_per_h, case.cluster.usd_per_h
+    if budget is None or all_of is None or budget >= all_of:
+        return
+
+    def enough(usd_per_h: float) -> bool:
+        return suffices(replace(case, budget_usd_per_h=usd_per_h), replan)
+
+    if not enough(all_of):
+        return
+    low, high = budget, all_of
+    for _ in range(_STEPS):
+        if high <= 1.05 * low:
+            break
+        middle = float(np.sqrt(low * high))
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    text = f"A budget of {high:,.4g} $/h instead of {budget:,.4g}."
+    yield Nearest("budget", text, high, "$/h")
+
+
+def by_machines(case: Case, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
+    """Per kind the fewest further machines that do, by bisection from a first guess.
+
+    The guess is the number that raises the bound as far as the rate is above what is carried.
+    """
+    now = bound(case)
+    for machine in machines(case):
+
+        def grown(count: int, machine: Machine = machine) -> Case:
+            budget = case.budget_usd_per_h
+            paid = None if budget is None else budget + count * (machine.usd_per_h or 0.0)
+            cluster = more(case.cluster, machine, count)
+            return replace(case, cluster=cluster, budget_usd_per_h=paid)
+
+        high = _MOST_MACHINES
+        if now is not None and carried_rps > 0 and (one := bound(grown(1))) is not None:
+            gain = (one.rps() / now.rps() - 1.0) * carried_rps
+            guess = 2.0 * (case.rate_rps - carried_rps) / max(gain, 1e-9)
+            high = int(np.clip(np.ceil(guess), 1, _MOST_MACHINES))
+        if not suffices(grown(high), replan):
+            continue
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if suffices(grown(middle), replan) else (middle, high)
+        price = "" if machine.usd_per_h is None else f" ({high * machine.usd_per_h:,.4g} $/h more)"
+        s = "s" * (high > 1)
+        text = f"{high} more machine{s} of {machine.count} x {machine.gpu.name}{price}."
+        yield Nearest("machines", text, float(high), f"machines of {machine.gpu.name}")
+
+
+def looser(case: Case, factor: float) -> Case:
+    """The case with all targets so many times as long."""
+    values = {f: getattr(case.slo, f) for f in LATENCIES.values()}
+    return replace(case, slo=Slo(**{f: v and factor * v for f, v in values.items()}))
+
+
+def words(seconds: float) -> str:
+    """A time in words."""
+    return f"{1e3 * seconds:,.3g} ms" if seconds < 1.0 else f"{seconds:,.3g} s"

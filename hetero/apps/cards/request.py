@@ -1,0 +1,239 @@
+"""What is asked of a plan card: from names, files and texts to a case."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from hetero import catalog, workload
+from hetero.apps.cards.delivery import EFFORTS, Effort
+from hetero.apps.cards.precision import PRECISIONS
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.fleets import fleet, linked
+from hetero.catalog import Llm
+from hetero.catalog.precision import PRECISION_BITS
+from hetero.cluster import Cluster, Machine, Network
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.simulator import Slo
+from hetero.simulator.uncertainty import Rule
+from hetero.streams import stream
+from hetero.workload import Trace, TraceSource, statistics
+
+Precision: TypeAlias = Literal["auto", "fp16", "bf16", "fp8", "int8", "int4", "fp4"]
+"""Data type of weights; ``"auto"`` tries all of which some GPU of the fleet is capable."""
+
+RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Request(Shown):
+    """A case, and how its answer is to be made.
+
+    Attributes
+    ----------
+    case
+        In the first of the precisions, on the GPUs that compute in it.
+    cluster
+        All GPUs that were offered.
+    rate_given
+        Whether the rate was asked for; else it is where the search for the largest one begins.
+    precisions
+        What may be chosen.
+    choose
+        The rule among plans.
+    effort, effort_name
+        How much is played.
+    """
+
+    case: Case
+    cluster: Cluster
+    rate_given: bool
+    precision: str
+    precisions: tuple[str, ...]
+    choose: Rule
+    effort: Effort
+    effort_name: str
+
+    def at(self, precision: str) -> Case | None:
+        """The case in a precision, on the machines whose GPUs compute in it; None without any."""
+        able = tuple(m for m in self.cluster.machines if precision in m.gpu.precisions)
+        if not able:
+            return None
+        return replace(self.case, cluster=part(self.cluster, able), precision=precision)
+
+    def table(self) -> Table:
+        """What is asked, in a line each."""
+        case, slo = self.case, self.case.slo
+        goals = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
+        budget = case.budget_usd_per_h
+        rows = (
+            ("cluster", f"{self.cluster.name}: {counts(self.cluster.gpu_counts)}"),
+            ("model", case.llm.name),
+            ("workload", case.trace.source or case.trace.name),
+            ("rate", f"{case.rate_rps:.4g} requests/s" if self.rate_given else "as much as it can"),
+            ("targets", ", ".join(f"{k} {1e3 * v:,.4g} ms" for k, v in goals.items() if v)),
+            ("share of requests that meet them", f"{100 * case.goal:g} %"),
+            ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
+            ("precision", self.precision),
+            ("rule", self.choose),
+        )
+        return Table("Question", (Column("what"), Column("asked")), rows)
+
+
+def request(
+    cluster: Cluster | str | Path,
+    *,
+    model: Llm | str | Path,
+    trace: Trace | str | Path = "azure2023_conv",
+    source: TraceSource = "twin",
+    slo: Slo | str = "ttft=500ms,tpot=50ms",
+    rate: float | None = None,
+    budget: float | None = None,
+    precision: str = "fp16",
+    goal: float = 0.9,
+    choose: Rule = "nominal",
+    effort: str = "quick",
+    seed: int = 0,
+) -> Request:
+    """Read and check what is asked; parameters are those of :func:`hetero.plan`.
+
+    Raises
+    ------
+    HeteroError
+        In one sentence, for whatever is unknown, missing or out of range.
+
+    Examples
+    --------
+    >>> asked = request("xiong-v100-a800", model="Llama-3-8B", rate=2.0)
+    >>> asked.case.slo, asked.precisions
+    (Slo(ttft_s=0.5, tpot_s=0.05, e2e_s=None), ('fp16',))
+    """
+    _one_of("choose", choose, RULES)
+    _one_of("effort", effort, EFFORTS)
+    _one_of("precision", precision, ("auto", *PRECISION_BITS))
+    if not (isinstance(seed, int) and seed >= 0):
+        raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
+    for what, value in (("rate", rate), ("budget", budget)):
+        if value is not None and not 0 < value < math.inf:
+            raise ParameterError(
+                f"The {what} is {value:g}.", resolve="give a number above 0, or leave it out."
+            )
+    targets = Slo.read(slo) if isinstance(slo, str) else slo
+    if targets == Slo():
+        raise ParameterError(
+            "A plan card needs at least one target: without any, every rate would do.",
+            resolve="give targets such as ttft=500ms,tpot=50ms.",
+        )
+    offered = linked(cluster) if isinstance(cluster, Cluster) else fleet(cluster)
+    for machine in offered.machines if budget is not None else ():
+        if machine.usd_per_h is None:
+            raise ParameterError(
+                f"A budget needs prices, and machine {machine.name} of {offered.name} has none.",
+                resolve="give its usd_per_h in the cluster file, or leave the budget out.",
+            )
+    llm = model if isinstance(model, Llm) else catalog.find_llm(model)
+    requests = (
+        trace if isinstance(trace, Trace) else workload.open_trace(trace, source=source, seed=seed)
+    )
+    own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
+    size = EFFORTS[effort].requests
+    if len(requests) > size:
+        requests = requests.sample(size, stream(seed, "requests of a card"))
+    start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
+    chosen = PRECISIONS if precision == "auto" else (precision,)
+    usable = tuple(p for p in chosen if any(p in g.precisions for g in offered.gpu_types.values()))
+    if not usable:
+        able = {p for g in offered.gpu_types.values() for p in g.precisions}
+        raise ParameterError(
+            f"No GPU of {offered.name} computes in {precision}.",
+            resolve=f"use {', '.join(p for p in PRECISION_BITS if p in able)}.",
+        )
+    case = Case(offered, llm, requests, start, targets, goal, budget, usable[0], seed)
+    made = Request(
+        case, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
+    )
+    first = made.at(usable[0])
+    return replace(made, case=first) if first is not None else made
+
+
+def counts(gpus: dict[str, int]) -> str:
+    """Numbers of GPUs in words.
+
+    Examples
+    --------
+    >>> counts({"A40": 8, "L4": 2})
+    '8 A40, 2 L4'
+    """
+    return ", ".join(f"{count} {name}" for name, count in gpus.items())
+
+
+def part(cluster: Cluster, machines: tuple[Machine, ...]) -> Cluster:
+    """Some machines of a cluster, with the links between them."""
+    if len(machines) == len(cluster.machines):
+        return cluster
+    return replace(cluster, machines=machines, network=_kept(cluster.network, machines))
+
+
+def more(cluster: Cluster, like: Machine, count: int = 1) -> Cluster:
+    """The cluster with more machines like one of it, linked as that one is."""
+    names = {m.name for m in cluster.machines}
+    added: list[Machine] = []
+    number = 1
+    while len(added) < count:
+        name = f"{like.name}-more-{number}"
+        if name not in names:
+            added.append(replace(like, name=name))
+        number += 1
+    network = cluster.network
+    if network is None:
+        return replace(cluster, machines=(*cluster.machines, *added))
+    links = dict(network.machines)
+    for pair, link in network.machines.items():
+        if like.name in pair:
+            (other,) = pair - {like.name}
+            links |= {frozenset((one.name, other)): link for one in added}
+    grown = replace(network, machines=links)
+    if grown.within_region is None and (inside := _inside(cluster, like, added)) is not None:
+        links |= inside
+        grown = replace(network, machines=links)
+    return replace(cluster, machines=(*cluster.machines, *added), network=grown)
+
+
+def _inside(
+    cluster: Cluster, like: Machine, added: list[Machine]
+) -> dict[frozenset[str], catalog.Link] | None:
+    """Links among copies of a machine: as good as the best that it has to any other."""
+    others = [m for m in cluster.machines if m.name != like.name]
+    known = [cluster.link(like.name, m.name) for m in others]
+    if not known:
+        return None
+    best = max(known, key=lambda link: link.bandwidth_gbs)
+    alike = [like, *added]
+    return {frozenset((a.name, b.name)): best for k, a in enumerate(alike) for b in alike[k + 1 :]}
+
+
+def _kept(network: Network | None, machines: tuple[Machine, ...]) -> Network | None:
+    if network is None:
+        return None
+    names, regions = {m.name for m in machines}, {m.region for m in machines}
+    at = network.coordinator_region
+    return replace(
+        network,
+        machines={p: link for p, link in network.machines.items() if p <= names},
+        regions={p: link for p, link in network.regions.items() if p <= regions | {at}},
+        coordinator_region=at if at in regions else "",
+        coordinator=network.coordinator,
+    )
+
+
+def _one_of(what: str, value: object, allowed: object) -> None:
+    names = [str(name) for name in allowed]  # type: ignore[attr-defined]
+    if value not in names:
+        raise ParameterError(
+            f"'{value}' is no {what}.", resolve=f"use {', '.join(names[:-1])} or {names[-1]}."
+        )

@@ -1,0 +1,289 @@
+"""The tables of a plan card, and the card as text of 100 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from hetero.display import Column, Table
+
+if TYPE_CHECKING:
+    from hetero.apps.cards.card import PlanCard, Sampled
+
+WIDTH = 100
+_SERVED = {
+    "requests_per_s": ("throughput", "requests/s", 1.0),
+    "output_tps": ("output tokens", "tokens/s", 1.0),
+    "total_tps": ("input and output tokens", "tokens/s", 1.0),
+    "met ttft": ("requests within TTFT", "%", 100.0),
+    "met tpot": ("requests within TPOT", "%", 100.0),
+    "met e2e": ("requests within E2E", "%", 100.0),
+    "met joint": ("requests within all targets", "%", 100.0),
+}
+
+
+def show(value: float, digits: int = 3) -> str:
+    """A number as tables show it."""
+    return Column("", digits=digits).show(float(value))
+
+
+def between(one: Sampled, factor: float = 1.0) -> str:
+    """An interval in words."""
+    low, high = one.interval()
+    return f"{show(factor * low)} to {show(factor * high)}"
+
+
+def title(card: PlanCard) -> str:
+    """Model, cluster and workload."""
+    asked = card.question
+    return f"{asked.model} on {asked.cluster}, {asked.trace}"
+
+
+def headline(card: PlanCard) -> tuple[str, ...]:
+    """The answer in a few sentences."""
+    asked = card.question
+    goal = f"{100 * asked.goal:g} %"
+    least = "" if card.bound is not None else "at least "
+    said = [
+        f"Carries {least}{show(card.goodput_rps.value)} requests/s with {goal} of them within "
+        f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
+    ]
+    if card.bound is None:
+        said.append(
+            "No bound is known for this model; a larger rate counts only where requests come for "
+            "several times as long as one takes, and no longer runs were played."
+        )
+    else:
+        said.append(
+            f"No plan serves more than {show(card.bound.rate_rps)} requests/s on these GPUs at "
+            f"any latency ({card.bound.what}); the goodput is {card.bound.gap_percent:.0f} % below."
+        )
+    if card.usd_per_h is not None and card.usd_per_mtok is not None:
+        tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
+        full = card.usd_per_h / 3600.0 / (card.goodput_rps.value * tokens) * 1e6
+        said.append(
+            f"Costs {show(card.usd_per_h, 4)} $/h: {show(card.usd_per_mtok.value)} $ per 10^6 "
+            f"tokens at {show(asked.rate_rps)} requests/s, {show(full)} at the goodput."
+        )
+    else:
+        said.append("What it costs is not known: a GPU has no price.")
+    if card.limits is not None:
+        said.append(card.limits.sentence)
+    return tuple(said)
+
+
+def targets(card: PlanCard) -> str:
+    """The targets in words."""
+    return " and ".join(
+        f"{name.upper()} {1e3 * goal:,.4g} ms" for name, goal in card.question.targets_s.items()
+    )
+
+
+def replicas(card: PlanCard) -> Table:
+    """Which GPUs form which replicas."""
+    shared = any(math.isfinite(one.share) for one in card.groups)
+    columns = [Column("replicas"), Column("GPUs each"), Column("parallelism"), Column("phase")]
+    columns += [Column("requests", "%", 3)] if shared else []
+    columns.append(Column("where"))
+    rows = []
+    for one in card.groups:
+        gpus = " + ".join(f"{count} x {name}" for name, count in one.gpus.items())
+        row: list[object] = [one.count, gpus, one.parallelism, one.phase]
+        row += [100.0 * one.share] if shared else []
+        rows.append((*row, textwrap.shorten(", ".join(one.names), 36, placeholder=" ...")))
+    idle = ", ".join(f"{count} x {name}" for name, count in card.idle.items())
+    notes = [f"Routing: {card.routing}.", f"Weights in {card.precision}."]
+    notes += [f"Idle: {idle}."] if idle else []
+    return Table(f"Plan ({card.planner})", tuple(columns), tuple(rows), tuple(notes))
+
+
+def delivers(card: PlanCard) -> Table:
+    """Throughput, attainment and cost at the rate, with intervals."""
+    rows: list[tuple[object, ...]] = [_row("goodput", "requests/s", card.goodput_rps)]
+    for key, (name, unit, factor) in _SERVED.items():
+        if key in card.served:
+            rows.append(_row(name, unit, card.served[key], factor))
+    if card.usd_per_mtok is not None:
+        rows.append(_row("cost", "$ per 10^6 tokens", card.usd_per_mtok))
+    seeds, draws = len(card.goodput_rps.seeds), len(card.goodput_rps.draws)
+    asked = card.question
+    said = "rate asked for" if asked.rate_given else "largest rate found"
+    notes = [
+        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; Poisson arrivals, "
+        f"{asked.requests:,} requests a run, throughput from the first arrival to the last token.",
+        f"Over arrivals: 95 % interval of the mean over {seeds} seeds. "
+        + (
+            f"With step times: 90 % of {draws} draws of their error, each with its own arrivals."
+            if draws
+            else "Step times of this kind of plan are not drawn."
+        ),
+    ]
+    columns = ("figure", "unit", "value", "over arrivals", "with step times")
+    return Table("What it delivers", tuple(map(Column, columns)), tuple(rows), wrapped(notes))
+
+
+def _row(name: str, unit: str, one: Sampled, factor: float = 1.0) -> tuple[object, ...]:
+    low, high = one.over_seeds()
+    arrivals = f"{show(factor * low)} to {show(factor * high)}"
+    return (name, unit, show(factor * one.value), arrivals, between(one, factor))
+
+
+def latencies(card: PlanCard) -> Table:
+    """Percentiles of the latencies against their targets."""
+    rows = []
+    for name, found in card.latencies_s.items():
+        target = card.question.targets_s.get(name)
+        if name == "e2e" and name not in card.question.targets_s:
+            continue
+        for p, one in found.items():
+            if math.isnan(one.value):
+                continue
+            over = None if target is None else 100.0 * one.value / target
+            goal = None if target is None else 1e3 * target
+            rows.append((f"{name.upper()} P{p}", 1e3 * one.value, between(one, 1e3), goal, over))
+    columns = (
+        Column("latency"),
+        Column("value", "ms"),
+        Column("with step times", "ms"),
+        Column("target", "ms"),
+        Column("of the target", "%", 3),
+    )
+    return Table("Latencies against targets", columns, tuple(rows))
+
+
+def limits(card: PlanCard) -> Table:
+    """What binds, and the gain by each thing."""
+    assert card.limits is not None
+    found = card.limits.rows
+    drawn = any(math.isfinite(one.gain_percent) for one in found)
+    columns = [Column("what")]
+    columns += [Column("goodput gained by 10 % more of it", "%", 3)] if drawn else []
+    columns.append(Column("busy or held at the goodput", "%", 3))
+    rows = tuple(
+        (one.name, *((one.gain_percent,) if drawn else ()), one.use_percent) for one in found
+    )
+    return Table("What binds", tuple(columns), rows, wrapped([card.limits.sentence]))
+
+
+def changes(card: PlanCard) -> Table:
+    """What one change would do."""
+    rows = tuple(
+        (
+            one.what,
+            one.goodput_rps.value,
+            f"{one.gain_rps.value:+.3g}",
+            between(one.gain_rps),
+            one.usd_per_h,
+            textwrap.shorten(one.how, 34, placeholder=" ..."),
+        )
+        for one in card.changes
+    )
+    columns = (
+        Column("change"),
+        Column("goodput", "req/s", 3),
+        Column("gain"),
+        Column("90 % interval"),
+        Column("cost", "$/h", 4),
+        Column("how"),
+    )
+    return Table("What one change would do", columns, rows)
+
+
+def tried(card: PlanCard) -> Table:
+    """Every planner with its goodput or its reason."""
+    found = sorted(
+        card.tried, key=lambda one: -one.goodput_rps if math.isfinite(one.goodput_rps) else 0.0
+    )
+    planned = [one for one in found if not one.reason]
+    several = len({one.precision for one in found}) > 1
+    columns = [Column("planner")] + [Column("weights")] * several
+    columns += [Column("goodput", "requests/s", 3), Column("cost", "$/h", 4)]
+    rows = tuple(
+        (one.planner, *((one.precision,) if several else ()), one.goodput_rps, one.usd_per_h)
+        for one in planned
+    )
+    notes = [
+        f"No plan of {', '.join(dict.fromkeys(names))}: {reason}"
+        for reason, names in by_reason(
+            (one.planner, one.reason) for one in found if one.reason
+        ).items()
+    ]
+    return Table("What was tried", tuple(columns), rows, wrapped(notes))
+
+
+def by_reason(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names by what is said of them."""
+    found: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        found.setdefault(reason, []).append(name)
+    return found
+
+
+def sources(card: PlanCard) -> Table:
+    """Where the figures of each GPU type come from."""
+    columns = (
+        Column("GPU"),
+        Column("number"),
+        Column("step times"),
+        Column("prefill +-", "%", 2),
+        Column("decode +-", "%", 2),
+        Column("data sheet"),
+        Column("price", "$/h"),
+    )
+    rows = tuple(
+        (
+            one.gpu,
+            one.count,
+            one.step_times.partition(" ")[0],
+            one.prefill_error_percent,
+            one.decode_error_percent,
+            one.data_sheet,
+            one.usd_per_gpu_h,
+        )
+        for one in card.sources
+    )
+    prices: dict[str, list[str]] = {}
+    for one in card.sources:
+        if one.usd_per_gpu_h is not None:
+            prices.setdefault(one.price, []).append(one.gpu)
+    places = [
+        f"Step times of {one.gpu}: {one.step_times}."
+        for one in card.sources
+        if " " in one.step_times
+    ]
+    places += [f"Price of {', '.join(of)}: {place}." for place, of in prices.items()]
+    note = "+-: nine of ten steps of other models err by less; `hetero gpus` says more."
+    return Table("Where the figures come from", columns, rows, wrapped([note, *places]))
+
+
+def tables(card: PlanCard) -> tuple[Table, ...]:
+    """All tables, in the order of reading."""
+    found = [replicas(card), delivers(card), latencies(card)]
+    found += [limits(card)] if card.limits is not None else []
+    found += [changes(card)] if card.changes else []
+    return (*found, tried(card), sources(card))
+
+
+def text(card: PlanCard) -> str:
+    """The card as text."""
+    head = [title(card), "=" * min(WIDTH, len(title(card)))]
+    head += wrapped(headline(card))
+    parts = ["\n".join(head)]
+    for table in tables(card):
+        said = table
+        if card.limits is not None and table.notes == wrapped([card.limits.sentence]):
+            said = Table(table.title, table.columns, table.rows)  # the head says it already
+        parts.append(f"{said.title}\n{'-' * len(said.title)}\n{_untitled(said)}")
+    parts += ["\n".join(wrapped(card.notes))] if card.notes else []
+    return "\n\n".join(parts)
+
+
+def _untitled(table: Table) -> str:
+    return str(Table("", table.columns, table.rows, table.notes))
+
+
+def wrapped(sentences: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """Lines of at most 100 columns."""
+    return tuple(line for one in sentences for line in textwrap.wrap(one, WIDTH))

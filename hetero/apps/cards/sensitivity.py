@@ -1,0 +1,138 @@
+"""What one change would do: one more machine of each kind, targets or a budget half as far again.
+
+Every change is planned anew by the planner that won, and the plans at hand stay candidates where
+they can: nobody has to make use of more. Requests, gaps and draws of the step times are the same
+before and after, so that gains are differences of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetero.apps.cards.card import Change, Sampled
+from hetero.apps.cards.delivery import LATENCIES, Effort, carried, difference, goodput
+from hetero.apps.cards.request import more
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.cluster import Machine
+from hetero.errors import HeteroError
+from hetero.simulator import Slo
+
+STEP = 1.5
+"""Factor of one step of a target or a budget."""
+
+_PICK = 0.02  # precision of the goodputs by which one of several plans is picked
+
+Replan = Callable[[Case], Entry]
+"""The planner that won."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of a case.
+
+    Attributes
+    ----------
+    dearest
+        Price that plans made before it must not exceed [$/h]; None where all are still allowed.
+    """
+
+    what: str
+    case: Case
+    dearest: float | None = None
+
+
+def machines(case: Case) -> tuple[Machine, ...]:
+    """One machine of each kind of a cluster."""
+    kinds: dict[tuple[object, ...], Machine] = {}
+    for machine in case.cluster.machines:
+        key = (machine.gpu.name, machine.count, machine.region, machine.usd_per_h, machine.link)
+        kinds.setdefault(key, machine)
+    return tuple(kinds.values())
+
+
+def steps(case: Case) -> Iterator[Step]:
+    """The changes of a case: machines, then targets, then the budget."""
+    budget = case.budget_usd_per_h
+    kinds = machines(case)
+    for machine in kinds:
+        grown = more(case.cluster, machine)
+        paid = None if budget is None else budget + (machine.usd_per_h or 0.0)
+        where = f", {machine.region}" if len({m.region for m in kinds}) > 1 else ""
+        what = f"one more {machine.count} x {machine.gpu.name}{where}"
+        yield Step(what, replace(case, cluster=grown, budget_usd_per_h=paid))
+    for name, field in LATENCIES.items():
+        target = getattr(case.slo, field)
+        if target is None:
+            continue
+        for factor in (STEP, 1.0 / STEP):
+            slo: Slo = replace(case.slo, **{field: target * factor})
+            yield Step(f"{name.upper()} of {_ms(target * factor)}", replace(case, slo=slo))
+    if budget is not None:
+        for factor in (STEP, 1.0 / STEP):
+            changed = replace(case, budget_usd_per_h=budget * factor)
+            yield Step(f"budget of {budget * factor:,.4g} $/h", changed, budget * factor)
+
+
+def changes(
+    pool: Sequence[Entry],
+    case: Case,
+    now: Sampled,
+    replan: Replan,
+    effort: Effort,
+    planned: Mapping[str, Entry] | None = None,
+) -> tuple[Change, ...]:
+    """What becomes of the goodput after each change.
+
+    Parameters
+    ----------
+    pool
+        Plans of the case as it is, the chosen one first.
+    now
+        Goodput of that one.
+    replan
+        Plans a changed case.
+    planned
+        Plans made before, by the change.
+    """
+    known = planned or {}
+
+    def plan(step: Step) -> Entry:
+        return known[step.what] if step.what in known else replan(step.case)
+
+    return tuple(_changed(step, pool, now, plan, effort) for step in steps(case))
+
+
+def _changed(
+    step: Step, pool: Sequence[Entry], now: Sampled, plan: Callable[[Step], Entry], effort: Effort
+) -> Change:
+    draws = effort.draws // 2
+    candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]
+    if step.dearest is not None:
+        price = step.dearest
+        candidates = [
+            (one, how)
+            for one, how in candidates
+            if one.usd_per_h is not None and one.usd_per_h <= price
+        ]
+    reason = ""
+    try:
+        candidates.append((plan(step), "planned anew"))
+    except HeteroError as error:
+        reason = error.what
+    if not candidates:
+        none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
+        return Change(step.what, none, difference(none, now), None, reason)
+    # One seed picks, all of them judge; of equals the one at hand stays.
+    near, seed = now.value or step.case.rate_rps, step.case.seed
+    quick = [carried(one, step.case, seed, _PICK, near) for one, _ in candidates]
+    best, how = candidates[int(np.argmax(quick))]
+    found = goodput(best, step.case, effort, draws=draws)
+    return Change(step.what, found, difference(found, now), best.usd_per_h, how)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.4g} ms" if seconds < 10 else f"{seconds:,.4g} s"

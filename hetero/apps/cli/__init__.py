@@ -1,0 +1,83 @@
+"""The ``hetero`` command: one group per noun, every error one sentence on stderr."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from typing import Any
+
+import typer
+
+from hetero.errors import HeteroError
+
+app = typer.Typer(
+    name="hetero",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Plan, route and simulate LLM serving on mixed fleets of GPUs.",
+)
+
+# Each module adds its commands to ``app`` in ``register(app)``.
+_GROUPS = (
+    "data",
+    "trace",
+    "fit",
+    "gpus",
+    "profile",
+    "measure",
+    "estimate",
+    "simulate",
+    "sweep",
+    "plan",
+    "export",
+    "size",
+    "resilience",
+    "reschedule",
+    "serve",
+    "replay",
+    "bench",
+    "pipeline",
+)
+
+
+@cache
+def command() -> Any:
+    """The command with all that it holds, built once: ``app`` keeps what is added to it."""
+    for group in _GROUPS:
+        importlib.import_module(f"hetero.apps.cli.{group}").register(app)
+    return typer.main.get_command(app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exit 1 on an error of the content, 2 on one of the call."""
+    try:
+        code = command().main(args=arguments, prog_name="hetero", standalone_mode=False)
+    except HeteroError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help stands there already
+            sys.exit(0)
+        asked = getattr(getattr(error, "ctx", None), "command_path", "hetero")
+        what = error.format_message()
+        end = "" if what.endswith((".", "?")) else "."
+        print(f"Error: {what}{end} Resolve: see `{asked} --help`.", file=sys.stderr)
+        sys.exit(2)
+    except (typer.Abort, KeyboardInterrupt):
+        print("Stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except OSError as error:  # a full disk, a folder that may not be written to, a lost mount
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"Error: {error.strerror or error}{where}. Resolve: free space on the disk, or use "
+            "another folder; what was finished is kept.",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,196 @@
+"""``hetero export``: a plan as files for vLLM, Kubernetes, SkyPilot or a dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero.apps.cli import options
+
+if TYPE_CHECKING:
+    from hetero.apps.cards.card import PlanCard
+    from hetero.apps.portfolio.portfolio import Tried
+    from hetero.catalog import Llm
+
+# Their replicas are whole and stand on alike GPUs of one machine, which every tool can express.
+_PLAIN = ("tensor-parallel search", "Mélange", "vLLM homogeneous")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("export")(export)
+
+
+def export(
+    plan: Annotated[
+        str,
+        typer.Argument(help="Plan card (JSON), or a cluster to plan for: file or shipped name."),
+    ],
+    to: Annotated[str, typer.Option("--to", help="vllm, kubernetes, skypilot, routing or serve.")],
+    output: Annotated[Path, options.output("Folder for the files; made if need be.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Model of the catalog, or a Hugging Face config.json; by default the card's."
+        ),
+    ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(help="What engines load: a Hugging Face name or a path."),
+    ] = "",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
+    slo: options.Targets = "ttft=500ms,tpot=50ms",
+    rate: Annotated[
+        float | None, typer.Option(help="Load to plan for [requests/s]; else all it can carry.")
+    ] = None,
+    budget: options.Budget = None,
+    precision: Annotated[
+        str, typer.Option(help="Data type of weights, or 'auto'; a card has its own.")
+    ] = "fp16",
+    memory_fraction: Annotated[
+        float, typer.Option(help="Share of the GPU memory that an engine may take.")
+    ] = 0.9,
+    router: Annotated[
+        str | None,
+        typer.Option(help="Router of the dispatcher instead of the plan's, such as hetero."),
+    ] = None,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            help="Where routing and serve look for engines: 'machines' or 'kubernetes' names."
+        ),
+    ] = "machines",
+    seed: options.Seed = 0,
+    force: options.Force = False,
+) -> None:
+    """Write a plan as files that other tools read.
+
+    vllm: a script per machine. kubernetes: manifests. skypilot: services and tasks. routing: a
+    table (JSON) for a dispatcher. serve: the deployment file of `hetero serve`, which needs step
+    times and so a cluster to plan for, not a card. Where a tool cannot express the best plan of a
+    cluster, the best one of whole replicas on alike GPUs is taken and the reason told; a card that
+    it cannot express ends in one sentence. What a tool does differently is noted in the file.
+    """
+    from hetero import catalog
+    from hetero.apps.export import TARGETS, Service, write
+    from hetero.apps.export.files import Hosts
+    from hetero.errors import ExportError
+    from hetero.routers.named import factories
+
+    target = options.choice("--to", to, TARGETS)
+    where: Hosts = options.choice("--hosts", hosts, Hosts)
+    makers = factories()
+    chosen = options.choice("--router", router, makers) if router is not None else None
+    llm = catalog.find_llm(model) if model is not None else None
+    if plan.endswith(".json"):
+        from hetero.apps.cards.card import PlanCard
+
+        card = PlanCard.load(plan)
+    else:
+        card = _planned(plan, model, trace, source, slo, rate, budget, precision, seed)
+    service = Service.of_card(card, llm, weights=weights, memory_fraction=memory_fraction)
+
+    def written(service: Service) -> list[Path]:
+        if chosen is not None:
+            service = replace(service, router=makers[chosen](), routing=chosen)
+        return list(write(service, target, output, hosts=where, force=force))
+
+    try:
+        files = written(service)
+    except ExportError as error:
+        if plan.endswith(".json"):
+            raise ExportError(
+                error.what,
+                resolve=f"{error.resolve.rstrip('.')}; or export the cluster file itself, of which "
+                f"the best plan that {target} can express is taken.",
+            ) from None
+        other = _plain(card, plan, llm, trace, source, slo, budget, seed) if llm else None
+        if llm is None or other is None or other.entry is None or other.score is None:
+            raise
+        service = Service.of_entry(
+            other.entry,
+            llm,
+            name=card.question.cluster,
+            weights=weights,
+            precision=card.precision,
+            memory_fraction=memory_fraction,
+        )
+        files = written(service)
+        print(
+            f"The best plan carries {card.goodput_rps.value:.3g} requests/s, but {error.what}\n"
+            f"Exported instead: {other.planner}, {other.score.goodput_rps.mean:.3g} requests/s.\n"
+        )
+    print(service)
+    print("Wrote " + ", ".join(str(path) for path in files) + ".")
+
+
+def _planned(
+    cluster: str,
+    model: str | None,
+    trace: str,
+    source: str,
+    slo: str,
+    rate: float | None,
+    budget: float | None,
+    precision: str,
+    seed: int,
+) -> PlanCard:
+    import hetero
+    from hetero import workload
+    from hetero.errors import ParameterError
+
+    if model is None:
+        raise ParameterError(
+            f"No model is named that {cluster} should serve.", resolve="say --model."
+        )
+    return hetero.plan(
+        cluster,
+        model=model,
+        trace=trace,
+        source=options.choice("--source", source, workload.TraceSource),
+        slo=slo,
+        rate=rate,
+        budget=budget,
+        precision=precision,
+        seed=seed,
+    )
+
+
+def _plain(
+    card: PlanCard,
+    cluster: str,
+    llm: Llm,
+    trace: str,
+    source: str,
+    slo: str,
+    budget: float | None,
+    seed: int,
+) -> Tried | None:
+    """The best plan of whole replicas on alike GPUs; None if there is none."""
+    from hetero import workload
+    from hetero.apps.cards.request import request
+    from hetero.apps.portfolio.planners import planner
+    from hetero.apps.portfolio.portfolio import ask
+
+    asked = request(
+        cluster,
+        model=llm,
+        trace=trace,
+        source=options.choice("--source", source, workload.TraceSource),
+        slo=slo,
+        rate=card.question.rate_rps,
+        budget=budget,
+        precision=card.precision,
+        seed=seed,
+    )
+    case = asked.at(card.precision)
+    tried = [] if case is None else [ask(planner(name), case) for name in _PLAIN]
+    return max(
+        (one for one in tried if one.score is not None),
+        key=lambda one: one.score.key if one.score else (),
+        default=None,
+    )

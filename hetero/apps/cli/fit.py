@@ -1,0 +1,155 @@
+"""``hetero fit``: a latency model from the user's own measurements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero.apps.cli import options
+
+if TYPE_CHECKING:
+    from hetero.latency.models.floor import FloorFit
+    from hetero.latency.models.phase import PhaseFit
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("fit")(fit)
+
+
+def fit(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="CSV with columns phase (prefill or decode), batch, input_tokens, seconds or ms; "
+            "decode rows give context_tokens (one step) or output_tokens (sum over the outputs)."
+        ),
+    ],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Own heading of a column, as NAME=HEADING; may be repeated."),
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="Errors count relative to the time ('relative') or not ('none').")
+    ] = "relative",
+    non_negative: Annotated[
+        bool, typer.Option("--non-negative", help="Hold every coefficient at 0 or more.")
+    ] = False,
+    floor: Annotated[
+        bool, typer.Option("--floor", help="Fit prefill as max(floor, a b I + c) instead.")
+    ] = False,
+    form: Annotated[
+        str,
+        typer.Option(
+            help="'full' (p1..p8), 'cross' (level and two slopes, where settings form a cross), or "
+            "'tokens' (tokens of the batch and a constant)."
+        ),
+    ] = "full",
+    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
+    as_json: options.AsJson = False,
+    output: Annotated[
+        Path | None, options.output("Write the step model to this JSON file.")
+    ] = None,
+    force: options.Force = False,
+) -> None:
+    """Fit prefill and decode times to measurements, with intervals and errors.
+
+    The coefficients are p1..p8 of Xiong et al. eq. 3-4.
+    What the measurements cannot determine is refused, with what they do determine.
+    """
+    from hetero import latency
+    from hetero.errors import FitError, ParameterError
+    from hetero.latency import storage
+    from hetero.latency.models.fitting import Weights
+    from hetero.latency.models.phase import Form
+
+    measured = latency.read_csv(file, columns=_mapping(column or []))
+    prefill, decode = latency.fit(
+        measured,
+        form=options.choice("--form", form, Form),
+        weights=options.choice("--weights", weights, Weights),
+        non_negative=non_negative,
+        floor=floor,
+        confidence=confidence,
+    )
+    reduction, reason = None, ""
+    if prefill is None or decode is None:
+        missing = "prefill" if prefill is None else "decode"
+        reason = f"{file.name} has no {missing} rows, and a step model needs both phases."
+    else:
+        try:
+            affine = latency.Affine.from_fits(prefill, decode, source=f"fit of {file.name}")
+            reduction = affine.reduce()
+        except ParameterError as error:
+            if output is not None:
+                raise
+            reason = str(error)
+    if output is not None:
+        if reduction is None:
+            raise FitError(reason, resolve=f"add {missing} rows, or leave out --output.")
+        storage.save(reduction.model, output, force=force)
+
+    if as_json:
+        print(
+            options.to_json(
+                {
+                    "file": file.name,
+                    "weights": weights,
+                    "non_negative": non_negative,
+                    "confidence": confidence,
+                    "prefill": _as_dict(prefill),
+                    "decode": _as_dict(decode),
+                    "output": None if output is None else str(output),
+                }
+            ),
+            end="",
+        )
+        return
+    shown = [str(part) for part in (prefill, decode, reduction) if part is not None]
+    if reduction is None:
+        shown.append(f"No step model: {reason}")
+    if output is not None:
+        shown.append(f"Wrote {output}.")
+    print("\n\n".join(shown))
+
+
+def _mapping(pairs: list[str]) -> dict[str, str]:
+    from hetero.errors import ParameterError
+
+    found = {}
+    for pair in pairs:
+        name, sign, heading = pair.partition("=")
+        if not (name and sign and heading):
+            raise ParameterError(
+                f"--column cannot read '{pair}'.", resolve="write NAME=HEADING, such as batch=bs."
+            )
+        found[name.strip()] = heading.strip()
+    return found
+
+
+def _as_dict(part: PhaseFit | FloorFit | None) -> dict[str, object] | None:
+    if part is None:
+        return None
+    from dataclasses import asdict
+
+    from hetero.latency.models.phase import PhaseFit
+
+    linear = part.linear if isinstance(part, PhaseFit) else part
+    return {
+        "form": part.form if isinstance(part, PhaseFit) else "floor",
+        "coefficients": {
+            term.name: {
+                "value": float(value),
+                "low": float(low),
+                "high": float(high),
+                "unit": term.unit,
+                "multiplies": term.column,
+            }
+            for term, value, low, high in zip(
+                linear.terms, linear.coefficients, linear.low, linear.high, strict=True
+            )
+        },
+        "accuracy": asdict(linear.accuracy),
+    }

@@ -1,0 +1,118 @@
+"""``hetero plan CLUSTER``: the plan card, the group's command where no other is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetero.apps.cli import options
+
+if TYPE_CHECKING:
+    pass
+
+NAME = "card"
+"""Name of the command, which may be left out."""
+
+_STEPS = 40  # about as many things are done for a card
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group."""
+    group.command(NAME)(card)
+
+
+def card(
+    cluster: options.Cluster,
+    model: options.Model,
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
+    slo: options.Targets = "ttft=500ms,tpot=50ms",
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Load to be carried [requests/s]; without it, as much as the fleet can."),
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="What may be spent [$/h]; without it the whole cluster.")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="Data type of weights: fp16, fp8, int8, int4 ..., or 'auto'.")
+    ] = "fp16",
+    goal: Annotated[
+        float, typer.Option(help="Share of the requests that has to meet all targets.")
+    ] = 0.9,
+    choose: Annotated[
+        str,
+        typer.Option(
+            help="Rule among plans: 'nominal', or over draws of the error of step times "
+            "'best mean' or 'best worst case'."
+        ),
+    ] = "nominal",
+    effort: Annotated[
+        str, typer.Option(help="'quick' (half a minute), 'normal' or 'thorough'.")
+    ] = "quick",
+    seed: options.Seed = 0,
+    against: Annotated[
+        Path | None,
+        typer.Option(help="Compare with the card that --json wrote to this file."),
+    ] = None,
+    as_json: options.AsJson = False,
+    html: Annotated[Path | None, typer.Option(help="Write the card as a page (.html).")] = None,
+    output: Annotated[Path | None, options.output("Write the card as JSON.")] = None,
+    force: options.Force = False,
+) -> None:
+    """How a fleet should serve a model, what that delivers and costs, and what binds.
+
+    Every planner is asked; the card says which GPUs form which replicas, how requests are routed,
+    the goodput within the targets with its interval and a proven bound, the cost, what limits it,
+    what one more machine or another target would change, and where every figure comes from. Where
+    no plan meets the request, it says which requests miss which target and what would do.
+    """
+    from hetero.apps.cards.answer import plan
+    from hetero.apps.cards.card import PlanCard
+    from hetero.apps.cards.delivery import EFFORTS
+    from hetero.apps.cards.difference import difference
+    from hetero.apps.cards.infeasible import NoPlanError
+    from hetero.files import check_new
+    from hetero.progress import progress
+    from hetero.simulator.uncertainty import Rule
+    from hetero.workload import TraceSource
+
+    for file, ends in ((html, (".html",)), (output, (".json",))):
+        if file is not None:
+            options.ending(file, ends)
+            check_new(file, force=force)
+    other = None if against is None else PlanCard.load(against)
+    options.targets(slo)  # its errors name the option
+    try:
+        with progress(_STEPS, "plan", unit="steps") as advance:
+            made = plan(
+                cluster,
+                model=model,
+                trace=trace,
+                source=options.choice("--source", source, TraceSource),
+                slo=slo,
+                rate=rate,
+                budget=budget,
+                precision=precision,
+                goal=goal,
+                choose=options.choice("--choose", choose, Rule),
+                effort=options.choice("--effort", effort, EFFORTS),
+                seed=seed,
+                progress=lambda _: advance(1),
+            )
+    except NoPlanError as error:
+        if as_json:
+            print(options.to_json(error.explanation.to_dict()), end="")
+        raise
+    for file in (html, output):
+        if file is not None:
+            made.save(file, force=force)
+    gap = None if other is None else difference(made, other)
+    if as_json:
+        print(made.to_json() if gap is None else options.to_json(gap.to_dict()), end="")
+        return
+    print(made)
+    if gap is not None:
+        print(f"\n{gap}")

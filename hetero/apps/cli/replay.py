@@ -1,0 +1,105 @@
+"""``hetero replay``: what a real endpoint does with a trace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("replay")(replay)
+
+
+def replay(
+    trace: Annotated[
+        str, typer.Argument(help="Trace file, or a shipped workload such as azure2023_conv.")
+    ],
+    url: Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")],
+    model: Annotated[str, typer.Option(help="Name under which the server knows the model.")],
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", help="One row per request (.csv), as hetero simulate's."),
+    ],
+    source: Annotated[
+        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
+    ] = "twin",
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Send only the first requests of the trace.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once."),
+    ] = None,
+    in_flight: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 1024,
+    max_seconds: Annotated[float, typer.Option(help="No request is sent later [s].")] = 3600.0,
+    timeout: Annotated[float, typer.Option(help="Longest wait for the next token [s].")] = 120.0,
+    deployment: Annotated[
+        Path | None, typer.Option(help="Deployment file that `hetero serve` runs there.")
+    ] = None,
+    slo: Annotated[
+        str, typer.Option(help="Targets, as in ttft=500ms,tpot=50ms (also e2e; us, ms, s, min).")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Seed of twin, arrivals and prompts.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing table.")] = False,
+) -> None:
+    """Send the requests of a trace to an OpenAI-compatible server when the trace says.
+
+    Writes the same table, and prints the same metrics, as a simulation. Each request is kept in
+    OUTPUT.journal as it ends, so a stopped replay goes on with the same command. A key for the
+    server is taken from the environment variable HETERO_API_KEY.
+    """
+    from hetero import workload
+    from hetero.apps.cli.options import arrivals, choice, plain, targets, to_json
+    from hetero.apps.profiling import Endpoint
+    from hetero.apps.serving.replay import Bounds
+    from hetero.apps.serving.replay import replay as run_replay
+    from hetero.apps.serving.settings import load
+    from hetero.errors import ParameterError
+    from hetero.files import writing
+    from hetero.progress import progress
+    from hetero.simulator import metrics
+
+    if output.suffix != ".csv":
+        raise ParameterError(
+            f"The ending of {output.name} is of no known kind.", resolve="end its name with .csv."
+        )
+    if output.exists() and not force:
+        raise ParameterError(f"{output} exists already.", resolve="add --force to replace it.")
+    wanted = targets(slo)
+    settings = None if deployment is None else load(deployment)
+    requested = workload.open_trace(
+        trace, source=choice("--source", source, workload.TraceSource), seed=seed
+    )
+    requested = arrivals(requested, requests, rate, seed)
+    endpoint = Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
+    journal = output.with_name(output.name + ".journal")
+    with progress(len(requested), "replay") as advance:
+        run = run_replay(
+            endpoint,
+            requested,
+            journal,
+            bounds=Bounds(in_flight, max_seconds),
+            deployment=None if settings is None else settings.deployment(),
+            router="measured" if settings is None else settings.chosen().name,
+            seed=seed,
+            progress=advance,
+        )
+    found = metrics(run, wanted)
+    due = len(requested) - len(run.requests)
+    if due == 0:
+        with writing(output, force=force) as part:
+            run.frame().to_csv(part, index=False, lineterminator="\n")
+        journal.unlink()
+        note = f"{len(requested):,} rows written to {output}."
+    else:
+        note = f"{due:,} of {len(requested):,} requests are due; the same command goes on."
+    if as_json:
+        print(to_json(plain(found) | {"due": due}), end="")
+        return
+    print(found)
+    print(note)

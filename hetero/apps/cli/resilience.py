@@ -1,0 +1,141 @@
+"""``hetero resilience``: what remains of a plan without any one machine, and spares."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetero.apps.cli import options
+from hetero.apps.cli.size import Goal, Gpus, Most, Precision, Prices, listed
+
+if TYPE_CHECKING:
+    from hetero.apps.capacity.resilience import Loss
+    from hetero.apps.capacity.trial import Outcome
+    from hetero.apps.portfolio.case import Case
+    from hetero.apps.portfolio.entry import Entry, Planner
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("resilience")(resilience)
+
+
+def resilience(
+    cluster: options.Cluster,
+    rate: Annotated[float, typer.Option(help="Load to carry [requests/s].")],
+    model: options.DenseModel = "Llama-3-8B",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
+    slo: options.Targets = "ttft=2s,tpot=100ms",
+    goal: Goal = 0.9,
+    planner: Annotated[
+        str,
+        typer.Option(help="Whose plan: 'melange', 'phase-splitting', ... or 'best' of all."),
+    ] = "melange",
+    replan: Annotated[
+        bool, typer.Option("--replan", help="Also plan again for the machines that are left.")
+    ] = False,
+    spare: Annotated[
+        bool,
+        typer.Option(
+            "--spare", help="Also find the cheapest machines that keep the targets through a loss."
+        ),
+    ] = False,
+    prices: Prices = None,
+    gpu: Gpus = None,
+    most: Most = None,
+    precision: Precision = "fp16",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds that are simulated.")] = 3,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what is left of a plan if any one machine is lost, and what spare would make up for it.
+
+    Every machine is taken away in turn, before a run and in the middle of one, by simulation.
+    """
+    from hetero import catalog, workload
+    from hetero import cluster as clusters
+    from hetero.apps.capacity import resilience as losses
+    from hetero.apps.capacity.spare import spare as find_spare
+    from hetero.apps.portfolio.case import Case
+
+    requested = workload.open_trace(
+        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
+    )
+    case = Case(
+        clusters.find(cluster),
+        catalog.find_llm(model),
+        requested,
+        options.positive("--rate", rate),
+        options.targets(slo),
+        goal,
+        precision=precision,
+        seed=seed,
+    )
+    entry, maker = _plan(planner, case)
+    each = tuple(range(seed, seed + seeds))
+    alone = replan or entry.deployment is None
+    found = losses.resilience(entry, case, planner=maker if alone else None, seeds=each)
+    extra = find_spare(entry, case, listed(prices, gpu, most), seeds=each) if spare else None
+    if as_json:
+        record: dict[str, Any] = {
+            "cluster": case.cluster.name,
+            "model": case.llm.name,
+            "planner": entry.planner,
+            "rate_rps": case.rate_rps,
+            "goal": case.goal,
+            "seeds": list(each),
+            "holds": found.holds,
+            "whole": _loss(found.whole),
+            "losses": [_loss(one) for one in found.losses],
+        }
+        if extra is not None:
+            record["spare"] = {
+                "machines": extra.machines,
+                "usd_per_h": extra.usd_per_h,
+                "losses": [
+                    {"machine": name or None, "attainment": one.mean} for name, one in extra.losses
+                ],
+            }
+        print(options.to_json(record), end="")
+        return
+    print(f"{entry}\n\n{found}")
+    if extra is not None:
+        print(f"\n{extra}")
+
+
+def _plan(name: str, case: Case) -> tuple[Entry, Planner]:
+    """The plan of a planner, and the planner that plans again: of the best, the one that won."""
+    from hetero.apps.portfolio.planners import planner, planners
+    from hetero.apps.portfolio.portfolio import portfolio
+
+    known = {_slug(one.name): one.name for one in planners()}
+    chosen = options.choice("--planner", _slug(name), ["best", *known])
+    if chosen != "best":
+        maker = planner(known[chosen])
+        return maker.plan(case), maker
+    found = portfolio(case)
+    return found.entry, planner(found.single.planner)
+
+
+def _slug(name: str) -> str:
+    """A planner's name as it is typed: no accents, no spaces."""
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()
+    return plain.lower().replace(",", "").replace(" ", "-")
+
+
+def _loss(one: Loss) -> dict[str, Any]:
+    def share(found: Outcome | None) -> float | None:
+        return None if found is None else found.mean
+
+    return {
+        "machines": list(one.machines),
+        "gpus": one.gpus,
+        "attainment": share(one.after),
+        "carries_rps": one.carried_rps,
+        "attainment_minute_after": one.shock,
+        "interrupted_requests": one.interrupted,
+        "attainment_planned_again": share(one.planned_again),
+    }

@@ -1,0 +1,71 @@
+"""``hetero serve``: the routers of the simulator in front of real engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hetero.apps.serving.settings import Settings
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("serve")(serve)
+
+
+def serve(
+    deployment: Annotated[Path, typer.Argument(help="Deployment file (YAML).")],
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; by default this machine only.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Make all that is served, but do not listen, and show the file."
+        ),
+    ] = False,
+) -> None:
+    """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
+
+    Serves /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics and /plan, the
+    planned share of each engine, mended when engines are lost or come back. SIGHUP reads the file
+    again without dropping a request: add or drain engines, change the router. The file names the
+    model, the router and the engines, each with address, KV cache and the step model that
+    `hetero profile --fit` wrote:
+
+        model: tiny
+        router: hetero
+        backends:
+          - {name: fast, url: "http://127.0.0.1:8001", step: fast.json, kv_tokens: 60000}
+          - {name: slow, url: "http://127.0.0.1:8002", step: slow.json, kv_tokens: 20000}
+    """
+    from hetero.apps.serving.plan import FleetPlan
+    from hetero.apps.serving.server import serve as run
+    from hetero.apps.serving.settings import load
+
+    if check:
+        settings = load(deployment)
+        _construct(settings)
+        print(settings.deployment().table())
+        print(f"Router: {settings.chosen().name}.\n")
+        print(FleetPlan.of(settings.deployment(), *settings.outputs.typical).table())
+        return
+    run(deployment, host=host, port=port)
+
+
+def _construct(settings: Settings) -> None:
+    """All that is served, but for an address: what starts is what has been made once."""
+    try:
+        from hetero.apps.serving.dispatcher import Dispatcher, Prepared
+    except ModuleNotFoundError as error:
+        from hetero.errors import ParameterError
+
+        raise ParameterError(
+            f"Serving needs the package {error.name}, which is not installed.",
+            resolve="install it with `pip install 'hetero[serving]'`.",
+        ) from error
+    Dispatcher(Prepared.of(settings))

@@ -1,0 +1,259 @@
+"""``hetero size``: the cheapest fleet for a load, over a day's load curve too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hetero.apps.cli import options
+
+if TYPE_CHECKING:
+    from hetero.apps.capacity.curve import DayPlan
+    from hetero.apps.capacity.market import Market
+    from hetero.apps.capacity.sizing import Sizing
+    from hetero.apps.capacity.spot import SpotMix
+
+_EXAMPLE = """
+    name: quote of March
+    start_s: 240
+    machines:
+      - {gpu: L4, usd_per_h: 0.8, limit: 40}
+      - {gpu: H100-SXM, count: 8, usd_per_h: 24, reserved_usd_per_h: 17}
+      - {gpu: L40S, count: 4, usd_per_h: 4.4, spot_usd_per_h: 1.6, losses_per_h: 0.08}
+"""
+
+Prices = Annotated[
+    Path | None, typer.Option(help="Price list (YAML); by default the catalog's dated prices.")
+]
+Most = Annotated[
+    list[str] | None,
+    typer.Option("--max", help="At most so many GPUs of a type, as H100-SXM=8; repeat per type."),
+]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option("--gpu", help="Only these GPUs of the catalog's prices; repeat per type."),
+]
+Goal = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of the requests that must meet the targets.")
+]
+Precision = Annotated[str, typer.Option(help="Data type of the weights, such as fp16 or fp8.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="Seeds that a fleet is simulated with; it must pass all.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("size", epilog=f"A price list:\n```\n{_EXAMPLE}\n```")(size)
+
+
+def size(
+    model: options.DenseModel = "Llama-3-8B",
+    trace: options.Trace = "azure2023_conv",
+    source: options.Source = "twin",
+    rate: Annotated[
+        float | None, typer.Option(help="Load to carry [requests/s]; not with --curve.")
+    ] = None,
+    curve: Annotated[
+        Path | None,
+        typer.Option(help="Load over a day: CSV file with the columns hour (0, 1, ...), rate_rps."),
+    ] = None,
+    spot: Annotated[
+        float | None,
+        typer.Option(
+            help="Mix in spot machines of --prices: share of the hours that must meet the goal."
+        ),
+    ] = None,
+    slo: options.Targets = "ttft=2s,tpot=100ms",
+    goal: Goal = 0.9,
+    prices: Prices = None,
+    gpu: Gpus = None,
+    most: Most = None,
+    precision: Precision = "fp16",
+    seeds: Seeds = 3,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    figure: Annotated[
+        Path | None, typer.Option(help="With --curve: draw the day into this file (.png, .svg).")
+    ] = None,
+    force: options.Force = False,
+) -> None:
+    """Find the cheapest fleet of whole replicas that carries a load within its targets.
+
+    An integer program proposes fleets, simulation over several seeds decides, and a bound says
+    what any fleet of these machines must cost. With --curve machines are kept the whole day or
+    rented by the hour; with --spot cheaper machines that vanish are mixed in.
+    """
+    from hetero import catalog, workload
+    from hetero.apps.capacity import curve as days
+    from hetero.apps.capacity import sizing
+    from hetero.apps.capacity.load_curve import LoadCurve
+    from hetero.apps.capacity.market import Market
+    from hetero.apps.capacity.trial import Load
+    from hetero.costs.cost import Settings
+    from hetero.errors import ParameterError
+    from hetero.files import check_new
+
+    if (rate is None) == (curve is None):
+        raise ParameterError(
+            "The load is given by one of --rate and --curve.",
+            resolve="write --rate 20, or --curve day.csv.",
+        )
+    if spot is not None and curve is not None:
+        raise ParameterError(
+            "--spot takes a constant load, and --curve gives a changing one.",
+            resolve="give --rate instead of --curve.",
+        )
+    if figure is not None:
+        options.ending(figure, options.PICTURES)
+        check_new(figure, force=force)
+        if curve is None:
+            raise ParameterError("--figure draws a day.", resolve="give --curve as well.")
+    load_curve = None if curve is None else LoadCurve.load(curve)
+    offered = load_curve.peak_rps if load_curve else options.positive("--rate", rate or 0.0)
+    requested = workload.open_trace(
+        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
+    )
+    load = Load(
+        requested, offered, options.targets(slo), goal, seeds=tuple(range(seed, seed + seeds))
+    )
+    market = Market(
+        listed(prices, gpu, most), catalog.find_llm(model), load, Settings(precision=precision)
+    )
+    if spot is not None:
+        from hetero.apps.capacity.spot import cheapest_mix
+
+        mix = cheapest_mix(market, spot, seed=seed)
+        print(options.to_json(_spot(mix)) if as_json else mix, end="" if as_json else "\n")
+        return
+    if load_curve is None:
+        found = sizing.cheapest(market)
+        print(options.to_json(_record(found)) if as_json else found, end="" if as_json else "\n")
+        if not as_json:
+            print(f"\n{found.alternatives()}")
+        return
+    plan = days.day(market, load_curve)
+    if figure is not None:
+        from hetero.files import writing
+        from hetero.plots import days, figures
+
+        figures.use_style()
+        drawn = days.draw(plan)
+        figures.stamp(drawn, f"{requested.source}, {seeds} seeds from {seed}")
+        with writing(figure, force=force) as part:
+            drawn.savefig(part, format=figure.suffix[1:])
+        figures.close(drawn)
+    print(options.to_json(_day(plan)) if as_json else plan, end="" if as_json else "\n")
+
+
+def listed(prices: Path | None, gpus: list[str] | None, most: list[str] | None) -> Any:
+    """The price list of the options that describe one."""
+    from hetero.apps.capacity import prices as lists
+    from hetero.errors import ParameterError
+
+    if prices is not None and gpus:
+        raise ParameterError(
+            "--gpu chooses from the catalog's prices, and --prices gives others.",
+            resolve="leave one of them out.",
+        )
+    found = lists.load(prices) if prices is not None else lists.from_catalog(gpus or None)
+    limits = {}
+    for text in most or []:
+        name, _, value = text.partition("=")
+        if not value.isdecimal():
+            raise ParameterError(
+                f"--max cannot read '{text}'.", resolve="write a GPU and a number, as L40S=8."
+            )
+        limits[name] = int(value)
+    return found.limited(limits) if limits else found
+
+
+def _about(market: Market) -> dict[str, Any]:
+    load = market.load
+    return {
+        "model": market.llm.name,
+        "precision": market.settings.precision,
+        "trace": load.trace.source,
+        "goal": load.goal,
+        "slo": {
+            name: value
+            for name in ("ttft_s", "tpot_s", "e2e_s")
+            if (value := getattr(load.slo, name)) is not None
+        },
+        "seeds": list(load.seeds),
+        "requests_per_seed": load.count,
+        "prices": market.prices.name,
+    }
+
+
+def _machines(market: Market, counts: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "gpu": market.offers[k].gpu.name,
+            "gpus_each": market.offers[k].count,
+            "number": n,
+            "tensor_parallel": list(division),
+            "usd_per_h_each": market.offers[k].usd_per_h,
+        }
+        for (k, division), n in sorted(counts.items())
+    ]
+
+
+def _record(found: Sizing) -> dict[str, Any]:
+    low, high = found.best.outcome.attained_interval
+    single = found.homogeneous
+    return _about(found.market) | {
+        "rate_rps": found.market.load.rate_rps,
+        "usd_per_h": found.usd_per_h,
+        "bound_usd_per_h": found.bound_usd_per_h,
+        "gap": found.gap,
+        "steady_state_usd_per_h": found.program_usd_per_h,
+        "attainment": found.best.outcome.mean,
+        "attainment_interval": [low, high],
+        "machines": _machines(found.market, found.best.counts),
+        "cheapest_of_one_gpu_type": None
+        if single is None
+        else {
+            "gpu": single[0],
+            "usd_per_h": single[1].usd_per_h,
+            "machines": _machines(found.market, single[1].counts),
+        },
+    }
+
+
+def _spot(mix: SpotMix) -> dict[str, Any]:
+    return _about(mix.market) | {
+        "rate_rps": mix.market.load.rate_rps,
+        "usd_per_h": mix.risk.usd_per_h,
+        "on_demand_alone_usd_per_h": mix.on_demand_usd_per_h,
+        "probability": mix.probability,
+        "hours_that_meet_the_goal": mix.risk.carried,
+        "goodput_rps": mix.risk.goodput_rps,
+        "attainment_worst_5_percent": mix.risk.worst,
+        "attainment_of_played_hours": list(mix.played),
+        "on_demand": _machines(mix.market, mix.on_demand),
+        "spot": _machines(mix.market, mix.spot),
+    }
+
+
+def _day(plan: DayPlan) -> dict[str, Any]:
+    return _about(plan.market) | {
+        "usd": plan.usd,
+        "bound_usd": plan.bound_usd,
+        "steady_state_usd": plan.program_usd,
+        "program_gap": plan.program_gap,
+        "static_usd": plan.static_usd,
+        "reserved": _machines(plan.market, plan.reserved),
+        "hours": [
+            {
+                "hour": hour,
+                "rate_rps": rate,
+                "on_demand": _machines(plan.market, plan.on_demand[hour]),
+                "started": plan.starts[hour],
+                "attainment": plan.outcomes[hour].mean,
+            }
+            for hour, rate in enumerate(plan.curve.rates_rps)
+        ],
+    }

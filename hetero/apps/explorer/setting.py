@@ -1,0 +1,143 @@
+"""What an exploration starts from: a model deployed on a cluster, and requests to serve."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from hetero import catalog, workload
+from hetero import cluster as clusters
+from hetero.apps.explorer.bound import bound_rps
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.deployment import Deployment, Engine
+from hetero.display import Shown, Table
+from hetero.errors import ParameterError
+from hetero.planners.replicated import replicated
+from hetero.planners.xiong import tensor_parallel
+from hetero.streams import stream
+from hetero.workload import Trace, TraceSource
+
+ENGINE = Engine(batching="chunked", admission="paged", max_batch=256, max_step_tokens=2048)
+
+_SAMPLE = 200  # requests that the degrees are chosen for, as Xiong et al. do
+_KEPT = 16
+_SETTLED_S = 30.0  # a run at the bound should last so long
+_COPIES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Setting(Shown):
+    """A model on a cluster, and the requests that it is to serve.
+
+    Attributes
+    ----------
+    deployment
+        Replicas of the best tensor-parallel degree of each machine (Xiong et al.), engines with
+        chunked prefill and a paged KV cache; or the deployment that was given.
+    requests
+        Lengths that are played; arrivals are drawn for each rate.
+    bound_rps
+        Rate that no router can exceed [requests/s], see :mod:`hetero.apps.explorer.bound`; None
+        where there is none.
+    notes
+        Machines left out, and why.
+    """
+
+    deployment: Deployment
+    requests: Trace
+    bound_rps: float | None
+    notes: tuple[str, ...] = ()
+
+    def arrivals(self, rate_rps: float, seed: int) -> Trace:
+        """The requests at a rate: the same gaps at every rate, only stretched.
+
+        A fleet that would be through with them before it has settled gets them several times.
+        """
+        copies = int(
+            np.clip(np.ceil(_SETTLED_S * (self.bound_rps or 0.0) / len(self.requests)), 1, _COPIES)
+        )
+        listed = self.requests.all_at_once().take(np.tile(np.arange(len(self.requests)), copies))
+        return listed.poisson(rate_rps, stream(seed, "arrivals"))
+
+    def table(self) -> Table:
+        """The deployment, with the bound below it."""
+        shown = self.deployment.table()
+        bound = (
+            ()
+            if self.bound_rps is None
+            else (
+                f"No router gets more than {self.bound_rps:.4g} requests/s of {self.requests.name} "
+                "out of it.",
+            )
+        )
+        return replace(shown, notes=(*shown.notes, *self.notes, *bound))
+
+
+# By the identity of its parts, which the entries keep alive.
+_settings: OrderedDict[tuple[object, ...], tuple[tuple[object, ...], Setting]] = OrderedDict()
+
+
+def setting(
+    cluster: Cluster | Deployment | str,
+    llm: Llm | str,
+    requests: Trace | str,
+    *,
+    source: TraceSource = "twin",
+    count: int = 1500,
+    seed: int = 0,
+) -> Setting:
+    """Choose a deployment and bound it; asked again for the same, the answer is at hand.
+
+    Raises
+    ------
+    InfeasibleError
+        If no machine can hold the model.
+    CatalogError, ParameterError
+        If a name is unknown.
+    """
+    at = clusters.find(cluster) if isinstance(cluster, str) else cluster
+    model = catalog.find_llm(llm) if isinstance(llm, str) else llm
+    drawn = _workload(requests, source, seed) if isinstance(requests, str) else requests
+    parts = (at, model, drawn)
+    key = (*map(id, parts), count, seed)
+    if key in _settings:
+        _settings.move_to_end(key)
+        return _settings[key][1]
+    made = _make(at, model, drawn, count, seed)
+    _settings[key] = (parts, made)
+    if len(_settings) > _KEPT:
+        _settings.popitem(last=False)
+    return made
+
+
+@lru_cache(maxsize=8)
+def _workload(name: str, source: TraceSource, seed: int) -> Trace:
+    known = name in workload.names()
+    return workload.open_trace(name, workload.attainable(name, source) if known else source, seed)
+
+
+def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: int) -> Setting:
+    if count < 1:
+        raise ParameterError(
+            f"{count} requests cannot be served.", resolve="give a number above 0."
+        )
+    rng = stream(seed, "requests")
+    # The order of a trace says nothing of its lengths: a sample stands for all of it.
+    requests = trace.sample(min(count, len(trace)), rng) if len(trace) > count else trace
+    notes: tuple[str, ...] = ()
+    if isinstance(at, Deployment):
+        deployment = at
+    else:
+        sample = requests.head(_SAMPLE)
+        found = tensor_parallel.search(at, llm, sample, require_longest=False)
+        degrees = {best.machine.name: best.tensor_parallel for best in found.best}
+        deployment = replicated(at, llm, degrees, engine=ENGINE)
+        idle = [machine.name for machine in at.machines if machine.name not in degrees]
+        if idle:
+            shown = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
+            notes = (f"Left out, since {llm.name} does not fit: {shown}.",)
+    return Setting(deployment, requests, bound_rps(deployment, requests), notes)

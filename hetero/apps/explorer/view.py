@@ -1,0 +1,258 @@
+"""One answer of the explorer: what a fleet delivers at a rate, as a table and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.apps.explorer.setting import Setting, setting
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.routers import Builtin, Router
+from hetero.routers.named import factories
+from hetero.simulator import Metrics, Run, Slo, metrics, simulate
+from hetero.workload import Trace, TraceSource
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float64]
+
+LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
+"""Offered rates over the bound, along which throughput is shown."""
+
+_SAMPLES = 160  # along a run
+_WARM_UP = 2.0  # mean times of a request until the replicas are as full as they get
+_SETTLED = 2 * _WARM_UP  # as many again to look at
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one rate gives, from the end of the warm-up to the last arrival.
+
+    Attributes
+    ----------
+    offered_rps, served_rps, met_rps
+        Requests per second that arrive, that finish, and that finish and met every target.
+    """
+
+    offered_rps: float
+    served_rps: float
+    met_rps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class View(Shown):
+    """What a fleet delivers at a rate.
+
+    Attributes
+    ----------
+    setting
+        Deployment, requests and bound.
+    run
+        Every request, with samples of the replicas over time.
+    metrics
+        Of the whole run, for percentiles and cost.
+    here
+        The rate that was asked for.
+    curve
+        Other rates with the same requests and router, see :data:`LOADS`; those at which the
+        requests would last too short a time to settle are left out.
+    """
+
+    setting: Setting
+    slo: Slo
+    run: Run
+    metrics: Metrics
+    here: Point
+    curve: tuple[Point, ...]
+
+    @property
+    def title(self) -> str:
+        """Deployment, workload, rate and router in words."""
+        run = self.run
+        place = f"{run.trace.name} on {run.deployment.name}"
+        return f"{place}, {self.here.offered_rps:.3g} requests/s, {run.router}"
+
+    @property
+    def of_bound(self) -> float:
+        """Offered rate over the bound; NaN where there is none."""
+        bound = self.setting.bound_rps
+        return self.here.offered_rps / bound if bound else float("nan")
+
+    def table(self) -> Table:
+        """Throughput beside its bound, and latencies beside their targets."""
+        found = self.metrics
+        attained = found.attainment
+        bound = self.setting.bound_rps
+        rows: list[tuple[object, ...]] = [
+            ("offered", self.here.offered_rps, None, "requests/s", ""),
+            ("throughput", self.here.served_rps, bound, "requests/s", "bound of any router"),
+            ("within all targets", self.here.met_rps, bound, "requests/s", ""),
+        ]
+        for name, target_s in (("ttft", self.slo.ttft_s), ("tpot", self.slo.tpot_s)):
+            unit, scale = ("s", 1.0) if name == "ttft" else ("ms", 1e3)
+            target = None if target_s is None else scale * target_s
+            shares = found.percentiles[f"{name}_s"]
+            met = f"{100 * attained[name]:.3g} % within target" if name in attained else ""
+            rows += [
+                (f"{name.upper()} P50", scale * shares[50], target, unit, met),
+                (f"{name.upper()} P95", scale * shares[95], target, unit, ""),
+            ]
+        rows += [
+            ("time in steps", 100 * found.utilisation, 100, "%", "mean over replicas"),
+            ("preemptions", found.preemptions, None, "", "requests evicted and computed again"),
+            ("rejected", found.rejected, None, "requests", "longer than every KV cache"),
+        ]
+        if self.run.deployment.usd_per_h is not None:
+            rows.append(("price", self.run.deployment.usd_per_h, None, "$/h", ""))
+        if found.usd_per_mtok is not None:
+            rows.append(("cost", found.usd_per_mtok, None, "$ per 10^6 tokens", "inputs too"))
+        columns = (
+            Column("figure"),
+            Column("value", digits=3),
+            Column("target or limit", digits=3),
+            Column("unit"),
+            Column("remark"),
+        )
+        return Table(self.title, columns, tuple(rows), self.notes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the figures."""
+        notes = list(self.setting.notes)
+        span_s = float(self.run.requests["arrival_s"][-1] - self.run.requests["arrival_s"][0])
+        usual_s = self.metrics.means["e2e_s"]
+        if np.isfinite(usual_s) and span_s < _SETTLED * usual_s:
+            notes.append(
+                f"Requests arrive over {span_s:.3g} s and take {usual_s:.3g} s on average: the run "
+                "is too short to settle; play more requests."
+            )
+        if self.of_bound > 1:
+            notes.append("More arrives than any router could serve: queues grow without end.")
+        return tuple(notes)
+
+    def figure(self) -> Figure:
+        """Latencies against targets, queue and KV use over time, throughput against the bound."""
+        from hetero.apps.explorer.panels import draw
+
+        return draw(self)
+
+
+def explore(
+    cluster: Cluster | Deployment | str,
+    workload: Trace | str,
+    rate_rps: float,
+    slo: Slo,
+    router: Router | Builtin | str = "hetero",
+    *,
+    llm: Llm | str = "Llama-3-8B",
+    source: TraceSource = "twin",
+    requests: int = 1500,
+    seed: int = 0,
+) -> View:
+    """Serve a workload with a fleet at one rate, and at a few others beside it.
+
+    Requests are those of the workload with Poisson arrivals. The same arguments give the same
+    view; what the rate, the targets and the router do not change is kept from call to call.
+
+    Parameters
+    ----------
+    cluster
+        Cluster, its name or its file; each machine is divided by the best tensor-parallel degree.
+        Or a deployment that a planner has made.
+    workload
+        Trace, its name or its file; lengths and order are played, arrivals drawn.
+    rate_rps
+        Offered load [requests/s].
+    router
+        Router, or its name as in ``hetero simulate --router``.
+    requests
+        How many are played at most.
+
+    Raises
+    ------
+    InfeasibleError
+        If no machine can hold the model.
+    CatalogError, ParameterError
+        If a name is unknown, or the rate is not above 0.
+
+    Examples
+    --------
+    >>> view = explore("heteroserve-4", "azure2023_conv", 10.0, Slo(ttft_s=1.0, tpot_s=0.1),
+    ...                requests=300)
+    >>> len(view.setting.deployment.replicas), view.here.offered_rps
+    (4, 10.0)
+    >>> view.here.met_rps <= view.here.served_rps < view.setting.bound_rps
+    True
+    """
+    if not 0 < rate_rps < float("inf"):
+        raise ParameterError(
+            f"A rate of {rate_rps:g} requests/s cannot be served.", resolve="give one above 0."
+        )
+    chosen = _router(router)
+    where = setting(cluster, llm, workload, source=source, count=requests, seed=seed)
+    span_s = float(np.ptp(where.arrivals(rate_rps, seed).arrival_s))
+    run = _play(where, rate_rps, chosen(), seed, sample_s=max(span_s, 1e-9) / _SAMPLES)
+    usual_s = _usual_s(run)
+    rates = [load * (where.bound_rps or 0.0) for load in LOADS]
+    # Where more arrives, requests take longer still: what has not settled now will not then.
+    settled = [rate for rate in rates if 0 < rate * _SETTLED * usual_s <= span_s * rate_rps]
+    curve = tuple(_point(_play(where, rate, chosen(), seed), rate, slo) for rate in settled)
+    return View(where, slo, run, metrics(run, slo), _point(run, rate_rps, slo), curve)
+
+
+def _play(
+    where: Setting,
+    rate_rps: float,
+    router: Router | Builtin,
+    seed: int,
+    sample_s: float | None = None,
+) -> Run:
+    trace = where.arrivals(rate_rps, seed)
+    return simulate(where.deployment, trace, router, seed=seed, sample_s=sample_s)
+
+
+def _router(router: Router | Builtin | str) -> Callable[[], Router | Builtin]:
+    if not isinstance(router, str):
+        # A router of plain Python may remember what it has seen.
+        return lambda: deepcopy(router)
+    known = factories()
+    if router not in known:
+        raise ParameterError(
+            f"No router is called '{router}'.", resolve=f"use one of {', '.join(known)}."
+        )
+    return known[router]
+
+
+def _usual_s(run: Run) -> float:
+    return float(np.nanmean(run.e2e_s)) if run.finished.any() else 0.0
+
+
+def _point(run: Run, rate_rps: float, slo: Slo) -> Point:
+    """Requests that finish from the end of the warm-up to the last arrival."""
+    first_s, last_s = (float(run.requests["arrival_s"][k]) for k in (0, -1))
+    start_s = first_s + min(_WARM_UP * _usual_s(run), (last_s - first_s) / 2)
+    if not last_s > start_s:
+        return Point(rate_rps, float("nan"), float("nan"))
+    finish_s = run.requests["finish_s"]
+    done = run.finished & (finish_s >= start_s) & (finish_s <= last_s)
+    good = done.copy()
+    for times_s, target_s in (
+        (run.ttft_s, slo.ttft_s),
+        (run.tpot_s, slo.tpot_s),
+        (run.e2e_s, slo.e2e_s),
+    ):
+        if target_s is not None:
+            # Replies of one token have no TPOT and cannot miss it.
+            good &= ~(times_s > target_s)
+    length_s = last_s - start_s
+    return Point(rate_rps, float(done.sum()) / length_s, float(good.sum()) / length_s)

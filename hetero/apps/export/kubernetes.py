@@ -1,0 +1,215 @@
+"""Kubernetes manifests: one StatefulSet or LeaderWorkerSet per family of equal engines.
+
+A StatefulSet rather than a Deployment, because a dispatcher that weighs engines against each other
+needs an address of each: ``NAME-0.NAME``, ``NAME-1.NAME`` through the headless Service. An engine
+over several machines is one group of a LeaderWorkerSet (https://lws.sigs.k8s.io), whose controller
+must be installed; it gives the leader the same kind of address.
+
+Schemas: ``apps/v1`` and ``v1`` of Kubernetes 1.29 and later, ``leaderworkerset.x-k8s.io/v1``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from hetero.apps.export import names, vllm
+from hetero.apps.export.service import FIRST_PORT, Part, Service, Serving
+from hetero.errors import ExportError
+from hetero.naming import slug
+
+Manifest: TypeAlias = dict[str, Any]
+
+IMAGE = f"vllm/vllm-openai:v{vllm.VERSION}"
+# Names of secrets and of their keys by variable; none of them has to exist.
+_SECRETS = {"HF_TOKEN": ("hf-token", "token"), vllm.KEY: ("vllm-api-key", "key")}
+_START_S, _START_TRIES = 15, 240  # an hour to load the weights
+
+
+def manifests(service: Service) -> dict[str, list[Manifest]]:
+    """Manifests by family of equal engines, each with the Service that names its engines.
+
+    Raises
+    ------
+    ExportError
+        If Kubernetes or vLLM cannot run an engine of the plan.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster
+    >>> from hetero.planners.replicated import replicated
+    >>> llm = catalog.llm("Llama-3-8B")
+    >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": 2})
+    >>> found = manifests(Service.of_deployment(plan, llm))
+    >>> [(one["kind"], one["metadata"]["name"]) for one in found["v100-sxm2-32gb-tp2"]]
+    [('Service', 'v100-sxm2-32gb-tp2'), ('StatefulSet', 'v100-sxm2-32gb-tp2')]
+    """
+    found: dict[str, list[Manifest]] = {}
+    for name, family in service.families().items():
+        vllm.check(service, family[0])
+        if len(family[0].machines) == 1:
+            found[name] = [_headless(service, name), _set(service, name, family)]
+        else:
+            found[name] = [_groups(service, name, family)]
+    return found
+
+
+def addresses(service: Service) -> dict[str, str]:
+    """Address of every engine, by its name, from within the namespace of the manifests."""
+    return {
+        one.name: f"http://{name}-{k}.{name}:{FIRST_PORT}"
+        for name, family in service.families().items()
+        for k, one in enumerate(family)
+    }
+
+
+def _labels(service: Service, name: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": "vllm",
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/part-of": slug(service.llm.name),
+    }
+
+
+def _meta(service: Service, name: str, family: tuple[Serving, ...] = ()) -> Manifest:
+    notes = vllm.notes(service, family[0]) if family else ()
+    told = {"hetero/notes": " ".join(notes)} if notes else {}
+    engines = {"hetero/engines": ", ".join(one.name for one in family)} if family else {}
+    meta: Manifest = {"name": name, "labels": _labels(service, name)}
+    return meta | ({"annotations": engines | told} if engines else {})
+
+
+def _headless(service: Service, name: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(service, name),
+        "spec": {
+            "clusterIP": "None",
+            "selector": _labels(service, name),
+            "ports": [{"name": "http", "port": FIRST_PORT, "targetPort": "http"}],
+        },
+    }
+
+
+def _set(service: Service, name: str, family: tuple[Serving, ...]) -> Manifest:
+    labels = _labels(service, name)
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": _meta(service, name, family),
+        "spec": {
+            "serviceName": name,
+            "replicas": len(family),
+            "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": _pod(service, family[0], family[0].parts, leads=True),
+            },
+        },
+    }
+
+
+def _groups(service: Service, name: str, family: tuple[Serving, ...]) -> Manifest:
+    one = family[0]
+    per_machine = [one.on(machine) for machine in one.machines]
+    followers = {tuple(part.gpu for part in parts) for parts in per_machine[1:]}
+    if len(followers) > 1:
+        kinds = " and ".join(sorted({gpu for kinds in followers for gpu in kinds}))
+        raise ExportError(
+            f"{one.name} has {kinds} on machines after its first, and a LeaderWorkerSet has one "
+            "template for all workers.",
+            resolve="plan with one GPU type behind the first machine, or export to vllm.",
+        )
+    labels = _labels(service, name)
+    meta = {"labels": labels}
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": _meta(service, name, family),
+        "spec": {
+            "replicas": len(family),
+            "leaderWorkerTemplate": {
+                "size": len(per_machine),
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                "leaderTemplate": {
+                    "metadata": meta,
+                    "spec": _pod(service, one, per_machine[0], leads=True),
+                },
+                "workerTemplate": {
+                    "metadata": meta,
+                    "spec": _pod(service, one, per_machine[1], leads=False),
+                },
+            },
+        },
+    }
+
+
+def _pod(service: Service, one: Serving, parts: tuple[Part, ...], *, leads: bool) -> Manifest:
+    kinds = dict.fromkeys(part.gpu for part in parts)
+    if len(kinds) > 1:
+        raise ExportError(
+            f"{one.name} takes {' and '.join(kinds)} of one machine, and a pod asks for GPUs of "
+            "one type.",
+            resolve="plan with one GPU type on each machine.",
+        )
+    label, value = names.node_label(parts[0].gpu)
+    expression = {"key": label, "operator": "In", "values": [value]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    return {
+        "affinity": {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms},
+        },
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "terminationGracePeriodSeconds": 120,
+        "automountServiceAccountToken": False,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [_container(service, one, sum(part.gpus for part in parts), leads=leads)],
+        # Tensor parallelism passes data through shared memory.
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
+    }
+
+
+def _container(service: Service, one: Serving, gpus: int, *, leads: bool) -> Manifest:
+    # Kubernetes puts variables in for $(NAME) and takes $$ for a dollar sign.
+    given = [service.model, *vllm.arguments(service, one)]
+    words = ["vllm", "serve", *(word.replace("$", "$$") for word in given)]
+    if leads:
+        # Others reach a pod by its own address only.
+        words += ["--host", "0.0.0.0", "--port", str(FIRST_PORT)]
+    env: list[Manifest] = [
+        {"name": name, "value": value} for name, value in vllm.environment(service, one)
+    ]
+    if len(one.machines) > 1:
+        # Both are set by LeaderWorkerSet; Kubernetes puts them in for $(NAME).
+        words += vllm.together(len(one.machines), "$(LWS_WORKER_INDEX)", "$(LWS_LEADER_ADDRESS)")
+        words += [] if leads else ["--headless"]
+    if one.phase != "both":
+        own = {"fieldRef": {"fieldPath": "status.podIP"}}
+        env.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own})
+    for variable, (secret, key) in _SECRETS.items():
+        reference = {"name": secret, "key": key, "optional": True}
+        env.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
+    found: Manifest = {
+        "name": "vllm",
+        "image": IMAGE,
+        "command": words[:2],
+        "args": words[2:],
+        "env": env,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    if leads:
+        health = {"httpGet": {"path": "/health", "port": "http"}}
+        found["ports"] = [{"name": "http", "containerPort": FIRST_PORT}]
+        found["startupProbe"] = health | {
+            "periodSeconds": _START_S,
+            "failureThreshold": _START_TRIES,
+        }
+        found["readinessProbe"] = health | {"periodSeconds": 5}
+        found["livenessProbe"] = health | {"periodSeconds": 15, "failureThreshold": 4}
+    return found

@@ -1,0 +1,409 @@
+"""What a plan runs where, in the terms that serving tools share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import TypeAdapter, ValidationError
+
+from hetero import catalog
+from hetero.apps.cards.card import PlanCard
+from hetero.apps.portfolio.entry import Entry
+from hetero.catalog import Llm
+from hetero.deployment import Deployment, Engine
+from hetero.display import Column, Shown, Table
+from hetero.errors import ExportError
+from hetero.naming import host, one_line, slug
+from hetero.routers import Builtin, Router
+
+FIRST_PORT = 8000
+"""Port of the first engine on a machine; further ones take the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One pipeline stage of an engine.
+
+    Attributes
+    ----------
+    machine
+        Name of the machine, which is taken as its host name; empty where the plan leaves it open.
+    gpu, gpus
+        Type and number of its GPUs: the tensor-parallel degree.
+    layers
+        Layers of the model that it holds; 0 where the plan does not say.
+    first_gpu
+        Index on its machine of the first GPU that it takes.
+    """
+
+    machine: str
+    gpu: str
+    gpus: int
+    layers: int
+    first_gpu: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """One engine: a whole copy of the model.
+
+    Attributes
+    ----------
+    phase
+        ``"both"``, ``"prefill"`` or ``"decode"``.
+    parts
+        Pipeline stages, the first layers first.
+    port
+        Port that it listens on where machines are shared.
+    share
+        Share of the requests, NaN where the router decides as it goes.
+    engine, kv_tokens
+        How the plan took it to form batches, and the size of its KV cache [tokens]; None where the
+        plan says neither.
+    """
+
+    name: str
+    phase: str
+    parts: tuple[Part, ...]
+    port: int = FIRST_PORT
+    share: float = float("nan")
+    engine: Engine | None = None
+    kv_tokens: int | None = None
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Machines in the order of their stages."""
+        return tuple(dict.fromkeys(part.machine for part in self.parts))
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all stages."""
+        return sum(part.gpus for part in self.parts)
+
+    def on(self, machine: str) -> tuple[Part, ...]:
+        """Its stages on a machine."""
+        return tuple(part for part in self.parts if part.machine == machine)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Service(Shown):
+    """A plan, ready to be written for a tool.
+
+    Attributes
+    ----------
+    weights
+        Hugging Face name or path that engines load; by default the model's name.
+    precision, kv_precision
+        Data types of weights and KV cache.
+    memory_fraction
+        Share of the GPU memory that an engine may take.
+    routing
+        The routing rule in words.
+    router
+        The router itself, where there is one.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster
+    >>> from hetero.planners.replicated import replicated
+    >>> llm = catalog.llm("Llama-3-8B")
+    >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": (4, 1)})
+    >>> service = Service.of_deployment(plan, llm)
+    >>> [(serving.name, serving.gpus, serving.port) for serving in service.servings]
+    [('v100 t=4', 4, 8000), ('v100 t=1', 1, 8000)]
+    """
+
+    name: str
+    llm: Llm
+    servings: tuple[Serving, ...]
+    weights: str = ""
+    precision: str = "fp16"
+    kv_precision: str = "fp16"
+    memory_fraction: float = 0.9
+    routing: str = ""
+    router: Router | Builtin | None = None
+    deployment: Deployment | None = None
+
+    def __post_init__(self) -> None:
+        if not self.servings:
+            raise ExportError(
+                f"The plan of {self.name} has no engines.", resolve="export a plan that has some."
+            )
+        # Both are words of the commands, which cannot be spelt in another way.
+        for what, text in (("model", self.llm.name), ("weights", self.weights)):
+            if not text.isprintable():
+                raise ExportError(
+                    f"The {what} '{one_line(text)}' holds a line break or another control "
+                    "character.",
+                    resolve="name it in one line of plain text.",
+                )
+        if not 0 < self.memory_fraction <= 1:
+            raise ExportError(
+                f"A memory fraction of {self.memory_fraction:g} starts no engine.",
+                resolve="give a share above 0 and up to 1, such as 0.9.",
+            )
+        for serving in self.servings:
+            held = sum(part.layers for part in serving.parts)
+            if held not in (0, self.llm.layers):
+                raise ExportError(
+                    f"Group {serving.name} holds {held} of the {self.llm.layers} layers of "
+                    f"{self.llm.name}: requests pass from node to node on chains of their own, "
+                    "and an engine of vLLM holds a whole model in fixed stages.",
+                    resolve="export a plan of whole replicas, such as one of `hetero plan phases`.",
+                )
+
+    @classmethod
+    def of_card(
+        cls,
+        card: PlanCard,
+        llm: Llm | None = None,
+        *,
+        weights: str = "",
+        memory_fraction: float = 0.9,
+    ) -> Service:
+        """Service of a plan card, fresh or read back; ``llm`` by default as the card names it.
+
+        Raises
+        ------
+        ExportError
+            If the card does not say which machines its replicas stand on.
+        """
+        model = llm or catalog.find_llm(card.question.model)
+        if card.entry is not None:
+            return cls.of_entry(
+                card.entry,
+                model,
+                name=card.question.cluster,
+                weights=weights,
+                precision=card.precision,
+                memory_fraction=memory_fraction,
+            )
+        servings = []
+        for group in card.groups:
+            if len(group.places) != len(group.names):
+                raise ExportError(
+                    f"The card does not say on which machines {group.count} replicas of "
+                    f"{group.parallelism} stand.",
+                    resolve="plan anew, and export that.",
+                )
+            engine = dict(group.engine)
+            tokens = engine.pop("kv_tokens", None)
+            for name, place in zip(group.names, group.places, strict=True):
+                servings.append(
+                    Serving(
+                        name,
+                        group.phase,
+                        tuple(Part(*stage) for stage in place),
+                        share=group.share / group.count,
+                        engine=_engine(engine) if engine else None,
+                        kv_tokens=_tokens(tokens),
+                    )
+                )
+        return cls(
+            card.question.cluster,
+            model,
+            placed(servings),
+            weights=weights,
+            precision=card.precision,
+            memory_fraction=memory_fraction,
+            routing=card.routing,
+        )
+
+    @classmethod
+    def of_entry(
+        cls,
+        entry: Entry,
+        llm: Llm,
+        *,
+        name: str,
+        weights: str = "",
+        precision: str = "fp16",
+        memory_fraction: float = 0.9,
+    ) -> Service:
+        """Service of a plan of the arena for a model on a cluster called ``name``."""
+        known = {r.name: r for r in entry.deployment.replicas} if entry.deployment else {}
+        servings = []
+        for group in entry.groups:
+            replica = known.get(group.name)
+            servings.append(
+                Serving(
+                    group.name,
+                    group.phase,
+                    tuple(Part(*stage) for stage in group.stages),
+                    share=group.share,
+                    engine=replica.engine if replica is not None else None,
+                    kv_tokens=replica.kv_tokens if replica is not None else None,
+                )
+            )
+        return cls(
+            name,
+            llm,
+            placed(servings),
+            weights=weights,
+            precision=precision,
+            memory_fraction=memory_fraction,
+            routing=entry.routing,
+            router=entry.router() if entry.router is not None else None,
+            deployment=entry.deployment,
+        )
+
+    @classmethod
+    def of_deployment(
+        cls,
+        deployment: Deployment,
+        llm: Llm,
+        router: Router | Builtin | None = None,
+        *,
+        weights: str = "",
+        precision: str = "fp16",
+        kv_precision: str = "fp16",
+        memory_fraction: float = 0.9,
+    ) -> Service:
+        """Service of a deployment of whole replicas, each on a host of its own name."""
+        servings = []
+        for replica in deployment.replicas:
+            if replica.gpu is None:
+                raise ExportError(
+                    f"Replica {replica.name} of {deployment.name} names no GPU.",
+                    resolve="give its gpu, or export a plan that has one.",
+                )
+            part = Part(slug(replica.name), replica.gpu.name, replica.gpus, llm.layers)
+            servings.append(
+                Serving(
+                    replica.name,
+                    replica.role,
+                    (part,),
+                    engine=replica.engine,
+                    kv_tokens=replica.kv_tokens,
+                )
+            )
+        return cls(
+            deployment.name,
+            llm,
+            placed(servings),
+            weights=weights,
+            precision=precision,
+            kv_precision=kv_precision,
+            memory_fraction=memory_fraction,
+            routing=router.name if router is not None else "",
+            router=router,
+            deployment=deployment,
+        )
+
+    @property
+    def model(self) -> str:
+        """What engines load."""
+        return self.weights or self.llm.name
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether prefill and decode run on engines of their own."""
+        return any(serving.phase != "both" for serving in self.servings)
+
+    @property
+    def hosts(self) -> dict[str, str]:
+        """What hosts and files are called by machine: its name where they can be, no two alike."""
+        names = list(dict.fromkeys(one for serving in self.servings for one in serving.machines))
+        found = {name: name for name in names if host(name) == name}
+        taken = {name.lower() for name in found}
+        for name in names:
+            label, k = host(name), 1
+            while name not in found and label.lower() in taken:
+                k += 1
+                label = f"{host(name)}-{k}"
+            found.setdefault(name, label)
+            taken.add(label.lower())
+        return found
+
+    def families(self) -> dict[str, tuple[Serving, ...]]:
+        """Engines that differ in nothing but their machines, by a name fit for tools.
+
+        Examples
+        --------
+        >>> from hetero import catalog, cluster
+        >>> from hetero.planners.replicated import replicated
+        >>> llm = catalog.llm("Llama-3-8B")
+        >>> plan = replicated(cluster.cluster("xiong-v100-a800"), llm, {"v100": 2, "a800": 1})
+        >>> {name: len(same) for name, same in Service.of_deployment(plan, llm).families().items()}
+        {'v100-sxm2-32gb-tp2': 4, 'a800-pcie-80gb-tp1': 1}
+        """
+        alike: dict[object, list[Serving]] = {}
+        for one in self.servings:
+            shape = tuple(
+                (one.machines.index(p.machine), p.gpu, p.gpus, p.layers) for p in one.parts
+            )
+            alike.setdefault((one.phase, shape, one.engine, one.kv_tokens), []).append(one)
+        found: dict[str, tuple[Serving, ...]] = {}
+        for same in alike.values():
+            label = _label(same[0])
+            taken = sum(name == label or name.startswith(f"{label}-v") for name in found)
+            found[f"{label}-v{taken + 1}" if taken else label] = tuple(same)
+        return found
+
+    def table(self) -> Table:
+        """One row per engine."""
+        rows = tuple(
+            (
+                one.name,
+                one.phase,
+                ", ".join(f"{p.gpus} x {p.gpu} of {p.machine}" for p in one.parts),
+                str(one.port),
+            )
+            for one in self.servings
+        )
+        columns = (Column("engine"), Column("phase"), Column("GPUs"), Column("port"))
+        notes = (f"Routing: {self.routing}.",) if self.routing else ()
+        return Table(f"{self.llm.name} on {self.name}", columns, rows, notes)
+
+
+def _engine(fields: Mapping[str, object]) -> Engine:
+    if unknown := fields.keys() - Engine.__dataclass_fields__.keys():
+        raise ExportError(
+            f"'{min(unknown)}' of an engine of the card is unknown.",
+            resolve="plan anew, and export that.",
+        )
+    try:
+        return TypeAdapter(Engine).validate_python(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ExportError(
+            f"'{'.'.join(map(str, first['loc']))}' of an engine of the card: {first['msg']}.",
+            resolve="plan anew, and export that.",
+        ) from None
+
+
+def _tokens(value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
+        raise ExportError(
+            f"An engine of the card has a KV cache of {value} tokens.",
+            resolve="plan anew, and export that.",
+        )
+    return value
+
+
+def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:
+    """The same engines with ports and GPUs of their own on the machines that they share."""
+    ports: dict[str, int] = {}
+    used: dict[str, int] = {}
+    found = []
+    for one in servings:
+        parts = []
+        for part in one.parts:
+            place = part.machine or one.name
+            parts.append(replace(part, first_gpu=used.get(place, 0)))
+            used[place] = used.get(place, 0) + part.gpus
+        places = [machine or one.name for machine in one.machines]
+        port = max(ports.get(place, FIRST_PORT) for place in places)
+        ports.update(dict.fromkeys(places, port + 1))
+        found.append(replace(one, parts=tuple(parts), port=port))
+    return tuple(found)
+
+
+def _label(one: Serving) -> str:
+    gpus = "-".join(dict.fromkeys(slug(part.gpu) for part in one.parts))
+    depth = f"-pp{len(one.parts)}" if len(one.parts) > 1 else ""
+    phase = "" if one.phase == "both" else f"-{one.phase}"
+    return f"{slug(gpus)[:34]}-tp{one.parts[0].gpus}{depth}{phase}"

@@ -1,0 +1,308 @@
+"""``vllm serve`` commands: one per engine and machine, in a script per machine.
+
+Flags and environment variables are those of vLLM 0.33 (``vllm serve --help=all``; its guides
+"Parallelism and Scaling" and "NixlConnector"). An engine over several machines starts once on
+each, the first machine as head, the others headless.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+
+from hetero.apps.export import again
+from hetero.apps.export.service import FIRST_PORT, Service, Serving
+from hetero.errors import ExportError
+from hetero.naming import one_line
+
+VERSION = "0.33.0"
+"""Release of vLLM whose flags these are."""
+
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+# Quantised while a 16-bit checkpoint is loaded; other formats come with the checkpoint.
+_ONLINE = {"fp8": "fp8", "int8": "int8_per_channel_weight_only"}
+_CACHES = {"fp32": "auto", "fp16": "auto", "bf16": "auto", "fp8": "fp8"}
+_MASTER_PORT = 29500
+_SIDE_PORT = 5600
+_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+MARK = "Written by hetero export."
+"""What marks the files that an export may replace."""
+KEY = "VLLM_API_KEY"
+"""Environment variable with the key that engines ask of clients; vLLM reads it itself."""
+_LISTEN = "$LISTEN"
+# Whoever reaches a port without a key may use the engine: only this machine may, then.
+_GUARD = f"""\
+# Engines ask clients for the key in {KEY}. Where it is not set, they listen on this machine only;
+# LISTEN=ADDRESS chooses another address than these two.
+if [ -z "${KEY}" ]; then echo "{KEY} is not set: listening on this machine only." >&2; fi
+LISTEN=${{LISTEN:-${{{KEY}:+0.0.0.0}}}}
+LISTEN=${{LISTEN:-127.0.0.1}}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One process of an engine.
+
+    Attributes
+    ----------
+    machine
+        Where it runs.
+    env
+        Environment variables that it needs beside those of the machine.
+    argv
+        Words of the command; it listens where the variable LISTEN of its script says.
+    notes
+        What vLLM does differently from the plan, one sentence each.
+    """
+
+    machine: str
+    env: tuple[tuple[str, str], ...]
+    argv: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The command as one types it."""
+        env = [f"{name}={shlex.quote(value)}" for name, value in self.env]
+        before = (None, *self.argv)
+        words = [
+            f'"{_LISTEN}"' if last == "--host" else shlex.quote(word)
+            for last, word in zip(before, self.argv, strict=False)
+        ]
+        return " ".join((*env, *words))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The variables and words that a shell finds in it."""
+        return (*(f"{name}={value}" for name, value in self.env), *self.argv)
+
+
+def commands(service: Service, serving: Serving) -> tuple[Command, ...]:
+    """Processes of one engine, its head first.
+
+    Raises
+    ------
+    ExportError
+        If vLLM cannot run the engine; the text says which of its rules it breaks.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster
+    >>> from hetero.planners.replicated import replicated
+    >>> llm = catalog.llm("Llama-3-8B")
+    >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": (4,)})
+    >>> service = Service.of_deployment(plan, llm, weights="meta-llama/Meta-Llama-3-8B")
+    >>> print(commands(service, service.servings[0])[0].argv[:5])
+    ('vllm', 'serve', 'meta-llama/Meta-Llama-3-8B', '--served-model-name', 'Llama-3-8B')
+    """
+    check(service, serving)
+    machines, hosts = serving.machines, service.hosts
+    found = []
+    for rank, machine in enumerate(machines):
+        parts = serving.on(machine)
+        first = parts[0].first_gpu
+        devices = ",".join(map(str, range(first, first + sum(part.gpus for part in parts))))
+        env = [("CUDA_VISIBLE_DEVICES", devices), *environment(service, serving)]
+        if serving.phase != "both":
+            side = _SIDE_PORT + 100 * (serving.port - FIRST_PORT)
+            env += [
+                ("VLLM_NIXL_SIDE_CHANNEL_HOST", hosts[machine]),
+                ("VLLM_NIXL_SIDE_CHANNEL_PORT", str(side)),
+            ]
+        argv = ["vllm", "serve", service.model, *arguments(service, serving)]
+        if rank == 0:
+            argv += ["--host", _LISTEN, "--port", str(serving.port)]
+        if len(machines) > 1:
+            port = str(_MASTER_PORT + serving.port - FIRST_PORT)
+            argv += together(len(machines), str(rank), hosts[machines[0]], port)
+            argv += ["--headless"] if rank else []
+        found.append(Command(machine, tuple(env), tuple(argv), notes(service, serving)))
+    return tuple(found)
+
+
+def together(nodes: int, rank: str, head: str, port: str = str(_MASTER_PORT)) -> list[str]:
+    """Flags that join the processes of one engine on several machines."""
+    return [
+        *("--nnodes", str(nodes), "--node-rank", rank),
+        *("--master-addr", head, "--master-port", port),
+    ]
+
+
+def arguments(service: Service, serving: Serving) -> list[str]:
+    """Flags that are the same on every machine of an engine."""
+    longest = service.llm.max_position
+    argv = ["--served-model-name", service.llm.name]
+    argv += ["--tensor-parallel-size", str(serving.parts[0].gpus)]
+    if len(serving.parts) > 1:
+        argv += ["--pipeline-parallel-size", str(len(serving.parts))]
+    argv += ["--dtype", _DTYPES.get(service.precision, "auto")]
+    if service.precision in _ONLINE:
+        argv += ["--quantization", _ONLINE[service.precision]]
+    if _CACHES[service.kv_precision] != "auto":
+        argv += ["--kv-cache-dtype", _CACHES[service.kv_precision]]
+    argv += ["--gpu-memory-utilization", f"{service.memory_fraction:g}"]
+    if serving.kv_tokens is not None:
+        longest = min(longest, serving.kv_tokens)
+    if serving.engine is not None:
+        engine = serving.engine
+        argv += ["--max-num-seqs", str(engine.max_batch)]
+        if engine.batching == "chunked":
+            # A whole batch that decodes must fit a step.
+            budget = max(engine.max_step_tokens, engine.max_batch)
+            argv += ["--enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
+        else:
+            # Without chunks a step has to take the longest prompt whole.
+            budget = max(engine.max_step_tokens, engine.max_batch, longest)
+            argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
+        if engine.prefix_share > 0:
+            argv += ["--enable-prefix-caching"]
+    argv += ["--max-model-len", str(longest)]
+    if serving.phase != "both":
+        transfer = {"kv_connector": connector(service), "kv_role": _ROLES[serving.phase]}
+        argv += ["--kv-transfer-config", json.dumps(transfer)]
+    return argv
+
+
+def connector(service: Service) -> str:
+    """Connector that moves KV caches: pulled by decode engines, pushed by prefill pipelines."""
+    piped = any(len(one.parts) > 1 for one in service.servings if one.phase == "prefill")
+    return "NixlPushConnector" if piped else "NixlConnector"
+
+
+def environment(service: Service, serving: Serving) -> list[tuple[str, str]]:
+    """Environment variables that are the same on every machine of an engine."""
+    layers = [part.layers for part in serving.parts]
+    if len(layers) < 2 or not all(layers):
+        return []
+    return [("VLLM_PP_LAYER_PARTITION", ",".join(map(str, layers)))]
+
+
+def check(service: Service, serving: Serving) -> None:
+    """Refuse an engine that vLLM cannot run.
+
+    Raises
+    ------
+    ExportError
+        Naming the rule that it breaks.
+    """
+    name = serving.name
+    if not all(serving.machines):
+        raise ExportError(
+            f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "
+            "plan names no machines, on which engines would start.",
+            resolve="export the routing table, and start the islands as vLLM's guide to expert "
+            "parallelism says for your machines.",
+        )
+    degrees = [part.gpus for part in serving.parts]
+    if len(set(degrees)) > 1:
+        raise ExportError(
+            f"The stages of {name} have {', '.join(map(str, degrees))} GPUs, and vLLM gives every "
+            "pipeline stage of an engine one tensor-parallel degree.",
+            resolve="plan with one degree for all stages of a replica, or serve it by another "
+            "engine.",
+        )
+    if service.llm.heads % degrees[0]:
+        raise ExportError(
+            f"The {service.llm.heads} attention heads of {service.llm.name} cannot be divided over "
+            f"the {degrees[0]} GPUs of a stage of {name}.",
+            resolve="plan with a degree that divides the heads.",
+        )
+    order = [part.machine for part in serving.parts]
+    if len(serving.machines) != sum(a != b for a, b in zip(order, [None, *order], strict=False)):
+        raise ExportError(
+            f"The pipeline of {name} comes back to a machine that it has left, and vLLM numbers "
+            "its stages machine by machine.",
+            resolve="plan with stages of one machine side by side.",
+        )
+    counts = [sum(part.gpus for part in serving.on(machine)) for machine in serving.machines]
+    if len(set(counts)) > 1:
+        raise ExportError(
+            f"{name} takes {', '.join(map(str, counts))} GPUs of its machines, and vLLM wants the "
+            "same number on every machine of an engine.",
+            resolve="plan with equal numbers of GPUs on the machines of a replica.",
+        )
+    if serving.phase == "decode" and len(degrees) > 1:
+        raise ExportError(
+            f"{name} decodes in {len(degrees)} pipeline stages what others have prefilled, and the "
+            f"NIXL connector of vLLM {VERSION} brings caches to engines of one stage only.",
+            resolve="plan decode replicas of one stage, or without phases; the routing table can "
+            "be exported all the same.",
+        )
+    if service.kv_precision not in _CACHES:
+        raise ExportError(
+            f"The plan of {service.name} caches keys and values in {service.kv_precision}, which "
+            "vLLM has no flag for.",
+            resolve="plan with a KV cache in fp16, bf16 or fp8.",
+        )
+    if serving.engine is not None and serving.engine.batching == "static":
+        raise ExportError(
+            f"{name} serves static batches, and vLLM only batches continuously.",
+            resolve="plan with batching 'chunked' or 'prefill first'.",
+        )
+
+
+def notes(service: Service, serving: Serving) -> tuple[str, ...]:
+    """What vLLM does differently from the plan, or what the plan counts on."""
+    found = []
+    if not service.weights:
+        found.append(f"{service.model} is the catalog's name: name the checkpoint with --weights.")
+    if service.precision in ("int4", "fp4"):
+        found.append(
+            f"The plan counts on weights in {service.precision}: name a checkpoint that is "
+            "quantised so."
+        )
+    kinds = dict.fromkeys(part.gpu for part in serving.parts)
+    if len(kinds) > 1:
+        found.append(
+            f"One engine over {' and '.join(kinds)}: vLLM sizes the KV cache of all stages by the "
+            "one that holds least."
+        )
+    if serving.kv_tokens is not None:
+        found.append(f"The plan counts on a KV cache of {serving.kv_tokens:,} tokens.")
+    engine = serving.engine
+    if engine is None:
+        return tuple(found)
+    if engine.admission != "paged":
+        found.append(
+            f"The plan admits by the {engine.admission} output; vLLM pages its cache and "
+            "preempts instead."
+        )
+    if engine.eviction == "swap":
+        found.append("The plan swaps evicted caches out; vLLM computes them again.")
+    return tuple(found)
+
+
+def scripts(service: Service) -> dict[str, str]:
+    """Shell script by host, which starts the engines of the machine and waits for them."""
+    by_machine: dict[str, list[tuple[Serving, Command]]] = {}
+    for serving in service.servings:
+        for command in commands(service, serving):
+            by_machine.setdefault(command.machine, []).append((serving, command))
+    found = {}
+    for machine, started in by_machine.items():
+        host = service.hosts[machine]
+        lines = [
+            "#!/bin/sh",
+            f"# {MARK}",
+            f"# Engines of {one_line(service.llm.name)} on machine {one_line(machine)}, for vLLM "
+            f"{VERSION}.",
+            "# Names of machines are taken as host names."
+            + (f" This one's is {host}." if host != machine else ""),
+            _GUARD,
+        ]
+        if any(len(serving.machines) > 1 for serving, _ in started):
+            lines += [
+                f"# Machines of one engine talk by ports from {_MASTER_PORT} on, which ask for no "
+                "key:",
+                "# keep them in a network of their own.",
+            ]
+        if service.disaggregated:
+            lines.append("# Prefill and decode engines are paired by the routing table.")
+        for serving, command in started:
+            lines += ["", f"# {one_line(serving.name)}, {serving.phase}"]
+            lines += [f"# Note: {one_line(note)}" for note in command.notes]
+            lines.append(f"{command.text} &")
+        text = "\n".join([*lines, "", "wait", ""])
+        found[host] = again.script(text, [command.words for _, command in started])
+    return found

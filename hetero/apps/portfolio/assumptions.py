@@ -1,0 +1,188 @@
+r"""The equal ground: one source of step times, one engine and one rule of memory for every plan.
+
+Step times are those of the calibrated roofline (:mod:`hetero.latency.models.roofline`) by way of
+the cost model of :mod:`hetero.costs.cost`, which agrees with it to rounding for one stage and adds
+pipelines. Memory is 90 % of each GPU less 2 GiB, the rest after the weights is KV cache. The engine
+prefills first, at most 2,048 tokens a step unless one prompt is longer, decodes up to 256 requests
+together, and pages its cache.
+
+A pipeline whose stages differ has no single slowest one: it is played with
+
+.. math:: S \max_s T_s(n / S)
+
+over all S stages, so that a plan of mixed stages may be a little slower here than a planner that
+takes one stage for the slowest believes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.apps.portfolio.case import Case
+from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.demand import Demand
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import replica as costed_replica
+from hetero.deployment import Engine, Replica, Role
+from hetero.latency.step import Piece, StepModel
+from hetero.simulator import Slo
+from hetero.streams import stream
+from hetero.workload import Trace
+
+Floats = NDArray[np.float64]
+
+ENGINE: Final = Engine(admission="paged", max_batch=256, max_step_tokens=2048)
+"""Engine of every replica of a dense model."""
+_SHORT_S = 20.0
+
+
+@lru_cache(maxsize=16)
+def costs(case: Case) -> CostModel:
+    """Costs of the model on the machines of the case.
+
+    Raises
+    ------
+    ParameterError
+        If the model is a mixture of experts.
+    """
+    return CostModel(case.cluster, case.llm, Settings(precision=case.precision))
+
+
+@lru_cache(maxsize=16)
+def demand(case: Case) -> Demand:
+    """The case's rate and the kinds of its requests."""
+    return Demand.of(case.trace, case.rate_rps)
+
+
+@lru_cache(maxsize=16)
+def targets(case: Case) -> Slo:
+    """Targets that planners plan for: those of the case or, where it has none, lenient ones.
+
+    The lenient one: ten times the end-to-end time of a mean request alone on the fastest machine
+    that holds the model, or a minute where none does.
+    """
+    if case.slo != Slo():
+        return case.slo
+    model, wanted = costs(case), demand(case)
+    best = np.inf
+    for number, machine in enumerate(model.machines):
+        for gpus in (t for t in (1, 2, 4, 8) if t <= machine.count and model.divides(t)):
+            if model.most_layers(number, gpus, first=True, last=True) < case.llm.layers:
+                continue
+            alone = model.pipeline([Stage(number, gpus, case.llm.layers)])
+            token_s = float(alone.decode_step_s(1, wanted.context_tokens))
+            first_s = float(alone.prefill_latency_s(wanted.mean_input))
+            best = min(best, first_s + token_s * wanted.mean_output)
+    return Slo(e2e_s=10.0 * best if np.isfinite(best) else 60.0)
+
+
+def requests(case: Case, most: int) -> Trace:
+    """At most so many requests of the case, drawn once for all planners."""
+    if len(case.trace) <= most:
+        return case.trace
+    return case.trace.sample(most, stream(case.seed, "planning"))
+
+
+def short(case: Case, most: int) -> Case:
+    """The case with fewer requests and shorter runs, for planners that play what they propose."""
+    return replace(case, trace=requests(case, most), least_s=min(case.least_s, _SHORT_S))
+
+
+def replica(pipeline: Pipeline, name: str, role: Role = "both") -> Replica:
+    """A costed pipeline as it is played in the arena."""
+    made = costed_replica(pipeline, name, role, engine=ENGINE)
+    return grounded(made, pipeline)
+
+
+def grounded(made: Replica, pipeline: Pipeline) -> Replica:
+    """A planner's replica with the arena's engine and, where its stages differ, step times."""
+    made = replace(made, engine=ENGINE)
+    if len({(stage.machine, stage.gpus, stage.layers) for stage in pipeline.stages}) == 1:
+        return made
+    return replace(made, step=_slowest(pipeline, made))
+
+
+def _slowest(pipeline: Pipeline, made: Replica) -> StepModel:
+    """The step model of a pipeline with the slowest of all its stages at every size of step."""
+    parts = 1 if made.role == "prefill" else len(pipeline.stages)
+    knots = parts * _turns(pipeline)
+    times = pipeline.stage_seconds(knots / parts)
+    idle = pipeline.stage_seconds([0.0])[:, 0]
+    cached = pipeline.stage_seconds([0.0], [1.0])[:, 0] - idle
+    pairs = pipeline.stage_seconds([0.0], [0.0], [1.0])[:, 0] - idle
+    slowest = Piece(
+        knots, parts * times.max(axis=0), np.array([float(cached.max())]), float(pairs.max())
+    )
+    return StepModel(
+        (slowest, *made.step.pieces[1:]), source=made.step.source, provenance=made.step.provenance
+    )
+
+
+def _turns(pipeline: Pipeline) -> Floats:
+    """New tokens of a stage at which the slowest of all stages may change its slope.
+
+    A stage is the larger of two lines over its new tokens, one for reading weights and one for
+    computing; the largest of all lines turns only where two of them cross.
+    """
+    lines = []
+    for stage, rate in zip(pipeline.stages, pipeline.rates, strict=True):
+        fixed = stage.layers * rate.fixed_s
+        lines += [
+            (fixed + stage.layers * rate.weights_s, stage.layers * rate.reduce_s),
+            (
+                fixed + stage.layers * rate.product_s * rate.padding_tokens,
+                stage.layers * (rate.product_s + rate.reduce_s),
+            ),
+        ]
+    lines[0] = (lines[0][0] + pipeline.rates[0].step_s, lines[0][1])
+    lines[1] = (lines[1][0] + pipeline.rates[0].step_s, lines[1][1])
+    lines[-2] = (lines[-2][0] + pipeline.rates[-1].logits_s, lines[-2][1])
+    lines[-1] = (lines[-1][0] + pipeline.rates[-1].logits_s, lines[-1][1])
+    found = [(a - c) / (d - b) for (a, b), (c, d) in combinations(lines, 2) if abs(d - b) > 1e-15]
+    inner = np.unique(np.round([n for n in found if n > 0], 6))
+    return np.concatenate([[0.0], inner, [2.0 * max([*inner, 1.0])]])
+
+
+def unfit(case: Case) -> str | None:
+    """Why no planner of dense models can take a case; None if they can."""
+    if case.llm.experts:
+        return (
+            f"{case.llm.name} is a mixture of experts, and step times of tensor and pipeline "
+            "parallelism are known for dense models only."
+        )
+    return unfit_precision(case) or unfit_budget(case)
+
+
+def unfit_precision(case: Case) -> str | None:
+    """Which GPUs do not compute in the precision of a case; None if all do."""
+    if case.precision == "fp16":
+        return None
+    lacking = [
+        name for name, gpu in case.cluster.gpu_types.items() if case.precision not in gpu.precisions
+    ]
+    if lacking:
+        return f"{', '.join(lacking)} of {case.cluster.name} do not compute in {case.precision}."
+    return None
+
+
+def unfit_budget(case: Case) -> str | None:
+    """Which machine has no price, where a budget is given; None if all have."""
+    if case.budget_usd_per_h is None:
+        return None
+    for machine in case.cluster.machines:
+        if machine.usd_per_h is None:
+            return f"A budget needs prices, and machine {machine.name} has none."
+    return None
+
+
+def unfit_network(case: Case) -> str | None:
+    """Why machines cannot work together: no network is stated; None if one is."""
+    if len(case.cluster.machines) > 1 and case.cluster.network is None:
+        return f"{case.cluster.name} states no network between its machines."
+    return None

@@ -1,0 +1,50 @@
+"""What planners of the arena share: the question whether they can take a case, and budgets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero.apps.portfolio import assumptions, offers
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import NORMAL, Effort
+from hetero.apps.portfolio.entry import Entry
+from hetero.errors import InfeasibleError
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A planner of dense models; subclasses say how one cluster, without a budget, is planned.
+
+    Parameters
+    ----------
+    effort
+        How much it may try.
+    """
+
+    effort: Effort = NORMAL
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        raise NotImplementedError
+
+    def unfit(self, case: Case) -> str | None:
+        """Why it cannot take a case, in one sentence; None if it can."""
+        return assumptions.unfit(case)
+
+    def plan(self, case: Case) -> Entry:
+        """Its best plan; within a budget that of the best part of the offer.
+
+        Raises
+        ------
+        InfeasibleError
+            If it cannot take the case, or no plan of its kind serves it.
+        """
+        if reason := self.unfit(case):
+            raise InfeasibleError(
+                f"{self.name}: {reason}", resolve="ask another planner, or change the case."
+            )
+        return offers.best_of(case, self.effort.parts, self._plan)
+
+    def _plan(self, case: Case) -> Entry:
+        raise NotImplementedError

@@ -1,0 +1,396 @@
+"""What makes a plan better: another router, another division of a machine, another phase.
+
+Every change is played on the same requests, gaps and seeds as the plan that it changes, and kept
+where the changed plan carries more. Changes are tried in a fixed order and counted, so that the
+same case gives the same plan.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.build import MakeRouter, entry_of, player
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.apps.portfolio.score import carried, margin
+from hetero.costs.cost import CostModel, Stage
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.transfer import Bits, KvTransfer
+from hetero.deployment import Deployment, KvLink, Role
+from hetero.errors import HeteroError, InfeasibleError
+from hetero.planners.baselines.capacity import Bucket, capacity_rps
+from hetero.planners.baselines.kinds import divisions
+from hetero.routers import Predictive, WeightedRoundRobin
+from hetero.routers.named import factories
+from hetero.simulator import Run, Slo
+from hetero.simulator.saturation import attainment
+
+Floats = NDArray[np.float64]
+
+_DEGREES = (1, 2, 4, 8)
+_OURS = 2  # routers that come first
+_TUNED = 4  # rounds of fixed shares
+_STEP = 0.5  # change of the logarithm of a share when all of its requests miss and no others do
+_LEAST_SHARE = 1e-3  # of the case's load that a plan must carry where the one before carries none
+_LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One kept change: what was done, and the load that the plan carried then [requests/s]."""
+
+    what: str
+    carried_rps: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Improved:
+    """What is left when changes run out.
+
+    Attributes
+    ----------
+    carried_rps
+        Load that it carries with the arrivals of each seed.
+    changes
+        Those that were kept, in order.
+    played
+        Changes that were tried.
+    """
+
+    entry: Entry
+    carried_rps: tuple[float, ...]
+    changes: tuple[Change, ...]
+    played: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Design:
+    """Pipelines with their phases; what an entry of costed replicas is made of."""
+
+    parts: tuple[tuple[Pipeline, Role], ...]
+    bits: Bits
+
+    @property
+    def costs(self) -> CostModel:
+        return self.parts[0][0].model
+
+
+def improve(
+    entry: Entry,
+    case: Case,
+    carried_rps: Sequence[float],
+    *,
+    seeds: Sequence[int],
+    moves: int,
+) -> Improved:
+    """Change a plan as long as that lets it carry more, at most so many changes tried.
+
+    Parameters
+    ----------
+    carried_rps
+        Load that it carries with the arrivals of each seed.
+    """
+    search = _Search(case, tuple(seeds), moves, entry, tuple(carried_rps))
+    search.routers(every=True)
+    search.shares()
+    if entry.pipelines:
+        while search.left and search.layouts():
+            search.routers(every=False)
+            search.shares()
+    return Improved(search.entry, search.carried_rps, tuple(search.changes), moves - search.left)
+
+
+class _Search:
+    """A plan, what it carries, and how many changes may still be tried."""
+
+    def __init__(
+        self,
+        case: Case,
+        seeds: tuple[int, ...],
+        moves: int,
+        entry: Entry,
+        carried_rps: tuple[float, ...],
+    ) -> None:
+        self.case, self.seeds, self.left = case, seeds, moves
+        self.entry, self.carried_rps = entry, carried_rps
+        self.changes: list[Change] = []
+        # The router that does best on the plan of those that do not depend on its replicas.
+        self.general: tuple[str, MakeRouter] = ("hetero", Predictive)
+
+    def routers(self, *, every: bool) -> None:
+        """Try routers on the plan as it is: every one, or only ours."""
+        if self.entry.deployment is None:
+            return
+        best = -2.0
+        for routing, make in islice(_routers(self.case), None if every else _OURS):
+            if routing == self.entry.routing:
+                self.general = (routing, make)
+                best = 0.0
+                continue
+            one = partial(_rerouted, self.entry, make, routing)
+            found = self._try(f"routing: {routing}", one)
+            if found > best:
+                best, self.general = found, (routing, make)
+
+    def shares(self) -> None:
+        """Try fixed shares: by capacity, then less to replicas whose requests miss targets more."""
+        made = self.entry.deployment
+        if made is None or len(made.replicas) < 2 or self.case.slo == Slo():
+            return
+        if any(one.role != "both" for one in made.replicas):
+            return
+        trace = self.case.trace
+        mean = Bucket(
+            float(trace.input_tokens.mean()), float(trace.output_tokens.mean()), 1.0, (0.0, np.inf)
+        )
+        weights = np.array([capacity_rps(one, mean) for one in made.replicas])
+        for round_ in range(_TUNED):
+            if not self.left or weights.min() <= 0:
+                return
+            shares = weights / weights.sum()
+            one = _shared(self.entry, shares)
+            what = "shares by capacity" if not round_ else "shares by capacity, tuned"
+            self._try(f"routing: {what}", lambda one=one: one)  # type: ignore[misc]
+            rate = max(self.carried_rps[0], self.case.rate_rps) * _LEAST_GAIN
+            run = one.play(self.case.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
+            weights = shares * np.exp(_STEP * met_by_replica(run, self.case.slo))
+
+    def layouts(self) -> bool:
+        """Try other divisions of machines and other phases of replicas; whether one was better."""
+        for what, changed in _neighbours(_design(self.entry)):
+            # Changes of the plan as it was may not apply to a better one: then begin anew.
+            if self._try(what, partial(_entry, self.entry, changed, *self.general)) > 0:
+                return True
+        return False
+
+    def _try(self, what: str, make: Callable[[], Entry]) -> float:
+        """Play a changed plan and keep it if it carries more: above 0 if so, else how near it is.
+
+        Nearness is the margin by which it misses what the plan carries.
+        """
+        if not self.left:
+            return -1.0
+        self.left -= 1
+        try:
+            one = make()
+            # Most changes do not help: one run shows it.
+            wanted = self.carried_rps[0] * _LEAST_GAIN or self.case.rate_rps * _LEAST_SHARE
+            if (near := margin(one, self.case, wanted, self.seeds[0])) < 0:
+                return near
+            found = tuple(
+                carried(one, self.case, seed, start_rps=before or None)
+                for seed, before in zip(self.seeds, self.carried_rps, strict=True)
+            )
+        except HeteroError:
+            return -1.0  # a change that no plan can have, such as a router that needs more
+        if sum(found) <= sum(self.carried_rps):
+            return 0.0
+        self.entry, self.carried_rps = one, found
+        self.changes.append(Change(what, sum(found) / len(found)))
+        return 1.0
+
+
+def _routers(case: Case) -> Iterator[tuple[str, MakeRouter]]:
+    """Every router of whole replicas in words, ours first, with and without the targets."""
+    made = factories()
+    yield "hetero", Predictive
+    first_s = case.slo.ttft_s if case.slo.ttft_s is not None else case.slo.e2e_s
+    if first_s is not None:
+        target_s = 0.9 * first_s
+        yield f"hetero, first token within {target_s:g} s", partial(Predictive, target_s=target_s)
+    for name, make in made.items():
+        if make is not Predictive:
+            yield name.replace("-", " "), make
+
+
+def _rerouted(entry: Entry, make: MakeRouter, routing: str) -> Entry:
+    assert entry.deployment is not None
+    return replace(
+        entry,
+        routing=routing,
+        router=make,
+        play=player(entry.deployment, make),
+        groups=tuple(replace(group, share=float("nan")) for group in entry.groups),
+    )
+
+
+def _shared(entry: Entry, shares: Floats) -> Entry:
+    """The plan with requests in rotation by shares, one per replica."""
+    weights = tuple(float(share) for share in shares)
+    found = _rerouted(entry, partial(WeightedRoundRobin, weights), "tuned shares, in rotation")
+    groups = tuple(
+        replace(group, share=weight) for group, weight in zip(found.groups, weights, strict=True)
+    )
+    return replace(found, groups=groups)
+
+
+def met_by_replica(run: Run, slo: Slo) -> Floats:
+    """Share of each replica's requests that met every target, less that of all; shape (M,).
+
+    0 for replicas without a request.
+    """
+    node, whole = np.asarray(run.requests["node"]), attainment(run, slo)
+    sent = [node == k for k in range(len(run.replicas))]
+    return np.array([attainment(run, slo, own) - whole if own.any() else 0.0 for own in sent])
+
+
+def _design(entry: Entry) -> _Design:
+    assert entry.deployment is not None
+    parts = tuple(
+        (pipeline, node.role)
+        for pipeline, node in zip(entry.pipelines, entry.deployment.replicas, strict=True)
+    )
+    ratio = min((link.compression for *_, link in entry.deployment.links), default=1.0)
+    bits: Bits = 4 if ratio <= 0.25 else 8 if ratio <= 0.5 else 16
+    return _Design(parts, bits)
+
+
+def _entry(base: Entry, design: _Design, routing: str, router: MakeRouter) -> Entry:
+    """The entry of a design with a router.
+
+    Raises
+    ------
+    InfeasibleError
+        If it serves only one of the phases.
+    """
+    roles = {role for _, role in design.parts}
+    if not roles or ("prefill" in roles) != ("decode" in roles):
+        raise InfeasibleError("A phase has no replica.", resolve="keep one of each.")
+    count: Counter[str] = Counter()
+    names = []
+    for pipeline, role in design.parts:
+        where = "+".join(
+            dict.fromkeys(pipeline.model.machines[stage.machine].name for stage in pipeline.stages)
+        )
+        label = where if role == "both" else f"{where} {role}"
+        names.append(f"{label}/{count[label]}")
+        count[label] += 1
+    transfer = KvTransfer(bits=design.bits)
+    links: list[tuple[str, str, KvLink]] = [
+        (names[a], names[b], transfer.link(one, two))
+        for a, (one, first) in enumerate(design.parts)
+        for b, (two, second) in enumerate(design.parts)
+        if (first, second) == ("prefill", "decode")
+    ]
+    nodes = [
+        assumptions.replica(pipeline, name, role)
+        for (pipeline, role), name in zip(design.parts, names, strict=True)
+    ]
+    assert base.deployment is not None
+    return entry_of(
+        base.planner,
+        Deployment(base.deployment.name, tuple(nodes), tuple(links)),
+        [pipeline for pipeline, _ in design.parts],
+        router,
+        routing,
+        bound_rps=base.bound_rps,
+        bound=base.bound,
+        options=base.options,
+    )
+
+
+def _neighbours(design: _Design) -> Iterator[tuple[str, _Design]]:
+    """Designs one change away, in a fixed order: whole kinds of machines, machines, phases."""
+    yield from _divided(design)
+    yield from _flipped(design)
+
+
+def _divided(design: _Design) -> Iterator[tuple[str, _Design]]:
+    costs = design.costs
+    spanned = {
+        stage.machine
+        for pipeline, _ in design.parts
+        if len({one.machine for one in pipeline.stages}) > 1
+        for stage in pipeline.stages
+    }
+    kinds: dict[tuple[object, ...], list[int]] = {}
+    for m, machine in enumerate(costs.machines):
+        if m not in spanned:
+            key = (machine.gpu, machine.count, machine.link)
+            kinds.setdefault(key, []).append(m)
+    for together in (True, False):
+        for numbers in kinds.values():
+            if together and len(numbers) == 1:
+                continue
+            for some in [numbers] if together else [[m] for m in numbers]:
+                for division in _divisions(costs, some[0]):
+                    changed = _redivided(design, some, division)
+                    if changed is not None:
+                        where = costs.machines[some[0]]
+                        label = f"all {where.gpu.name}" if together else where.name
+                        degrees = " + ".join(map(str, division))
+                        yield f"{label} divided into {degrees}", changed
+
+
+def _divisions(costs: CostModel, machine: int) -> tuple[tuple[int, ...], ...]:
+    """Ways to divide a machine into instances of degrees that the model fits."""
+    count = costs.machines[machine].count
+    fitting = tuple(
+        t
+        for t in _DEGREES
+        if t <= count
+        and costs.divides(t)
+        and costs.most_layers(machine, t, first=True, last=True) >= costs.llm.layers
+    )
+    return divisions(count, fitting) if fitting else ()
+
+
+def _redivided(
+    design: _Design, machines: Sequence[int], division: tuple[int, ...]
+) -> _Design | None:
+    """The design with machines divided anew into replicas for both phases; None if it is that."""
+    costs = design.costs
+    kept = [part for part in design.parts if part[0].stages[0].machine not in machines]
+    before: Counter[tuple[int, int]] = Counter()
+    for pipeline, role in design.parts:
+        if pipeline.stages[0].machine in machines:
+            whole = role == "both" and len(pipeline.stages) == 1
+            before[pipeline.stages[0].machine, pipeline.stages[0].gpus if whole else 0] += 1
+    made: list[tuple[Pipeline, Role]] = [
+        (costs.pipeline([Stage(m, degree, costs.llm.layers)]), "both")
+        for m in machines
+        for degree in division
+    ]
+    if before == Counter((m, degree) for m in machines for degree in division):
+        return None
+    return _Design((*kept, *made), design.bits)
+
+
+def _flipped(design: _Design) -> Iterator[tuple[str, _Design]]:
+    """Another phase for one replica of each kind, or for two of different kinds at once."""
+    costs = design.costs
+    first: dict[tuple[object, ...], int] = {}
+    for k, (pipeline, role) in enumerate(design.parts):
+        first.setdefault((pipeline.label, role), k)
+    if len(costs.machines) > 1 and costs.cluster.network is None:
+        return
+    one_each = list(first.values())
+
+    def changed(roles: dict[int, Role]) -> _Design:
+        parts = tuple((p, roles.get(k, role)) for k, (p, role) in enumerate(design.parts))
+        return _Design(parts, design.bits)
+
+    split = any(role != "both" for _, role in design.parts)
+    for k in one_each:
+        pipeline, role = design.parts[k]
+        for other in _ROLES:
+            if other != role and split:
+                yield f"{pipeline.label} for {other}", changed({k: other})
+    if not split:
+        for a in one_each:
+            for b in range(len(design.parts)):
+                if a != b and (b in one_each or b == a + 1):
+                    what = f"{design.parts[a][0].label} for prefill, "
+                    what += f"{design.parts[b][0].label} for decode"
+                    yield what, changed({a: "prefill", b: "decode"})
+
+
+_ROLES: tuple[Role, ...] = ("prefill", "decode", "both")

@@ -1,0 +1,187 @@
+"""Islands for mixtures of experts: the exact layout, and the Bayesian search (Rignall)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from typing import Literal, TypeAlias
+
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.base import Adapter
+from hetero.apps.portfolio.build import player
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry, Group
+from hetero.deployment import Deployment
+from hetero.errors import CatalogError, InfeasibleError
+from hetero.latency.models.moe_devices import moe_device
+from hetero.planners.rignall import replay
+from hetero.planners.rignall.assignment import PHASES, Assignment
+from hetero.planners.rignall.divider import Divider
+from hetero.planners.rignall.exact import exact
+from hetero.planners.rignall.model import IslandModel, devices_of
+from hetero.planners.rignall.rates import IslandClass, Phase
+from hetero.planners.rignall.search import Objective, search
+
+Method: TypeAlias = Literal["exact", "BO"]
+
+_RANGES = 12  # ranges of input lengths, as far as the shortest range allows
+_SHORTEST = 400  # range [tokens]
+_SMALLEST = 2  # island [GPUs]
+_LARGEST = 128
+_BATCH = 8  # layouts that the Bayesian search proposes at a time
+
+
+@dataclass(frozen=True)
+class Islands(Adapter):
+    """Islands of equal GPUs with expert parallelism, that prefill or decode ranges of lengths.
+
+    Step times are those of the thesis's latency model at FP8, which no other planner here uses.
+
+    Parameters
+    ----------
+    method
+        ``"exact"``: the best layout of all islands of 2, 4, 8, ... GPUs, proven. ``"BO"``: the
+        thesis's search over layouts by its divider.
+    """
+
+    method: Method = "exact"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "islands exact" if self.method == "exact" else "islands by BO"
+
+    def unfit(self, case: Case) -> str | None:
+        """Dense models have no experts to divide, and GPUs need figures of the latency model."""
+        if not case.llm.experts:
+            return f"{case.llm.name} is dense: it has no experts for islands to divide."
+        if case.precision not in ("fp16", "fp8"):
+            return f"Islands serve {case.llm.name} in FP8, not in {case.precision}."
+        if not _inventory(case):
+            return (
+                f"The latency model of islands has no figures for "
+                f"{', '.join(case.cluster.gpu_types)}, or fewer than {_SMALLEST} of each."
+            )
+        if self.method == "BO" and find_spec("botorch") is None:
+            return "Bayesian search needs the package botorch, which is not installed."
+        return assumptions.unfit_budget(case)
+
+    def _plan(self, case: Case) -> Entry:
+        held = _inventory(case)
+        longest = int(case.trace.input_tokens.max())
+        model = IslandModel.of_trace(
+            case.trace,
+            max(_SHORTEST, -(-longest // _RANGES)),
+            model=case.llm,
+            devices=devices_of(case.cluster),
+        )
+        if self.method == "exact":
+            sizes = [2**k for k in range(1, 8) if 2**k <= min(_LARGEST, max(held.values()))]
+            rates = model.rates([(gpu, s) for gpu, n in held.items() for s in sizes if s <= n])
+            plan = exact(rates, held, minimum=_SMALLEST)
+        else:
+            every = range(_SMALLEST, max(held.values()) + 1)
+            rates = model.rates([(gpu, s) for gpu, n in held.items() for s in every if s <= n])
+            found = search(
+                Divider(held, minimum=_SMALLEST),
+                Objective(rates),
+                "bo",
+                batch=_BATCH,
+                iterations=max(1, self.effort.layouts // _BATCH),
+                seed=case.seed,
+            ).best
+            if found is None:
+                raise InfeasibleError(
+                    f"None of {self.effort.layouts} layouts of {case.cluster.name} serves "
+                    f"{case.llm.name}.",
+                    resolve="ask for the exact layout, or raise the effort.",
+                )
+            plan = found
+        return self._entry(case, model, plan, held)
+
+    def _entry(
+        self, case: Case, model: IslandModel, plan: Assignment, held: dict[str, int]
+    ) -> Entry:
+        made = replay.deployment(model, plan, name=f"{self.name} on {case.cluster.name}")
+        prices = _prices(case)
+        played = Deployment(
+            made.name,
+            tuple(
+                replace(one, usd_per_h=_price(prices, one.gpu.name if one.gpu else "", one.gpus))
+                for one in made.replicas
+            ),
+            made.links,
+            made.default_link,
+        )
+        router = partial(replay.router, model, plan)
+        groups: list[Group] = []
+        seen: Counter[tuple[Phase, IslandClass]] = Counter()
+        for phase in PHASES:
+            for one, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True):
+                if not one.share.any():
+                    continue
+                share = float(flow.sum()) / max(plan.served_rps, 1e-300) / one.count
+                for _ in range(one.count):
+                    seen[phase, one.island] += 1
+                    size, gpu = one.island.size, one.island.gpu
+                    label = f"{phase} {size}x{gpu} {seen[phase, one.island]}"
+                    stages = (("", gpu, size, case.llm.layers),)
+                    words = model.benchmark(gpu, size, phase).choice
+                    groups.append(Group(label, phase, stages, share, words))
+        used: Counter[str] = Counter()
+        for group in groups:
+            used.update(group.gpus)
+        idle = {name: n - used.get(name, 0) for name, n in case.cluster.gpu_counts.items()}
+        left = [f"{n} x {name}" for name, n in idle.items() if n]
+        total = [_price(prices, name, n) for name, n in used.items()]
+        return Entry(
+            planner=self.name,
+            groups=tuple(groups),
+            routing="by length of the input, to islands in the plan's shares",
+            play=player(played, router),
+            usd_per_h=None if None in total else sum(p for p in total if p is not None),
+            bound_rps=plan.bound if self.method == "exact" else None,
+            bound="largest rate of any layout, by its program" if self.method == "exact" else "",
+            deployment=played,
+            router=router,
+            notes=(
+                f"{plan.served_rps:.4g} requests/s by the planner's own account. "
+                f"{plan.rates.reading}",
+                "Step times of the analytic model of mixtures of experts, weights in FP8; islands "
+                "take GPUs of a type wherever they stand.",
+                *((f"Idle: {', '.join(left)}.",) if left else ()),
+            ),
+        )
+
+
+def _inventory(case: Case) -> dict[str, int]:
+    """GPUs that the latency model knows, by the name of their device."""
+    own = {device.name for device in devices_of(case.cluster)}
+    return {
+        name: count
+        for name, count in case.cluster.gpu_counts.items()
+        if count >= _SMALLEST and (name in own or _known(name))
+    }
+
+
+def _known(name: str) -> bool:
+    try:
+        return moe_device(name).name == name
+    except CatalogError:
+        return False
+
+
+def _prices(case: Case) -> dict[str, float]:
+    """Mean price of a GPU of each type [$/h], of types whose machines all have one."""
+    found: dict[str, float] = {}
+    for name, count in case.cluster.gpu_counts.items():
+        prices = [m.usd_per_h for m in case.cluster.machines if m.gpu.name == name]
+        if None not in prices:
+            found[name] = sum(p for p in prices if p is not None) / count
+    return found
+
+
+def _price(prices: dict[str, float], gpu: str, count: int) -> float | None:
+    return prices[gpu] * count if gpu in prices else None

@@ -1,0 +1,74 @@
+"""Which machines of an offer a planner plans with, where a budget limits what may be rented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.apps.portfolio.score import goodput
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.thunderserve.budget import within
+
+
+def parts(case: Case, most: int) -> tuple[Case, ...]:
+    """The case on each part of its offer that the budget pays for, the highest bound first.
+
+    To none of the parts a further machine could be added. Without a budget, or where it pays for
+    everything, the case itself.
+
+    Parameters
+    ----------
+    most
+        Number of parts that are kept.
+
+    Raises
+    ------
+    InfeasibleError
+        If the budget pays for no machine, or leaves too many choices.
+    """
+    if case.budget_usd_per_h is None:
+        return (case,)
+    try:
+        affordable = within(case.cluster, case.budget_usd_per_h)
+    except ParameterError as error:
+        raise InfeasibleError(error.what, resolve=error.resolve) from None
+    offers = [replace(case, cluster=part, budget_usd_per_h=None) for part in affordable]
+    if len(offers) == 1:
+        return tuple(offers)
+    values = []
+    for number, one in enumerate(offers):
+        limit = bound(one)
+        values.append((-limit.rps() if limit else -float(one.cluster.mem_bytes), number))
+    return tuple(offers[number] for _, number in sorted(values)[:most])
+
+
+def best_of(case: Case, most: int, plan: Callable[[Case], Entry]) -> Entry:
+    """The entry of the highest goodput over the parts of an offer.
+
+    Raises
+    ------
+    InfeasibleError
+        If there is no plan for any of them; the text is that of the first.
+    """
+    offers = parts(case, most)
+    if len(offers) == 1:
+        return plan(offers[0])
+    best: Entry | None = None
+    value = -1.0
+    reason: InfeasibleError | None = None
+    for one in offers:
+        try:
+            entry = plan(one)
+        except InfeasibleError as error:
+            reason = reason or error
+            continue
+        found = goodput(entry, one, (case.seed,))
+        if found > value:
+            best, value = entry, found
+    if best is None:
+        assert reason is not None
+        raise reason
+    return best

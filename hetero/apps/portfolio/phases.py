@@ -1,0 +1,154 @@
+"""Groups of mixed GPUs: phases on different groups (ThunderServe), and both on each (HexGen)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.base import Adapter
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.build import entry_of, of_baseline
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import Effort
+from hetero.apps.portfolio.entry import Entry
+from hetero.apps.portfolio.score import carried, carries
+from hetero.errors import InfeasibleError
+from hetero.planners.baselines.hexgen import hexgen
+from hetero.planners.thunderserve import plan as phase_plan
+from hetero.planners.thunderserve.tabu import TabuSettings
+
+_SHARES = (0.5, 0.3, 0.7)  # of the bound on throughput, which nothing reaches
+
+
+@dataclass(frozen=True)
+class PhaseSplitting(Adapter):
+    """Prefill and decode on different groups of GPUs (ThunderServe).
+
+    Parameters
+    ----------
+    search
+        ``"patterns"``: our integer program over groups, then tabu search; ``"tabu"``: the search
+        of the paper.
+    """
+
+    search: phase_plan.Search = "patterns"
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "phase splitting" if self.search == "patterns" else f"phase splitting, {self.search}"
+
+    def unfit(self, case: Case) -> str | None:
+        """No network, no KV cache on its way."""
+        return assumptions.unfit(case) or assumptions.unfit_network(case)
+
+    def _plan(self, case: Case) -> Entry:
+        try:
+            return _over_rates(case, self.effort, self._at_rate)
+        except InfeasibleError as error:
+            raise _why(case, error) from None
+
+    def _at_rate(self, case: Case) -> Entry:
+        found = phase_plan.plan(
+            case.cluster,
+            case.llm,
+            assumptions.demand(case),
+            assumptions.targets(case),
+            search=self.search,
+            settings=assumptions.costs(case).settings,
+            tabu=TabuSettings(
+                steps=self.effort.tabu_steps,
+                neighbours=self.effort.tabu_neighbours,
+                stall=max(1, self.effort.tabu_steps // 3),
+            ),
+            seed=case.seed,
+        )
+        share = found.orchestration.share
+        total = float(share.sum()) or 1.0
+        shares = dict(zip(found.names[0], share.sum(axis=1) / total, strict=True))
+        shares |= dict(zip(found.names[1], share.sum(axis=0) / total, strict=True))
+        return entry_of(
+            self.name,
+            found.deployment(engine=assumptions.ENGINE, name=f"{self.name} on {case.cluster.name}"),
+            [*found.prefill, *found.decode],
+            found.router,
+            "fixed shares of pairs of replicas, in rotation",
+            shares={name: float(value) for name, value in shares.items()},
+            notes=(
+                f"{100 * found.value.attainment:.1f} % meet their targets at "
+                f"{case.rate_rps:.4g} requests/s by the planner's own account.",
+                "KV caches travel in 4 bits.",
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class HexGen(Adapter):
+    """Groups of mixed GPUs that serve both phases, by genetic search (HexGen)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "HexGen"
+
+    def unfit(self, case: Case) -> str | None:
+        """Groups span machines."""
+        return assumptions.unfit(case) or assumptions.unfit_network(case)
+
+    def _plan(self, case: Case) -> Entry:
+        try:
+            return _over_rates(case, self.effort, self._at_rate)
+        except InfeasibleError as error:
+            raise _why(case, error) from None
+
+    def _at_rate(self, case: Case) -> Entry:
+        found = hexgen(
+            assumptions.costs(case),
+            assumptions.demand(case),
+            assumptions.requests(case, self.effort.requests),
+            assumptions.targets(case),
+            generations=self.effort.generations,
+            population=self.effort.population,
+            children=2 * self.effort.population,
+            seed=case.seed,
+        )
+        return of_baseline(self.name, found, routing="shares by capacity, in rotation")
+
+
+def _why(case: Case, error: InfeasibleError) -> InfeasibleError:
+    """The error, or that pipelines would be too long where memory as such suffices."""
+    costs = assumptions.costs(case)
+    usable = sum(
+        machine.count * costs.rates(number, 1).usable_bytes
+        for number, machine in enumerate(costs.machines)
+    )
+    if usable < 2 * case.llm.weight_bytes(case.precision):
+        return error
+    return InfeasibleError(
+        f"{case.llm.name} fits too few groups of {case.cluster.name} in pipelines of at most "
+        f"{costs.settings.max_stages} stages.",
+        resolve="use larger machines, or a planner of layers.",
+    )
+
+
+def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Entry]) -> Entry:
+    """The plan that carries most of those for the case's load and for higher ones.
+
+    Attainment at a load that every design carries tells none from another.
+    """
+    limit = bound(case)
+    most = limit.rps() if limit else case.rate_rps
+    rates = [case.rate_rps, *(share * most for share in _SHARES if share * most > case.rate_rps)]
+    best = plan(case)
+    short = assumptions.short(case, effort.requests)
+    value = carried(best, short, case.seed, precision=0.05)
+    for rate in rates[1 : effort.rates]:
+        one = plan(replace(case, rate_rps=rate))
+        # Most cannot reach the best so far: one run shows it.
+        if value > 0 and not carries(one, short, value, case.seed):
+            continue
+        found = carried(one, short, case.seed, start_rps=value or None, precision=0.05)
+        if found > value:
+            best, value = one, found
+    return best

@@ -1,0 +1,237 @@
+"""Whole replicas inside machines: tensor-parallel search, Mélange, and equal machines alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.base import Adapter
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.build import entry_of, of_baseline
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.entry import Entry
+from hetero.catalog import Gpu, Llm
+from hetero.cluster import Cluster, Machine
+from hetero.costs.cost import Stage
+from hetero.costs.pipeline import Pipeline
+from hetero.deployment import Deployment, Replica
+from hetero.errors import InfeasibleError
+from hetero.latency import for_gpu
+from hetero.planners.baselines import melange
+from hetero.planners.baselines.homogeneous import colocated, distserve
+from hetero.planners.baselines.plan import BaselinePlan
+from hetero.planners.thunderserve.budget import part_of
+from hetero.planners.xiong import tensor_parallel
+from hetero.planners.xiong.estimate import BatchLatency, Padded
+from hetero.routers import Workload
+
+
+@dataclass(frozen=True)
+class TensorParallelSearch(Adapter):
+    """The degree of every machine by estimate, requests by workload (Xiong et al.)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "tensor-parallel search"
+
+    def _plan(self, case: Case) -> Entry:
+        costs = assumptions.costs(case)
+        kinds = alike(case.cluster)
+        one_each = Cluster(
+            case.cluster.name, tuple(_linked(case.cluster.machines[of[0]]) for of in kinds)
+        )
+        try:
+            found = tensor_parallel.search(
+                one_each,
+                case.llm,
+                assumptions.requests(case, 200),
+                latency=_latency(case.precision),
+                weight_precision=case.precision,
+                require_longest=False,
+            )
+        except InfeasibleError as error:
+            raise InfeasibleError(
+                f"{case.llm.name} fits no machine of {case.cluster.name} on its own.",
+                resolve=error.resolve,
+            ) from None
+        degrees = {degree.machine.name: degree.tensor_parallel for degree in found.best}
+        pipelines: list[Pipeline] = []
+        nodes: list[Replica] = []
+        for numbers in kinds:
+            degree = degrees.get(costs.machines[numbers[0]].name)
+            if degree is None:
+                continue
+            for m in numbers:
+                for k in range(costs.machines[m].count // degree):
+                    pipelines.append(costs.pipeline([Stage(m, degree, case.llm.layers)]))
+                    nodes.append(
+                        assumptions.replica(pipelines[-1], f"{costs.machines[m].name}/{k}")
+                    )
+        estimate = sum(
+            len(numbers) * one.system_tps
+            for numbers in kinds
+            for one in found.best
+            if one.machine.name == costs.machines[numbers[0]].name
+        )
+        return entry_of(
+            self.name,
+            Deployment(f"{self.name} on {case.cluster.name}", tuple(nodes)),
+            pipelines,
+            partial(Workload, theta=2.0),
+            "least of the largest workloads (Xiong et al.), theta 2",
+            notes=(f"Estimate of Algorithm 1: {estimate:,.0f} tokens/s.",),
+        )
+
+
+@dataclass(frozen=True)
+class Melange(Adapter):
+    """Instances of many sizes for requests of many sizes, by integer program (Mélange)."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "Mélange"
+
+    def plan(self, case: Case) -> Entry:
+        """The largest rate of the cluster, or of the machines that the budget pays for."""
+        if reason := self.unfit(case):
+            raise InfeasibleError(
+                f"{self.name}: {reason}", resolve="ask another planner, or change the case."
+            )
+        costs = assumptions.costs(case)
+        found = melange.fastest(
+            case.cluster,
+            case.llm,
+            case.trace,
+            slo=case.slo,
+            usd_per_h=case.budget_usd_per_h,
+            settings=costs.settings,
+        )
+        numbers = {machine.name: k for k, machine in enumerate(costs.machines)}
+        pipelines = [
+            costs.pipeline([Stage(numbers[machine], degree, case.llm.layers)])
+            for machine, degree, _ in found.places()
+        ]
+        nodes = [
+            assumptions.replica(one, label)
+            for one, (_, _, label) in zip(pipelines, found.places(), strict=True)
+        ]
+        if not nodes:
+            raise InfeasibleError(
+                f"{case.cluster.name} has no machine that serves {case.llm.name} within the "
+                "targets and the budget.",
+                resolve="relax the targets, raise the budget, or offer larger GPUs.",
+            )
+        return entry_of(
+            self.name,
+            Deployment(f"{self.name} on {case.cluster.name}", tuple(nodes)),
+            pipelines,
+            found.router,
+            "fixed shares by length of the input",
+            bound_rps=found.bound,
+            bound="largest rate of its integer program at 85 % load",
+            notes=(f"{found.rate_rps:.4g} requests/s by the program, {found.status}.",),
+        )
+
+
+@dataclass(frozen=True)
+class Homogeneous(Adapter):
+    """Equal replicas on machines of one kind; of a mixed cluster its best kind."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "vLLM homogeneous"
+
+    def _plan(self, case: Case) -> Entry:
+        return _best_kind(case, self.name, self.effort.requests, colocated)
+
+
+@dataclass(frozen=True)
+class DistServe(Adapter):
+    """Replicas of one phase each on machines of one kind; of a mixed cluster its best kind."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "DistServe"
+
+    def unfit(self, case: Case) -> str | None:
+        """No network, no KV cache on its way."""
+        return assumptions.unfit(case) or assumptions.unfit_network(case)
+
+    def _plan(self, case: Case) -> Entry:
+        return _best_kind(case, self.name, self.effort.requests, distserve)
+
+
+def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Numbers of machines with the same GPUs, link and price, kind by kind."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number, machine in enumerate(cluster.machines):
+        key = (machine.gpu, machine.count, machine.link, machine.usd_per_h)
+        found.setdefault(key, []).append(number)
+    return tuple(tuple(numbers) for numbers in found.values())
+
+
+def only(case: Case, numbers: tuple[int, ...]) -> Case:
+    """The case on some of its machines alone."""
+    machines = [case.cluster.machines[number] for number in numbers]
+    return replace(case, cluster=part_of(case.cluster, machines))
+
+
+def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Entry:
+    """The plan of the kind of machines that carries most; goodput by the planner's own account."""
+    slo = assumptions.targets(case)
+    costs = assumptions.costs(case)
+    best: tuple[float, BaselinePlan] | None = None
+    reasons: list[InfeasibleError] = []
+    kinds = alike(case.cluster)
+    for numbers in kinds:
+        part = only(case, numbers)
+        limit = bound(part)
+        try:
+            found = plan(
+                part.cluster,
+                case.llm,
+                assumptions.requests(case, requests),
+                slo,
+                goal=case.goal,
+                most_rps=limit.rps(case.goal) if limit else float("inf"),
+                settings=costs.settings,
+                seed=case.seed,
+            )
+        except InfeasibleError as error:
+            reasons.append(error)
+            continue
+        if best is None or found.value > best[0]:
+            # The same pipelines as parts of the whole cluster.
+            pipelines = [
+                costs.pipeline([Stage(numbers[s.machine], s.gpus, s.layers) for s in one.stages])
+                for one in found.pipelines
+            ]
+            best = found.value, replace(found, pipelines=tuple(pipelines))
+    if best is None:
+        raise reasons[0]
+    note = ""
+    if len(kinds) > 1:
+        used = best[1].pipelines[0]
+        note = f"The best of {len(kinds)} kinds of machines: {', '.join(used.gpu_counts)}."
+    return of_baseline(name, best[1], routing="in turn", notes=(note,))
+
+
+def _linked(machine: Machine) -> Machine:
+    """The machine with its link among the figures of its GPU, where estimates look for it."""
+    if machine.link is None:
+        return machine
+    gpu = replace(machine.gpu, link_type=machine.link.name, link_gbs=machine.link.bandwidth_gbs)
+    return replace(machine, gpu=gpu)
+
+
+def _latency(precision: str) -> tensor_parallel.LatencySource:
+    def source(gpu: Gpu, llm: Llm, degree: int) -> BatchLatency:
+        return Padded(for_gpu(gpu, llm, degree, precision=precision).step_model())
+
+    return source

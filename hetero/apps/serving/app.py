@@ -1,0 +1,174 @@
+"""The pages of the dispatcher as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from hetero.apps.serving.bodies import Asked, Load, parsed
+from hetero.apps.serving.dispatcher import Dispatcher
+from hetero.apps.serving.faults import Refusal
+from hetero.apps.serving.relay import Relay, send_error
+
+
+class Completions:
+    """One path that engines answer."""
+
+    def __init__(self, dispatcher: Dispatcher, path: str, needs: str) -> None:
+        self._dispatcher, self._needs = dispatcher, needs
+        self._relay = Relay(dispatcher, path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and give it up as soon as its client has gone."""
+        meters = self._dispatcher.meters
+        meters.received.inc()
+        outcome = "failed"
+        try:
+            outcome = await self._answer(scope, receive, send)
+        except ClientDisconnect:
+            outcome = "cancelled"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            meters.ended(outcome)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
+        request = Request(scope, receive)
+        load = Load(self._dispatcher.bodies)
+        try:
+            try:
+                check_key(self._dispatcher, request)
+                limits = self._dispatcher.settings.limits
+                asked = self._read(await load.read(request, scope["headers"], limits))
+            except Refusal as refusal:
+                await send_error(send, refusal)
+                return "refused"
+            answering = asyncio.create_task(self._relay.answer(asked, send))
+            leaving = asyncio.create_task(_gone(receive))
+            try:
+                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+                if answering.done():
+                    return answering.result()
+                return "cancelled"
+            finally:
+                for task in (answering, leaving):
+                    if not task.done():
+                        task.cancel()
+                        with suppress(asyncio.CancelledError):
+                            await task
+        finally:
+            load.leave()
+
+    def _read(self, content: bytearray) -> Asked:
+        body = parsed(content)
+        if body.get(self._needs) is None:
+            raise Refusal(400, "invalid_request", f"The body has no '{self._needs}'.")
+        model = self._dispatcher.settings.model
+        if body.get("model") != model:
+            text = f"There is no model '{str(body.get('model'))[:100]}' here; use '{model}'."
+            raise Refusal(404, "model_not_found", text)
+        return Asked.of(body)
+
+
+def check_key(dispatcher: Dispatcher, request: Request) -> None:
+    """Refuse a request without one of the keys, where there are any."""
+    keys = dispatcher.keys
+    if not keys:
+        return
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    # Every key is compared, so that the time does not tell which one was near.
+    good = [hmac.compare_digest(given.strip().encode(), key) for key in keys]
+    if kind.lower() != "bearer" or not any(good):
+        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """Every error in the form that OpenAI clients read."""
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
+        refusal = Refusal(error.status_code, code, f"{error.detail}; see /v1/models.")
+        headers |= error.headers or {}
+    elif isinstance(error, Refusal):
+        refusal = error
+    else:
+        refusal = Refusal(500, "internal_error", "The dispatcher has failed; its log says how.")
+    return JSONResponse(refusal.body(), refusal.status, refusal.headers() | headers)
+
+
+def application(dispatcher: Dispatcher) -> Starlette:
+    """The application of a dispatcher, which it starts and stops."""
+    created = int(time.time())
+
+    def known(request: Request) -> bool:
+        """Whether a request has a key, where there are any."""
+        with suppress(Refusal):
+            check_key(dispatcher, request)
+            return True
+        return False
+
+    async def models(request: Request) -> Response:
+        check_key(dispatcher, request)
+        name = dispatcher.settings.model
+        one = {"id": name, "object": "model", "created": created, "owned_by": "hetero"}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    async def health(request: Request) -> Response:
+        engines = {one.backend.name: one.open for one in dispatcher.engines}
+        good = any(engines.values())
+        said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
+        if known(request):  # balancers have no key and need none of this
+            said |= {"router": dispatcher.router.name, "engines": engines}
+        return JSONResponse(said, 200 if good else 503)
+
+    async def plan(request: Request) -> Response:
+        check_key(dispatcher, request)
+        return JSONResponse(dispatcher.plan.record())
+
+    async def metrics(request: Request) -> Response:
+        check_key(dispatcher, request)
+        return Response(dispatcher.meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await dispatcher.start()
+        try:
+            yield
+        finally:
+            await dispatcher.stop()
+
+    answered = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+    app = Starlette(
+        routes=[
+            *(
+                Route(path, Completions(dispatcher, path, needs), methods=["POST"])
+                for path, needs in answered.items()
+            ),
+            Route("/v1/models", models),
+            Route("/health", health),
+            Route("/plan", plan),
+            Route("/metrics", metrics),
+        ],
+        lifespan=lifespan,
+        exception_handlers=dict.fromkeys((HTTPException, Refusal, Exception), _refused),
+    )
+    app.router.redirect_slashes = False  # it would lead to whatever host the client has named
+    return app

@@ -1,0 +1,388 @@
+"""The dispatcher: which engine gets which request, by the routers that the simulator runs."""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+import operator
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+import numpy as np
+
+from hetero.apps.serving.bodies import Held
+from hetero.apps.serving.books import Books
+from hetero.apps.serving.engines import Seen, probe
+from hetero.apps.serving.faults import Failed, Fault, Refusal
+from hetero.apps.serving.lengths import Lengths
+from hetero.apps.serving.metrics import Meters
+from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.settings import Settings
+from hetero.apps.serving.tickets import Ticket
+from hetero.deployment import Deployment
+from hetero.routers.base import DEFER, Live
+
+log = logging.getLogger("hetero.apps.serving")
+_ROWS = 16384  # requests remembered
+_DRIFT = 1.25  # of mean lengths, that the plan follows
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that takes time or may fail on the way to a deployment."""
+
+    settings: Settings
+    deployment: Deployment
+    router: Live
+    keys: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Prepared:
+        """Fit what the router fits, and compile what its decisions need."""
+        deployment = settings.deployment()
+        router = settings.chosen()
+        _warm_up(deployment, router.live(deployment, np.random.default_rng(0)))
+        live = router.live(deployment, np.random.default_rng(settings.seed))
+        return cls(settings, deployment, live, settings.keys())
+
+
+class Dispatcher:
+    """Places requests at engines, keeps the books, and watches the engines.
+
+    All of it runs in one thread of one event loop, so that a decision sees a consistent state.
+
+    Parameters
+    ----------
+    first
+        The deployment to begin with.
+    """
+
+    plan: FleetPlan
+
+    def __init__(self, first: Prepared) -> None:
+        settings = self.settings = first.settings
+        self.meters = Meters(self)
+        self.lengths = Lengths(settings.outputs)
+        self.engines: list[Seen] = []
+        self.tickets: set[Ticket] = set()
+        self.held: list[Ticket] = []
+        self.bodies = Held()
+        self.away = 0  # requests at engines
+        #: How many may be there at once: what the process has descriptors for.
+        self.room: Callable[[], int] = lambda: sys.maxsize
+        self.session: aiohttp.ClientSession | None = None
+        self._checks: dict[Seen, asyncio.Task[None]] = {}
+        self._start_s = time.monotonic()
+        self._watch: asyncio.Task[None] | None = None
+        self._install(first)
+
+    def now_s(self) -> float:
+        """Time since the dispatcher was made [s]."""
+        return time.monotonic() - self._start_s
+
+    # Deployments ----------------------------------------------------------------------------
+
+    def _install(self, new: Prepared) -> None:
+        settings = new.settings
+        books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
+        known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
+        engines = []
+        for k, backend in enumerate(settings.backends):
+            seen = known.pop((backend.name, backend.url), None)
+            if seen is None:
+                seen = Seen(backend, settings.limits, k)
+            seen.backend, seen.limits, seen.position = backend, settings.limits, k
+            engines.append(seen)
+        for gone in known.values():
+            gone.position = -1
+        self.settings, self.books, self.engines = settings, books, engines
+        self.router, self.keys = new.router, new.keys
+        self._plan("this deployment")
+        for ticket in sorted(self.tickets, key=lambda one: one.row):
+            ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
+            if ticket.engine is not None and ticket.engine.position >= 0:
+                books.send(ticket.row, ticket.engine.position, ticket.arrival_s)
+                if ticket.first_s is not None:
+                    books.first_token(ticket.row, ticket.first_s)
+                    books.more_tokens(ticket.row, max(ticket.pieces - 1, 0))
+        for ticket in self.held:
+            books.hold(ticket.row, deferred=False)
+
+    def reload(self, new: Prepared) -> None:
+        """Go over to another deployment; requests in the house stay where they are."""
+        if new.settings.outputs != self.settings.outputs:
+            self.lengths = Lengths(new.settings.outputs)
+        self._install(new)
+        log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
+        self.offer()
+
+    def _plan(self, why: str) -> None:
+        up = tuple(one.open for one in self.engines)
+        self.plan = FleetPlan.of(self.books.deployment, *self.lengths.mean, up=up, why=why)
+        if self.settings.follows_plan:
+            rng = np.random.default_rng(self.settings.seed)
+            chosen = self.settings.chosen(self.plan)
+            self.router = chosen.live(self.books.deployment, rng)
+
+    def mend(self) -> None:
+        """Plan anew if engines have come or gone since; requests in the house stay."""
+        up = tuple(one.open for one in self.engines)
+        if up == self.plan.up:
+            return
+        changed = [
+            f"{seen.backend.name} is {'back' if now else 'out'}"
+            for seen, now, before in zip(self.engines, up, self.plan.up, strict=True)
+            if now != before
+        ]
+        self._plan(" and ".join(changed))
+        self.meters.mended("engines")
+        log.warning("plan mended, %s", self.plan.line())
+
+    def follow_lengths(self) -> None:
+        """Plan anew if requests have become much longer or shorter than those planned for."""
+        self.mend()  # first, so that what is said of engines is said of them
+        planned = self.plan.input_tokens, self.plan.output_tokens
+        now = self.lengths.mean
+        if all(1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
+            return
+        self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
+        self.meters.mended("lengths")
+
+    async def start(self) -> None:
+        """Open connections and begin to watch the engines."""
+        self.session = aiohttp.ClientSession(
+            # Shorter than what engines keep idle connections for: uvicorn has 5 s.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        await self._check()
+        self._watch = asyncio.create_task(self._watching())
+
+    async def stop(self) -> None:
+        """Close everything."""
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        if self.session is not None:
+            await self.session.close()
+
+    async def _watching(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.limits.health_s)
+            try:
+                await self._check()
+            except Exception:
+                log.exception("a round of health checks failed")
+
+    async def _check(self) -> None:
+        await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
+        self.follow_lengths()
+        self.offer()
+
+    async def _check_one(self, seen: Seen) -> None:
+        """Check an engine's health now, once for all who ask."""
+
+        async def check() -> None:
+            assert self.session is not None
+            try:
+                seen.probed(self.now_s(), await probe(self.session, seen))
+            finally:
+                del self._checks[seen]
+
+        if seen not in self._checks:
+            self._checks[seen] = asyncio.create_task(check())
+        await asyncio.shield(self._checks[seen])
+
+    # Requests -------------------------------------------------------------------------------
+
+    def admit(self, ticket: Ticket) -> None:
+        """Let a request into the house.
+
+        Raises
+        ------
+        Refusal
+            If it is full.
+        """
+        if len(self.tickets) >= self.settings.limits.max_requests:
+            raise self._crowded("requests", len(self.tickets))
+        if self.books.full:
+            by = self.books.compact()
+            self.router.renumber(by)
+            for other in self.tickets:
+                other.row -= by
+        ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
+        self.tickets.add(ticket)
+
+    def _crowded(self, what: str, count: int) -> Refusal:
+        # A tenth of what is in the house has left by then, as planned.
+        pace = self.plan.capacity_rps
+        after_s = min(max(0.1 * len(self.tickets) / pace, 1.0), 60.0) if pace > 0 else 60.0
+        return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=after_s)
+
+    async def place(self, ticket: Ticket) -> Seen:
+        """The engine that a request goes to; it may have to wait for one.
+
+        Raises
+        ------
+        Refusal
+            If the queue is full, no engine takes it in time, or all that could have failed it.
+        """
+        chosen, deferred = self._choose(ticket)
+        if chosen is not None:
+            return chosen
+        if len(self.held) >= self.settings.limits.max_queue:
+            raise self._crowded("held requests", len(self.held))
+        if not deferred:  # an engine that failed it may be the first that comes back
+            ticket.avoid.clear()
+        self.books.hold(ticket.row, deferred=deferred)
+        bisect.insort(self.held, ticket, key=lambda one: one.row)
+        ticket.waits = asyncio.get_running_loop().create_future()
+        limit_s = self.settings.limits.queue_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await ticket.waits
+        except TimeoutError:
+            raise Refusal(
+                503,
+                "no_engine",
+                f"No engine could take the request within {limit_s:g} s.",
+                retry_after_s=1.0,
+            ) from None
+        finally:
+            ticket.waits = None
+            if ticket in self.held:
+                self.held.remove(ticket)
+                self.books.let_go(ticket.row)
+
+    def _choose(self, ticket: Ticket) -> tuple[Seen | None, bool]:
+        """An engine, or None and whether the router deferred the request."""
+        began = time.perf_counter()
+        now_s = self.now_s()
+        if self.away >= self.room():
+            return None, False
+        usable = [one.open and one.backend.name not in ticket.avoid for one in self.engines]
+        if not self.books.look(ticket.row, now_s, usable):
+            if ticket.avoid and not any(usable) and any(one.open for one in self.engines):
+                raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
+            return None, False
+        choice = self.router.choose(self.books.request(ticket.row), self.books.fleet)
+        self.meters.decision(time.perf_counter() - began)
+        if choice == DEFER:
+            return None, True
+        # Numpy's integers as well; a pair is for engines that are split by phase.
+        choice = -1 if isinstance(choice, tuple) else operator.index(choice)
+        if not 0 <= choice < len(self.engines):
+            raise Refusal(503, "refused_by_router", f"The router '{self.router.name}' refused.")
+        seen = self.engines[choice]
+        if not usable[choice]:
+            return None, False
+        self.books.let_go(ticket.row)
+        self.books.send(ticket.row, choice, now_s)
+        ticket.engine = seen
+        seen.tickets.add(ticket)
+        self.away += 1
+        return seen, False
+
+    def offer(self) -> None:
+        """Offer held requests to the router, the oldest first, until it defers one."""
+        self.mend()
+        while self.held:
+            ticket = self.held[0]
+            waits = ticket.waits
+            if waits is None or waits.done():
+                self.held.pop(0)
+                continue
+            try:
+                seen, deferred = self._choose(ticket)
+            except Refusal as refusal:
+                self.held.pop(0)
+                self.books.let_go(ticket.row)
+                waits.set_exception(refusal)
+                continue
+            if seen is None:
+                self.books.hold(ticket.row, deferred=deferred)
+                return
+            self.held.pop(0)
+            waits.set_result(seen)
+
+    def piece(self, ticket: Ticket, pieces: int) -> None:
+        """So many pieces of an answer have come by now."""
+        now_s = self.now_s()
+        more = pieces - ticket.pieces
+        if more <= 0:
+            return
+        placed = ticket.engine is not None and ticket.engine.position >= 0
+        if ticket.pieces == 0:
+            ticket.first_s = now_s
+            if placed:
+                self.books.first_token(ticket.row, now_s)
+                self.books.more_tokens(ticket.row, more - 1)
+            ticket.pieces = pieces
+            self.offer()
+        elif placed:
+            self.books.more_tokens(ticket.row, more)
+        ticket.pieces = pieces
+        ticket.last_s = now_s
+
+    async def failed(self, ticket: Ticket, failed: Failed, *, again: bool) -> None:
+        """An attempt failed before its client got anything: the request may go elsewhere.
+
+        Parameters
+        ----------
+        again
+            Whether it may go to the same engine as well.
+        """
+        seen = ticket.engine
+        assert seen is not None
+        self._back(ticket)
+        if not again:
+            ticket.avoid.add(seen.backend.name)
+        ticket.pieces, ticket.first_s = 0, None
+        self.books.withdraw(ticket.row)
+        if failed.fault is Fault.GONE and seen.up:
+            await self._check_one(seen)  # no request brings it about, so none decides it
+            if seen.up:
+                ticket.avoid.discard(seen.backend.name)
+        self.offer()
+
+    def judge(self, ticket: Ticket, *, answered: bool) -> None:
+        """Blame the engines that failed a request by their own fault, now that it has ended."""
+        if not ticket.case.failed:
+            return
+        for seen in ticket.case.guilty(answered=answered):
+            last = not any(one.open for one in self.engines if one is not seen)
+            seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
+
+    def _back(self, ticket: Ticket) -> None:
+        if ticket.engine is not None:
+            ticket.engine.tickets.discard(ticket)
+            ticket.engine = None
+            self.away -= 1
+
+    def leave(self, ticket: Ticket, outputs: int, *, finished: bool) -> None:
+        """A request leaves the house."""
+        if ticket not in self.tickets:
+            return
+        self.tickets.discard(ticket)
+        self._back(ticket)
+        self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
+        self.offer()
+
+
+def _warm_up(deployment: Deployment, live: Live) -> None:
+    """Decide once, so that the first request does not wait for the compiler."""
+    books = Books(deployment)
+    for k in range(2):
+        r = books.open(8, 8, 0.0)
+        books.look(r, 0.001 * k, [True] * len(deployment.replicas))
+        live.choose(books.request(r), books.fleet)
+        books.send(r, 0, 0.001 * k)
+        books.first_token(r, 0.001 * k)
+        books.close(r, 0.001 * k, 8, 8)

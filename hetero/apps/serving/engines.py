@@ -1,0 +1,146 @@
+"""Engines as the dispatcher sees them: whether they are up, and who says so."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from hetero.apps.serving.faults import Fault, unreached
+from hetero.apps.serving.settings import Backend, Limits
+
+if TYPE_CHECKING:
+    from hetero.apps.serving.tickets import Ticket
+
+log = logging.getLogger("hetero.apps.serving")
+_MOST = 16  # times the first cooldown
+_REMEMBERED = 64  # requests that an engine is blamed for
+_LATE_S = 0.5  # by which a timer may be late before the dispatcher itself is the slow one
+
+
+@dataclass(eq=False, slots=True)
+class Seen:
+    """An engine and its circuit breaker.
+
+    ``limits.failures`` failures in a row of different requests, or health checks that fail, take it
+    out for a cooldown that doubles each time; after that a health check brings it back on
+    probation, where one failure takes it out again. Requests never take the last engine out.
+
+    Attributes
+    ----------
+    position
+        Its place among the replicas of the present deployment, -1 once it has left.
+    blamed
+        Requests that count against it, by hash.
+    """
+
+    backend: Backend
+    limits: Limits
+    position: int
+    up: bool = True
+    failures: int = 0
+    misses: int = 0
+    until_s: float = 0.0
+    cooldown_s: float = 0.0
+    tickets: set[Ticket] = field(default_factory=set)
+    blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+
+    @property
+    def open(self) -> bool:
+        """Whether new requests may go there."""
+        return self.up and not self.backend.drain and self.position >= 0
+
+    def well(self) -> None:
+        """A request was answered."""
+        self.failures = 0
+        self.cooldown_s = 0.0
+        if self.blamed:
+            self.blamed.clear()
+
+    def ill(self, now_s: float, request: int, *, last: bool) -> None:
+        """A request failed by this engine's fault.
+
+        Parameters
+        ----------
+        request
+            Hash of the request: a client that repeats it says nothing new.
+        last
+            Whether no other engine is up.
+        """
+        if request in self.blamed:
+            return
+        self.blamed.append(request)
+        self.failures = min(self.failures + 1, self.limits.failures)
+        if last:
+            self.failures = min(self.failures, self.limits.failures - 1)
+        if self.failures >= self.limits.failures:
+            self._out(now_s, "it failed too often")
+
+    def probed(self, now_s: float, fault: Fault | None) -> bool:
+        """Take over a health check; whether the engine has just come back."""
+        if fault is Fault.OWN:
+            return False
+        if fault is not None:
+            self.misses += 1
+            if fault is Fault.GONE or self.misses >= self.limits.failures:
+                gone = fault is Fault.GONE
+                self._out(
+                    now_s,
+                    "its connection was refused" if gone else "it does not answer health checks",
+                )
+                for ticket in list(self.tickets):
+                    ticket.abort()
+            return False
+        self.misses = 0
+        if self.up or now_s < self.until_s:
+            return False
+        self.up = True
+        self.failures = self.limits.failures - 1
+        log.warning("%s is back", self.backend.name)
+        return True
+
+    def _out(self, now_s: float, why: str) -> None:
+        if not self.up and now_s < self.until_s:
+            return
+        first = self.limits.cooldown_s
+        self.cooldown_s = min(2 * self.cooldown_s, _MOST * first) if self.cooldown_s else first
+        self.until_s = now_s + self.cooldown_s
+        if self.up:
+            log.warning("%s is out for %g s: %s", self.backend.name, self.cooldown_s, why)
+        self.up = False
+
+    def headers(self) -> dict[str, str]:
+        """What a request to it carries."""
+        found = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key := self.backend.key():
+            found["Authorization"] = f"Bearer {key}"
+        return found
+
+
+async def probe(session: aiohttp.ClientSession, seen: Seen) -> Fault | None:
+    """Check an engine's health; None if it is well.
+
+    An engine without the page of its health is alive all the same. A check that this process was
+    too busy or too short of descriptors for is its own fault.
+    """
+    limit_s = seen.limits.health_timeout_s
+    began = time.monotonic()
+    try:
+        async with session.get(
+            seen.backend.url + seen.backend.health,
+            timeout=aiohttp.ClientTimeout(total=limit_s),
+            headers=seen.headers(),
+            allow_redirects=False,  # it would lead to any address inside
+        ) as answer:
+            return None if answer.status < 500 else Fault.ENGINE
+    except aiohttp.ClientConnectorError as error:
+        return unreached(error)
+    except TimeoutError:
+        late = time.monotonic() - began > limit_s + _LATE_S
+        return Fault.OWN if late else Fault.ENGINE
+    except (aiohttp.ClientError, OSError):
+        return Fault.ENGINE

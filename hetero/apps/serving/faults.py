@@ -1,0 +1,211 @@
+"""What can go wrong with a request, what its client gets, and whose fault it is.
+
+Whose fault a failure is, is decided here and nowhere else. An engine is blamed for what it alone
+did: a request that other engines fail alike is to blame itself, and what the dispatcher lacks
+(descriptors, memory, time to finish a handshake) or a client holds up is no engine's fault. What
+says nothing of any request, such as a port where nobody listens, is left to a health check.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from hetero.apps.serving.engines import Seen
+
+_OWN = {
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOMEM,
+    errno.EADDRNOTAVAIL,
+    errno.EADDRINUSE,
+    socket.EAI_AGAIN,
+    socket.EAI_MEMORY,
+}
+_GONE = {
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    socket.EAI_NONAME,
+}
+
+
+class Refusal(Exception):
+    """A request that is not, or not wholly, answered.
+
+    Parameters
+    ----------
+    status
+        HTTP status where nothing has been sent yet.
+    code
+        Short name for programs.
+    retry_after_s
+        When it may be worth to ask again [s].
+    """
+
+    def __init__(
+        self, status: int, code: str, message: str, *, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The error in the form that OpenAI clients read."""
+        kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind or "invalid_request_error",
+                "param": None,
+                "code": self.code,
+            }
+        }
+
+    def headers(self) -> dict[str, str]:
+        """What an answer with this error carries."""
+        found = {"content-type": "application/json"}
+        if self.retry_after_s is not None:
+            found["retry-after"] = str(max(1, round(self.retry_after_s)))
+        if self.status == 401:
+            found["www-authenticate"] = "Bearer"
+        return found
+
+
+class Fault(Enum):
+    """Whose fault it is that an attempt at an engine brought nothing.
+
+    Attributes
+    ----------
+    ENGINE
+        The engine's, unless others fail the request alike.
+    GONE
+        Nobody listens there, or a health check has said so; no request can bring that about.
+    OWN
+        The dispatcher's: it has no descriptor left, or was too busy to finish a handshake.
+    NOBODY
+        An engine that is merely full, or a client that took too long to read.
+    """
+
+    ENGINE = auto()
+    GONE = auto()
+    OWN = auto()
+    NOBODY = auto()
+
+
+class Failed(Exception):
+    """An attempt at one engine that did not end well.
+
+    Parameters
+    ----------
+    refusal
+        What the client gets if no other engine answers.
+    fault
+        Whose fault it is.
+    stale
+        Whether the engine closed the connection before it said anything, as it does with
+        connections that were idle for long: the same engine may be asked once more.
+    """
+
+    def __init__(
+        self, refusal: Refusal, fault: Fault = Fault.ENGINE, *, stale: bool = False
+    ) -> None:
+        super().__init__(refusal.message)
+        self.refusal, self.fault, self.stale = refusal, fault, stale
+
+    @classmethod
+    def by(cls, error: Exception, name: str, *, lost: bool, sent: bool) -> Failed:
+        """Judge an error of the connection to an engine.
+
+        Parameters
+        ----------
+        error
+            A :exc:`TimeoutError`, :exc:`aiohttp.ClientError` or :exc:`OSError`.
+        lost
+            Whether health checks have given the engine up.
+        sent
+            Whether the client has got part of the answer.
+        """
+        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            text = f"{name} cannot be reached."
+            fault = unreached(error)
+            if fault is Fault.OWN:
+                text = f"The dispatcher has no connection to {name} to spare."
+            return cls(Refusal(502, "engine_unreachable", text), fault)
+        if lost:
+            text = f"{name} was lost before it answered."
+            return cls(Refusal(502, "engine_lost", text), Fault.GONE)
+        if isinstance(error, TimeoutError):
+            # An answer that was under way came in time, piece by piece, but was too long or was
+            # read too slowly as a whole; an engine that says nothing meets another timer.
+            silent = isinstance(error, aiohttp.SocketTimeoutError) or not sent
+            fault = Fault.ENGINE if silent else Fault.NOBODY
+            return cls(Refusal(504, "engine_timeout", f"{name} took too long to answer."), fault)
+        if _number(error) in _OWN:
+            text = f"The dispatcher has no connection to {name} to spare."
+            return cls(Refusal(502, "engine_unreachable", text), Fault.OWN)
+        silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+        return cls(
+            Refusal(502, "engine_broke_off", f"{name} broke off its answer."),
+            stale=silent and not sent,
+        )
+
+
+def unreached(error: Exception) -> Fault:
+    """Whose fault it is that no connection came about."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return Fault.OWN  # if it is the engine's, health checks see it too
+    number = _number(error)
+    if number in _OWN:
+        return Fault.OWN
+    return Fault.GONE if number in _GONE else Fault.ENGINE
+
+
+def _number(error: Exception) -> int | None:
+    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return inner.errno if isinstance(inner, OSError) else None
+
+
+@dataclass(slots=True)
+class Case:
+    """What engines have done to one request.
+
+    Examples
+    --------
+    >>> case = Case()
+    >>> case.add("a", "engine_error"), case.guilty(answered=False)
+    (None, ['a'])
+    >>> case.guilty(answered=True)  # another engine answered it
+    ['a']
+    >>> case.add("b", "engine_error"), case.guilty(answered=True)  # two engines fail it alike
+    (None, [])
+    """
+
+    failed: dict[Any, str] = field(default_factory=dict)
+
+    def add(self, seen: Seen | Any, code: str) -> None:
+        """An engine has failed the request in some way."""
+        self.failed[seen] = code
+
+    def guilty(self, *, answered: bool) -> list[Any]:
+        """The engines to blame, once the request has ended.
+
+        Parameters
+        ----------
+        answered
+            Whether any engine has answered it.
+        """
+        if len(self.failed) > 1 and not answered:
+            return []
+        ways = Counter(self.failed.values())
+        return [seen for seen, code in self.failed.items() if ways[code] == 1]

@@ -1,0 +1,117 @@
+"""Lengths of requests before they have run: prompts as counted or estimated, outputs predicted."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hetero.apps.serving.settings import Outputs
+
+_START = 4.0  # characters per token of English text, until engines have told
+_MEMORY = 0.05  # weight of the newest prompt in the average
+
+
+class Size(NamedTuple):
+    """Size of a prompt: tokens given as numbers, and characters of text."""
+
+    numbers: int
+    characters: int
+
+
+class Lengths:
+    """Estimates prompts from what engines counted before, and predicts outputs.
+
+    Examples
+    --------
+    >>> lengths = Lengths(Outputs())
+    >>> [lengths.prompt(size({"prompt": prompt})) for prompt in ("a" * 400, [1, 2, 3])]
+    [100, 3]
+    >>> lengths.output(32)
+    32
+    """
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._settings = outputs
+        self._per_token = _START
+        self._seen = 0
+        self._mean: tuple[float, float] | None = None
+        self._recent: deque[int] = deque(maxlen=outputs.sample)
+        self._quantile = outputs.start
+        self._fresh = 0
+
+    def prompt(self, prompt: Size) -> int:
+        """Tokens of the prompt: counted where they are given as numbers, else estimated."""
+        numbers, characters = prompt
+        return max(1, numbers + round(characters / self._per_token))
+
+    def output(self, allowed: int | None, copies: int = 1, *, endless: bool = False) -> int:
+        """Predicted output tokens.
+
+        Parameters
+        ----------
+        allowed
+            Tokens that the request allows, or None.
+        copies
+            Answers that it wants.
+        endless
+            Whether the engine is told to ignore the end and go on to the limit.
+        """
+        if allowed is None:
+            return self._quantile * copies
+        if self._settings.kind == "allowed" or endless:
+            return allowed * copies
+        if not self._recent:
+            return min(allowed, max(self._settings.start, 1)) * copies
+        return min(allowed, self._quantile) * copies
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Mean input and output of recent requests; a guess before any [tokens]."""
+        return self._mean or self._settings.typical
+
+    def learn(self, prompt: Size, input_tokens: int, output_tokens: int) -> None:
+        """Take over what an engine counted for a finished request."""
+        numbers, characters = prompt
+        # The mean of what there is until there is enough to forget.
+        weight = max(_MEMORY, 1.0 / (self._seen + 1))
+        self._seen += 1
+        if characters >= 16 and input_tokens > numbers:
+            ratio = characters / (input_tokens - numbers)
+            self._per_token += weight * (min(max(ratio, 0.25), 16.0) - self._per_token)
+        told = float(input_tokens), float(max(output_tokens, 1))
+        old = self._mean or told
+        self._mean = (
+            old[0] + weight * (told[0] - old[0]),
+            old[1] + weight * (told[1] - old[1]),
+        )
+        if output_tokens > 0:
+            self._recent.append(output_tokens)
+            self._fresh += 1
+            # Sorting 200 numbers at every finish would cost more than the decision.
+            if self._fresh >= 10 or len(self._recent) < 20:
+                self._fresh = 0
+                value = float(np.quantile(np.asarray(self._recent), self._settings.quantile))
+                self._quantile = max(1, round(value))
+
+
+def size(body: dict[str, Any]) -> Size:
+    """Size of the prompt or the messages of a request."""
+    numbers = characters = 0
+    stack: list[Any] = [body.get("prompt")]
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        stack += [one.get("content") for one in messages if isinstance(one, dict)]
+    while stack:
+        part = stack.pop()
+        if isinstance(part, str):
+            characters += len(part)
+        elif isinstance(part, list):
+            if part and isinstance(part[0], int):
+                numbers += len(part)
+            else:
+                stack += part
+        elif isinstance(part, dict):
+            stack.append(part.get("text"))
+    return Size(numbers, characters)

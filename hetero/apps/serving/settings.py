@@ -1,0 +1,340 @@
+"""Deployment files: which engines serve a model, and how requests come to them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from hetero import catalog, yaml_text
+from hetero.apps.serving.plan import FleetPlan
+from hetero.catalog import Gpu
+from hetero.deployment import Batching, Deployment, Engine, Replica
+from hetero.errors import DataError, HeteroError, ParameterError
+from hetero.latency import storage
+from hetero.naming import Line, Name
+from hetero.routers.base import Builtin
+from hetero.routers.named import factories
+
+# What is larger is a slip of the keyboard, and overflows the dispatcher's books or its memory.
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Batch = Annotated[int, Field(ge=1, le=65_536)]
+_RESOLVE = "see the example in `hetero serve --help`."
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GpuFigures(_Strict):
+    """Figures of a device that the catalog does not know, such as a processor."""
+
+    name: Name
+    fp16_tflops: Positive
+    mem_gib: Positive
+    mem_bw_gbs: Positive
+
+
+class Backend(_Strict):
+    """One engine.
+
+    Attributes
+    ----------
+    url
+        Address of the engine; ``/v1`` is added to it.
+    model
+        Name under which the engine knows the model; by default that of the deployment.
+    step
+        Step model that ``hetero profile --fit`` wrote, relative to the deployment file.
+    kv_tokens, max_batch, max_step_tokens, batching, block_tokens
+        What the engine was started with.
+    kv_bytes_per_token
+        Bytes of a cached token, where the router holds memory against caches (HeteroServe).
+    gpu, gpus
+        Catalog name or figures of its GPUs, where the router reads capabilities.
+    api_key_env
+        Environment variable that holds the engine's key.
+    usage
+        Whether the engine understands ``stream_options: {include_usage: true}``.
+    drain
+        Send it no new requests.
+    """
+
+    # It goes into a header of every answer, so printable ASCII without spaces at its ends.
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]([ -~]*[!-~])?$")
+    url: Line
+    model: Line | None = None
+    step: Path
+    kv_tokens: Count
+    max_batch: _Batch = 256
+    max_step_tokens: Count = 2048
+    batching: Batching = "chunked"
+    block_tokens: _Batch = 16
+    kv_bytes_per_token: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    gpu: Name | GpuFigures | None = None
+    gpus: _Batch = 1
+    usd_per_h: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
+    api_key_env: Line | None = None
+    health: Line = "/health"
+    usage: bool = True
+    drain: bool = False
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("write the address with its scheme, such as http://127.0.0.1:8001")
+        return value.rstrip("/").removesuffix("/v1")
+
+    def key(self) -> str:
+        """The engine's API key, empty where it needs none."""
+        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+
+
+class Limits(_Strict):
+    """Bounds of the dispatcher.
+
+    Attributes
+    ----------
+    max_requests
+        Requests in the house at once; more are answered with 429.
+    max_queue
+        Of these, requests held at the dispatcher.
+    max_body_bytes, body_s
+        Size of a request, and the time that it may take to come [s].
+    bodies_bytes
+        Size of all requests in the house together, 64 KiB of each not counted.
+    head_bytes, head_s
+        Size of the head of a request (address and headers), and the time that it may take [s].
+    queue_s
+        Longest stay at the dispatcher [s].
+    token_s
+        Longest wait for the next piece of an answer [s].
+    request_s
+        Longest answer, all attempts together [s].
+    event_bytes
+        Size of one event of a streamed answer.
+    send_s
+        For how long a client may leave off reading what is sent to it [s].
+    connect_s
+        Longest wait for a connection to an engine [s].
+    retries
+        Further attempts at other engines, while nothing has been sent to the client.
+    health_s, health_timeout_s
+        Interval of the health checks, and what counts as no answer [s].
+    failures
+        Failed requests or health checks in a row that take an engine out.
+    cooldown_s
+        For how long it stays out at least; doubled with each further time up to 16-fold [s].
+    drain_s
+        How long requests may run on when the server is stopped [s].
+    """
+
+    max_requests: Count = 4096
+    max_queue: Annotated[int, Field(ge=0, le=2**31 - 1)] = 1024
+    max_body_bytes: Count = 8 << 20
+    body_s: Positive = 30.0
+    bodies_bytes: Count = 256 << 20
+    head_bytes: Count = 64 << 10
+    head_s: Positive = 10.0
+    queue_s: Positive = 60.0
+    token_s: Positive = 60.0
+    request_s: Positive = 600.0
+    event_bytes: Count = 8 << 20
+    send_s: Positive = 30.0
+    connect_s: Positive = 5.0
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    health_s: Positive = 2.0
+    health_timeout_s: Positive = 5.0
+    failures: Count = 3
+    cooldown_s: Positive = 2.0
+    drain_s: Positive = 60.0
+
+
+class Outputs(_Strict):
+    """Predictor of output lengths: a quantile of those of recent requests, or what is allowed.
+
+    Attributes
+    ----------
+    kind
+        ``"recent"``: the quantile of the last ``sample`` outputs, at most what the request allows.
+        ``"allowed"``: what the request allows.
+    start
+        Before anything has finished, and where a request states no limit [tokens].
+    """
+
+    kind: Literal["recent", "allowed"] = "recent"
+    quantile: Annotated[float, Field(ge=0, le=1)] = 0.5
+    sample: Annotated[int, Field(ge=1, le=100_000)] = 200
+    start: Annotated[int, Field(ge=1, le=10_000_000)] = 256
+
+    @property
+    def typical(self) -> tuple[float, float]:
+        """Lengths to plan for before any request has been served [tokens]."""
+        return 4.0 * self.start, float(self.start)
+
+
+class Settings(_Strict):
+    """A deployment file.
+
+    Attributes
+    ----------
+    model
+        Name of the model that clients ask for.
+    router
+        Name of a router, or a mapping of its name and parameters. Where it takes ``weights``,
+        ``planned`` stands for the shares of :mod:`hetero.apps.serving.plan`, which follow engines
+        that come and go.
+    api_keys_env
+        Environment variable with the keys that clients may use, by commas; none admits everyone.
+    """
+
+    model: Annotated[Line, Field(min_length=1)]
+    backends: tuple[Backend, ...] = Field(min_length=1, max_length=4096)
+    router: str | dict[str, Any] = "hetero"
+    host: Line = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    api_keys_env: Line | None = None
+    limits: Limits = Limits()
+    outputs: Outputs = Outputs()
+    folder: Path = Field(default=Path(), exclude=True)
+
+    @property
+    def follows_plan(self) -> bool:
+        """Whether the router takes its weights from the plan."""
+        return isinstance(self.router, dict) and self.router.get("weights") == "planned"
+
+    def chosen(self, plan: FleetPlan | None = None) -> Builtin:
+        """The router.
+
+        Parameters
+        ----------
+        plan
+            Where its weights come from, if it follows one; by default all engines are up.
+
+        Raises
+        ------
+        ParameterError
+            If it is unknown or does not take a parameter.
+        """
+        options: dict[str, Any] = (
+            {"name": self.router} if isinstance(self.router, str) else dict(self.router)
+        )
+        name = str(options.pop("name", ""))
+        if self.follows_plan:
+            plan = plan or FleetPlan.of(self.deployment(), *self.outputs.typical)
+            options["weights"] = list(plan.weights)
+        known = factories()
+        if name not in known:
+            raise ParameterError(
+                f"No router is called '{name}'.", resolve=f"use one of {', '.join(known)}."
+            )
+        try:
+            return known[name](**options)
+        except TypeError as error:
+            raise ParameterError(
+                f"Router '{name}' does not take {options} ({error}).",
+                resolve="use the parameters of its class in hetero.routers.",
+            ) from None
+
+    def deployment(self) -> Deployment:
+        """The engines as replicas, with their step models.
+
+        Raises
+        ------
+        DataError
+            If a step model cannot be read.
+        ParameterError
+            If two backends have one name.
+        """
+        return Deployment(self.model, tuple(self._replica(one) for one in self.backends))
+
+    def _replica(self, backend: Backend) -> Replica:
+        return Replica(
+            backend.name,
+            storage.load(self.folder / backend.step),
+            backend.kv_tokens,
+            backend.kv_bytes_per_token,
+            engine=Engine(
+                batching=backend.batching,
+                admission="known" if backend.batching == "static" else "paged",
+                max_batch=backend.max_batch,
+                max_step_tokens=backend.max_step_tokens,
+                block_tokens=backend.block_tokens,
+            ),
+            gpu=_gpu(backend.gpu),
+            gpus=backend.gpus,
+            usd_per_h=backend.usd_per_h,
+        )
+
+    def keys(self) -> tuple[bytes, ...]:
+        """Keys that clients may use; empty where everyone may.
+
+        Raises
+        ------
+        ParameterError
+            If the file names a variable that holds none.
+        """
+        if self.api_keys_env is None:
+            return ()
+        text = os.environ.get(self.api_keys_env, "")
+        found = tuple(part.strip().encode() for part in text.split(",") if part.strip())
+        if not found:
+            raise ParameterError(
+                f"The environment variable {self.api_keys_env} holds no key.",
+                resolve="set it to one or more keys, by commas, or leave api_keys_env out.",
+            )
+        return found
+
+
+def _gpu(value: str | GpuFigures | None) -> Gpu | None:
+    if value is None or isinstance(value, str):
+        return None if value is None else catalog.gpu(value)
+    return Gpu(
+        name=value.name,
+        mem_gib=value.mem_gib,
+        mem_bw_gbs=value.mem_bw_gbs,
+        fp16_tflops=value.fp16_tflops,
+        link_type="none",
+        link_gbs=1.0,
+        pcie_gbs=1.0,
+        source="deployment file",
+    )
+
+
+def load(path: Path | str) -> Settings:
+    """Read a deployment file.
+
+    Raises
+    ------
+    DataError
+        If it is missing, is no YAML, or states something unknown or impossible; the first
+        offending field is named.
+    """
+    path = Path(path)
+    try:
+        raw = yaml_text.parse(path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"cannot be read ({error.__class__.__name__}).", path=path, resolve="check the path."
+        ) from None
+    if not isinstance(raw, dict):
+        raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
+    try:
+        settings = Settings.model_validate(raw | {"folder": path.parent})
+    except ValidationError as error:
+        found = error.errors()[0]
+        where = ".".join(map(str, found["loc"])) or "the file as a whole"
+        said = found["msg"].removeprefix("Value error, ")
+        raise DataError(f"{where}: {said}.", path=path, resolve=_RESOLVE) from None
+    try:
+        settings.chosen().memory(settings.deployment())
+    except DataError:
+        raise
+    except HeteroError as error:
+        raise DataError(error.what, path=path, resolve=error.resolve) from None
+    return settings

@@ -1,0 +1,181 @@
+"""A planned deployment as the file that ``hetero serve`` reads, with its step models beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ruamel.yaml import YAML
+
+from hetero import catalog
+from hetero.apps.serving.settings import Settings, load
+from hetero.catalog import Gpu
+from hetero.deployment import Deployment, Replica
+from hetero.errors import CatalogError, HeteroError, ParameterError
+from hetero.files import check_new, writing
+from hetero.latency import storage
+from hetero.routers.base import Builtin
+from hetero.routers.named import factories
+
+_FIRST_PORT = 8001
+
+
+def write(
+    deployment: Deployment,
+    path: Path | str,
+    *,
+    model: str,
+    router: Builtin | str | Mapping[str, Any] = "hetero",
+    urls: Mapping[str, str] | None = None,
+    models: Mapping[str, str] | None = None,
+    keys: Mapping[str, str] | None = None,
+    port: int = 8000,
+    force: bool = False,
+    **more: Any,
+) -> Settings:
+    """Write a deployment of whole replicas for ``hetero serve``, and read it back.
+
+    The step models go into a folder beside the file, called as the file with ``-steps``.
+
+    Parameters
+    ----------
+    model
+        Name that clients ask for.
+    router
+        A built-in router of whole replicas, or its name or mapping as the file has it; our own by
+        default.
+    urls
+        Address of the engine of each replica by its name; by default ports of this machine from
+        8001 on, in the order of the replicas.
+    models
+        Name under which engines know the model, where it is another.
+    keys
+        Environment variable with the key of an engine, where one may be set.
+    more
+        Further fields of :class:`~hetero.apps.serving.settings.Settings`.
+
+    Raises
+    ------
+    ParameterError
+        If replicas serve one phase only, the router has no name in such a file, or the file exists
+        and ``force`` is not set.
+    """
+    path = Path(path)
+    check_new(path, force=force)
+    if apart := [one.name for one in deployment.replicas if one.role != "both"]:
+        raise ParameterError(
+            f"'{apart[0]}' serves only one phase, and the dispatcher moves no KV caches.",
+            resolve="plan whole replicas, or put each prefill-decode pair behind an endpoint that "
+            "joins them, as vLLM's and SGLang's own proxies do.",
+        )
+    steps = _step_files(deployment, f"{path.stem}-steps")
+    backends = [
+        _backend(one, steps[one.name], (urls or {}).get(one.name, _local(k)), models or {})
+        | ({"api_key_env": keys[one.name]} if keys and one.name in keys else {})
+        for k, one in enumerate(deployment.replicas)
+    ]
+    text: dict[str, Any] = {"model": model, "port": port}
+    text["router"] = named(router, deployment) if isinstance(router, Builtin) else router
+    text |= more | {"backends": backends}
+    (path.parent / f"{path.stem}-steps").mkdir(exist_ok=True)
+    for one in deployment.replicas:
+        storage.save(one.step, path.parent / steps[one.name], force=True)
+    yaml = YAML()
+    yaml.width = 100
+    with writing(path, force=force) as part, part.open("w", encoding="utf-8") as out:
+        yaml.dump(text, out)
+    return load(path)
+
+
+def named(router: Builtin, deployment: Deployment) -> str | dict[str, Any]:
+    """The router as a deployment file names it, with the parameters that are not its defaults.
+
+    Raises
+    ------
+    ParameterError
+        If no such text gives the same router.
+
+    Examples
+    --------
+    >>> from hetero.latency.step import StepModel
+    >>> from hetero.routers import WeightedRoundRobin
+    >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    >>> pair = Deployment("pair", tuple(Replica(n, step, kv_tokens=50_000) for n in "ab"))
+    >>> named(WeightedRoundRobin([3, 1]), pair)
+    {'name': 'weighted-round-robin', 'weights': [3, 1]}
+    """
+    name = router.name.lower().replace(" ", "-")
+    options: dict[str, Any] = {}
+    for one in fields(router):  # type: ignore[arg-type]  # built-in routers are dataclasses
+        value = getattr(router, one.name)
+        plain = isinstance(value, str | float | int)
+        if one.name in ("name", "memory_based") or value is None:
+            continue
+        if plain and value != one.default:
+            options[one.name] = value
+        elif isinstance(value, Sequence) and not plain and value != one.default:
+            options[one.name] = list(value)
+    try:
+        again = factories()[name](**options)
+        same = np.array_equal(again.memory(deployment), router.memory(deployment), equal_nan=True)
+    except (KeyError, TypeError, HeteroError):
+        same = False
+    if not same:
+        raise ParameterError(
+            f"Router '{router.name}' cannot be written into a deployment file.",
+            resolve=f"use one of {', '.join(factories())}, or serve it from Python.",
+        )
+    return {"name": name} | options if options else name
+
+
+def _step_files(deployment: Deployment, folder: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in deployment.replicas:
+        stem = re.sub(r"[^A-Za-z0-9.]+", "-", one.name).strip("-") or "replica"
+        while f"{folder}/{stem}.json" in found.values():
+            stem += "-"
+        found[one.name] = f"{folder}/{stem}.json"
+    return found
+
+
+def _local(k: int) -> str:
+    return f"http://127.0.0.1:{_FIRST_PORT + k}"
+
+
+def _backend(replica: Replica, step: str, url: str, models: Mapping[str, str]) -> dict[str, Any]:
+    engine = replica.engine
+    found: dict[str, Any] = {
+        "name": replica.name,
+        "url": url,
+        "step": step,
+        "kv_tokens": int(replica.kv_tokens),
+        "max_batch": int(engine.max_batch),
+        "max_step_tokens": int(engine.max_step_tokens),
+        "batching": engine.batching,
+        "block_tokens": int(engine.block_tokens),
+    }
+    if replica.name in models:
+        found["model"] = models[replica.name]
+    if replica.kv_bytes_per_token:
+        found["kv_bytes_per_token"] = float(replica.kv_bytes_per_token)
+    if replica.gpu is not None and replica.gpu.fp16_tflops is not None:
+        found |= {"gpu": _gpu(replica.gpu), "gpus": int(replica.gpus)}
+    if replica.usd_per_h is not None:
+        found["usd_per_h"] = float(replica.usd_per_h)
+    return found
+
+
+def _gpu(gpu: Gpu) -> str | dict[str, Any]:
+    """Its name where the catalog knows it with the same figures, else its figures."""
+    figures = ("fp16_tflops", "mem_gib", "mem_bw_gbs")
+    try:
+        known = catalog.gpu(gpu.name)
+    except CatalogError:
+        known = None
+    if known is not None and all(getattr(known, f) == getattr(gpu, f) for f in figures):
+        return gpu.name
+    return {"name": gpu.name} | {f: float(getattr(gpu, f)) for f in figures}

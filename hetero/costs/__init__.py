@@ -1,0 +1,1 @@
+"""What a group of mixed GPUs costs and serves: pipelines, phases, transfers."""

@@ -1,0 +1,233 @@
+r"""What a group of mixed GPUs does for a model: latency, throughput and memory of a pipeline.
+
+A group serves one copy of a model as a pipeline of stages. A stage is ``t`` GPUs of one machine
+that share every one of its layers (tensor parallelism); stages may have other machines, types,
+degrees and numbers of layers. One stage with ``l`` layers takes
+
+.. math::
+    T_s(n, c, q) = l \big[\max(p\,(n + n_{pad}), w) + k\,c + a\,q + r\,n + f\big] + o
+
+for ``n`` new tokens, ``c`` cached tokens read and ``q`` prefill query-key pairs, with the terms per
+layer of the calibrated roofline (:mod:`hetero.latency.models.roofline`): products ``p``, weights
+``w``, KV cache ``k``, attention ``a``, all-reduce ``r`` and fixed ``f`` (launches, hops of the
+all-reduce); ``o`` is the time per step of the engine on the first stage and the logits on the last.
+Between stages activations move in :math:`\alpha + 2 h n / \beta`.
+
+- Prefill latency: :math:`\sum_s T_s + \sum hops`; occupancy, which bounds its throughput: the
+  slowest stage or hop.
+- Decode with S stages: S microbatches of ``b / S`` requests rotate; a request gets its next token
+  every :math:`\max(\sum_s T_s(b/S) + hops,\; S \max_s T_s(b/S))`.
+- Memory: the stage that fills first decides, :math:`l \min_s (free_s / l_s)`.
+
+Source: ThunderServe, section 3.3 and Appendix B, which take the cost model of HexGen; this one has
+its form, with the roofline's efficiencies in place of its constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero import memory
+from hetero.catalog import Gpu, Link, Llm
+from hetero.catalog.precision import bytes_of
+from hetero.cluster import Cluster, Machine
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.rates import Rates, Settings, Stage
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency.models import efficiencies
+from hetero.latency.models.roofline import Roofline
+
+__all__ = ["CostModel", "Pipeline", "Rates", "Settings", "Stage"]
+
+Floats = NDArray[np.float64]
+_GIB = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class CostModel:
+    """Costs of a model on the machines of a cluster; rates are computed once per kind of stage.
+
+    Parameters
+    ----------
+    cluster
+        Machines and links; stages name machines by their number in ``cluster.machines``.
+    llm
+        A dense model.
+
+    Raises
+    ------
+    ParameterError
+        If the model is a mixture of experts.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
+    >>> a40s = model.pipeline([Stage(0, 4, 60)])
+    >>> mixed = model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)])
+    >>> bool(0.3 < a40s.prefill_latency_s(1024) < mixed.prefill_latency_s(1024) < 1.2)
+    True
+    >>> bool(mixed.prefill_occupancy_s(1024) < mixed.prefill_latency_s(1024))
+    True
+    """
+
+    cluster: Cluster
+    llm: Llm
+    settings: Settings = field(default_factory=Settings)
+    _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.llm.experts:
+            raise ParameterError(
+                f"{self.llm.name} is a mixture of experts; groups of mixed GPUs are costed for "
+                "dense models.",
+                resolve="choose a dense model.",
+            )
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """Machines of the cluster; a stage names one by its number."""
+        return self.cluster.machines
+
+    @cached_property
+    def bandwidth_gbs(self) -> Floats:
+        """What transfers reach between machines and, on the diagonal, inside [GB/s]."""
+        if len(self.machines) == 1:
+            line = np.array([[self.machines[0].gpu_link.bandwidth_gbs]])
+        else:
+            line = self.cluster.bandwidth_gbs()
+        share = np.full_like(line, self.settings.network_share)
+        np.fill_diagonal(share, self.settings.inside_share)
+        return np.asarray(line * share)
+
+    @cached_property
+    def latency_s(self) -> Floats:
+        """Latency between machines and, on the diagonal, inside [s]."""
+        if len(self.machines) == 1:
+            return np.array([[self.machines[0].gpu_link.latency_s]])
+        return self.cluster.latency_s()
+
+    def divides(self, gpus: int) -> bool:
+        """Whether the attention heads can be shared equally by so many GPUs."""
+        return self.llm.heads % gpus == 0
+
+    def rates(self, machine: int, gpus: int) -> Rates:
+        """Rates of ``gpus`` GPUs of a machine that share every layer.
+
+        Raises
+        ------
+        ParameterError
+            If the heads cannot be shared by so many GPUs.
+        """
+        where = self.machines[machine]
+        key = (where.gpu, where.link, gpus)
+        if key not in self._rates:
+            self._rates[key] = self._compute(where, gpus)
+        return self._rates[key]
+
+    def _compute(self, machine: Machine, gpus: int) -> Rates:
+        if not self.divides(gpus):
+            raise ParameterError(
+                f"{self.llm.name} has {self.llm.heads} attention heads, which {gpus} GPUs cannot "
+                "share equally.",
+                resolve="choose a degree that divides the heads.",
+            )
+        s, llm = self.settings, self.llm
+        gpu = _linked(machine.gpu, machine.link) if machine.link else machine.gpu
+        roofline = Roofline(
+            gpu=gpu,
+            llm=llm,
+            efficiency=s.efficiency or efficiencies.efficiency(machine.gpu),
+            tensor_parallel=gpus,
+            precision=s.precision,
+            kv_precision=s.kv_precision,
+            layers=1,
+        )
+        terms = roofline.terms([0.0, 1.0], 0, [0.0, 1.0], [0.0, 1.0])
+        zero = {name: float(values[0]) for name, values in terms.items()}
+        slope = {name: float(values[1] - values[0]) for name, values in terms.items()}
+        whole = memory.Budget(llm, machine.gpu, tensor_parallel=gpus, weight_precision=s.precision)
+        ends = bytes_of(llm.embedding_params + llm.output_params, s.precision)
+        kv = memory.kv_bytes_per_token(llm, tensor_parallel=gpus, precision=s.kv_precision)
+        usable = machine.gpu.mem_bytes * s.memory_fraction - s.overhead_gib * _GIB
+        return Rates(
+            product_s=slope["products"],
+            padding_tokens=roofline.efficiency.padding_tokens,
+            weights_s=zero["weights"],
+            cached_s=slope["kv cache"],
+            pair_s=slope["attention"],
+            reduce_s=slope["all-reduce"],
+            fixed_s=zero["all-reduce"] + zero["overhead"],
+            logits_s=float(replace(roofline, layers=None).terms(0.0)["logits"]),
+            step_s=roofline.efficiency.step_overhead_s,
+            usable_bytes=gpus * usable,
+            layer_bytes=(whole.weight_bytes - ends) / llm.layers,
+            kv_layer_bytes=kv / llm.layers,
+        )
+
+    def end_bytes(self, *, first: bool, last: bool) -> int:
+        """Weights outside the layers that a stage holds: embedding first, logits last [bytes]."""
+        llm = self.llm
+        params = (llm.embedding_params if first else 0) + (llm.output_params if last else 0)
+        # A tied matrix is needed at both ends.
+        params += llm.head_params if llm.tied_embeddings and last and not first else 0
+        return bytes_of(params, self.settings.precision)
+
+    def most_layers(self, machine: int, gpus: int, *, first: bool, last: bool) -> int:
+        """Layers whose weights fit a stage beside what its place in the pipeline adds."""
+        rates = self.rates(machine, gpus)
+        free = rates.usable_bytes - self.end_bytes(first=first, last=last)
+        # A stage needs room for a cache as well, so weights that fill it exactly do not fit.
+        return max(0, int(np.ceil(free / rates.layer_bytes)) - 1)
+
+    def pipeline(self, stages: Sequence[Stage]) -> Pipeline:
+        """A pipeline over ``stages``, in order.
+
+        Raises
+        ------
+        ParameterError
+            If the stages do not hold the layers of the model, each at least one, or take more
+            GPUs than a machine has.
+        InfeasibleError
+            If a stage cannot hold its weights.
+        """
+        self._check(stages)
+        return Pipeline(self, tuple(stages))
+
+    def _check(self, stages: Sequence[Stage]) -> None:
+        held = [stage.layers for stage in stages]
+        if not stages or sum(held) != self.llm.layers or min(held) < 1:
+            raise ParameterError(
+                f"Stages of {held} layers do not hold the {self.llm.layers} layers of "
+                f"{self.llm.name}.",
+                resolve="give every stage one layer or more, and all of them together once.",
+            )
+        used = np.zeros(len(self.machines), np.int64)
+        for k, stage in enumerate(stages):
+            used[stage.machine] += stage.gpus
+            machine = self.machines[stage.machine]
+            if used[stage.machine] > machine.count:
+                raise ParameterError(
+                    f"Stages take {used[stage.machine]} GPUs of machine {machine.name}, which has "
+                    f"{machine.count}.",
+                    resolve="use each GPU once.",
+                )
+            most = self.most_layers(
+                stage.machine, stage.gpus, first=k == 0, last=k == len(stages) - 1
+            )
+            if stage.layers > most:
+                raise InfeasibleError(
+                    f"{stage.layers} layers of {self.llm.name} do not fit {stage.gpus} x "
+                    f"{machine.gpu.name} of machine {machine.name}, which hold {most}.",
+                    resolve="move layers to other stages, or use more GPUs.",
+                )
+
+
+def _linked(gpu: Gpu, link: Link) -> Gpu:
+    return replace(gpu, link_type=link.name, link_gbs=link.bandwidth_gbs)

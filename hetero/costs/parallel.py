@@ -1,0 +1,205 @@
+"""Parallel configuration of a group: degrees, route and layers (ThunderServe, Algorithm 2).
+
+Tensor parallelism stays inside a machine, and so inside a type of GPU. For a group the degrees of
+its machines are enumerated, the stages ordered by :func:`hetero.costs.routes.shortest`,
+and the layers divided in proportion to speed, to memory and to mixtures of both, within what each
+stage holds. Prefill takes the configuration of least latency, decode that of largest throughput.
+Configurations whose memory cannot hold the model are dropped before they are costed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+
+import numpy as np
+
+from hetero.costs.cost import CostModel, Pipeline, Rates, Stage
+from hetero.costs.demand import Demand
+from hetero.costs.groups import Group, Phase
+from hetero.costs.routes import shortest
+
+_MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MOST_MIXED = 2  # machines up to which their degrees may differ
+
+
+@dataclass(frozen=True, eq=False)
+class Configurations:
+    """The best configuration of any group of a cluster for a demand, each found once.
+
+    Examples
+    --------
+    >>> from hetero import workload
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> model = CostModel(cluster("thunderserve-cloud-32"), llm("LLaMA-1-30B"))
+    >>> demand = Demand.of(workload.load("azure2023_conv"), rate_rps=5.0)
+    >>> best = Configurations(model, demand)
+    >>> best.best(((4, 2),), "prefill").label
+    '2xA40'
+    >>> best.best(((4, 1),), "prefill") is None
+    True
+    """
+
+    model: CostModel
+    demand: Demand
+    _known: dict[tuple[object, ...], tuple[tuple[int, int, int], ...] | None] = field(
+        default_factory=dict, repr=False
+    )
+    _pipelines: dict[tuple[Group, Phase], Pipeline | None] = field(default_factory=dict, repr=False)
+
+    def best(self, group: Group, phase: Phase) -> Pipeline | None:
+        """The best configuration for a phase, None where the model does not fit."""
+        at = (group, phase)
+        if at not in self._pipelines:
+            key = (self._shape(group), phase)
+            if key not in self._known:
+                self._known[key] = self._search(group, phase)
+            found = self._known[key]
+            self._pipelines[at] = (
+                None
+                if found is None
+                else Pipeline(
+                    self.model, tuple(Stage(group[k][0], t, layers) for k, t, layers in found)
+                )
+            )
+        return self._pipelines[at]
+
+    def _shape(self, group: Group) -> tuple[object, ...]:
+        """What of a group the answer depends on: GPUs, their number, and the links between."""
+        machines = [m for m, _ in group]
+        kinds = tuple(
+            (self.model.machines[m].gpu.name, self.model.machines[m].link, n) for m, n in group
+        )
+        links = tuple(
+            float(matrix[a, b])
+            for matrix in (self.model.bandwidth_gbs, self.model.latency_s)
+            for a in machines
+            for b in machines
+        )
+        return kinds, links
+
+    def configurations(self, group: Group) -> Iterator[tuple[tuple[int, int, int], ...]]:
+        """Every configuration that is costed, as (place in the group, degree, layers) a stage."""
+        for degrees in self._degrees(group):
+            counts = [n // t for (_, n), t in zip(group, degrees, strict=True)]
+            stages = sum(counts)
+            if stages > min(self.model.llm.layers, self.model.settings.max_stages):
+                continue
+            path = self._route(group, counts)
+            rates = [self.model.rates(group[k][0], degrees[k]) for k in path]
+            most = [
+                self.model.most_layers(group[k][0], degrees[k], first=s == 0, last=s == stages - 1)
+                for s, k in enumerate(path)
+            ]
+            if sum(most) < self.model.llm.layers or min(most) < 1:
+                continue
+            for layers in self._partitions(rates, most):
+                yield tuple((k, degrees[k], held) for k, held in zip(path, layers, strict=True))
+
+    def _degrees(self, group: Group) -> Iterator[tuple[int, ...]]:
+        options = [
+            [t for t in range(1, n + 1) if n % t == 0 and self.model.divides(t)] for _, n in group
+        ]
+        for degrees in product(*options):
+            if len(group) <= _MOST_MIXED or len(set(degrees)) == 1:
+                yield degrees
+
+    def _route(self, group: Group, counts: list[int]) -> tuple[int, ...]:
+        machines = [m for m, _ in group]
+        at = np.ix_(machines, machines)
+        size = self.model.llm.activation_bytes_per_token("fp16") * self.demand.mean_input
+        hop = self.model.latency_s[at] + size / (1e9 * self.model.bandwidth_gbs[at])
+        return shortest(counts, hop)[0]
+
+    def _partitions(self, rates: list[Rates], most: list[int]) -> Iterator[tuple[int, ...]]:
+        if len(rates) == 1:
+            yield (self.model.llm.layers,)
+            return
+        n = self.demand.mean_input
+        speed = np.array([1.0 / _layer_s(rate, n, 0.0, n * n / 2) for rate in rates])
+        memory = np.array([rate.usable_bytes for rate in rates])
+        seen = set()
+        for mixture in _MIXTURES:
+            weight = mixture * speed / speed.sum() + (1 - mixture) * memory / memory.sum()
+            layers = _rounded(weight, most, self.model.llm.layers)
+            if layers not in seen:
+                seen.add(layers)
+                yield layers
+
+    def _search(self, group: Group, phase: Phase) -> tuple[tuple[int, int, int], ...] | None:
+        best, value = None, -np.inf
+        for one in self.configurations(group):
+            found = self.value(group, one, phase)
+            if found > value:
+                best, value = one, found
+        return best
+
+    def value(
+        self, group: Group, configuration: tuple[tuple[int, int, int], ...], phase: Phase
+    ) -> float:
+        """What is maximised: minus the prefill latency [s], or decode throughput [tokens/s].
+
+        The figures of :class:`Pipeline` in plain floats, because thousands are compared.
+        """
+        model, demand = self.model, self.demand
+        rates = [model.rates(group[k][0], t) for k, t, _ in configuration]
+        held = [layers for *_, layers in configuration]
+        fixed = per_token = 0.0
+        size = model.llm.activation_bytes_per_token("fp16")
+        for (a, *_), (b, *_) in pairwise(configuration):
+            pair = group[a][0], group[b][0]
+            fixed += float(model.latency_s[pair])
+            per_token += size / (1e9 * float(model.bandwidth_gbs[pair]))
+        if phase == "prefill":
+            n = demand.mean_input
+            busy = sum(
+                layers * _layer_s(rate, n, 0.0, n * n / 2)
+                for rate, layers in zip(rates, held, strict=True)
+            )
+            ends = rates[0].step_s + rates[-1].logits_s
+            return -(busy + ends + fixed + per_token * n)
+        count = len(rates)
+        free = min(
+            (
+                rate.usable_bytes
+                - layers * rate.layer_bytes
+                - model.end_bytes(first=s == 0, last=s == count - 1)
+            )
+            / (layers * rate.kv_layer_bytes)
+            for s, (rate, layers) in enumerate(zip(rates, held, strict=True))
+        )
+        batch = min(model.settings.max_batch, int(free / demand.context_tokens))
+        if batch < 1:
+            return -1.0 / max(free, 1e-9)  # even one mean request is too long
+        part, cached = batch / count, batch * demand.context_tokens / count
+        times = [
+            layers * _layer_s(rate, part, cached, 0.0)
+            for rate, layers in zip(rates, held, strict=True)
+        ]
+        times[0] += rates[0].step_s
+        times[-1] += rates[-1].logits_s
+        if count > 1:
+            last, first = configuration[-1][0], configuration[0][0]
+            fixed += float(model.latency_s[group[last][0], group[first][0]])
+        rotation = sum(times) + fixed + per_token * part
+        return batch / max(rotation, count * max(times))
+
+
+def _layer_s(rate: Rates, n: float, cached: float, pairs: float) -> float:
+    products = max(rate.product_s * (n + rate.padding_tokens), rate.weights_s)
+    rest = rate.cached_s * cached + rate.pair_s * pairs + rate.reduce_s * n + rate.fixed_s
+    return products + rest
+
+
+def _rounded(weight: np.ndarray, most: list[int], layers: int) -> tuple[int, ...]:
+    """Whole layers in proportion to weights, from 1 to what each stage holds, adding up."""
+    exact = weight / weight.sum() * layers
+    held = [min(max(1, int(share)), limit) for share, limit in zip(exact, most, strict=True)]
+    while sum(held) != layers:
+        step = 1 if sum(held) < layers else -1
+        open_ = [k for k in range(len(held)) if (held[k] < most[k] if step > 0 else held[k] > 1)]
+        k = max(open_, key=lambda k: step * (exact[k] - held[k]))
+        held[k] += step
+    return tuple(held)

@@ -1,0 +1,231 @@
+"""Pipelines over stages of mixed GPUs: what a costed copy of a model does, see the cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hetero.catalog import Gpu
+from hetero.costs.rates import Rates, Stage
+from hetero.display import Column, Shown, Table
+
+if TYPE_CHECKING:
+    from hetero.costs.cost import CostModel
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pipeline(Shown):
+    """One copy of a model on a group of GPUs, costed; made by :meth:`CostModel.pipeline`.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> from hetero.costs.cost import CostModel
+    >>> model = CostModel(cluster("thunderserve-a100-8"), llm("LLaMA-1-30B"))
+    >>> pair = model.pipeline([Stage(0, 2, 60)])
+    >>> pair.label, pair.gpus, pair.kv_tokens > 30_000
+    ('2xA100-SXM-80GB', 2, True)
+    >>> bool(0.015 < pair.decode_step_s(1, 1024) < 0.03)
+    True
+    """
+
+    model: CostModel
+    stages: tuple[Stage, ...]
+
+    # Shape ----------------------------------------------------------------------------------
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all stages."""
+        return sum(stage.gpus for stage in self.stages)
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Largest tensor-parallel degree and number of stages, as the paper writes a replica."""
+        return max(stage.gpus for stage in self.stages), len(self.stages)
+
+    @property
+    def gpu_counts(self) -> dict[str, int]:
+        """GPUs of each type."""
+        counts: dict[str, int] = {}
+        for stage in self.stages:
+            name = self.model.machines[stage.machine].gpu.name
+            counts[name] = counts.get(name, 0) + stage.gpus
+        return counts
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """Type of its GPUs, None if they are of several."""
+        kinds = {self.model.machines[stage.machine].gpu for stage in self.stages}
+        return kinds.pop() if len(kinds) == 1 else None
+
+    @property
+    def label(self) -> str:
+        """GPUs of its stages in order, such as ``2xA40+2xRTX-3090Ti``."""
+        names = [
+            f"{stage.gpus}x{self.model.machines[stage.machine].gpu.name}" for stage in self.stages
+        ]
+        return "+".join(names)
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Price of its GPUs as shares of their machines [$/h]; None if one is unknown."""
+        total = 0.0
+        for stage in self.stages:
+            machine = self.model.machines[stage.machine]
+            if machine.usd_per_h is None:
+                return None
+            total += machine.usd_per_h * stage.gpus / machine.count
+        return total
+
+    # Time -----------------------------------------------------------------------------------
+
+    @cached_property
+    def rates(self) -> tuple[Rates, ...]:
+        """Rates of each stage."""
+        return tuple(self.model.rates(stage.machine, stage.gpus) for stage in self.stages)
+
+    @cached_property
+    def _columns(self) -> dict[str, Floats]:
+        """Terms of each stage with all its layers, shape (S, 1)."""
+        layers = np.array([stage.layers for stage in self.stages], dtype=np.float64)
+        names = ("product_s", "weights_s", "cached_s", "pair_s", "reduce_s", "fixed_s")
+        found = {
+            name: (layers * np.array([getattr(rate, name) for rate in self.rates]))[:, None]
+            for name in names
+        }
+        found["padding_tokens"] = np.array([[rate.padding_tokens] for rate in self.rates])
+        found["fixed_s"][0] += self.rates[0].step_s
+        found["fixed_s"][-1] += self.rates[-1].logits_s
+        return found
+
+    def stage_seconds(
+        self, tokens: ArrayLike, cached: ArrayLike = 0.0, pairs: ArrayLike = 0.0
+    ) -> Floats:
+        """Time of each stage [s] for new tokens, cached tokens and pairs; shape (S, N)."""
+        n, c, q = (np.atleast_1d(np.asarray(a, np.float64)) for a in (tokens, cached, pairs))
+        one = self._columns
+        products = one["product_s"] * (n + one["padding_tokens"])
+        rest = one["cached_s"] * c + one["pair_s"] * q + one["reduce_s"] * n + one["fixed_s"]
+        return np.asarray(np.maximum(products, one["weights_s"]) + rest)
+
+    @cached_property
+    def hops(self) -> tuple[float, float]:
+        """Latency [s] and time per token [s] of all hops between stages together."""
+        fixed, per_token = 0.0, 0.0
+        size = self.model.llm.activation_bytes_per_token("fp16")
+        for a, b in zip(self.stages, self.stages[1:], strict=False):
+            fixed += float(self.model.latency_s[a.machine, b.machine])
+            per_token += size / (1e9 * float(self.model.bandwidth_gbs[a.machine, b.machine]))
+        return fixed, per_token
+
+    @cached_property
+    def _slowest_hop(self) -> tuple[float, float]:
+        size = self.model.llm.activation_bytes_per_token("fp16")
+        found = [
+            (
+                size / (1e9 * float(self.model.bandwidth_gbs[a.machine, b.machine])),
+                float(self.model.latency_s[a.machine, b.machine]),
+            )
+            for a, b in zip(self.stages, self.stages[1:], strict=False)
+        ]
+        per_token, fixed = max(found, default=(0.0, 0.0))
+        return fixed, per_token
+
+    def prefill_latency_s(self, tokens: ArrayLike) -> Floats:
+        """Time [s] from the start of the prefill of one prompt to its first token."""
+        n = np.asarray(tokens, np.float64)
+        fixed, per_token = self.hops
+        total = self.stage_seconds(n, 0.0, n * n / 2).sum(axis=0) + fixed + per_token * n
+        return np.asarray(total.reshape(n.shape))
+
+    def prefill_occupancy_s(self, tokens: ArrayLike) -> Floats:
+        """Time [s] after which the next prompt of as many tokens can follow: its slowest stage."""
+        n = np.asarray(tokens, np.float64)
+        fixed, per_token = self._slowest_hop
+        slowest = self.stage_seconds(n, 0.0, n * n / 2).max(axis=0)
+        return np.asarray(np.maximum(slowest, fixed + per_token * n).reshape(n.shape))
+
+    def decode_step_s(self, batch: ArrayLike, cached_tokens: ArrayLike) -> Floats:
+        """Time [s] between two tokens of a request when ``batch`` decode in rotating microbatches.
+
+        Parameters
+        ----------
+        batch
+            Requests that decode, in all microbatches together.
+        cached_tokens
+            Cached tokens of all of them together.
+        """
+        b, c = np.broadcast_arrays(
+            np.asarray(batch, np.float64), np.asarray(cached_tokens, np.float64)
+        )
+        count = len(self.stages)
+        times = self.stage_seconds(b.ravel() / count, c.ravel() / count)
+        fixed, per_token = self.hops
+        rotation = times.sum(axis=0) + fixed + self.return_s + per_token * b.ravel() / count
+        return np.asarray(np.maximum(rotation, count * times.max(axis=0)).reshape(b.shape))
+
+    @property
+    def return_s(self) -> float:
+        """Latency of the sampled token's way back to the first stage [s]."""
+        if len(self.stages) == 1:
+            return 0.0
+        return float(self.model.latency_s[self.stages[-1].machine, self.stages[0].machine])
+
+    # Memory ---------------------------------------------------------------------------------
+
+    @cached_property
+    def kv_tokens(self) -> int:
+        """Tokens that its KV cache holds; the stage that fills first decides."""
+        found = []
+        for k, (stage, rates) in enumerate(zip(self.stages, self.rates, strict=True)):
+            ends = self.model.end_bytes(first=k == 0, last=k == len(self.stages) - 1)
+            free = rates.usable_bytes - ends - stage.layers * rates.layer_bytes
+            found.append(free / (stage.layers * rates.kv_layer_bytes))
+        return max(0, int(min(found)))
+
+    def decode_batch(self, context_tokens: float) -> int:
+        """Requests of so many tokens that decode at once: what memory and the engine allow."""
+        return min(self.model.settings.max_batch, int(self.kv_tokens / max(context_tokens, 1.0)))
+
+    def decode_tps(self, context_tokens: float) -> float:
+        """Tokens per second when the batch is as large as memory allows (Appendix B)."""
+        batch = self.decode_batch(context_tokens)
+        if batch < 1:
+            return 0.0
+        return batch / float(self.decode_step_s(batch, batch * context_tokens))
+
+    def table(self) -> Table:
+        """One row per stage."""
+        rows = tuple(
+            (
+                k + 1,
+                self.model.machines[stage.machine].name,
+                f"{stage.gpus} x {self.model.machines[stage.machine].gpu.name}",
+                stage.layers,
+                1e3 * float(self.stage_seconds(1024, 0, 1024**2 / 2)[k, 0]),
+                1e3 * float(self.stage_seconds(1, 1024)[k, 0]),
+            )
+            for k, stage in enumerate(self.stages)
+        )
+        notes = (
+            f"first token of 1,024 after {1e3 * float(self.prefill_latency_s(1024)):.0f} ms; KV "
+            f"cache of {self.kv_tokens:,} tokens; {self.decode_tps(1024):,.0f} tokens/s of decode "
+            "at contexts of 1,024",
+        )
+        columns = (
+            Column("stage"),
+            Column("machine"),
+            Column("GPUs"),
+            Column("layers"),
+            Column("prefill of 1,024", "ms", 3),
+            Column("decode, batch 1", "ms", 3),
+        )
+        return Table(f"{self.model.llm.name} on {self.label}", columns, rows, notes)

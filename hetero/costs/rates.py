@@ -1,0 +1,85 @@
+"""What the cost model of a group rests on: its assumptions, stages and rates per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero.errors import ParameterError
+from hetero.latency.models.roofline import Efficiency
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Assumptions of the cost model.
+
+    Attributes
+    ----------
+    precision, kv_precision
+        Of the weights and of the cache.
+    memory_fraction, overhead_gib
+        Share of each GPU's memory that the engine may use, and its static memory per GPU [GiB].
+    network_share
+        Share of the line rate that a transfer between machines reaches; ThunderServe's Table 8
+        moves 1.64 GB in 584 ms over 40 Gbit/s, 56 %.
+    inside_share
+        Share of the line rate that a transfer between the GPUs of a machine reaches; PCIe
+        reaches 75 to 80 %.
+    max_batch
+        Largest number of requests that decode together.
+    max_stages
+        Largest number of pipeline stages. Long pipelines pool many GPUs into one queue, and one
+        failure stops them all; the paper's plans have up to 2.
+    efficiency
+        Efficiencies of all GPUs; by default those calibrated for each type.
+    """
+
+    precision: str = "fp16"
+    kv_precision: str = "fp16"
+    memory_fraction: float = 0.9
+    overhead_gib: float = 2.0
+    network_share: float = 0.56
+    inside_share: float = 0.75
+    max_batch: int = 256
+    max_stages: int = 4
+    efficiency: Efficiency | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_fraction", "network_share", "inside_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ParameterError(
+                    f"{name} is {getattr(self, name)}.",
+                    resolve="give a share above 0 and up to 1.",
+                )
+        if min(self.max_batch, self.max_stages) < 1 or not self.overhead_gib >= 0:
+            raise ParameterError(
+                f"max_batch is {self.max_batch}, max_stages {self.max_stages} and overhead_gib "
+                f"{self.overhead_gib}.",
+                resolve="give a batch and stages of 1 or more, and GiB of 0 or more.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """``gpus`` GPUs of the machine number ``machine`` that share ``layers`` layers."""
+
+    machine: int
+    gpus: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Terms of one layer on ``t`` GPUs of one machine, and the memory they have; see the module."""
+
+    product_s: float
+    padding_tokens: float
+    weights_s: float
+    cached_s: float
+    pair_s: float
+    reduce_s: float
+    fixed_s: float
+    logits_s: float
+    step_s: float
+    usable_bytes: float
+    layer_bytes: float
+    kv_layer_bytes: float

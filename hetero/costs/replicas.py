@@ -1,0 +1,114 @@
+"""Costed pipelines as replicas of a deployment, so that plans are simulated like any other."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hetero.costs.pipeline import Pipeline
+from hetero.deployment import Engine, Replica, Role
+from hetero.latency.step import Piece, StepModel
+
+Floats = NDArray[np.float64]
+_PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight line
+
+
+def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
+    """The step model of a pipeline that serves a phase.
+
+    A replica that only prefills is busy as long as its slowest stage, which is chosen at a prompt
+    of 1,024 tokens; what the other stages take is its :func:`lag`. Else ``S`` microbatches rotate:
+    the larger of one rotation and ``S`` times the slowest stage. That is exact for decode, unless
+    another stage becomes the slowest as batch and contexts change; a prompt is then cut into ``S``
+    chunks, which makes a lone first token early by less than the pipeline takes to fill.
+    """
+    parts = 1 if role == "prefill" else len(pipeline.stages)
+    knots = _knots(pipeline, parts)
+    times = pipeline.stage_seconds(knots / parts)
+    idle = pipeline.stage_seconds([0.0])[:, 0]
+    cached = pipeline.stage_seconds([0.0], [1.0])[:, 0] - idle
+    pairs = pipeline.stage_seconds([0.0], [0.0], [1.0])[:, 0] - idle
+    slowest = _slowest(pipeline, role)
+    pieces = [
+        Piece(
+            knots,
+            parts * times[slowest],
+            np.array([float(cached[slowest])]),
+            float(pairs[slowest]),
+        )
+    ]
+    if parts > 1:
+        fixed, per_token = pipeline.hops
+        rotation = times.sum(axis=0) + fixed + pipeline.return_s + per_token * knots / parts
+        rates = np.array([cached.sum() / parts])
+        pieces.append(Piece(knots, rotation, rates, float(pairs.sum() / parts)))
+    return StepModel(
+        tuple(pieces),
+        source=f"roofline of {pipeline.model.llm.name} on {pipeline.label}",
+        provenance="derived",
+    )
+
+
+def _slowest(pipeline: Pipeline, role: Role) -> int:
+    if role != "decode":
+        return int(pipeline.stage_seconds(1024.0, 0.0, 1024.0**2 / 2)[:, 0].argmax())
+    batch = max(1, pipeline.decode_batch(1024.0)) / len(pipeline.stages)
+    return int(pipeline.stage_seconds(batch, 1024.0 * batch)[:, 0].argmax())
+
+
+def _knots(pipeline: Pipeline, parts: int) -> Floats:
+    """New tokens at which a stage turns from reading weights to computing."""
+    bends = [
+        parts * (rate.weights_s / rate.product_s - rate.padding_tokens) for rate in pipeline.rates
+    ]
+    inner = sorted({float(bend) for bend in bends if bend > 0})
+    top = 2.0 * inner[-1] if inner else 1.0
+    return np.array([0.0, *inner, top])
+
+
+def lag(pipeline: Pipeline) -> tuple[float, float]:
+    """Latency of a prefill beyond its occupancy, as time [s] and time per token [s].
+
+    A straight line through prompts of 256 and 2,048 tokens; 0 for one stage.
+    """
+    step = step_model(pipeline, "prefill")
+    prompts = np.array(_PROMPTS)
+    busy = np.array([float(step.prefill_seconds([n])) for n in prompts])
+    low, high = np.maximum(pipeline.prefill_latency_s(prompts) - busy, 0.0)
+    if len(pipeline.stages) == 1:
+        return 0.0, 0.0
+    slope = max(0.0, float(high - low) / float(prompts[1] - prompts[0]))
+    return max(0.0, float(low) - slope * float(prompts[0])), slope
+
+
+def replica(
+    pipeline: Pipeline, name: str, role: Role = "both", *, engine: Engine | None = None
+) -> Replica:
+    """A pipeline as a replica that serves a phase; by default its KV cache is paged.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> from hetero.costs.cost import CostModel, Stage
+    >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
+    >>> mixed = replica(model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)]), "mixed", "prefill")
+    >>> mixed.gpus, round(mixed.usd_per_h, 2), mixed.lag_s_per_token > 0
+    (4, 1.42, True)
+    """
+    settings = pipeline.model.settings
+    fixed, per_token = lag(pipeline) if role == "prefill" else (0.0, 0.0)
+    return Replica(
+        name=name,
+        step=step_model(pipeline, role),
+        kv_tokens=pipeline.kv_tokens,
+        kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(settings.kv_precision)),
+        engine=engine
+        or Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048),
+        role=role,
+        gpu=pipeline.gpu,
+        gpus=pipeline.gpus,
+        usd_per_h=pipeline.usd_per_h,
+        lag_s=fixed,
+        lag_s_per_token=per_token,
+    )

@@ -1,0 +1,92 @@
+"""What a step is made of: which requests join it, and how much of their prompts it prefills."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetero.engine.batch import append, evict, into_batch, resume, take
+from hetero.engine.compiled import compiled
+from hetero.engine.heaps import heap_remove
+from hetero.engine.kv import at_hand, room, steps_until_full
+from hetero.engine.prefix import hit_tokens
+from hetero.engine.state import CHUNKED, PAGED, RUNNING
+
+
+@compiled
+def make_room(R, e, s, IM):
+    """Evict requests, the last admitted first, until the next decode step has its KV blocks.
+
+    What is evicted then finds no room before a request has left.
+    """
+    while e.admission == PAGED and s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
+        key = heap_remove(IM, e.keys, s.running, IM[e.order + s.running - 1])
+        s.running -= 1
+        evict(R, e, s, IM, key)
+
+
+@compiled
+def compose(R, e, s, IM, budget, taken):
+    """Let prompts join a step, in the order of the queue; its new tokens and pairs.
+
+    Parameters
+    ----------
+    budget
+        Tokens that they may have together.
+    taken
+        Places of the batch that are taken by requests that do not decode yet.
+    """
+    chunked = e.batching == CHUNKED
+    tokens = np.int64(0)
+    pairs = 0.0
+    count = np.int64(taken)
+    if s.partial >= 0:
+        r = s.partial
+        count += 1
+        q = min(np.int64(R[r].input_tokens) + R[r].done_tokens - s.partial_tokens, budget)
+        if q > 0:
+            tokens += q
+            pairs += q * (s.partial_tokens + q * 0.5)
+            s.chunk_tokens = q
+            if s.partial_tokens + q == np.int64(R[r].input_tokens) + R[r].done_tokens:
+                s.partial = -1
+                s.partial_tokens = 0
+                s.chunk_tokens = 0
+                into_batch(R, s, r)
+    while s.head >= 0 and s.partial < 0 and s.running + count < e.max_batch:
+        r = s.head
+        if not room(R, e, s, IM, r):
+            break
+        if at_hand(R, r):
+            if chunked and budget - tokens < 1:
+                break
+            take(R, e, s)
+            if e.ahead:
+                append(R, s, r)
+                count += 1
+            else:
+                resume(R, e, s, IM, r)
+            budget -= 1 if chunked else 0
+            continue
+        known = hit_tokens(R, e, IM, e.prefix, r)
+        whole = np.int64(R[r].input_tokens) + R[r].done_tokens - known
+        q = whole
+        if chunked:
+            q = min(whole, budget - tokens)
+            if q <= 0:
+                break
+        elif tokens > 0 and tokens + whole > budget:
+            break
+        take(R, e, s)
+        R[r].hit_tokens = known
+        count += 1
+        tokens += q
+        pairs += q * (known + q * 0.5)
+        if q < whole:
+            R[r].link = -1
+            R[r].status = RUNNING
+            s.partial = r
+            s.partial_tokens = known
+            s.chunk_tokens = q
+        else:
+            into_batch(R, s, r)
+    return tokens, pairs

@@ -1,0 +1,53 @@
+"""What the engine record of a replica says of its batches and its KV cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hetero.deployment import Replica
+from hetero.engine import state
+
+_BATCHING = {"prefill first": state.PREFILL_FIRST, "chunked": state.CHUNKED, "static": state.STATIC}
+_EXPECTS = {
+    "known": state.EXPECT_KNOWN,
+    "predicted": state.EXPECT_PREDICTED,
+    "maximum": state.EXPECT_MAXIMUM,
+    "paged": state.EXPECT_KNOWN,
+}
+_ROLE = {"both": state.BOTH, "prefill": state.PREFILL_ONLY, "decode": state.DECODE_ONLY}
+
+
+def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
+    """Fields of the engine record of a replica, but for its step model.
+
+    Parameters
+    ----------
+    prefix_tokens
+        Tokens of a prefix block of the workload, 0 where it names none.
+    """
+    engine = replica.engine
+    prefix_blocks = 0
+    if prefix_tokens:
+        prefix_blocks = int(engine.prefix_share * replica.kv_tokens) // prefix_tokens
+    usable = replica.kv_tokens - prefix_blocks * prefix_tokens
+    paged = engine.admission == "paged"
+    # A paged engine only has whole blocks.
+    usable -= usable % engine.block_tokens if paged else 0
+    return {
+        "role": _ROLE[replica.role],
+        "batching": _BATCHING[engine.batching],
+        "admission": state.PAGED if paged else state.RESERVE,
+        "eviction": state.SWAP if engine.eviction == "swap" else state.RECOMPUTE,
+        "expects": _EXPECTS[engine.admission],
+        "max_output": engine.max_output_tokens,
+        "max_batch": engine.max_batch,
+        "max_step_tokens": engine.max_step_tokens,
+        "ahead": int(engine.schedule_ahead),
+        "prefix_blocks": prefix_blocks,
+        "prefix_tokens": prefix_tokens,
+        "kv_tokens": usable,
+        "block_tokens": engine.block_tokens,
+        "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
+        "lag_s": replica.lag_s,
+        "lag_s_per_token": replica.lag_s_per_token,
+    }

@@ -1,0 +1,237 @@
+"""The life of one replica, from event to event, compiled.
+
+Between two events of a replica (admission, completion, memory full, arrival) its batch is
+constant and a decode step is a line in the step number, so a run of n steps ends at
+
+    clock + n first + slope n (n - 1) / 2
+
+and nothing in between needs to be played. A replica is advanced only when somebody looks at it.
+
+The rules, at one instant: steps and KV transfers end, replicas fail or recover, requests arrive,
+batches form. When a step ends, finished requests leave first, then requests that have filled
+their reservation ask for more, the oldest first. When a batch forms, requests join in the order
+of the queue, and swapping in and out precedes the step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hetero.engine.ahead import next_step
+from hetero.engine.batch import complete, emit, prefilled, push_waiting, release
+from hetero.engine.compiled import compiled
+from hetero.engine.compose import compose, make_room
+from hetero.engine.gaps import count_line
+from hetero.engine.heaps import due_step, times_pop
+from hetero.engine.kv import grow, room, steps_until_full
+from hetero.engine.padded import begin_padded
+from hetero.engine.state import (
+    AT_BOUNDARY,
+    AT_HAND,
+    CHUNKED,
+    DECODE_ONLY,
+    DOWN,
+    FINISHED,
+    IDLE,
+    IN_DECODE,
+    IN_PREFILL,
+    KEY_BITS,
+    MOST_STEPS,
+    PAGED,
+    STATIC,
+    TRANSFERS,
+)
+from hetero.engine.steps import decode_run, run_s, step_s, steps_to_reach
+from hetero.engine.transfers import left, transfer_end_s
+
+
+@compiled
+def begin_decode(e, s, FM, IM):
+    """Start a run of decode steps up to the next completion, memory limit or kink."""
+    limit = due_step(IM[e.keys]) - s.steps
+    if s.staged_count > 0 or s.staged_tokens > 0:
+        limit = np.int64(1)
+    if e.admission == PAGED:
+        limit = steps_until_full(e, s, IM, limit)
+    b = s.padded if e.batching == STATIC else s.running
+    first, slope, limit = decode_run(e, FM, b, s.cached, limit)
+    s.run_steps = limit
+    s.run_first_s = first
+    s.run_slope_s = slope
+    s.mode = IN_DECODE
+    FM[e.index] = s.clock_s + s.stall_s + run_s(first, slope, limit)
+
+
+@compiled
+def settle_decode(R, e, s, IM):
+    """The decode run in progress has ended."""
+    n, first, slope = s.run_steps, s.run_first_s, s.run_slope_s
+    b = s.running
+    start = s.clock_s + s.stall_s
+    emit(R, s, IM, start + first, b - s.fresh)
+    if n > 1:
+        count_line(IM, first, slope, 1, n, b)
+    grow(e, s, IM, n)
+    end = start + run_s(first, slope, n)
+    s.busy_s += end - s.clock_s
+    s.stall_s = 0.0
+    s.clock_s = end
+    s.last_emit_s = end
+    s.steps += n
+    s.cached += n * (s.padded if e.batching == STATIC else b)
+    s.decode_tokens += n * b
+    if s.steps > MOST_STEPS:
+        base = s.steps - (s.steps % e.block_tokens)
+        for k in range(s.running):
+            IM[e.keys + k] -= base << KEY_BITS
+        s.steps -= base
+    complete(R, e, s, IM)
+
+
+@compiled
+def settle_prefill(R, e, s, FM, IM):
+    """The prefill or mixed step in progress has ended."""
+    now = FM[e.index]
+    s.busy_s += now - s.clock_s
+    s.prefill_s += now - s.clock_s
+    s.prefill_tokens += s.step_tokens
+    s.stall_s = 0.0
+    s.clock_s = now
+    if s.mixed:
+        b = s.running
+        emit(R, s, IM, now, b - s.fresh)
+        grow(e, s, IM, 1)
+        s.last_emit_s = now
+        s.steps += 1
+        s.cached += b
+        s.decode_tokens += b
+        s.mixed = 0
+    if s.partial >= 0:
+        s.partial_tokens += s.chunk_tokens
+        s.chunk_tokens = 0
+    cached = s.cached
+    r = s.batch_head
+    s.batch_head = -1
+    s.batch_tail = -1
+    while r >= 0:
+        following = np.int64(R[r].link)
+        prefilled(R, e, s, FM, IM, r)
+        r = following
+    if e.batching == STATIC:
+        s.cached = cached
+    complete(R, e, s, IM)
+
+
+@compiled
+def begin(R, e, s, FM, IM):
+    """Choose what a replica does next, at a boundary between steps."""
+    if e.batching == STATIC:
+        if s.running > 0:
+            begin_decode(e, s, FM, IM)
+        else:
+            begin_padded(R, e, s, FM)
+        return
+    chunked = e.batching == CHUNKED
+    if e.ahead:
+        tokens, pairs = next_step(R, e, s, IM)
+    else:
+        if chunked:  # it always decodes, so it must have its blocks before anything is admitted
+            make_room(R, e, s, IM)
+        budget = e.max_step_tokens - (s.running if chunked else 0)
+        tokens, pairs = compose(R, e, s, IM, budget, 0)
+    if tokens > 0:
+        mixed = chunked and s.running > 0
+        b = s.running if mixed else 0
+        cached = s.cached if mixed else 0
+        s.mixed = 1 if mixed else 0
+        s.step_tokens = tokens
+        s.mode = IN_PREFILL
+        FM[e.index] = s.clock_s + s.stall_s + step_s(e, FM, tokens + b, b, cached, pairs)
+        return
+    if not chunked:
+        make_room(R, e, s, IM)
+    if s.running > 0:
+        begin_decode(e, s, FM, IM)
+    elif s.head >= 0 and s.leaving >= 0:
+        # No memory before a KV transfer has ended.
+        s.mode = AT_BOUNDARY
+        s.clock_s = transfer_end_s(R, s.leaving)
+    else:
+        s.mode = IDLE
+        FM[e.index] = np.inf
+
+
+@compiled
+def advance(R, e, s, FM, IM, t):
+    """Play a replica up to time ``t``: every step that ends by then, no batch formed at ``t``."""
+    while True:
+        if s.mode == AT_BOUNDARY:
+            if s.clock_s >= t:
+                FM[e.index] = s.clock_s
+                return
+            left(R, s, s.clock_s)
+            begin(R, e, s, FM, IM)
+            if s.mode == AT_BOUNDARY:
+                continue
+        if s.mode == IDLE or s.mode == DOWN or FM[e.index] > t:
+            return
+        if s.mode == IN_DECODE:
+            settle_decode(R, e, s, IM)
+        else:
+            settle_prefill(R, e, s, FM, IM)
+        s.mode = AT_BOUNDARY
+
+
+@compiled
+def enqueue(R, e, s, FM, IM, r, t):
+    """A request reaches a replica at ``t``; a decode run it may interrupt is cut short."""
+    alone = s.head < 0
+    push_waiting(R, s, r, False)
+    R[r].at = e.index
+    if s.mode == IDLE:
+        s.clock_s = t
+        s.mode = AT_BOUNDARY
+        FM[e.index] = t
+    elif (
+        s.mode == IN_DECODE
+        and alone
+        and e.batching != STATIC
+        and s.running < e.max_batch
+        and room(R, e, s, IM, r)
+    ):
+        first, slope = s.run_first_s, s.run_slope_s
+        start = s.clock_s + s.stall_s
+        s.run_steps = steps_to_reach(first, slope, start, t, s.run_steps)
+        FM[e.index] = start + run_s(first, slope, s.run_steps)
+
+
+@compiled
+def deliver(R, E, S, FM, IM, t):
+    """Hand over the KV transfers that end by ``t``, in order of time."""
+    while IM[TRANSFERS] > 0 and FM[E[0].transfer_keys] <= t:
+        when, r = FM[E[0].transfer_keys], IM[E[0].transfer_items]
+        times_pop(FM, IM, E[0].transfer_keys, E[0].transfer_items, IM[TRANSFERS])
+        IM[TRANSFERS] -= 1
+        left(R, S[R[r].node], when)
+        j = R[r].decode_node
+        if R[r].status == FINISHED:  # with its prefill
+            R[r].decode_node = -1
+            release(R, S[j], r)
+            continue
+        advance(R, E[j], S[j], FM, IM, when)
+        R[r].status = AT_HAND
+        enqueue(R, E[j], S[j], FM, IM, r, when)
+
+
+@compiled
+def advance_all(R, E, S, FM, IM, t):
+    """Play every replica up to ``t``, those that only decode after what they are sent."""
+    split = E[0].split
+    for i in range(len(E)):
+        if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
+            advance(R, E[i], S[i], FM, IM, t)
+    if split:
+        deliver(R, E, S, FM, IM, t)
+        for i in range(len(E)):
+            if FM[i] <= t and E[i].role == DECODE_ONLY:
+                advance(R, E[i], S[i], FM, IM, t)

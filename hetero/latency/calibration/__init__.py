@@ -1,0 +1,1 @@
+"""Models brought to measurements, and the error that is left."""

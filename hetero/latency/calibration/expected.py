@@ -1,0 +1,321 @@
+r"""What error to expect of a step time, by how much is known about its GPU.
+
+Every GPU of the catalog gets its times from one of four kinds of source:
+
+``measured``
+    The GPU was measured with this model: times are read off; what errs is the reduction.
+``calibrated``
+    Its efficiencies were fitted to other models on it, see
+    :mod:`hetero.latency.calibration.roofline_fit`.
+``same chip``
+    Another variant of its chip was calibrated (other memory, link or power).
+``carried``
+    Nothing was measured on its chip: each efficiency is the median over the calibrated chips.
+
+Errors are ``ln(predicted / measured)`` of held-out steps. Of ``calibrated`` each model is left out
+of the fit in turn; of ``carried`` each chip. A table's mean error is common to all steps of a
+replica and moves a plan; the rest averages out over a run:
+
+.. math:: e_{ij} = b_i + w_{ij}, \quad sd_b^2 = mean\,b_i^2, \quad sd_w^2 = mean\,w_{ij}^2
+
+for table ``i`` and step ``j``, means taken over the tables of a chip and then over chips, so that
+each chip has one voice however often it was measured. What was held out is committed,
+``data/measured/held_out.csv``. A measured table is not wrong about itself; its common part is how
+far three engines of one generation lie apart on the same replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero.catalog import gpu as find_gpu
+from hetero.catalog import link
+from hetero.errors import ParameterError
+from hetero.latency.calibration import roofline_fit
+from hetero.latency.frames import SOURCES, derived_frame
+from hetero.latency.models.efficiencies import PRIOR, calibrated, chip, lenders, sources
+from hetero.latency.models.roofline import VALUES, Efficiency
+from hetero.latency.sources import measured
+from hetero.latency.tables import PHASES, Measurements, Phase
+
+Floats = NDArray[np.float64]
+Level = Literal["measured", "calibrated", "same chip", "carried"]
+LEVELS: tuple[Level, ...] = ("measured", "calibrated", "same chip", "carried")
+
+_POINTS = (np.arange(40) + 0.5) / 40  # of the distribution of each table's errors that is kept
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """Expected error of the step times of a replica, as deviations of the logarithm.
+
+    Attributes
+    ----------
+    prefill_sd, decode_sd
+        Common to all steps of a replica: what moves a plan.
+    correlation
+        Between both.
+    prefill_scatter, decode_scatter
+        Of single steps around that.
+    prefill_p90_percent, decode_p90_percent
+        Nine of ten held-out steps erred by less [%].
+    level
+        Kind of source that it holds for.
+    """
+
+    level: Level
+    prefill_sd: float
+    decode_sd: float
+    correlation: float
+    prefill_scatter: float
+    decode_scatter: float
+    prefill_p90_percent: float
+    decode_p90_percent: float
+    rows: int
+
+
+def level_of(name: str, llm: str | None = None) -> Level:
+    """Kind of the best source there is for a GPU, and for a model on it.
+
+    Examples
+    --------
+    >>> level_of("A100-SXM-80GB", "Llama-3.1-8B"), level_of("A100-SXM-80GB", "LLaMA-1-13B")
+    ('measured', 'calibrated')
+    >>> level_of("H800-SXM"), level_of("RTX-A5000")
+    ('same chip', 'carried')
+    """
+    if llm is not None and (name, llm) in _measured_pairs():
+        return "measured"
+    if name in set(calibrated()["gpu"]):
+        return "calibrated"
+    return "same chip" if sources(name) else "carried"
+
+
+@lru_cache(maxsize=1)
+def _measured_pairs() -> frozenset[tuple[str, str]]:
+    names = ("aiconfigurator_steps", "profile_steps", "splitwise_medians")
+    frames = [derived_frame(name)[["gpu", "llm"]] for name in names]
+    return frozenset(pd.concat(frames).itertuples(index=False, name=None))
+
+
+def expected_error(name: str, llm: str | None = None) -> StepError:
+    """Expected error of the best source there is for a GPU, and for a model on it.
+
+    The variant of a measured chip takes the error of ``carried`` sources: no chip was measured in
+    two variants under one engine, so that nothing says how much smaller it is.
+
+    Raises
+    ------
+    CatalogError
+        If there is no such GPU.
+    """
+    found = level_of(find_gpu(name).name, llm)
+    return error_of(found)
+
+
+@lru_cache(maxsize=8)
+def error_of(level: Level) -> StepError:
+    """Expected error of a kind of source, over all tables held out that way.
+
+    Raises
+    ------
+    ParameterError
+        If there is no such level.
+    """
+    if level not in LEVELS:
+        raise ParameterError(
+            f"'{level}' is no kind of source.", resolve=f"use one of {', '.join(LEVELS)}."
+        )
+    if level == "measured":
+        return _between_engines()
+    frame = held_out()
+    frame = frame[frame["level"] == ("carried" if level == "same chip" else level)]
+    per = {phase: frame[frame["phase"] == phase] for phase in PHASES}
+    both = per["prefill"].merge(
+        per["decode"], on=["source", "gpu", "engine", "llm", "degree"], suffixes=("_p", "_d")
+    )
+    p, d = both["mean_p"], both["mean_d"]
+    sd = {phase: _mean(rows, rows["mean"] ** 2) ** 0.5 for phase, rows in per.items()}
+    scatter = {phase: _mean(rows, rows["scatter"] ** 2) ** 0.5 for phase, rows in per.items()}
+    p90 = {phase: _quantile(rows, np.abs(_points(rows)), 0.9) for phase, rows in per.items()}
+    return StepError(
+        level=level,
+        prefill_sd=sd["prefill"],
+        decode_sd=sd["decode"],
+        correlation=_mean(both, p * d) / (_mean(both, p**2) * _mean(both, d**2)) ** 0.5,
+        prefill_scatter=scatter["prefill"],
+        decode_scatter=scatter["decode"],
+        prefill_p90_percent=100.0 * float(np.expm1(p90["prefill"])),
+        decode_p90_percent=100.0 * float(np.expm1(p90["decode"])),
+        rows=int(frame["rows"].sum()),
+    )
+
+
+def _between_engines() -> StepError:
+    """What the choice among three engines of one generation changes, and the reduction's error."""
+    replicas: dict[tuple[str, str, int], list[Measurements]] = {}
+    for table in measured.aiconfigurator():
+        if roofline_fit.takes_part(table):
+            key = (table.gpu, table.llm, table.tensor_parallel)
+            replicas.setdefault(key, []).append(table)
+    rows = []
+    for tables in replicas.values():
+        decode = tables[0].decode
+        if len(tables) < 2 or any(len(t.decode) != len(decode) for t in tables):
+            continue
+        logs = np.log([t.seconds for t in tables])
+        error = logs - logs.mean(axis=0)
+        rows += [
+            (tables[0].gpu, own[~decode].mean(), own[decode].mean(), own[~decode], own[decode])
+            for own in error
+        ]
+    frame = pd.DataFrame(rows, columns=["gpu", "p", "d", "prefill", "decode"])
+    p, d = frame["p"], frame["d"]
+    steps = {phase: np.concatenate(frame[phase].to_list()) for phase in PHASES}
+    reduced = derived_frame("aiconfigurator_steps")
+    # A mean absolute error m of normal errors is a deviation of 1.25 m.
+    scatter = {
+        phase: 0.0125 * float((reduced[f"{phase}_mean_error_percent"] ** 2).mean() ** 0.5)
+        for phase in PHASES
+    }
+    p90 = {phase: float(np.quantile(np.abs(values), 0.9)) for phase, values in steps.items()}
+    return StepError(
+        level="measured",
+        prefill_sd=_mean(frame, p**2) ** 0.5,
+        decode_sd=_mean(frame, d**2) ** 0.5,
+        correlation=_mean(frame, p * d) / (_mean(frame, p**2) * _mean(frame, d**2)) ** 0.5,
+        prefill_scatter=scatter["prefill"],
+        decode_scatter=scatter["decode"],
+        prefill_p90_percent=100.0 * float(np.expm1(p90["prefill"])),
+        decode_p90_percent=100.0 * float(np.expm1(p90["decode"])),
+        rows=sum(map(len, steps.values())),
+    )
+
+
+@lru_cache(maxsize=1)
+def held_out() -> pd.DataFrame:
+    """Errors of held-out tables, one row per table and phase, as committed."""
+    return derived_frame("held_out")
+
+
+def coverage(level: Level = "calibrated", share: float = 0.9) -> pd.DataFrame:
+    """How many held-out steps lie within intervals made without their chip.
+
+    For each chip the interval is the central ``share`` of the errors of the tables of all other
+    chips at the same level and phase, each chip with the same weight. Columns: chip, phase, rows,
+    low, high (factors on a predicted time), covered (share of the rows).
+    """
+    frame = held_out()
+    frame = frame[frame["level"] == level]
+    found = []
+    for phase in PHASES:
+        rows = frame[frame["phase"] == phase]
+        chips = rows["gpu"].map(chip)
+        for name in sorted(set(chips)):
+            own, rest = rows[chips == name], rows[chips != name]
+            low, high = (
+                _quantile(rest, _points(rest), q) for q in ((1 - share) / 2, (1 + share) / 2)
+            )
+            points = _points(own)
+            inside = ((points >= low) & (points <= high)).mean(axis=1)
+            weight = own["rows"].to_numpy()
+            covered = float(inside @ weight / weight.sum())
+            # The truth is the prediction over exp(error).
+            found.append((name, phase, int(weight.sum()), np.exp(-high), np.exp(-low), covered))
+    return pd.DataFrame(found, columns=["chip", "phase", "rows", "low", "high", "covered"])
+
+
+def _points(rows: pd.DataFrame) -> Floats:
+    """Points of the distribution of each table's errors; shape (tables, 40)."""
+    return np.array([text.split() for text in rows["points"]], dtype=np.float64)
+
+
+def _mean(rows: pd.DataFrame, values: pd.Series[float]) -> float:
+    """Mean over the tables of each chip, then over chips."""
+    return float(values.groupby(rows["gpu"].map(chip)).mean().mean())
+
+
+def _quantile(rows: pd.DataFrame, points: Floats, q: float) -> float:
+    """Quantile over all steps of the tables, each chip with the same weight."""
+    share = rows["rows"] / rows["rows"].groupby(rows["gpu"].map(chip)).transform("sum")
+    weight = np.repeat(share.to_numpy() / points.shape[1], points.shape[1])
+    order = np.argsort(points.ravel())
+    position = np.cumsum(weight[order]) - weight[order] / 2
+    return float(np.interp(q * weight.sum(), position, points.ravel()[order]))
+
+
+def make_held_out(*, raw: bool = True) -> pd.DataFrame:
+    """Rows of ``data/measured/held_out.csv``; fits every model and chip left out in turn."""
+    rows = []
+    for level, table, efficiency in _folds(raw=raw):
+        error = np.log(roofline_fit.predict(table, efficiency) / table.seconds)
+        for phase in PHASES:
+            own = error[table.decode == (phase == "decode")]
+            if len(own):
+                rows.append(_row(level, table, phase, own))
+    return pd.DataFrame(rows)
+
+
+def _row(level: Level, table: Measurements, phase: Phase, error: Floats) -> dict[str, object]:
+    mean = float(error.mean())
+    return {
+        "level": level,
+        "source": table.source,
+        "gpu": table.gpu,
+        "engine": table.engine,
+        "llm": table.llm,
+        "degree": table.tensor_parallel,
+        "phase": phase,
+        "rows": len(error),
+        "mean": round(mean, 4),
+        "scatter": round(float(np.sqrt(np.mean((error - mean) ** 2))), 4),
+        "points": " ".join(f"{v:.3f}" for v in np.quantile(error, _POINTS)),
+    }
+
+
+def _folds(*, raw: bool) -> Iterator[tuple[Level, Measurements, Efficiency]]:
+    for source in SOURCES:
+        for group in roofline_fit.by_gpu(measured.tables(source, raw=raw)).values():
+            used = [table for table in group if roofline_fit.takes_part(table)]
+            for name in sorted({table.llm for table in used}):
+                rest = [table for table in used if table.llm != name]
+                if rest:
+                    fitted = roofline_fit.calibrate(rest, hold_out=False).efficiency
+                    linked = any(table.tensor_parallel > 1 for table in rest)
+                    for table in used:
+                        # A link that no other model was measured over is not calibrated.
+                        if table.llm == name and (linked or table.tensor_parallel == 1):
+                            yield "calibrated", table, fitted
+            carried = without_chip(used[0].gpu)
+            for table in used:
+                yield "carried", table, carried
+
+
+def without_chip(name: str) -> Efficiency:
+    """Efficiencies of a GPU as if nothing had been measured on its chip: medians of the others.
+
+    The link's share and latency are taken over the same kind of link where there are any; what
+    no other chip determines is the centre of the prior.
+    """
+    frame = lenders()
+    frame = frame[frame["gpu"].map(chip) != chip(name)]
+    chips = frame["gpu"].map(chip)
+    kind = link(find_gpu(name).link_type).kind
+    same = np.array([link(find_gpu(g).link_type).kind == kind for g in frame["gpu"]])
+    values = []
+    for value in VALUES:
+        known = np.array([value not in names for names in frame["estimated"]])
+        if value in ("link_efficiency", "hop_latency_s") and (known & same).any():
+            known &= same
+        each = frame[value][known].groupby(chips[known]).median()
+        values.append(float(each.median()) if len(each) else PRIOR[value][0])
+    return Efficiency.of(
+        values, estimated=VALUES, source=f"medians without {chip(name)}", provenance="estimated"
+    )

@@ -1,0 +1,128 @@
+"""What is known of each GPU of the catalog: measured, derived, estimated or assumed, and how well.
+
+One row per GPU, made from the catalog and the tables of ``data/measured``; ``hetero gpus`` prints
+it, and the README holds the same table as ``hetero gpus --markdown`` gives it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from hetero.catalog import Gpu, gpus
+from hetero.display import Column, Table
+from hetero.latency.calibration.expected import LEVELS, error_of, level_of
+from hetero.latency.frames import derived_frame
+from hetero.latency.models.efficiencies import calibrated, chip, lenders
+
+BEGIN, END = "<!-- hetero gpus: begin -->", "<!-- hetero gpus: end -->"
+
+_TABLES = {
+    "aiconfigurator_steps": "operators",
+    "profile_steps": "layers",
+    "splitwise_medians": "steps",
+    "helix_layer_knots": "layers",
+}
+
+
+def known() -> Table:
+    """Per GPU: what was measured on it, where other models' times come from, error and price."""
+    columns = (
+        Column("GPU"),
+        Column("data sheet"),
+        Column("measured"),
+        Column("other models"),
+        Column("prefill error", "%", 2),
+        Column("decode error", "%", 2),
+        Column("price"),
+    )
+    rows = tuple(
+        (
+            gpu.name,
+            {"yes": "confirmed", "partly": "partly confirmed"}.get(gpu.checked, "one source"),
+            _measured(gpu.name) or "nothing",
+            _other(gpu),
+            error_of(level_of(gpu.name)).prefill_p90_percent,
+            error_of(level_of(gpu.name)).decode_p90_percent,
+            _price(gpu),
+        )
+        for gpu in gpus()
+    )
+    best = error_of("measured")
+    notes = (
+        "Error: nine of ten held-out steps of other models err by less. Of a model that was "
+        f"measured on the GPU it is {best.prefill_p90_percent:.1f} % of prefills and "
+        f"{best.decode_p90_percent:.1f} % of decode steps, the difference that three engines make.",
+        "Measured: operators (summed by aiconfigurator), layers (Helix, LLMServingSim) or whole "
+        "steps (Splitwise). Derived: roofline with efficiencies fitted to them. Estimated: those "
+        "of another variant of the chip. Assumed: the median of every efficiency over the "
+        f"{lenders()['gpu'].map(chip).nunique()} chips with tables of several models.",
+        "No chip was measured in two variants: an estimated GPU is given the error of an assumed "
+        "one, which overstates it.",
+    )
+    return Table("What is known of each GPU", columns, rows, notes)
+
+
+def markdown() -> str:
+    """The table as Markdown, between the marks that the README has."""
+    table = known()
+    lines = [
+        BEGIN,
+        "",
+        "| " + " | ".join(column.heading for column in table.columns) + " |",
+        "| " + " | ".join("---" for _ in table.columns) + " |",
+    ]
+    lines += [
+        "| " + " | ".join(c.show(cell) for c, cell in zip(table.columns, row, strict=True)) + " |"
+        for row in table.rows
+    ]
+    lines += ["", *(f"{note}\n" for note in table.notes), END]
+    return "\n".join(lines) + "\n"
+
+
+@lru_cache(maxsize=1)
+def _models() -> dict[str, dict[str, set[str]]]:
+    found: dict[str, dict[str, set[str]]] = {}
+    for name, kind in _TABLES.items():
+        for gpu, llm in derived_frame(name)[["gpu", "llm"]].itertuples(index=False, name=None):
+            found.setdefault(gpu, {}).setdefault(kind, set()).add(llm)
+    return found
+
+
+def _measured(name: str) -> str:
+    kinds = _models().get(name, {})
+    return "; ".join(f"{kind}: {', '.join(sorted(llms))}" for kind, llms in kinds.items())
+
+
+def _other(gpu: Gpu) -> str:
+    level = level_of(gpu.name)
+    if level == "calibrated":
+        return "derived"
+    if level == "same chip":
+        names = sorted({n for n in calibrated()["gpu"] if chip(n) == chip(gpu.name)})
+        return f"estimated from {' and '.join(names)}"
+    return "assumed"
+
+
+def _price(gpu: Gpu) -> str:
+    if gpu.usd_per_h is None:
+        return "none"
+    return "assumed" if gpu.price_source.startswith("assumed") else "listed"
+
+
+def levels() -> Table:
+    """Expected errors of the kinds of sources."""
+    columns = (
+        Column("source"),
+        Column("common to a replica, prefill", "%", 2),
+        Column("common to a replica, decode", "%", 2),
+        Column("single steps, prefill", "%", 2),
+        Column("single steps, decode", "%", 2),
+        Column("rows"),
+    )
+    rows = []
+    for level in LEVELS:
+        e = error_of(level)
+        deviations = (e.prefill_sd, e.decode_sd, e.prefill_scatter, e.decode_scatter)
+        rows.append((level, *(100.0 * sd for sd in deviations), e.rows))
+    notes = ("One standard deviation of the logarithm.",)
+    return Table("Expected error of step times", columns, tuple(rows), notes)

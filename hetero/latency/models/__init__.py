@@ -1,0 +1,1 @@
+"""Models of step times: fitted lines, the roofline, mixtures of experts."""

@@ -1,0 +1,193 @@
+"""The committed roofline efficiencies: which there are for a GPU, and how well they hold."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pandas as pd
+
+from hetero.catalog import Gpu, Llm, gpu, link
+from hetero.errors import ParameterError
+from hetero.latency.frames import derived_frame
+from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
+
+# Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
+# Centres are round numbers near the middle of what the operator tables give on six GPUs.
+PRIOR: dict[str, tuple[float, float, float, float]] = {
+    "compute_efficiency": (0.65, 0.5, 0.02, 1.0),
+    "bandwidth_efficiency": (0.80, 0.3, 0.02, 1.0),
+    "kv_efficiency": (0.75, 0.5, 0.02, 1.0),
+    "attention_efficiency": (0.45, 0.5, 0.01, 1.0),
+    "link_efficiency": (0.45, 0.7, 0.005, 1.0),
+    "padding_tokens": (64.0, 1.0, 0.1, 1024.0),
+    "layer_overhead_s": (30e-6, 1.0, 1e-7, 1e-2),
+    "step_overhead_s": (300e-6, 1.0, 1e-6, 1e-1),
+    "hop_latency_s": (2e-6, 1.0, 1e-8, 1e-3),
+}
+_DIGITS = 4
+
+
+@lru_cache(maxsize=1)
+def calibrated() -> pd.DataFrame:
+    """The committed calibrations, ``data/measured/efficiencies.csv``."""
+    frame = derived_frame("efficiencies")
+    return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
+
+
+def chip(name: str) -> str:
+    """Chip of a GPU, the part of its name that its variants share.
+
+    Examples
+    --------
+    >>> chip("A100-SXM-80GB"), chip("V100-SXM2-32GB"), chip("RTX-PRO-6000-Server")
+    ('A100', 'V100', 'RTX-PRO-6000')
+    >>> chip("RTX-4090"), chip("RTX-A6000"), chip("RTX-6000-Ada")
+    ('RTX-4090', 'RTX-A6000', 'RTX-6000-Ada')
+    """
+    # Cut-down links do not change the chip: an A800 computes as an A100, an H800 as an H100.
+    if name.startswith("RTX-PRO-6000"):
+        return "RTX-PRO-6000"
+    if name.startswith("RTX-"):  # the number says which chip it is
+        return name
+    first = name.split("-")[0]
+    return {"A800": "A100", "H800": "H100", "GH200": "H100"}.get(first, first)
+
+
+def sources(name: str) -> tuple[str, ...]:
+    """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them."""
+    frame = calibrated()
+    rows = frame[frame["gpu"].map(chip) == chip(name)]
+    labels = [
+        f"{source}/{engine.split()[0]}" if source == "aiconfigurator" else str(source)
+        for source, engine in zip(rows["source"], rows["engine"], strict=True)
+    ]
+    # Among engines of the same age vLLM comes first: it is what most of the papers ran.
+    order = ("aiconfigurator/vllm", "aiconfigurator", "splitwise", "helix", "profiles")
+    return tuple(sorted(labels, key=lambda label: [not label.startswith(start) for start in order]))
+
+
+def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
+    """Efficiencies of a GPU.
+
+    Parameters
+    ----------
+    source
+        ``splitwise``, ``helix``, ``profiles`` or ``aiconfigurator/ENGINE``; by default the first of
+        :func:`sources`. ``median`` takes the median of every value over the calibrations of all
+        GPUs, as is done for GPUs that nothing was measured on.
+
+    Values that the source says nothing about are carried over as medians over the chips that
+    determined them, of the same source if there are any, the link's over the same kind of link;
+    they stay listed as estimated. With no such chip the centre of the prior is taken.
+    Another variant of a measured chip (another memory, another link) takes the chip's values and
+    is ``estimated`` as a whole.
+
+    Raises
+    ------
+    ParameterError
+        If the source does not cover the chip.
+    """
+    frame = calibrated()
+    known = sources(gpu.name)
+    if source is not None and source != "median" and source not in known:
+        raise ParameterError(
+            f"There is no calibration '{source}' for {gpu.name}.",
+            resolve=f"use {', '.join((*known, 'median'))}, or leave the source out.",
+        )
+    if source == "median" or not known:
+        return Efficiency.of(
+            _medians(gpu.link_type).values(),
+            estimated=VALUES,
+            source="medians over all calibrated GPUs",
+            provenance="estimated",
+        )
+    wanted, _, engine = (source or known[0]).partition("/")
+    rows = frame[
+        (frame["gpu"].map(chip) == chip(gpu.name))
+        & (frame["source"] == wanted)
+        & frame["engine"].str.startswith(engine)
+    ]
+    exact = rows["gpu"] == gpu.name
+    row = (rows[exact] if exact.any() else rows).iloc[0]
+    medians = _medians(gpu.link_type, wanted)
+    carried = set(row["unmeasured"])
+    if _kind(gpu.link_type) != _kind(_link_of(row["gpu"])):
+        carried |= {"link_efficiency", "hop_latency_s"}
+    loose = tuple(name for name in VALUES if name in carried or name in row["estimated"])
+    return Efficiency.of(
+        (medians[name] if name in carried else row[name] for name in VALUES),
+        estimated=loose,
+        source=f"calibrated on {row['source']} ({row['engine']}, {row['gpu']})",
+        provenance="derived" if row["gpu"] == gpu.name else "estimated",
+    )
+
+
+def _link_of(name: str) -> str:
+    return gpu(name).link_type
+
+
+def _kind(link_type: str) -> str:
+    return link(link_type).kind
+
+
+def lenders() -> pd.DataFrame:
+    """Calibrations that lend values to other chips: those on whole replicas of several models.
+
+    A layer profile has one model or two on one GPU or two, which does not tell efficiencies from
+    overheads: its values hold together, for the chip that it was made on.
+    """
+    frame = calibrated()
+    return frame[frame["source"] != "profiles"]
+
+
+@lru_cache(maxsize=64)
+def _medians(link_type: str, source: str = "") -> dict[str, float]:
+    frame = lenders()
+    chips, kinds = frame["gpu"].map(chip), frame["gpu"].map(_link_of).map(_kind)
+    found = {}
+    for name in VALUES:
+        known = np.array([name not in names for names in frame["estimated"]])
+        preferred = [np.asarray(frame["source"] == source)]
+        if name in ("link_efficiency", "hop_latency_s"):
+            preferred.insert(0, np.asarray(kinds == _kind(link_type)))
+        for wish in preferred:
+            known = known & wish if (known & wish).any() else known
+        # One voice per chip, however many engines it was measured under.
+        each = frame[name][known].groupby(chips[known]).median()
+        found[name] = float(f"{each.median():.{_DIGITS}g}") if len(each) else PRIOR[name][0]
+    return found
+
+
+def for_gpu(
+    gpu: Gpu,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    *,
+    source: str | None = None,
+    precision: str = "fp16",
+    kv_precision: str = "fp16",
+    layers: int | None = None,
+) -> Roofline:
+    """Roofline of a replica with calibrated efficiencies.
+
+    Parameters
+    ----------
+    source
+        Measurements to take them from, see :func:`efficiency`; by
+        default the newest of the same chip, else medians over the other GPUs (``estimated``).
+
+    Raises
+    ------
+    ParameterError
+        If the source is unknown or does not cover this GPU, or the degree does not exist.
+    """
+    return Roofline(
+        gpu=gpu,
+        llm=llm,
+        efficiency=efficiency(gpu, source),
+        tensor_parallel=tensor_parallel,
+        precision=precision,
+        kv_precision=kv_precision,
+        layers=layers,
+    )

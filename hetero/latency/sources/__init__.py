@@ -1,0 +1,1 @@
+"""Measured step times: published tables, profiles and operator data."""

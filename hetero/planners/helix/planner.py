@@ -1,0 +1,305 @@
+"""Our planner: a bound, chains, lines of blocks, regions, exchange, and an exact end if small.
+
+Every candidate is judged by its exact maximum flow on all links, none pruned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
+
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError
+from hetero.placement import Flow, Links, Network, Placement, Problem
+from hetero.placement.throughput import HELIX_POINT, OperatingPoint
+from hetero.planners.helix.bound import PROOF, FlowBound, flow_bound, simple_bound
+from hetero.planners.helix.exact import exact
+from hetero.planners.helix.groups import groups
+from hetero.planners.helix.regions import Effort, Found, regions, too_small
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Candidate(Shown):
+    """A placement with its maximum flow.
+
+    Attributes
+    ----------
+    method
+        Step of the planner that found it.
+    bound
+        No placement of the problem carries more [tokens/s].
+    """
+
+    placement: Placement
+    flow: Flow
+    method: str
+    bound: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Its maximum flow [tokens/s]."""
+        return self.flow.tokens_per_s
+
+    @property
+    def gap(self) -> float:
+        """Distance to the bound over its flow."""
+        return max(0.0, self.bound / self.tokens_per_s - 1)
+
+    def table(self) -> Table:
+        """The flow through its nodes."""
+        return self.flow.table()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was known after a step of the planner [tokens/s]."""
+
+    name: str
+    tokens_per_s: float
+    bound: float
+    seconds: float = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Plan(Shown):
+    """The best placements that were found, and a bound on all.
+
+    Attributes
+    ----------
+    best
+        Distinct placements, the largest flow first. Behind them stand shallower ones of less
+        flow, because the flow is not all that counts.
+    bound
+        Upper bound with how it came about.
+    steps
+        Progress: flow and bound after every step.
+    """
+
+    problem: Problem
+    best: tuple[Candidate, ...]
+    bound: FlowBound
+    steps: tuple[Step, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Flow of the best placement."""
+        return self.best[0].tokens_per_s
+
+    @property
+    def gap(self) -> float:
+        """Distance of the best placement to the bound, over its flow."""
+        return self.best[0].gap
+
+    @property
+    def proven(self) -> bool:
+        """Whether no placement can be better, to 1e-5."""
+        return self.gap <= 1e-5
+
+    @property
+    def seconds(self) -> float:
+        """Elapsed time of the search."""
+        return self.steps[-1].seconds
+
+    def table(self) -> Table:
+        """One row per placement."""
+        rows = tuple(
+            (
+                k + 1,
+                one.method,
+                one.tokens_per_s,
+                100 * one.gap,
+                len(one.placement.used),
+                one.flow.depth,
+                100 * float(one.flow.utilisation[list(one.placement.used)].mean()),
+            )
+            for k, one in enumerate(self.best)
+        )
+        columns = (
+            Column("plan"),
+            Column("found by"),
+            Column("flow", "tokens/s", 6),
+            Column("to the bound", "%", 3),
+            Column("nodes used"),
+            Column("depth", "nodes", 3),
+            Column("mean use", "%", 3),
+        )
+        verdict = "proven optimal" if self.proven else "the best flow lies between"
+        return Table(
+            f"{self.problem.llm.name} on {self.problem.name}",
+            columns,
+            rows,
+            (
+                f"Bound: {self.bound.tokens_per_s:,.2f} tokens/s ({verdict}); by work alone "
+                f"{self.bound.simple_tokens_per_s:,.2f}.",
+                *self._left_out(),
+            ),
+        )
+
+    def _left_out(self) -> tuple[str, ...]:
+        """Which nodes the best placement does not use, and whether they could be used at all."""
+        used = set(self.best[0].placement.used)
+        idle = [node for k, node in enumerate(self.problem.nodes) if k not in used]
+        small = [node.name for node in idle if not np.any(node.tokens_per_s > 0)]
+        others = [node.name for node in idle if node.name not in small]
+        notes = []
+        if small:
+            notes.append(f"Too small for a layer and its KV cache: {', '.join(small)}.")
+        if others:
+            names = ", ".join(others)
+            notes.append(f"Plan 1 leaves out {names}: no better one with them was found.")
+        return tuple(notes)
+
+
+def plan(
+    cluster: Cluster,
+    llm: Llm,
+    *,
+    links: Links | None = None,
+    point: OperatingPoint = HELIX_POINT,
+    effort: Effort | None = None,
+    seed: int = 0,
+) -> Plan:
+    """Plan of a cluster: see :func:`search`."""
+    problem = Problem.of(cluster, llm, links=links, point=point)
+    return search(problem, effort=effort, seed=seed)
+
+
+def search(
+    problem: Problem,
+    *,
+    effort: Effort | None = None,
+    seed: int = 0,
+    progress: Callable[[Step], None] | None = None,
+) -> Plan:
+    """Placements of the largest flow that the planner finds, and a bound on every placement.
+
+    Stops by counts, never by time: the same problem and seed give the same plan.
+
+    Parameters
+    ----------
+    progress
+        Called after every step.
+
+    Raises
+    ------
+    InfeasibleError
+        If the nodes hold too few layers, or no placement has any flow.
+
+    Examples
+    --------
+    >>> from pipelines.studies.helix_artifact import problem
+    >>> plan = search(problem("single-24", "70B"))
+    >>> round(plan.tokens_per_s, 2), plan.proven
+    (2045.64, True)
+    """
+    began = time.perf_counter()
+    effort = effort or Effort()
+    if reason := too_small(problem):
+        raise InfeasibleError(reason, resolve="add nodes, or take a smaller model.")
+    if _parted(problem):
+        raise _nothing_flows(problem)
+    whole = groups(problem, by_region=False)
+    layers = problem.llm.layers
+    upper = simple_bound(whole, layers)
+    found = Found(effort.keep)
+    steps: list[Step] = []
+
+    def done(name: str) -> None:
+        best = found.best.value if found.layouts else 0.0
+        steps.append(Step(name, best, max(upper, best), time.perf_counter() - began))
+        if progress is not None:
+            progress(steps[-1])
+
+    done("work alone")
+    regions(problem, found, np.inf, effort.chains_only(), seed)
+    done("chain")
+    bound = FlowBound(upper, upper, 0)
+    if effort.proof:
+        bound = flow_bound(whole, layers, known=found.best.value if found.layouts else 0.0)
+        upper = min(upper, bound.tokens_per_s)
+        done("configurations")
+    if not found.layouts or upper > found.best.value * (1 + 2 * PROOF):
+        regions(problem, found, upper, effort, seed)
+        done("blocks and exchange")
+        if effort.proof and found.layouts and 1 + 2 * PROOF < upper / found.best.value <= 1.005:
+            bound = flow_bound(whole, layers, known=found.best.value)
+            upper = min(upper, bound.tokens_per_s)
+            done("finer configurations")
+    if not found.layouts:
+        raise _nothing_flows(problem)
+    if upper > found.best.value * (1 + 2 * PROOF):
+        closed = exact(
+            problem, whole, known=found.best.value, upper=upper, nodes=effort.exact_nodes
+        )
+        if closed is not None:
+            layout, upper = closed
+            if layout is not None:
+                found.add(layout, "exact program")
+            done("exact program")
+    upper = max(upper, found.best.value)
+    best = []
+    for layout, method in found.sorted():
+        ranges = tuple(
+            (int(s), int(e)) if s >= 0 else None
+            for s, e in zip(layout.starts, layout.stops, strict=True)
+        )
+        placement = Placement(problem, ranges, f"{problem.name}, {method}")
+        best.append(Candidate(placement, Network(placement).max_flow(), method, upper))
+    return Plan(
+        problem,
+        tuple(best),
+        FlowBound(upper, bound.simple_tokens_per_s, bound.programs),
+        tuple(steps),
+    )
+
+
+def timing_key(cluster: str, model: str, step: str) -> str:
+    """Key of the recorded time after a step of planning one of Helix's clusters.
+
+    Examples
+    --------
+    >>> timing_key("hetero-42", "70B", "blocks and exchange")
+    'placement.hetero-42.70B.blocks-and-exchange'
+    """
+    return f"placement.{cluster}.{model}.{step.replace(' ', '-')}"
+
+
+def _parted(problem: Problem) -> bool:
+    """Whether nodes are without links to the coordinator, or in groups too small for the model.
+
+    Nodes of a pipeline are linked with one another, so one group has to hold every layer.
+    """
+    n = len(problem.nodes)
+    linked = problem.link_tokens_per_s > 0
+    if not (linked[n, :n].any() and linked[:n, n].any()):
+        return True
+    count, label = connected_components(linked[:n, :n], directed=False)
+    held = np.bincount(label, [node.max_layers for node in problem.nodes], minlength=count)
+    return bool(held.max() < problem.llm.layers)
+
+
+def _nothing_flows(problem: Problem) -> InfeasibleError:
+    """Why no placement has a flow: a link to the coordinator, or between nodes, is missing."""
+    capacity, n = problem.link_tokens_per_s, len(problem.nodes)
+    names = [node.name for node in problem.nodes]
+    for text, values in (("from", capacity[n, :n]), ("to", capacity[:n, n])):
+        if not (values > 0).any():
+            return InfeasibleError(
+                f"No link {text} the coordinator of {problem.name} has any bandwidth, that of "
+                f"'{names[0]}' among them.",
+                resolve="give the links of the coordinator a bandwidth.",
+            )
+    inner = capacity[:n, :n] + np.diag(np.full(n, np.inf))
+    a, b = np.unravel_index(int(inner.argmin()), inner.shape)
+    return InfeasibleError(
+        f"The links of {problem.name} part its nodes into groups that are each too small for "
+        f"{problem.llm.name}; the slowest link is from '{names[a]}' to '{names[b]}' with "
+        f"{inner[a, b]:g} tokens/s.",
+        resolve="give such links a bandwidth, or add nodes on one side.",
+    )

@@ -1,0 +1,108 @@
+"""Neighbours of a design: flip a phase, split a group, merge two, move GPUs (section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from hetero.costs.groups import PHASES, Design, Fleet, Group, Phase, design, group, merged, other
+
+Move: TypeAlias = Literal["flip", "split", "merge", "move"]
+MOVES: tuple[Move, ...] = ("flip", "split", "merge", "move")
+Part: TypeAlias = tuple[Group, Phase]
+
+
+def neighbour(fleet: Fleet, current: Design, move: Move, rng: np.random.Generator) -> Design | None:
+    """A random neighbour by one move, None where the draw leads to none.
+
+    Early checks: every new group's memory together holds the weights, and both phases remain.
+    """
+    found = _BY_NAME[move](list(current), rng)
+    if found is None:
+        return None
+    whole = all(fleet.fits(members) for members, _ in found)
+    both = {phase for _, phase in found} == set(PHASES)
+    return design(found) if whole and both else None
+
+
+def neighbours(
+    fleet: Fleet,
+    current: Design,
+    count: int,
+    rng: np.random.Generator,
+    *,
+    moves: tuple[Move, ...] = MOVES,
+    tabu: frozenset[Design] = frozenset(),
+    attempts: int = 30,
+) -> list[Design]:
+    """Up to ``count`` different random neighbours that are not tabu.
+
+    Parameters
+    ----------
+    attempts
+        Draws per wanted neighbour before fewer are returned.
+    """
+    found: dict[Design, None] = {}
+    for _ in range(attempts * count):
+        if len(found) == count:
+            break
+        one = neighbour(fleet, current, moves[int(rng.integers(len(moves)))], rng)
+        if one is not None and one != current and one not in tabu:
+            found[one] = None
+    return list(found)
+
+
+def _phase(rng: np.random.Generator) -> Phase:
+    return PHASES[int(rng.integers(2))]
+
+
+def _flip(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
+    k = int(rng.integers(len(parts)))
+    members, phase = parts[k]
+    return [*parts[:k], (members, other(phase)), *parts[k + 1 :]]
+
+
+def _split(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
+    """A random share r of every type goes to the first new group, rounded down."""
+    k = int(rng.integers(len(parts)))
+    members, _ = parts[k]
+    ratio = rng.random()
+    first = group((m, int(n * ratio)) for m, n in members)
+    second = group((m, n - int(n * ratio)) for m, n in members)
+    if not first or not second:
+        return None
+    return [*parts[:k], (first, _phase(rng)), (second, _phase(rng)), *parts[k + 1 :]]
+
+
+def _merge(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
+    if len(parts) < 2:
+        return None
+    i, j = (int(k) for k in rng.choice(len(parts), 2, replace=False))
+    whole = merged(parts[i][0], parts[j][0])
+    rest = [part for k, part in enumerate(parts) if k not in (i, j)]
+    return [*rest, (whole, _phase(rng))]
+
+
+def _move(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
+    """A number of GPUs of one machine goes from a group to another."""
+    if len(parts) < 2:
+        return None
+    i, j = (int(k) for k in rng.choice(len(parts), 2, replace=False))
+    source, target = parts[i], parts[j]
+    m, n = source[0][int(rng.integers(len(source[0])))]
+    moved = int(rng.integers(1, n + 1))
+    left = group((k, count - moved if k == m else count) for k, count in source[0])
+    if not left:
+        return None
+    rest = [part for k, part in enumerate(parts) if k not in (i, j)]
+    return [*rest, (left, source[1]), (merged(target[0], ((m, moved),)), target[1])]
+
+
+_BY_NAME: dict[Move, Callable[[list[Part], np.random.Generator], list[Part] | None]] = {
+    "flip": _flip,
+    "split": _split,
+    "merge": _merge,
+    "move": _move,
+}

@@ -1,0 +1,1 @@
+"""Xiong et al.: throughput estimated, tensor-parallel degrees searched machine by machine."""

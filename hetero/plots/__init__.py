@@ -1,0 +1,1 @@
+"""Pictures of objects of the library, and the style they share."""

@@ -1,0 +1,180 @@
+"""Pictures of placements: layers held by nodes with the flow through them, and the flow network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
+
+from hetero.placement.network import Flow
+from hetero.plots.figures import gpu_colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BOTTLENECK = "#B00020"
+_HALO = withStroke(linewidth=1.4, foreground="white")  # names stay readable on any colour
+
+
+def draw(
+    flow: Flow,
+    axes: Axes | None = None,
+    *,
+    title: str = "",
+    names: bool = True,
+    legend: bool = True,
+) -> Axes:
+    """Nodes as bars over the layers they hold, filled as far as the flow uses them.
+
+    Lines between bars are flows, as wide as they are large; a red frame or line is in the smallest
+    cut, which is the bottleneck. Nodes of one region are side by side.
+    """
+    if axes is None:
+        _, axes = plt.subplots(figsize=(8.0, 4.5))
+    placement = flow.network.placement
+    problem = placement.problem
+    lanes = _lanes(flow)
+    busy, cut = flow.utilisation, flow.cut
+    edges = flow.link_tokens_per_s
+    height = 0.72
+    for a, b in np.argwhere(edges[:-1, :-1] > 1e-6 * flow.tokens_per_s):
+        one, other = placement.ranges[a], placement.ranges[b]
+        assert one is not None
+        assert other is not None
+        axes.plot(
+            [one[1], one[1] if one[1] > other[0] else other[0]],
+            [lanes[a], lanes[b]],
+            color=_BOTTLENECK if cut[a, b] else "#555555",
+            linewidth=0.5 + 3.5 * edges[a, b] / flow.tokens_per_s,
+            alpha=0.55,
+            solid_capstyle="round",
+            zorder=1,
+        )
+    for k, node, (start, stop) in placement.nodes():
+        colour = gpu_colour(node.kind.gpu)
+        low = lanes[k] - height / 2
+        axes.barh(lanes[k], stop - start, height, left=start, color=colour, alpha=0.25, zorder=2)
+        axes.bar(
+            (start + stop) / 2, height * busy[k], stop - start, bottom=low, color=colour, zorder=3
+        )
+        axes.barh(
+            lanes[k], stop - start, height, left=start, fill=False, zorder=4,
+            edgecolor=_BOTTLENECK if cut[k, k] else "#333333", linewidth=1.6 if cut[k, k] else 0.5,
+        )  # fmt: skip
+        if names:
+            # About how many layers a name takes in a row; on narrow bars it stands upright.
+            wide = 0.0055 * problem.llm.layers * len(node.name) <= stop - start
+            axes.text(
+                (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=5.5,
+                rotation=0 if wide else 90, path_effects=[_HALO],
+                zorder=5, clip_on=True,
+            )  # fmt: skip
+    kinds = dict.fromkeys(node.kind.gpu for _, node, _ in placement.nodes())
+    handles = [Patch(color=gpu_colour(gpu)) for gpu in kinds]
+    if legend:
+        axes.legend(
+            handles, list(kinds), ncols=len(kinds), fontsize=7,
+            loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1,
+        )  # fmt: skip
+    axes.set_xlim(0, problem.llm.layers)
+    axes.set_ylim(max(lanes.values()) + 0.6, -0.6)
+    axes.set_yticks([])
+    axes.grid(visible=False)
+    axes.set_xlabel("layer")
+    axes.set_title(title or f"{flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
+    return axes
+
+
+def _lanes(flow: Flow) -> dict[int, int]:
+    """Row of every node: the first free one, region after region."""
+    placement = flow.network.placement
+    lanes: dict[int, int] = {}
+    taken: list[tuple[int, int, int]] = []
+    for k, _, (start, stop) in sorted(
+        placement.nodes(), key=lambda item: (item[2][0], -item[2][1], item[0])
+    ):
+        row = 0
+        while any(r == row and s < stop and start < e for r, s, e in taken):
+            row += 1
+        taken.append((row, start, stop))
+        lanes[k] = row
+    return lanes
+
+
+def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Axes:
+    """The flow network of a few nodes: in and out vertices, flow of capacity on every edge.
+
+    Source: Helix Fig. 2b.
+    """
+    if axes is None:
+        _, axes = plt.subplots(figsize=(8.0, 3.2))
+    placement = flow.network.placement
+    problem = placement.problem
+    order = sorted(placement.nodes(), key=lambda item: (item[2], item[0]))
+    lanes = _lanes(flow)
+    starts = sorted({held[0] for _, _, held in order})
+    column = {k: 1 + 2 * starts.index(held[0]) for k, _, held in order}
+    at: dict[tuple[int, int], tuple[float, float]] = {}
+    for k in column:
+        at[k, 0] = (column[k], -lanes[k])
+        at[k, 1] = (column[k] + 1, -lanes[k])
+    middle = -(max(lanes.values())) / 2
+    n = len(problem.nodes)
+    at |= {(n, 1): (0, middle), (n, 0): (2 + 2 * len(starts) - 1, middle)}
+    labels = {(n, 1): "source", (n, 0): "sink"}
+    for k, node, (start, stop) in order:
+        labels[k, 0], labels[k, 1] = f"{node.name}\nin", f"{node.name}\nout"
+        edge = (at[k, 0], at[k, 1])
+        text = f"[{start}, {stop})\n{flow.node_tokens_per_s[k]:,.0f} of "
+        text += f"{placement.tokens_per_s(k):,.0f}"
+        _edge(axes, edge, text, bool(flow.cut[k, k]), flow.node_tokens_per_s[k] > 0)
+    for a, b in np.argwhere(flow.network.valid()):
+        moved = flow.link_tokens_per_s[a, b]
+        text = f"{moved:,.0f} of {_short(problem.link_tokens_per_s[a, b])}"
+        _edge(axes, (at[int(a), 1], at[int(b), 0]), text, bool(flow.cut[a, b]), moved > 0)
+    for vertex, (x, y) in at.items():
+        axes.text(
+            x, y, labels[vertex], ha="center", va="center", fontsize=7, zorder=3,
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#333333"},
+        )  # fmt: skip
+    axes.set_xlim(-0.4, 1.4 + 2 * len(starts))
+    axes.set_ylim(-max(lanes.values()) - 0.5, 0.5)
+    axes.axis("off")
+    axes.set_title(title or f"Maximum flow {flow.tokens_per_s:,.0f} tokens/s", fontsize=9)
+    return axes
+
+
+def _short(value: float) -> str:
+    return f"{value / 1e6:,.3g} M" if value >= 1e6 else f"{value:,.0f}"
+
+
+def _edge(
+    axes: Axes,
+    ends: tuple[tuple[float, float], tuple[float, float]],
+    text: str,
+    in_cut: bool,
+    used: bool,
+) -> None:
+    colour = _BOTTLENECK if in_cut else "#333333" if used else "#AAAAAA"
+    axes.annotate(
+        "", xy=ends[1], xytext=ends[0], zorder=1,
+        arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 16, "shrinkB": 16,
+                    "linewidth": 1.6 if in_cut else 1.0},
+    )  # fmt: skip
+    x, y = ((a + b) / 2 for a, b in zip(*ends, strict=True))
+    axes.text(
+        x, y, text, ha="center", va="center", fontsize=6.5, color=colour, zorder=2,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
+    )  # fmt: skip
+
+
+def figure_of(flow: Flow, *, title: str = "") -> Figure:
+    """One placement as a figure of its own, as high as it has rows."""
+    rows = max(_lanes(flow).values()) + 1
+    figure, axes = plt.subplots(figsize=(9.0, 1.4 + 0.34 * rows))
+    draw(flow, axes, title=title)
+    return figure

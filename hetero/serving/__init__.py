@@ -1,5 +1,0 @@
-"""Serving: the routers of the simulator in front of real engines."""
-
-from hetero.serving.settings import Backend, Limits, Settings, load
-
-__all__ = ["Backend", "Limits", "Settings", "load"]

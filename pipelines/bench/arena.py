@@ -1,0 +1,129 @@
+"""Times of the planners of the arena: one plan each, on the same case of every fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hetero.apps.portfolio.effort import EFFORTS
+from hetero.apps.portfolio.planners import planners
+from hetero.apps.portfolio.portfolio import portfolio
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError
+from hetero.timings import Timing
+from pipelines.studies.contest import Match, Rules, case_of
+from pipelines.studies.league import PORTFOLIO
+
+MATCHES = (
+    Match("heteroserve-8", "Qwen2.5-14B", "azure2023_conv"),
+    Match("helix-single-24", "Qwen2.5-32B", "azure2023_conv"),
+    Match("thunderserve-cloud-32", "Qwen2.5-32B", "azure2023_conv"),
+    Match("current-mixed-32", "Llama-3.1-70B", "azure2023_conv"),
+    Match("rignall-budget-a", "DeepSeek-V3-R1-671B", "azure2023_conv"),
+)
+"""A fleet of every size, with the model that the arena serves on it."""
+_COMMAND = "hetero bench arena --record"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ArenaBench(Shown):
+    """Wall-clock time of one plan, by planner and fleet.
+
+    Attributes
+    ----------
+    rows
+        Planner, fleet, number of GPUs and the time.
+    """
+
+    rows: tuple[tuple[str, str, int, Timing], ...]
+
+    def table(self) -> Table:
+        """One row per planner and fleet."""
+        return Table(
+            "Planners of the arena",
+            (
+                Column("planner"),
+                Column("fleet"),
+                Column("GPUs"),
+                Column("time of a plan", "s"),
+                Column("statistic"),
+            ),
+            tuple(
+                (name, fleet, gpus, t.seconds, f"{t.statistic} of {t.repeats}")
+                for name, fleet, gpus, t in self.rows
+            ),
+            ("The portfolio asks all planners, plays their plans and improves the best.",),
+        )
+
+    def record(self) -> list[dict[str, object]]:
+        """Rows for JSON."""
+        return [
+            {"planner": name, "fleet": fleet, "gpus": gpus, "key": t.key, "seconds": t.seconds}
+            for name, fleet, gpus, t in self.rows
+        ]
+
+
+def bench(
+    *,
+    matches: Sequence[Match] = MATCHES,
+    effort: str = "quick",
+    repeats: int = 3,
+    rules: Rules | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> ArenaBench:
+    """Measure what one plan takes each planner on this machine.
+
+    Parameters
+    ----------
+    effort
+        ``"quick"``, ``"normal"`` or ``"thorough"``.
+    repeats
+        Plans of which the best counts, as other work on the machine only ever adds; of the
+        portfolio there is one.
+    rules
+        Of the cases; those of a contest by default.
+    progress
+        Called with the name of what is measured next.
+    """
+    say = progress or (lambda _: None)
+    used = rules or Rules()
+    asked = planners(EFFORTS[effort])
+    rows: list[tuple[str, str, int, Timing]] = []
+
+    def add(name: str, match: Match, gpus: int, spent: list[float]) -> None:
+        measured = Timing.here(
+            f"arena.plan.{name}/{match.cluster}",
+            min(spent),
+            command=_COMMAND,
+            statistic="best" if len(spent) > 1 else "single",
+            repeats=len(spent),
+            clock="wall",
+        )
+        rows.append((name, match.cluster, gpus, measured))
+
+    for match in matches:
+        case = case_of(match, used)
+        gpus = case.cluster.gpus
+        for one in asked:
+            if one.unfit(case):
+                continue
+            say(f"{one.name} on {match.cluster}")
+            spent: list[float] = []
+            try:
+                one.plan(case)  # compiles, imports and fills what later plans have at hand
+                for _ in range(repeats):
+                    # A case of its own each time, so that nothing is remembered of the last.
+                    fresh = case_of(match, used)
+                    began = time.perf_counter()
+                    one.plan(fresh)
+                    spent.append(time.perf_counter() - began)
+            except InfeasibleError:
+                continue
+            add(one.name, match, gpus, spent)
+        say(f"{PORTFOLIO} on {match.cluster}")
+        fresh = case_of(match, used)
+        began = time.perf_counter()
+        portfolio(fresh, planners=asked, effort=EFFORTS[effort], seeds=used.seeds[:1])
+        add(PORTFOLIO, match, gpus, [time.perf_counter() - began])
+    return ArenaBench(tuple(rows))

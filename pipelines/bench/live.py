@@ -1,0 +1,368 @@
+"""Two real engines of different size behind every router, and the simulator on the same requests.
+
+The experiment of Xiong et al. (Fig. 5) on engines that anyone can start: two Llamas with random
+weights behind ``transformers serve``, each pinned to a core of its own. Each is profiled by
+requests, its step times are fitted, shares are planned from them, and ``hetero serve`` dispatches
+more requests than both carry, with one router after the other in random order. The simulator then
+gets the same requests at the same times, with the fitted step times and the same router objects.
+Dispatcher and client share the two cores with the engines: there is nowhere else to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+from numpy.typing import NDArray
+
+from hetero import timings
+from hetero.apps import profiling
+from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.replay import replay
+from hetero.apps.serving.settings import Settings
+from hetero.apps.serving.written import write
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import EndpointError, ParameterError
+from hetero.routers import Builtin, Oracle, RoundRobin
+from hetero.simulator import simulate
+from hetero.simulator.run import Run
+from hetero.streams import stream
+from hetero.workload import Trace
+from pipelines.bench import live_fleet
+from pipelines.bench.engines import Running, engine, free_port, wait, write_model
+from pipelines.studies import live_data
+
+_MODEL = "llama"
+_LIMITS = {
+    "token_s": live_fleet.PATIENCE_S,
+    "queue_s": live_fleet.PATIENCE_S,
+    "health_timeout_s": 60.0,
+}
+
+
+@dataclass(frozen=True, repr=False)
+class LiveBench(Shown):
+    """What was measured, and what the simulator says of it.
+
+    Attributes
+    ----------
+    runs, rounds
+        See :mod:`pipelines.studies.live_data`.
+    plan
+        Shares planned from the profiles.
+    notes
+        Under which conditions.
+    """
+
+    runs: pd.DataFrame
+    rounds: pd.DataFrame
+    plan: FleetPlan
+    notes: tuple[str, ...]
+
+    def table(self) -> Table:
+        """Throughput per router, measured and simulated."""
+        gain = live_data.gains(self.runs, RoundRobin().name)
+        ratios = {
+            one["case"]: (one["ratio"], one["low"])
+            for one in gain[gain["origin"] == "real"].to_dict("records")
+        }
+        rows = []
+        for kind in ("alone", "router"):
+            for one in live_data.by_case(self.runs, kind).to_dict("records"):
+                half = 0.5 * (one["real_high"] - one["real_low"])
+                means = one["real"], half, one["simulated"], one["error_percent"]
+                rows.append((one["case"], *means, *ratios.get(one["case"], (float("nan"),) * 2)))
+        columns = (
+            Column("case"),
+            Column("real", "tokens/s", 3),
+            Column("half interval", "tokens/s", 2),
+            Column("simulated", "tokens/s", 3),
+            Column("error", "%", 2),
+            Column("over round robin", "", 3),
+            Column("at least", "", 3),
+        )
+        return Table("Real engines", columns, tuple(rows), self.notes)
+
+
+def bench(
+    *,
+    repeats: int = 5,
+    requests: int = 80,
+    load: float = 1.5,
+    alone: int = 3,
+    max_minutes: float = 7.5,
+    seed: int = 0,
+    progress: live_fleet.Say | None = None,
+) -> LiveBench:
+    """Run the experiment on this machine.
+
+    Parameters
+    ----------
+    repeats
+        Runs per router; each has requests of its own, the same for every router.
+    requests
+        Requests per run.
+    load
+        Arrival rate over what both engines are planned to carry.
+    alone
+        Runs of each engine alone, which show the error of its step times apart from routing.
+    max_minutes
+        No further repeat begins that would probably end later.
+    seed
+        Of requests, arrivals and the order of the runs.
+
+    Raises
+    ------
+    ParameterError
+        If the machine has one core, or packages are missing.
+    EndpointError
+        If a process does not start, or a request is not answered.
+    """
+    say = progress or (lambda _: None)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2:
+        raise ParameterError(
+            f"Two engines need a core each; this process may use {len(cores)}.",
+            resolve="run it on a machine with two cores or more.",
+        )
+    if min(repeats, requests, alone) < 2 or not load > 0:
+        raise ParameterError(
+            f"{repeats} repeats of {requests} requests and {alone} runs alone at a load of {load}.",
+            resolve="give at least 2 of each, and a load above 0.",
+        )
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
+        folder = Path(name)
+        sizes = {}
+        for k, (called, (hidden, layers)) in enumerate(live_fleet.SIZES.items()):
+            say(f"starting '{called}': {layers} layers of {hidden}, core {cores[-k]}")
+            sizes[called] = write_model(folder / called, hidden=hidden, layers=layers)
+        running = {
+            called: ends.enter_context(
+                engine(
+                    folder / called,
+                    core=cores[-k],
+                    blocks=live_fleet.BLOCKS,
+                    block_tokens=live_fleet.BLOCK_TOKENS,
+                    step_tokens=live_fleet.STEP_TOKENS,
+                )
+            )
+            for k, called in enumerate(live_fleet.SIZES)
+        }
+        rounds, fits = live_fleet.profiles(running, sizes, folder, say)
+        fleet = Deployment(
+            "live",
+            tuple(live_fleet.replica(called, fits[called], sizes) for called in live_fleet.SIZES),
+        )
+        sample = live_fleet.requests(2000, stream(seed, "plan"))
+        means = float(sample.input_tokens.mean()), float(sample.output_tokens.mean())
+        plan = FleetPlan.of(fleet, *means, why="both engines")
+        say(plan.line())
+        work = _Work(fleet, running, folder, (cores[0], cores[-1]), seed, say)
+        ends.enter_context(work.serving())
+        rows = work.alone(alone, requests // 3, load, plan)
+        rows += work.routers(
+            live_fleet.routers(plan, sample), repeats, requests, load * plan.capacity_rps,
+            begin + 60.0 * max_minutes,
+        )  # fmt: skip
+    found = pd.DataFrame(rows, columns=list(live_data.COLUMNS))
+    notes = (
+        f"{requests} requests per run at {load:g} times the planned "
+        f"{plan.capacity_rps:.2f} requests/s, {means[0]:.0f} + {means[1]:.0f} tokens on average; "
+        "throughput in output tokens from the first arrival to the last finish.",
+        f"Engine 'small' on core {cores[0]}, 'large' on core {cores[-1]}; dispatcher and client "
+        "share both.",
+        f"Other programs took {100 * found['other_cpu_share'].mean():.0f} % of these cores; "
+        f"{(time.monotonic() - begin) / 60:.1f} minutes.",
+    )
+    return LiveBench(found, rounds, plan, notes)
+
+
+class _Work:
+    """Serves and replays, case by case."""
+
+    def __init__(
+        self,
+        fleet: Deployment,
+        running: dict[str, Running],
+        folder: Path,
+        cores: tuple[int, int],
+        seed: int,
+        say: live_fleet.Say,
+    ) -> None:
+        self.cores = cores
+        self.fleet, self.running, self.folder = fleet, running, folder
+        self.seed, self.say = seed, say
+        self.file = folder / "deployment.yaml"
+        self.count = 0
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[None]:
+        """``hetero serve`` in a process of its own."""
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._write(self.fleet, RoundRobin())
+        command = [sys.executable, "-c", "from hetero.apps.cli import main; main()", "serve"]
+        log = self.folder / "serve.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*command, str(self.file), "--port", str(port)], stdout=out, stderr=out
+            )
+        try:
+            wait(self.url, process, log, 240.0)  # the first start compiles the routers
+            self.dispatcher = psutil.Process(process.pid)
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+    def _write(self, fleet: Deployment, router: Builtin) -> Settings:
+        return write(
+            fleet,
+            self.file,
+            model=_MODEL,
+            router=router,
+            urls={called: one.url for called, one in self.running.items()},
+            models={called: one.model for called, one in self.running.items()},
+            force=True,
+            limits=_LIMITS,
+            # Every request says how many tokens it wants, and gets them.
+            outputs={"kind": "allowed"},
+        )
+
+    def _go_over(self, fleet: Deployment, router: Builtin) -> None:
+        """Have the running dispatcher read another deployment."""
+        self._write(fleet, router)
+        self.dispatcher.send_signal(signal.SIGHUP)
+        names = {one.name for one in fleet.replicas}
+        end = time.monotonic() + 60.0
+        while True:
+            with contextlib.suppress(OSError):
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+                    found = json.loads(answer.read())
+                if found["router"] == router.name and set(found["engines"]) == names:
+                    return
+            if time.monotonic() > end:
+                raise EndpointError(
+                    "The dispatcher did not take over another deployment within a minute.",
+                    resolve="run again on an idle machine.",
+                )
+            time.sleep(0.05)
+
+    def alone(
+        self, repeats: int, requests: int, load: float, plan: FleetPlan
+    ) -> list[tuple[object, ...]]:
+        """Every engine alone, at the same load."""
+        rows = []
+        for k in range(repeats):
+            for one, rate in zip(self.fleet.replicas, plan.capacities_rps, strict=True):
+                lone = Deployment(one.name, (one,))
+                trace = self._trace(f"{one.name}/{k}", requests, load * rate)
+                rows += self._run(f"{one.name} alone", "alone", k, lone, RoundRobin(), trace)
+        return rows
+
+    def routers(
+        self, routers: tuple[Builtin, ...], repeats: int, requests: int, rate: float, end: float
+    ) -> list[tuple[object, ...]]:
+        """Both engines behind every router, in random order within a repeat."""
+        rows: list[tuple[object, ...]] = []
+        begin = time.monotonic()
+        for k in range(repeats):
+            spent = (time.monotonic() - begin) / max(k, 1)
+            if k >= 2 and time.monotonic() + spent > end:
+                self.say(f"the time is up: {k} repeats")
+                break
+            trace = self._trace(str(k), requests, rate)
+            for i in stream(self.seed, f"order/{k}").permutation(len(routers)):
+                rows += self._run(routers[i].name, "router", k, self.fleet, routers[i], trace)
+        order = {router.name: i for i, router in enumerate(routers)}
+        # Rows come in pairs, and in the order that the routers are listed in.
+        return sorted(rows, key=lambda row: (order[str(row[0])], row[2], row[3]))
+
+    def _trace(self, what: str, requests: int, rate: float) -> Trace:
+        drawn = live_fleet.requests(requests, stream(self.seed, f"requests/{what}"))
+        return drawn.poisson(rate, stream(self.seed, f"arrivals/{what}"))
+
+    def _run(
+        self, case: str, kind: str, k: int, fleet: Deployment, router: Builtin, trace: Trace
+    ) -> list[tuple[object, ...]]:
+        """One case: measured, then the same requests simulated."""
+        self._go_over(fleet, router)
+        self.count += 1
+        endpoint = profiling.Endpoint(self.url, _MODEL, timeout_s=live_fleet.PATIENCE_S)
+        journal = self.folder / f"{self.count}.journal"
+        engines = [psutil.Process(one.process.pid) for one in self.running.values()]
+        hosts = [self.dispatcher, psutil.Process()]
+        before = np.array([_cpu_s(engines), _cpu_s(hosts), _busy_s(self.cores)])
+        # Words of their own in every run, or the engine finds prompts in its prefix cache.
+        found = replay(
+            endpoint, trace, journal, deployment=fleet, router=router.name, seed=self.count
+        )
+        spent = np.array([_cpu_s(engines), _cpu_s(hosts), _busy_s(self.cores)]) - before
+        spent[2] = max(spent[2] - spent[0] - spent[1], 0.0)
+        if not found.finished.all():
+            lost = int((~found.finished).sum())
+            raise EndpointError(
+                f"{lost} of {len(trace)} requests of '{case}' were not answered.",
+                resolve="run again on an idle machine.",
+            )
+        counted = Trace(
+            found.requests["arrival_s"].copy(),
+            found.requests["input_tokens"].copy(),
+            found.requests["output_tokens"].copy(),
+        )
+        simulated = simulate(fleet, counted, router, predictor=Oracle(), seed=k)
+        cpu = spent / (2 * found.span_s)
+        rows = [
+            _row(case, kind, k, "real", found, cpu),
+            _row(case, kind, k, "simulated", simulated, np.full(3, np.nan)),
+        ]
+        real, sim = (float(row[live_data.COLUMNS.index("output_tps")]) for row in rows)  # type: ignore[arg-type]
+        self.say(
+            f"{case}, repeat {k + 1}: {found.span_s:.1f} s, {real:.1f} tokens/s real, "
+            f"{sim:.1f} simulated ({100 * (sim / real - 1):+.0f} %)"
+        )
+        return rows
+
+
+def _row(
+    case: str, kind: str, k: int, origin: str, run: Run, cpu: NDArray[np.float64]
+) -> tuple[object, ...]:
+    tokens = int(run.requests["output_tokens"][run.finished].sum())
+    tpot_s = run.tpot_s[np.isfinite(run.tpot_s)]
+    return (
+        *(case, kind, k, origin, len(run.requests), run.span_s),
+        *(tokens / run.span_s, len(run.requests) / run.span_s),
+        *np.percentile(run.ttft_s, live_data.PERCENTILES),
+        *np.percentile(tpot_s, live_data.PERCENTILES),
+        *(float((run.requests["node"] == 0).mean()), *cpu),
+        *(timings.processor(), datetime.datetime.now(datetime.UTC).date().isoformat()),
+    )
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(float(t.user + t.system) for t in (one.cpu_times() for one in processes))
+
+
+def _busy_s(cores: tuple[int, int]) -> float:
+    """Time that cores have been busy, with whatever [s]."""
+    times = psutil.cpu_times(percpu=True)
+    return sum(
+        float(sum(one) - one.idle - getattr(one, "iowait", 0.0))
+        for one in (times[core] for core in cores if core < len(times))
+    )

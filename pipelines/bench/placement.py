@@ -1,0 +1,195 @@
+"""How long our planner takes on Helix's clusters, and on larger ones, with the bound it proves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetero.catalog import Link, gpu, llm
+from hetero.cluster import Cluster, Machine
+from hetero.cluster import Network as Links
+from hetero.display import Column, Table
+from hetero.placement import Problem
+from hetero.planners.helix import Plan, search
+from hetero.planners.helix.milp import Milp
+from hetero.planners.helix.planner import timing_key
+from hetero.streams import stream
+from hetero.timings import Timing
+from pipelines.studies.helix_artifact import problem
+
+COMMAND = "hetero bench placement --record"
+
+CASES = (
+    ("single-24", "70B"),
+    ("hetero-42", "70B"),
+    ("geo-24", "70B"),
+    ("small-10", "30B"),
+    ("single-24", "30B"),
+    ("geo-24", "30B"),
+)
+"""Helix's clusters and models."""
+
+GUROBI = {
+    ("single-24", "70B"): (1289.56, 476.0),
+    ("hetero-42", "70B"): (4892.24, 0.0),
+    ("geo-24", "70B"): (1212.18, 2655.0),
+    ("small-10", "30B"): (286.587, 277.0),
+}
+"""Best objective in the artifact's logs [tokens/s] and when it was found [s]; 20 threads."""
+
+_KINDS = (
+    ("A100-SXM-40GB", 1),
+    ("V100-16GB", 1),
+    ("L4", 1),
+    ("L4", 2),
+    ("T4", 1),
+    ("T4", 2),
+    ("T4", 4),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One cluster that was planned."""
+
+    cluster: str
+    model: str
+    nodes: int
+    plan: Plan
+
+    def timings(self) -> list[Timing]:
+        """Elapsed time after every step of the planner."""
+        return [
+            Timing.here(
+                timing_key(self.cluster, self.model, step.name),
+                step.seconds,
+                command=COMMAND,
+                clock="wall",
+            )
+            for step in self.plan.steps
+        ]
+
+
+def bench(
+    sizes: tuple[int, ...] = (), progress: Callable[[str], None] | None = None
+) -> list[Planned]:
+    """Plan Helix's clusters, and random ones of the given numbers of nodes in several regions."""
+    found = []
+    warm_up()
+    for name, model in CASES:
+        if progress is not None:
+            progress(f"{model} on {name}")
+        case = problem(name, model)
+        found.append(Planned(name, model, len(case.nodes), search(case)))
+    for size in sizes:
+        if progress is not None:
+            progress(f"{size} random nodes")
+        fleet = random_cluster(size, regions=max(2, min(5, size // 40)))
+        found.append(
+            Planned(fleet.name, "70B", size, search(Problem.of(fleet, llm("Llama-2-70B"))))
+        )
+    return found
+
+
+def warm_up() -> None:
+    """Compile the kernels, so that no time holds it."""
+    search(problem("small-10", "30B"))
+    search(random_problem(8, seed=1))
+
+
+def random_problem(nodes: int, seed: int = 0) -> Problem:
+    """Llama-2-70B on a random cluster of one region whose nodes are A100 or larger."""
+    kinds = [("A100-SXM-40GB", 1), ("L4", 2), ("T4", 4)]
+    draws = stream(seed, "kinds")
+    machines = tuple(
+        Machine(f"node-{k + 1}", gpu(name), count)
+        for k in range(nodes)
+        for name, count in (kinds[int(draws.integers(len(kinds)))],)
+    )
+    fleet = Cluster(f"random-{nodes}", machines, _network())
+    return Problem.of(fleet, llm("Llama-2-70B"))
+
+
+def random_cluster(nodes: int, *, regions: int, seed: int = 0) -> Cluster:
+    """A cluster of Helix's seven kinds of nodes, drawn evenly, 100 Mbit/s between its regions."""
+    draws = stream(seed, "cluster")
+    machines = tuple(
+        Machine(f"node-{k + 1}", gpu(name), count, f"region-{int(draws.integers(regions)) + 1}")
+        for k in range(nodes)
+        for name, count in (_KINDS[int(draws.integers(len(_KINDS)))],)
+    )
+    return Cluster(f"random-{nodes}", machines, _network())
+
+
+def _network() -> Links:
+    def link(gbs: float, latency_s: float) -> Link:
+        return Link(name="link", bandwidth_gbs=gbs, latency_s=latency_s, kind="network")
+
+    return Links(
+        within_region=link(1.25, 0.001),
+        between_regions=link(0.0125, 0.05),
+        coordinator=link(0.0125, 0.05),
+    )
+
+
+def table(found: list[Planned]) -> Table:
+    """One row per cluster, the artifact's solver beside it."""
+    rows = []
+    for one in found:
+        gurobi = GUROBI.get((one.cluster, one.model))
+        rows.append(
+            (
+                one.cluster,
+                one.model,
+                one.nodes,
+                one.plan.tokens_per_s,
+                one.plan.bound.tokens_per_s,
+                100 * one.plan.gap,
+                one.plan.seconds,
+                gurobi[0] if gurobi else None,
+                gurobi[1] if gurobi else None,
+            )
+        )
+    columns = (
+        Column("cluster"),
+        Column("model"),
+        Column("nodes"),
+        Column("flow", "tokens/s", 6),
+        Column("bound", "tokens/s", 6),
+        Column("gap", "%", 3),
+        Column("time", "s", 3),
+        Column("Gurobi's best", "tokens/s", 6),
+        Column("found after", "s", 3),
+    )
+    return Table(
+        "Placement over layers: our planner on one core",
+        columns,
+        tuple(rows),
+        ("Gurobi 11 on 20 threads, from the logs of the Helix artifact; its bounds stay far off.",),
+    )
+
+
+def literal_sizes() -> Table:
+    """Size of Helix's integer program on every cluster."""
+    rows = []
+    for name, model in CASES[:4]:
+        size = Milp(problem(name, model)).size
+        rows.append((name, model, size.total_variables, size.total_constraints))
+    columns = (Column("cluster"), Column("model"), Column("variables"), Column("constraints"))
+    return Table("Helix's integer program", columns, tuple(rows))
+
+
+def record(found: list[Planned]) -> dict[str, object]:
+    """The same as plain values."""
+    return {
+        f"{one.cluster} {one.model}": {
+            "nodes": one.nodes,
+            "tokens_per_s": float(np.round(one.plan.tokens_per_s, 3)),
+            "bound_tokens_per_s": float(np.round(one.plan.bound.tokens_per_s, 3)),
+            "seconds": one.plan.seconds,
+            "steps": {step.name: step.seconds for step in one.plan.steps},
+        }
+        for one in found
+    }

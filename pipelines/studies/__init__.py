@@ -1,0 +1,1 @@
+"""What the papers published beside what comes out here: claims, figures, replays, the contest."""

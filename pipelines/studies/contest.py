@@ -1,0 +1,450 @@
+"""The contest: planners and routers on the same cases, played with the same requests.
+
+A case is a cluster, a model and a workload. Every planner is asked once per case, for a load that
+is a share of the bound on throughput; what its plan carries within the targets is found by
+simulation, seed by seed, and the plan is played at shares of the best that any planner carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from hetero import catalog, workload
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.build import player
+from hetero.apps.portfolio.case import Case
+from hetero.apps.portfolio.effort import NORMAL, Effort
+from hetero.apps.portfolio.entry import Entry, Planner
+from hetero.apps.portfolio.fleets import AS, fleet
+from hetero.apps.portfolio.planners import planner
+from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
+from hetero.apps.portfolio.score import Estimate, Score, carried, score
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.latency import for_gpu
+from hetero.routers import Builtin, Router
+from hetero.routers.named import factories
+from hetero.simulator import Slo
+from hetero.streams import stream
+from hetero.workload import Trace, TraceSource
+from pipelines.studies.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
+
+Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
+"""Makers of routers by their names."""
+
+#: Targets are never tighter than this: people do not notice the difference.
+LEAST_TTFT_S: Final = 0.5
+LEAST_TPOT_S: Final = 0.05
+_FEWEST_REQUESTS = 100
+# Arrivals last this many times the target of the first token: a queue that grows shows in time.
+_SPANS = 6.0
+# Requests that tell how long a case has to be.
+_SAMPLED = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A case by names: a fleet of :mod:`hetero.apps.portfolio.fleets`, a model and a workload."""
+
+    cluster: str
+    model: str
+    workload: str
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names under the columns of the table."""
+        return dict(zip(CASE, (self.cluster, self.model, self.workload), strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What is the same for all.
+
+    Attributes
+    ----------
+    seeds
+        Arrivals that every plan is played with.
+    span_s
+        Time that arrivals last at least [s], and six times the target of the first token: long
+        against targets and the life of a request, so that what a plan carries it could carry on.
+        As many requests are sampled from the workload as arrive in that time at the bound on
+        throughput, 100 at least and all of it at most; where they do not suffice, they come again.
+    loads
+        Offered loads, over the best goodput of the case.
+    demand
+        Load that plans are made for, over the bound on throughput.
+    slo_scale
+        Targets over the latencies of the mean request alone, see :func:`targets`.
+    goal
+        Share of the requests that must meet both targets.
+    source
+        Twins, or real traces where they are here.
+    """
+
+    seeds: tuple[int, ...] = (0, 1)
+    span_s: float = 60.0
+    loads: tuple[float, ...] = (0.5, 0.9)
+    demand: float = 0.5
+    slo_scale: float = 4.0
+    goal: float = 0.9
+    source: TraceSource = "twin"
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ParameterError(
+                "Without a seed nothing is played.", resolve="give one seed or more."
+            )
+        values = (*self.loads, self.span_s, self.demand, self.slo_scale)
+        if not all(0 < x < float("inf") for x in values):
+            raise ParameterError(
+                f"Loads {self.loads}, span {self.span_s} s, demand {self.demand} and SLO scale "
+                f"{self.slo_scale} must be numbers above 0.",
+                resolve="give shares such as 0.5, some seconds, and a scale such as 4.",
+            )
+
+
+def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:
+    r"""Targets that the GPUs of a case give a chance, the same for every planner.
+
+    .. math::
+        \max\Big(0.5\,s, \kappa \frac{N}{\sum_g N_g / T^{pre}_g(\bar I)}\Big), \qquad
+        \max\Big(50\,ms, \kappa \frac{N}{\sum_g N_g / T^{dec}_g(1, \bar I + \bar O / 2)}\Big)
+
+    for the first token and for each further one, with :math:`\kappa` the scale and T the step of a
+    single GPU of type g that had memory for the whole model. The harmonic mean is what the mean
+    request alone takes in a pipeline over all N GPUs of the cluster, layers dealt out by speed and
+    the network free. A mixture of experts has no targets, since its latencies are known for islands
+    only.
+    """
+    if llm.experts:
+        return Slo()
+    inputs, outputs = float(trace.input_tokens.mean()), float(trace.output_tokens.mean())
+    first = later = 0.0
+    for name, gpu in cluster.gpu_types.items():
+        step = for_gpu(gpu, llm).step_model()
+        count = cluster.gpu_counts[name]
+        first += count / float(step.prefill_seconds([inputs]))
+        cached = np.array([inputs + outputs / 2.0])
+        later += count / float(step.seconds(np.ones(1), np.ones(1, np.int64), cached)[0])
+    return Slo(
+        ttft_s=max(LEAST_TTFT_S, scale * cluster.gpus / first),
+        tpot_s=max(LEAST_TPOT_S, scale * cluster.gpus / later),
+    )
+
+
+def requests_of(match: Match, rules: Rules) -> tuple[Trace, float]:
+    """Requests of a workload that a model takes, and the share that exceeds its context.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model can hardly take any of the requests.
+    """
+    llm = catalog.llm(match.model)
+    whole = _load(match.workload, workload.attainable(match.workload, rules.source))
+    fits = np.flatnonzero(whole.input_tokens + whole.output_tokens <= llm.max_position)
+    if len(fits) < _FEWEST_REQUESTS:
+        raise InfeasibleError(
+            f"{llm.name} takes {llm.max_position:,} tokens, and {len(fits)} of the {len(whole):,} "
+            f"requests of {match.workload} are no longer.",
+            resolve="choose a model with a longer context.",
+        )
+    return whole.take(fits), 1.0 - len(fits) / len(whole)
+
+
+@lru_cache(maxsize=16)
+def _load(name: str, source: TraceSource) -> Trace:
+    return workload.load(name, source)
+
+
+def case_of(match: Match, rules: Rules) -> Case:
+    """The question that every planner is asked.
+
+    Raises
+    ------
+    CatalogError, ParameterError, InfeasibleError
+        If a name is unknown, or the model can hardly take any of the requests.
+    """
+    llm, cluster = catalog.llm(match.model), fleet(match.cluster)
+    whole, _ = requests_of(match, rules)
+    few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
+    slo = targets(cluster, llm, few, rules.slo_scale)
+    span_s = max(rules.span_s, _SPANS * (slo.ttft_s or 0.0))
+    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0])
+    count = round(span_s * _most_rps(asked))
+    trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
+    slo = targets(cluster, llm, trace, rules.slo_scale)
+    asked = replace(asked, trace=trace, slo=slo)
+    return replace(asked, rate_rps=rules.demand * _most_rps(asked))
+
+
+def _most_rps(case: Case) -> float:
+    """Bound on the throughput of a case; for a mixture of experts that of its island layouts."""
+    limit = bound(case)
+    if limit is not None:
+        return limit.rps()
+    proven = planner("islands exact").plan(case).bound_rps
+    assert proven is not None
+    return proven
+
+
+def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
+    """One row per case: what is served, on what, and under which targets."""
+    rows = []
+    for match in matches:
+        case, (_, left_out) = case_of(match, rules), requests_of(match, rules)
+        limit = bound(case)
+        slo = case.slo
+        rows.append(
+            {
+                **match.names,
+                "GPUs": ", ".join(f"{n} {gpu}" for gpu, n in case.cluster.gpu_counts.items()),
+                "price of the cluster [$/h]": _number(case.cluster.usd_per_h),
+                "requests": len(case.trace),
+                "mean input [tokens]": float(case.trace.input_tokens.mean()),
+                "mean output [tokens]": float(case.trace.output_tokens.mean()),
+                "beyond the context [% of requests]": 100.0 * left_out,
+                "target TTFT [s]": _number(slo.ttft_s),
+                "target TPOT [ms]": 1e3 * _number(slo.tpot_s),
+                "planned load [requests/s]": case.rate_rps,
+                "bound on throughput [requests/s]": _number(limit.rps() if limit else None),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def every_router() -> Routers:
+    """Every router of whole replicas that can be named, by its own name."""
+    return {make().name: make for make in factories().values()}
+
+
+def tried(
+    case: Case, planners: Sequence[Planner], rules: Rules, effort: Effort
+) -> tuple[Tried, ...]:
+    """What every planner says, and the portfolio, where there is more than one planner, last."""
+    try:
+        found = portfolio(case, planners=planners, effort=effort, seeds=rules.seeds)
+    except InfeasibleError:
+        # Nobody has a plan; each says why.
+        none = () if len(planners) == 1 else (Tried(PORTFOLIO, reason="No planner has a plan."),)
+        return (*(ask(one, case, rules.seeds) for one in planners), *none)
+    single = tuple(one for one in found.tried if one.planner != PORTFOLIO)
+    whole = () if len(planners) == 1 else (replace(found.best, planner=PORTFOLIO),)
+    return (*single, *whole)
+
+
+def play(
+    match: Match,
+    planners: Sequence[Planner],
+    rules: Rules,
+    routers: Routers | None = None,
+    effort: Effort = NORMAL,
+) -> pd.DataFrame:
+    """The table of one case, see :func:`contest`."""
+    case = case_of(match, rules)
+    answers = tried(case, planners, rules, effort)
+    scores = [one.score for one in answers if one.score and one.planner != PORTFOLIO]
+    best = max((one.goodput_rps.mean for one in scores), default=0.0)
+    rows: list[dict[str, object]] = []
+    for answer in answers:
+        head = {**match.names, "planner": answer.planner}
+        entry, known = answer.entry, answer.score
+        if entry is None or known is None:
+            rows.append({**head, "router": OWN, "reason": answer.reason})
+            continue
+        for load in rules.loads:
+            rate = load * best if best > 0 else load * case.rate_rps
+            # The goodput is known; only what happens at this load is not.
+            at_load = score(
+                entry,
+                case,
+                seeds=rules.seeds,
+                rate_rps=rate,
+                known=[known.goodput_rps.mean] * len(rules.seeds),
+            )
+            rows.append({**head, "router": OWN, "load": load, **_cells(at_load, known, entry)})
+        if answer.planner != PORTFOLIO and entry.deployment is not None:
+            rows += [
+                {**head, "router": name, **_routed(entry, known, case, make, rules)}
+                for name, make in (routers or {}).items()
+            ]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
+
+
+def contest(
+    matches: Sequence[Match],
+    planners: Sequence[Planner],
+    rules: Rules | None = None,
+    *,
+    routers: Routers | None = None,
+    routed: Collection[str] | None = None,
+    effort: Effort = NORMAL,
+    jobs: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> pd.DataFrame:
+    """Every planner on every case.
+
+    Parameters
+    ----------
+    routers
+        Routers that are tried on the replicas of every plan that has replicas, by goodput.
+    routed
+        Clusters on which they are; on all by default.
+    effort
+        How much the portfolio may try to improve the best plans.
+    jobs
+        Cases that are played side by side (joblib); the table is the same for any number.
+    progress
+        Called with 1 after every case.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row per case, planner, router and load, with the columns of :data:`COLUMNS`; a planner
+        without a plan has one row that says why, another router one row with its goodput.
+    """
+    rules = rules or Rules()
+    advance = progress or (lambda _: None)
+    work = [
+        (m, planners, rules, routers if routed is None or m.cluster in routed else None, effort)
+        for m in matches
+    ]
+    parts = []
+    if jobs == 1:
+        for one in work:
+            parts.append(play(*one))
+            advance(1)
+    else:
+        from joblib import Parallel, delayed
+
+        calls = (delayed(play)(*one) for one in work)
+        for part in Parallel(n_jobs=jobs, return_as="generator")(calls):
+            parts.append(part)
+            advance(1)
+    if not parts:
+        return pd.DataFrame(columns=list(COLUMNS)).astype(_KINDS)
+    return pd.concat(parts, ignore_index=True)
+
+
+def grid(
+    clusters: Mapping[str, str],
+    workloads: Sequence[str],
+    alike: Sequence[str] = (),
+    alike_workloads: Sequence[str] | None = None,
+) -> tuple[Match, ...]:
+    """Every cluster with its model on every workload, each followed by its counterparts.
+
+    Parameters
+    ----------
+    clusters
+        Model by cluster.
+    alike
+        Clusters of which the homogeneous counterparts of equal price take part as well.
+    alike_workloads
+        Those of the workloads that counterparts serve; all by default.
+
+    Examples
+    --------
+    >>> [m.cluster for m in grid({"current-small-12": "Qwen2.5-14B"}, ["sharegpt"],
+    ...     alike=["current-small-12"])]
+    ['current-small-12', 'current-small-12 as H100-SXM', 'current-small-12 as L40S']
+    """
+    found = []
+    for name, model in clusters.items():
+        found += [Match(name, model, trace) for trace in workloads]
+        if name in alike:
+            found += [
+                Match(f"{name}{AS}{kind}", model, trace)
+                for kind in fleet(name).gpu_types
+                for trace in workloads
+                if alike_workloads is None or trace in alike_workloads
+            ]
+    return tuple(found)
+
+
+COLUMNS: Final = (
+    *CASE,
+    *("planner", "router", "load", "rate [requests/s]"),
+    *(GOODPUT, "goodput, low [requests/s]", "goodput, high [requests/s]"),
+    *("throughput [tokens/s]", "throughput, low [tokens/s]", "throughput, high [tokens/s]"),
+    *("SLO met [%]", "SLO met, low [%]", "SLO met, high [%]"),
+    *("TTFT P90 [s]", "TPOT P90 [ms]"),
+    *(PRICE, "cost [$/10^6 tokens]", "cost at goodput [$/10^6 tokens]"),
+    *("bound [requests/s]", "gap [%]", "own bound [requests/s]"),
+    *("groups", "GPUs used", "reason"),
+)
+"""Columns of the table of a contest; ends named low and high are 95 % intervals over seeds."""
+
+_WORDS = {*CASE, "planner", "router", "groups", "GPUs used", "reason"}
+_KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
+
+
+def _cells(found: Score, known: Score, entry: Entry) -> dict[str, object]:
+    return {
+        "rate [requests/s]": found.rate_rps,
+        **_spread("goodput", "requests/s", known.goodput_rps),
+        **_spread("throughput", "tokens/s", found.throughput_tps),
+        **_spread("SLO met", "%", found.attainment, 100.0),
+        "TTFT P90 [s]": found.ttft_s[90].mean,
+        "TPOT P90 [ms]": 1e3 * found.tpot_s[90].mean,
+        PRICE: _number(found.usd_per_h),
+        "cost [$/10^6 tokens]": _number(found.usd_per_mtok),
+        "cost at goodput [$/10^6 tokens]": _number(known.usd_per_mtok_at_goodput),
+        "bound [requests/s]": _number(known.bound_rps),
+        "gap [%]": 100.0 * _number(known.gap),
+        "own bound [requests/s]": _number(entry.bound_rps),
+        "groups": _groups(entry),
+        "GPUs used": ", ".join(f"{count} {name}" for name, count in entry.gpus.items()),
+    }
+
+
+def _routed(
+    entry: Entry,
+    known: Score,
+    case: Case,
+    make: Callable[[], Router | Builtin],
+    rules: Rules,
+) -> dict[str, object]:
+    """Goodput of another router on the replicas of an entry."""
+    deployment = entry.deployment
+    assert deployment is not None
+    other = replace(entry, play=player(deployment, make), router=make)
+    start = known.goodput_rps.mean or None
+    try:
+        rates = [carried(other, case, seed, start_rps=start) for seed in rules.seeds]
+    except HeteroError as error:
+        return {"reason": error.what}
+    return {
+        **_spread("goodput", "requests/s", Estimate.of(rates)),
+        PRICE: _number(entry.usd_per_h),
+    }
+
+
+def _groups(entry: Entry) -> str:
+    """Alike groups counted, such as ``2 x TP 4 H100-SXM (both)``."""
+    counts: dict[str, int] = {}
+    for group in entry.groups:
+        label = f"{group.parallelism} {'+'.join(group.gpus)} ({group.phase})"
+        counts[label] = counts.get(label, 0) + 1
+    return "; ".join(f"{n} x {label}" for label, n in counts.items())
+
+
+def _spread(name: str, unit: str, one: Estimate, factor: float = 1.0) -> dict[str, object]:
+    return {
+        f"{name} [{unit}]": factor * one.mean,
+        f"{name}, low [{unit}]": factor * one.low,
+        f"{name}, high [{unit}]": factor * one.high,
+    }
+
+
+def _number(value: float | Estimate | None) -> float:
+    if isinstance(value, Estimate):
+        return value.mean
+    return float("nan") if value is None else value

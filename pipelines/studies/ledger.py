@@ -1,0 +1,317 @@
+"""The ledger of published claims: each value with the check that decides on it."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from hetero import paths
+from hetero.errors import ParameterError
+from pipelines.studies.orders import Order
+from pipelines.studies.published import PAPERS, Row, near, rows
+
+Judgement = Literal["reproduced", "direction only", "not reproduced"]
+
+KINDS = ("value", "ratio", "order", "trend", "fact")
+#: Which of low, high and expected each operator uses.
+OPS = {
+    "between": ("low", "high"),
+    "ge": ("low",),
+    "gt": ("low",),
+    "le": ("high",),
+    "lt": ("high",),
+    "eq": ("low", "high"),
+    "order": ("expected",),
+    "none": (),
+}
+REQUIRES = ("", "real trace", "model weights", "unpublished data")
+#: Needs that no run of this project meets: such a claim is quoted, never judged.
+QUOTED = ("model weights", "unpublished data")
+COLUMNS = (
+    *("id", "paper", "where", "claim", "metric", "unit", "published", "kind"),
+    *("op", "low", "high", "expected", "direction", "tolerance"),
+    *("setting", "requires", "notebook", "reading"),
+)
+
+_ID = re.compile(rf"({'|'.join(PAPERS)})-\d+([a-z]|-[a-z]+)?")
+_NOTEBOOK = re.compile(r"\d\d_[a-z_]+")
+_SIDE = re.compile(r"(>=|<=|>|<)(-?\d+(?:\.\d+)?)")
+_OPEN = {"gt", "lt", ">", "<"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An interval of accepted numbers; either end may be open or absent."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    open: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether the value lies inside; a single point allows for rounding to 10 digits."""
+        if self.low == self.high:
+            return math.isclose(value, self.low, rel_tol=1e-9, abs_tol=1e-9)
+        if self.open:
+            return self.low < value < self.high
+        return self.low <= value <= self.high
+
+    def overlaps(self, other: Bound) -> bool:
+        """Whether some number lies inside both."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return low < high or (low == high and self.holds(low) and other.holds(low))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One published value, what would reproduce it, and under which reading of the paper.
+
+    Attributes
+    ----------
+    id
+        Paper, number in the published list, and a letter where a claim has several values.
+    published
+        The value as printed; a number where the paper prints one.
+    op, low, high, expected
+        The check: ``low`` and ``high`` are numbers in ``unit``, ``expected`` is an order.
+    direction
+        The weaker check, such as ``">1"`` or the part of the order that matters most.
+    tolerance
+        The check in words.
+    setting
+        Hardware, model, workload and parameters of the published value.
+    requires
+        What a verdict needs beyond the twins: ``""``, ``"real trace"``, ``"model weights"`` or
+        ``"unpublished data"``.
+    reading
+        Which reading of the paper is taken where it is ambiguous.
+    """
+
+    id: str
+    paper: str
+    where: str
+    claim: str
+    metric: str
+    unit: str
+    published: str
+    kind: str
+    op: str
+    low: float | None
+    high: float | None
+    expected: str
+    direction: str
+    tolerance: str
+    setting: str
+    requires: str
+    notebook: str
+    reading: str
+
+    @property
+    def accepted(self) -> str:
+        """The check as a person would write it."""
+        signs = {"ge": ">= ", "gt": "> ", "le": "<= ", "lt": "< ", "eq": ""}
+        if self.op == "order":
+            return self.expected
+        if self.op == "between":
+            return f"{self.low:.6g} to {self.high:.6g}"
+        if self.op == "none":
+            return "-"
+        return f"{signs[self.op]}{self.low if self.low is not None else self.high:.10g}"
+
+    def judge(self, value: float | str) -> Judgement:
+        """Verdict on a measured value.
+
+        A value reproduces the claim if it passes the check and lies on the claimed side; it
+        reproduces the direction only if it lies on the claimed side and fails the check. A
+        tolerance can reach across the side, and there a value does not reproduce.
+
+        Parameters
+        ----------
+        value
+            A number in ``unit``, or an order such as ``"2>4>1>8"`` that ranks at least
+            everything that the claim ranks.
+
+        Raises
+        ------
+        ParameterError
+            If the value is not of the kind that the claim needs, or the claim has no check.
+
+        Examples
+        --------
+        >>> claim = next(c for c in ledger() if c.id == "heteroserve-5")
+        >>> claim.published, claim.accepted, claim.direction
+        ('2.13', '1.5975 to 2.6625', '>1')
+        >>> [claim.judge(ratio) for ratio in (2.0, 1.2, 0.9)]
+        ['reproduced', 'direction only', 'not reproduced']
+        """
+        if self.op == "none":
+            raise ParameterError(
+                f"Claim {self.id} has no check, because it needs {self.requires}.",
+                resolve="quote what the paper prints and judge nothing.",
+            )
+        measured = self._measured(value)
+        passes = _meets(measured, self.check())
+        side = self.side()
+        leans = side is None or _meets(measured, side)
+        if passes and leans:
+            return "reproduced"
+        return "direction only" if side is not None and leans else "not reproduced"
+
+    def check(self) -> Bound | Order:
+        """What a measured value has to meet to reproduce the claim."""
+        if self.op == "order":
+            return Order(self.expected)
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        return Bound(low, high, self.op in _OPEN)
+
+    def side(self) -> Bound | Order | None:
+        """What suffices for the direction, None where the claim has no weaker form."""
+        if not self.direction:
+            return None
+        if self.op == "order":
+            return Order(self.direction)
+        match = _SIDE.fullmatch(self.direction)
+        if match is None:
+            raise ParameterError(
+                f"'{self.direction}' is not a direction.",
+                resolve="write >, >=, < or <= and a number, such as '>1'.",
+            )
+        sign, number = match[1], float(match[2])
+        ends = (number, math.inf) if sign[0] == ">" else (-math.inf, number)
+        return Bound(*ends, open=sign in _OPEN)
+
+    def _measured(self, value: float | str) -> float | Order:
+        if self.op == "order":
+            if not isinstance(value, str):
+                raise self._unfit(value, f"an order such as '{self.expected}'")
+            order = Order(value)
+            missing = Order(self.expected).names - order.names
+            if missing:
+                raise self._unfit(value, f"an order that ranks {', '.join(sorted(missing))} too")
+            return order
+        if isinstance(value, str | bool) or not math.isfinite(value):
+            unit = f"in {self.unit}" if self.unit else "without unit"
+            raise self._unfit(value, f"a finite number {unit}")
+        return float(value)
+
+    def _unfit(self, value: object, needs: str) -> ParameterError:
+        return ParameterError(
+            f"Claim {self.id} ({self.metric}) cannot be judged by {value!r}.",
+            resolve=f"record {needs}.",
+        )
+
+
+def _meets(measured: float | Order, check: Bound | Order) -> bool:
+    if isinstance(check, Bound):
+        return isinstance(measured, float) and check.holds(measured)
+    return isinstance(measured, Order) and measured.entails(check)
+
+
+@cache
+def ledger() -> tuple[Claim, ...]:
+    """Every row of the ledger, in its order.
+
+    Source: ``data/published/claims.csv`` and ``settings.csv``.
+
+    Raises
+    ------
+    DataError
+        If a row is malformed; the text names file, line and column.
+
+    Examples
+    --------
+    >>> [claim.published for claim in ledger() if claim.id.startswith("helix-21")]
+    ['16657', '763', '232']
+    """
+    return read(paths.data("published", "claims.csv"), paths.data("published", "settings.csv"))
+
+
+def read(claims: Path, settings: Path) -> tuple[Claim, ...]:
+    """Rows of a ledger in any place, checked as ``ledger()`` is."""
+    texts: dict[str, str] = {}
+    for row in rows(settings, ("key", "text")):
+        if row.required("key") in texts:
+            raise row.error("This key is there twice.", "key", resolve="keep one of the two.")
+        texts[row["key"]] = row.required("text")
+    found: dict[str, Claim] = {}
+    for row in rows(claims, COLUMNS):
+        claim = _claim(row, texts)
+        if claim.id in found:
+            raise row.error("This id is there twice.", "id", resolve="keep one of the two.")
+        found[claim.id] = claim
+    return tuple(found.values())
+
+
+def _claim(row: Row, settings: dict[str, str]) -> Claim:
+    for column in ("where", "claim", "metric", "published", "tolerance"):
+        row.required(column)
+    if not _ID.fullmatch(row["id"]) or not row["id"].startswith(row["paper"] + "-"):
+        raise row.error(
+            f"'{row['id']}' is not the id of a claim of paper '{row['paper']}'.",
+            "id",
+            resolve="write paper, number and at most one letter or word, such as 'helix-20a'.",
+        )
+    if row["setting"] not in settings:
+        raise row.error(
+            f"Setting '{row['setting']}' is not described.",
+            "setting",
+            resolve=f"use {near(row['setting'], settings)}, or add it to settings.csv.",
+        )
+    row.one_of("kind", KINDS)
+    row.one_of("op", OPS)
+    row.one_of("requires", REQUIRES)
+    quoted = row["requires"] in QUOTED
+    if row["op"] == "none" and not quoted:
+        raise row.error("The claim has no check.", "op", resolve="give it one.")
+    if not _NOTEBOOK.fullmatch(row["notebook"]) and not (quoted and not row["notebook"]):
+        raise row.error(
+            f"'{row['notebook']}' is not the name of a notebook.",
+            "notebook",
+            resolve="write its file name without ending, such as '01_workloads'.",
+        )
+    for column in ("low", "high", "expected"):
+        if (row[column] != "") != (column in OPS[row["op"]]):
+            uses = ", ".join(OPS[row["op"]]) or "none of low, high and expected"
+            raise row.error(
+                f"Operator '{row['op']}' uses {uses}.", column, resolve="fill in exactly these."
+            )
+    claim = Claim(
+        **{column: row[column] for column in COLUMNS if column not in ("low", "high", "setting")},
+        low=row.number("low"),
+        high=row.number("high"),
+        setting=settings[row["setting"]],
+    )
+    _consistent(claim, row)
+    return claim
+
+
+def _consistent(claim: Claim, row: Row) -> None:
+    """Raise where a check contradicts itself or its direction."""
+    ordered = claim.op == "order"
+    column = "expected" if ordered else "low"
+    try:
+        check = claim.check()
+        column = "direction"
+        side = claim.side()
+    except ParameterError as error:
+        raise row.error(error.what, column, resolve=error.resolve) from error
+    if isinstance(check, Bound):
+        if check.low > check.high or (claim.op == "eq") != (check.low == check.high):
+            raise row.error(
+                f"Operator '{claim.op}' does not fit {check.low:g} and {check.high:g}.",
+                "low",
+                resolve="put the smaller bound into low, and equal ones with operator eq only.",
+            )
+        fits = not isinstance(side, Bound) or side.overlaps(check)
+    else:
+        fits = not isinstance(side, Order) or check.entails(side)
+    if not fits:
+        raise row.error(
+            f"No value can pass the check and have direction '{claim.direction}'.",
+            "direction",
+            resolve="write a check that is weaker, or leave the cell empty.",
+        )

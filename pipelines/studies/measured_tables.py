@@ -1,0 +1,147 @@
+"""Makes the derived reductions of ``data/measured`` from the published files.
+
+``python -m pipelines.studies.measured_tables`` writes them anew; it needs the published files
+(``hetero data fetch``, or ``HETERO_DATA_MIRROR``). Tests compare what is committed with what comes
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero import paths
+from hetero.latency.calibration import roofline_fit
+from hetero.latency.frames import raw_frame
+from hetero.latency.models.layers import layer_latencies
+from hetero.latency.reduction import KNOT_ERROR, reduce_table, simplify
+from hetero.latency.sources import measured, profiles
+
+Floats = NDArray[np.float64]
+
+#: Up to here every entry is kept: planners read node throughput off this part of the tables.
+EXACT_TO = {"prefill": 1000.0, "decode": 30.0}
+
+
+def splitwise_medians() -> pd.DataFrame:
+    """Median and coefficient of variation over the repeats of each Splitwise setting."""
+    frame = raw_frame("splitwise")
+    groups = frame.groupby(
+        ["gpu", "llm", "tensor_parallel", "batch", "input_tokens", "output_tokens"]
+    )
+    out = groups.size().rename("repeats").reset_index()
+    for name in ("prefill", "decode"):
+        times = groups[f"{name}_ms"]
+        out[f"{name}_ms"] = times.median().round(3).to_numpy()
+        out[f"{name}_spread_percent"] = (100 * times.std() / times.mean()).round(2).to_numpy()
+    return out
+
+
+def helix_layer_knots() -> pd.DataFrame:
+    """Knots that carry each Helix table with at most ``KNOT_ERROR`` relative error.
+
+    Where a planner's operating point lies (``EXACT_TO``), every entry is kept.
+    """
+    rows = []
+    for node in layer_latencies(raw=True):
+        for phase, x, y in (
+            ("prefill", node.prompt_tokens, node.prompt_ms),
+            ("decode", node.decode_requests, node.decode_ms),
+        ):
+            first = int(np.searchsorted(x, EXACT_TO[phase]))
+            kept = [*range(first), *(first + k for k in simplify(x[first:], y[first:], KNOT_ERROR))]
+            error = 100 * np.abs(np.interp(x, x[kept], y[kept]) / y - 1.0)
+            rows += [
+                (
+                    node.gpu,
+                    node.llm,
+                    node.tensor_parallel,
+                    phase,
+                    int(x[k]),
+                    y[k],
+                    round(float(error.mean()), 2),
+                    round(float(error.max()), 2),
+                )
+                for k in kept
+            ]
+    columns = ["gpu", "llm", "tensor_parallel", "phase", "batch_tokens", "ms_per_layer"]
+    return pd.DataFrame(rows, columns=[*columns, "mean_error_percent", "max_error_percent"])
+
+
+def aiconfigurator_steps() -> pd.DataFrame:
+    """Step model of every GPU, engine, model and degree of the grid, with its error."""
+    rows = []
+    for table in measured.tables("aiconfigurator", raw=True):
+        reduction = reduce_table(table)
+        piece = reduction.model.pieces[0]
+        decode = table.phase("decode")
+        batches = np.unique(decode.batch)
+        longest = [
+            int(decode.length_tokens[decode.batch == b].max(initial=0.0))
+            for b in measured.GRID_BATCHES
+        ]
+        prefill, step = reduction.accuracy["prefill"], reduction.accuracy["decode"]
+        contexts, extra_s, start_s = np.zeros(0), np.zeros((0, 0)), 0.0
+        if piece.bends is not None:
+            contexts = piece.bends.context_tokens
+            extra_s = piece.bends.extra_s[batches.astype(int) - 1]
+            start_s = extra_s[:, 0]
+        rows.append(
+            {
+                "gpu": table.gpu,
+                "engine": table.engine,
+                "llm": table.llm,
+                "tensor_parallel": table.tensor_parallel,
+                "knots_tokens": " ".join(f"{n:.0f}" for n in piece.knots_tokens),
+                "knots_us": _words(1e6 * piece.knots_s),
+                "longest_tokens": " ".join(map(str, longest)),
+                "decode_us": _words(1e6 * (reduction.model.seconds(batches, batches) - start_s)),
+                "per_cached_ns": _words(1e9 * piece.per_cached_token_s[batches.astype(int) - 1]),
+                "bend_tokens": " ".join(f"{x:.0f}" for x in contexts),
+                "bend_us": "; ".join(_words(1e6 * row) for row in extra_s),
+                "per_pair_ns": float(f"{1e9 * piece.per_pair_s:.4g}"),
+                "prefill_mean_error_percent": round(prefill.mape_percent, 2),
+                "prefill_max_error_percent": round(prefill.max_percent, 2),
+                "decode_mean_error_percent": round(step.mape_percent, 2),
+                "decode_max_error_percent": round(step.max_percent, 2),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _words(values: Floats) -> str:
+    """Numbers with 4 significant digits and no exponent: whole where they are large."""
+    return " ".join(np.format_float_positional(v, 4, False, False, "-") for v in values)
+
+
+def profile_steps() -> pd.DataFrame:
+    """Step model of every layer profile, with its error per kind of step."""
+    return pd.DataFrame(profiles.to_rows(profiles.profiled_steps(raw=True)))
+
+
+def efficiencies() -> pd.DataFrame:
+    """Efficiencies with their errors, see :mod:`hetero.latency.calibration.roofline_fit`."""
+    return roofline_fit.calibrate_all(raw=True)
+
+
+FILES: dict[str, Callable[[], pd.DataFrame]] = {
+    "splitwise_medians": splitwise_medians,
+    "helix_layer_knots": helix_layer_knots,
+    "aiconfigurator_steps": aiconfigurator_steps,
+    "profile_steps": profile_steps,
+    "efficiencies": efficiencies,
+}
+
+
+def write(folder: Path) -> None:
+    """Write every reduction into ``folder``."""
+    for name, make in FILES.items():
+        make().to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+
+
+if __name__ == "__main__":
+    write(paths.data("measured"))

@@ -1,0 +1,189 @@
+"""What a notebook leaves behind: figures, tables and measured claims, each with its provenance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from hetero.errors import ParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MANIFEST = "manifest.json"
+DIGITS = 10  # significant digits kept in tables: more differ between machines
+
+
+@dataclass(slots=True)
+class ResultFolder:
+    """Results of one notebook; with an empty ``output`` nothing is written, only shown.
+
+    Parameters
+    ----------
+    notebook
+        Name of the notebook, such as ``"01_workloads"``.
+    output
+        Folder to write to; the pipeline injects it, Run All in JupyterLab leaves it empty.
+    profile
+        ``interactive``, ``smoke``, ``default`` or ``paper``: printed under each figure.
+    source
+        ``twin`` or ``real`` traces: printed under each figure.
+    seeds
+        Every random seed used: printed under each figure.
+    rests_on
+        What the figures rest on where that is no trace, such as ``"synthetic workload"``.
+
+    Examples
+    --------
+    >>> out = ResultFolder("01_workloads", output="", profile="interactive", source="twin")
+    >>> out.claim("helix-21-requests", 16657, figure="filtered")
+    >>> out.provenance
+    'twin traces, interactive profile'
+    """
+
+    notebook: str
+    output: str
+    profile: str
+    source: str
+    seeds: Sequence[int] = ()
+    rests_on: str = ""
+    _figures: list[dict[str, object]] = field(default_factory=list)
+    _tables: list[dict[str, object]] = field(default_factory=list)
+    _claims: list[dict[str, object]] = field(default_factory=list)
+
+    @property
+    def provenance(self) -> str:
+        """One line that says which traces, profile and seeds a result rests on."""
+        parts = [self.rests_on or f"{self.source} traces", f"{self.profile} profile"]
+        if self.seeds:
+            seeds = list(self.seeds)
+            run = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+            text = f"{seeds[0]}-{seeds[-1]}" if run else ", ".join(map(str, seeds))
+            parts.append(f"seed{'s' if len(seeds) > 1 else ''} {text}")
+        return ", ".join(parts)
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder that results go to, created when first needed; None when nothing is written."""
+        if not self.output:
+            return None
+        folder = Path(self.output)
+        if not folder.is_absolute():
+            from hetero import paths
+
+            folder = paths.root() / folder
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def figure(
+        self, figure: Figure, name: str, *, shows: Sequence[str] = (), caption: str
+    ) -> Figure:
+        """Save a figure as SVG with its provenance printed below, and return it.
+
+        Once saved, it is displayed as a link to its file: an executed notebook stays small.
+
+        Parameters
+        ----------
+        shows
+            Rows of ``data/published/figures.csv`` it regenerates, as ``"helix/Fig. 5"``.
+        caption
+            One sentence that says what is to be seen and which reading was taken.
+        """
+        from hetero.plots import figures
+
+        figures.stamp(figure, self.provenance)
+        if self.folder is not None:
+            # Results are kept in git, where text packs well and pictures do not.
+            figures.save(figure, self.folder / name, png=False)
+            figure._ipython_display_ = partial(_show_link, f"{name}.svg")  # type: ignore[attr-defined]
+        self._figures.append({"file": f"{name}.svg", "shows": list(shows), "caption": caption})
+        self._write()
+        return figure
+
+    def table(
+        self, frame: pd.DataFrame, name: str, *, shows: Sequence[str] = (), caption: str
+    ) -> pd.DataFrame:
+        """Save a table as CSV (units in the headings, 10 significant digits), and return it."""
+        if self.folder is not None:
+            frame.to_csv(
+                self.folder / f"{name}.csv",
+                index=False,
+                float_format=f"%.{DIGITS}g",
+                lineterminator="\n",
+            )
+        self._tables.append({"file": f"{name}.csv", "shows": list(shows), "caption": caption})
+        self._write()
+        return frame
+
+    def claim(
+        self,
+        claim: str,
+        value: float | str,
+        *,
+        figure: str,
+        note: str = "",
+        interval: tuple[float, float] | None = None,
+    ) -> None:
+        """Record what was measured for one row of ``data/published/claims.csv``.
+
+        Parameters
+        ----------
+        claim
+            Id of the row, such as ``"helix-21-requests"``.
+        value
+            The measured number, or an order such as ``"2>4>1>8"``.
+        figure
+            Name of the figure or table of this notebook that shows it.
+        note
+            The reading taken, or the assumption that decides the outcome.
+        interval
+            Low and high end over seeds, where there are several.
+        """
+        if any(row["id"] == claim for row in self._claims):
+            raise ParameterError(
+                f"Claim '{claim}' was recorded twice by notebook {self.notebook}.",
+                resolve="record each claim once, with the reading it takes in its note.",
+            )
+        number = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+        row: dict[str, object] = {"id": claim, "value": number, "figure": figure}
+        if note:
+            row["note"] = note
+        if interval is not None:
+            row["interval"] = [float(f"{end:.{DIGITS}g}") for end in interval]
+        self._claims.append(row)
+        self._write()
+
+    def _write(self) -> None:
+        if self.folder is None:
+            return
+        manifest = {
+            "notebook": self.notebook,
+            "source": self.source,
+            "profile": self.profile,
+            "seeds": list(self.seeds),
+            "figures": self._figures,
+            "tables": self._tables,
+            "claims": self._claims,
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+        (self.folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _show_link(file: str) -> None:
+    from IPython.display import display
+
+    name = file.removesuffix(".svg")
+    shown = {"text/markdown": f"![{name}]({file})", "text/plain": f"<figure {file}>"}
+    display(shown, raw=True, metadata={"hetero": {"figure": file}})  # type: ignore[no-untyped-call]
+
+
+def manifests(folder: Path) -> list[tuple[Path, dict[str, object]]]:
+    """Every manifest below a results folder, with its own folder, sorted by path."""
+    found = sorted(folder.glob(f"*/*/{MANIFEST}"))
+    return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
