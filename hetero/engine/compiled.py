@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from numba import njit
 from numba.core import event
+
+import hetero
 
 # Division as numpy does it, without an exception path, lets LLVM inline and vectorise. Kernels
 # allocate nothing, so they need no reference counts; those cost three quarters of the run time,
@@ -17,17 +21,38 @@ from numba.core import event
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
 
 
-def _fingerprint() -> int:
-    """One number for the text of all kernels."""
+# What a module imports from this project when it is loaded: kernels call functions and freeze
+# constants from there. Imports inside functions are of no use to a kernel.
+_IMPORTS = re.compile(rb"^from (hetero[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+_ROOT = Path(hetero.__file__).parents[1]
+
+
+@cache
+def _text_and_imports(path: Path) -> tuple[bytes, tuple[Path, ...]]:
+    """Text of a module, and the files of this project that it imports."""
+    text = path.read_bytes()
+    found = []
+    for module, names in _IMPORTS.findall(text):
+        folder = _ROOT.joinpath(*module.decode().split("."))
+        named = (folder / f"{name.decode()}.py" for name in re.findall(rb"\w+", names))
+        found += [folder.with_suffix(".py"), folder / "__init__.py", *named]
+    return text, tuple(one for one in found if one.is_file())
+
+
+@cache
+def _fingerprint(path: Path) -> int:
+    """One number for the text of a module and of all that it imports, step by step."""
+    seen: set[Path] = set()
+    left = [path]
+    while left:
+        one = left.pop()
+        if one not in seen:
+            seen.add(one)
+            left += _text_and_imports(one)[1]
     found = 0
-    for package in ("fleet", "routers", "simulator", "planners/maxflow"):
-        for path in sorted((Path(__file__).parents[1] / package).glob("*.py")):
-            text = path.read_bytes()
-            found = zlib.crc32(text, found) if b"@compiled" in text else found
+    for one in sorted(seen):
+        found = zlib.crc32(_text_and_imports(one)[0], found)
     return found
-
-
-_SOURCES = _fingerprint()
 
 
 class _Notice(event.Listener):
@@ -53,14 +78,14 @@ def compiled(function: Callable[..., Any]) -> Any:
     """Compile a function on first use; later processes read it from the cache.
 
     The cache lies beside the module or, where that cannot be written, in the user's cache
-    folder; where neither can, every process compiles anew. An entry is good while the text of
-    all kernels is the same: numba alone would look at the file of the function only, and go on
-    using old code of what the function calls.
+    folder; where neither can, every process compiles anew. An entry is good while the text of its
+    module and of all that this imports is the same: numba alone would look at the file of the
+    function only, and go on using old code of what the function calls.
     """
     try:
         kernel = njit(cache=True, **_OPTIONS)(function)
         file = kernel._cache._cache_file
-        file._source_stamp = (_SOURCES, file._source_stamp)
-    except (RuntimeError, AttributeError):  # no place for a cache, or another kind of it
+        file._source_stamp = (_fingerprint(Path(function.__code__.co_filename)), file._source_stamp)
+    except (RuntimeError, AttributeError, OSError):  # no place for a cache, or another kind of it
         return njit(**_OPTIONS)(function)
     return kernel

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,12 +22,13 @@ def twice(x):
 @pytest.fixture
 def load(tmp_path):
     """Load the same module anew, as another process would."""
-    (tmp_path / "kernels_of_a_test.py").write_text(TEXT)
+    path = tmp_path / "kernels_of_a_test.py"
+    path.write_text(TEXT)
 
     def anew():
-        spec = importlib.util.spec_from_file_location(
-            "kernels_of_a_test", tmp_path / "kernels_of_a_test.py"
-        )
+        compiled._fingerprint.cache_clear()
+        compiled._text_and_imports.cache_clear()
+        spec = importlib.util.spec_from_file_location("kernels_of_a_test", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
@@ -37,27 +39,34 @@ def load(tmp_path):
     sys.modules.pop("kernels_of_a_test", None)
 
 
-def test_a_change_in_any_kernel_empties_the_cache(load, monkeypatch) -> None:
+def test_a_change_in_what_a_kernel_imports_empties_its_cache(load, monkeypatch, tmp_path) -> None:
+    # hetero as it would lie elsewhere: a module of constants, and one that the kernel imports.
+    package = tmp_path / "hetero" / "engine"
+    package.mkdir(parents=True)
+    (package / "compiled.py").write_text("from hetero.engine import constants\n")
+    constants, other = package / "constants.py", package / "other.py"
+    constants.write_text("TWO = 2\n")
+    other.write_text("THREE = 3\n")
+    monkeypatch.setattr(compiled, "_ROOT", tmp_path)
     assert sum(load().cache_misses.values()) == 1
     assert sum(load().cache_hits.values()) == 1
-    # The module is the same, but something it might call has changed.
-    monkeypatch.setattr(compiled, "_SOURCES", compiled._SOURCES + 1)
+    other.write_text("THREE = 4\n")  # nothing that the kernel could call
+    assert sum(load().cache_hits.values()) == 1
+    constants.write_text("TWO = 1 + 1\n")
     assert sum(load().cache_misses.values()) == 1
     assert sum(load().cache_hits.values()) == 1
 
 
-def test_the_fingerprint_is_that_of_the_kernels(monkeypatch, tmp_path) -> None:
-    for package in ("fleet", "routers", "simulator"):
-        (tmp_path / package).mkdir()
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "fleet" / "compiled.py"))
-    kernel, other = tmp_path / "routers" / "kernel.py", tmp_path / "simulator" / "run.py"
-    kernel.write_text("@compiled\ndef one(): return 1\n")
-    other.write_text("two = 2\n")
-    first = compiled._fingerprint()
-    other.write_text("two = 3\n")
-    assert compiled._fingerprint() == first
-    kernel.write_text("@compiled\ndef one(): return 2\n")
-    assert compiled._fingerprint() != first
+def test_the_fingerprint_of_a_kernel_covers_the_constants_it_freezes() -> None:
+    engine = Path(compiled.__file__).parent
+    seen, left = set(), [engine.parent / "simulator" / "loop.py"]
+    while left:
+        one = left.pop()
+        if one not in seen:
+            seen.add(one)
+            left += compiled._text_and_imports(one)[1]
+    assert {engine / "state.py", engine / "replica.py", engine / "batch.py"} <= seen
+    assert not [one for one in seen if "apps" in one.parts]
 
 
 def test_where_no_cache_can_be_kept_kernels_still_run() -> None:
