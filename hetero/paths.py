@@ -18,13 +18,17 @@ def root() -> Path:
     HeteroError
         If the package runs from a wheel: pipeline and notebooks live in the repository only.
     """
-    folder = _PACKAGE.parent
-    if not (folder / "dvc.yaml").is_file():
+    if not is_checkout():
         raise HeteroError(
             "The pipeline and its notebooks are not part of the installed package.",
             resolve="clone the hetero repository and run this command inside it.",
         )
-    return folder
+    return _PACKAGE.parent
+
+
+def is_checkout() -> bool:
+    """Whether this package runs from a checkout of the repository, not from a wheel."""
+    return (_PACKAGE.parent / "dvc.yaml").is_file()
 
 
 def data(*parts: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,18 +11,7 @@ import typer
 from hetero.apps.cli import options
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from hetero.display import Table
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    app.command("repro")(repro)
-    app.command("status")(status)
-    app.command("verify")(verify)
-    app.command("claims")(claims)
-    app.command("figures")(figures)
 
 
 def repro(
@@ -35,12 +23,16 @@ def repro(
     ] = None,
 ) -> None:
     """Bring every figure, table and the report up to date; what is fresh is not run again."""
-    _pipeline("repro").repro(profile=profile, traces=source)
+    from pipelines.repro import repro as bring
+
+    bring(profile=profile, traces=source)
 
 
 def status(as_json: options.AsJson = False) -> None:
     """Show which results are fresh, which are stale, and why."""
-    _print(_pipeline("status").status().table(), as_json)
+    from pipelines.status import status as found
+
+    _print(found().table(), as_json)
 
 
 def verify(
@@ -56,7 +48,9 @@ def verify(
 
     Exits with 1 if a result did not come out again, up to the last digits.
     """
-    found = _pipeline("verify").verify(traces=source, keep=keep)
+    from pipelines.verify import verify as rerun
+
+    found = rerun(traces=source, keep=keep)
     _print(found.table(), as_json)
     if not found.reproduced:
         raise typer.Exit(1)
@@ -89,14 +83,6 @@ def figures(as_json: options.AsJson = False) -> None:
 
     found = coverage(_results())
     _print(found.table(), as_json, found.records())
-
-
-def _pipeline(module: str) -> ModuleType:
-    """Import a module of ``pipelines``, which lies beside the package in a checkout only."""
-    from hetero import paths
-
-    paths.root()
-    return importlib.import_module(f"pipelines.{module}")
 
 
 def _results() -> Path:

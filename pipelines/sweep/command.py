@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from hetero.apps.cli import options
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("sweep")(sweep)
 
 
 def sweep(
@@ -34,10 +28,8 @@ def sweep(
     Each point is a run of the notebook in a folder of its own; a stopped sweep goes on with the
     same command. Points that failed are listed, and tried again by the next call.
     """
-    from hetero import paths
+    from pipelines.sweep import run
 
-    paths.root()
-    run = importlib.import_module("pipelines.sweep.run")
     found = run.sweep(file, on=on, workers=workers, folder=output)
     if as_json:
         rows = found.frame.to_dict("records")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from functools import cache
+from importlib.metadata import distribution
 from typing import Any
 
 import typer
 
+from hetero import paths
 from hetero.errors import HeteroError
 
 app = typer.Typer(
@@ -20,35 +22,48 @@ app = typer.Typer(
     help="Plan, route and simulate LLM serving on mixed fleets of GPUs.",
 )
 
-# Each module adds its commands to ``app`` in ``register(app)``.
-_GROUPS = (
-    "data",
-    "trace",
-    "fit",
-    "gpus",
-    "profile",
-    "measure",
-    "estimate",
-    "simulate",
-    "sweep",
-    "plan",
-    "export",
-    "size",
-    "resilience",
-    "reschedule",
-    "serve",
-    "replay",
-    "bench",
-    "pipeline",
+# In the order of the help. Each module here adds its commands to ``app`` in ``register(app)``; the
+# others are commands of a checkout, which declares them as entry points.
+_COMMANDS = (
+    *(
+        "data",
+        "trace",
+        "fit",
+        "gpus",
+        "profile",
+        "measure",
+        "estimate",
+        "simulate",
+        "sweep",
+        "plan",
+    ),
+    *("export", "size", "resilience", "reschedule", "serve", "replay", "bench"),
+    *("repro", "status", "verify", "claims", "figures"),
 )
 
 
 @cache
 def command() -> Any:
     """The command with all that it holds, built once: ``app`` keeps what is added to it."""
-    for group in _GROUPS:
-        importlib.import_module(f"hetero.apps.cli.{group}").register(app)
+    of_checkout = distribution("hetero").entry_points.select(group="hetero.commands")
+    for name in _COMMANDS:
+        if name not in of_checkout.names:
+            importlib.import_module(f"hetero.apps.cli.{name}").register(app)
+        elif paths.is_checkout():
+            found = of_checkout[name].load()
+            if isinstance(found, typer.Typer):
+                app.add_typer(found, name=name)
+            else:
+                app.command(name)(found)
+        else:
+            anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+            app.command(name, context_settings=anything)(_needs_checkout)
     return typer.main.get_command(app)
+
+
+def _needs_checkout(context: typer.Context) -> None:
+    """Only in a checkout of the repository, which has the notebooks and their results."""
+    paths.root()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -137,10 +137,11 @@ def size(
     plan = days.day(market, load_curve)
     if figure is not None:
         from hetero.files import writing
-        from hetero.plots import days, figures
+        from hetero.plots import figures
+        from hetero.plots.days import draw
 
         figures.use_style()
-        drawn = days.draw(plan)
+        drawn = draw(plan)
         figures.stamp(drawn, f"{requested.source}, {seeds} seeds from {seed}")
         with writing(figure, force=force) as part:
             drawn.savefig(part, format=figure.suffix[1:])

@@ -13,11 +13,6 @@ _COMMANDS = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group of commands to the application."""
-    group = typer.Typer(no_args_is_help=True, help="Measure how fast hetero is on this machine.")
-    for command in _COMMANDS:
-        importlib.import_module(f"pipelines.bench.commands.{command}").register(group)
-    # Keeps a command a subcommand while it is the only one.
-    group.callback()(lambda: None)
-    app.add_typer(group, name="bench")
+group = typer.Typer(no_args_is_help=True, help="Measure how fast hetero is on this machine.")
+for _command in _COMMANDS:
+    importlib.import_module(f"pipelines.bench.commands.{_command}").register(group)

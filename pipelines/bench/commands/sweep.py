@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Annotated
 
 import typer
@@ -24,10 +23,7 @@ def sweep(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure the overhead per point and the speed-up by workers, on the sweep over theta."""
-    from hetero import paths
+    from pipelines.bench.sweep import bench
 
-    paths.root()
-    found = importlib.import_module("pipelines.sweep.bench").bench(
-        points=points, alone=alone, workers=workers
-    )
+    found = bench(points=points, alone=alone, workers=workers)
     print(options.to_json(found.record()) if as_json else found)

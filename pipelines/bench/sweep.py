@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import subprocess
@@ -17,11 +16,11 @@ from typing import Any
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError
-from pipelines.sweep import point
+from pipelines.sweep import point, run
 
 _THETAS = 20
 # A new process, as a worker is; its first point pays for the imports, and is not counted.
-_CHILD = "import sys; from pipelines.sweep import bench; bench.alone(*sys.argv[1:])"
+_CHILD = "import sys; from pipelines.bench import sweep; sweep.alone(*sys.argv[1:])"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -96,8 +95,6 @@ def bench(*, points: int = 200, alone: int = 40, workers: int = 0) -> SweepBench
             }
         },
     }
-    # The package holds module and function of that name.
-    run = importlib.import_module("pipelines.sweep.run")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         file.write_text(json.dumps(sweep), encoding="utf-8")
@@ -131,7 +128,6 @@ def alone(file: str, folder: str, count: str) -> None:
     """Run some points in this process, and print the mean times inside and beside the cells."""
     from pipelines.sweep import spec
 
-    run = importlib.import_module("pipelines.sweep.run")
     jobs = run.jobs(spec.read(Path(file)), Path(folder))[: int(count) + 1]
     inside: list[float] = []
     whole: list[float] = []
