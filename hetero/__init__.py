@@ -44,13 +44,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+# Planning brings every planner with it; who only imports hetero does not wait for that, and a
+# stage of the pipeline that never plans does not depend on it.
+LAZY = {"plan": "hetero.apps.cards.answer"}
+"""Names that are imported on first use, and where they stand."""
+
+
 def __getattr__(name: str) -> Any:
-    # Planning brings every planner with it; who only imports hetero does not wait for that, and a
-    # stage of the pipeline that never plans does not depend on it.
-    if name == "plan":
-        return importlib.import_module("hetero.apps.cards.answer").plan
+    if name in LAZY:
+        return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module 'hetero' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "plan"])
+    return sorted([*globals(), *LAZY])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
-from pathlib import Path
 
-import grimp
 import pytest
 from ruamel.yaml import YAML
 
 from hetero import paths
-from pipelines import schema, source
+from pipelines import dependencies, schema, source
 
 PIPELINE = YAML(typ="safe", pure=True).load(paths.root() / "dvc.yaml")
 STAGES: dict[str, dict[str, list[str]]] = {
@@ -19,71 +16,43 @@ STAGES: dict[str, dict[str, list[str]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def graph() -> grimp.ImportGraph:
-    return grimp.build_graph("hetero", "pipelines", exclude_type_checking_imports=True)
-
-
-def imported(code: str, modules: set[str]) -> Iterator[str]:
-    """Modules of this project that a piece of code imports, in any of the ways Python has."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module in modules:
-            yield node.module
-            names = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from (name for name in names if name in modules)
-
-
-def closure(graph: grimp.ImportGraph, code: str) -> set[str]:
-    """Files that importing them executes: the modules, what they import, and their packages."""
-    found = set(imported(code, graph.modules))
-    while True:
-        more = set()
-        for module in found:
-            more |= graph.find_upstream_modules(module)
-            parts = module.split(".")
-            more |= {".".join(parts[:k]) for k in range(1, len(parts))}
-        if more <= found:
-            return found
-        found |= more
-
-
-def file_of(module: str) -> str:
-    path = Path(*module.split("."))
-    package = paths.root() / path / "__init__.py"
-    return (path / "__init__.py" if package.is_file() else path.with_suffix(".py")).as_posix()
-
-
 def covered(file: str, deps: list[str]) -> bool:
     return any(file == dep or file.startswith(f"{dep}/") for dep in deps)
 
 
-@pytest.mark.parametrize("stage", list(schema.SECTIONS))
-def test_stage_depends_on_the_modules_its_notebook_imports(
-    stage: str, graph: grimp.ImportGraph
-) -> None:
-    notebook = source.notebook_of(stage)
-    code = source.code(source.notebook_path(notebook)).replace("\n%", "\n#").replace("\n!", "\n#")
-    files = {file_of(module) for module in closure(graph, code)}
-    missing = sorted(file for file in files if not covered(file, STAGES[stage]["deps"]))
-    assert not missing, f"add to the deps of stage {stage} in dvc.yaml: {', '.join(missing)}"
+def modules(deps: list[str]) -> set[str]:
+    """Python files that entries of a stage stand for."""
+    found = set()
+    for one in deps:
+        path = paths.root() / one
+        below = path.rglob("*.py") if path.is_dir() else [path] * one.endswith(".py")
+        found |= {file.relative_to(paths.root()).as_posix() for file in below}
+    return found
 
 
-def test_report_depends_on_the_modules_it_imports(graph: grimp.ImportGraph) -> None:
-    code = (paths.root() / "pipelines" / "report.py").read_text()
-    # What only finds files or parameters does not change what is shown.
-    plumbing = {"hetero/__init__.py", "pipelines/__init__.py", "hetero/paths.py"}
-    plumbing |= {
-        "hetero/errors.py",
-        "hetero/plots/figures.py",
-        "pipelines/schema.py",
-        "pipelines/sections.py",
+@pytest.mark.parametrize("stage", [*schema.SECTIONS, "report"])
+def test_stage_depends_on_the_modules_it_imports_and_on_no_others(stage: str) -> None:
+    files, deps = dependencies.files(stage), modules(STAGES[stage]["deps"])
+    assert not files - deps, f"missing in stage {stage}: run `python -m pipelines.dependencies`"
+    assert not deps - files, f"too much in stage {stage}: run `python -m pipelines.dependencies`"
+
+
+def test_dvc_yaml_is_as_it_would_be_written() -> None:
+    text = (paths.root() / "dvc.yaml").read_text(encoding="utf-8")
+    assert dependencies.written(text) == text
+    # Entries of modules that are gone, or that nobody imports, leave.
+    stale = text.replace("        - hetero/errors.py\n", "        - hetero/gone.py\n", 1)
+    assert stale != text
+    assert dependencies.written(stale) == text
+
+
+def test_every_way_to_import_is_followed() -> None:
+    code = "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import kv"
+    assert set(dependencies.imported(code)) == {
+        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.kv"),
+        "hetero.apps.cards.answer",
     }
-    files = {file_of(module) for module in closure(graph, code)} - plumbing
-    deps = STAGES["report"]["deps"]
-    missing = sorted(file for file in files if not covered(file, deps))
-    assert not missing, f"add to the deps of stage report in dvc.yaml: {', '.join(missing)}"
+    assert "hetero/catalog/gpus.py" in dependencies.closure("from hetero.memory import kv")
 
 
 @pytest.mark.parametrize("stage", list(schema.SECTIONS))
