@@ -60,6 +60,7 @@ check: setup-tests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m pipelines.budgets
 	@$(BIN)/nbstripout --verify --keep-id --extra-keys 'metadata.widgets metadata.papermill cell.metadata.execution cell.metadata.ExecuteTime cell.metadata.papermill' notebooks/*.ipynb
 
 # vLLM's parser and SkyPilot's schemas, in an environment of their own beside the other: they pull

@@ -1,17 +1,29 @@
 """Plan, route and simulate large language model serving on mixed fleets of GPUs.
 
-Reading guide. Four files carry the ideas; read them in this order:
+Reading guide. Four files carry the ideas, in this order: ``hetero/latency/step.py`` (what a step of
+an engine costs), ``hetero/memory/budget.py`` (what fits on a GPU), ``hetero/workload/trace.py``
+(requests) and ``hetero/engine/replica.py`` (the life of a replica from event to event). Folders,
+from the ground up; a module imports only from those before its own:
 
-1. ``hetero/latency/step.py``: what a step of an engine costs, the one contract that every source
-   of latency (fits, measured tables, spec sheets) reduces to.
-2. ``hetero/memory/budget.py``: what fits on a GPU, and how many requests its KV cache holds.
-3. ``hetero/workload/trace.py``: requests, real or drawn from a statistical twin.
-4. ``hetero/engine/replica.py``: the life of a replica from event to event, in closed form; what
-   ``hetero.simulator`` plays and every router in ``hetero.routers`` looks at.
+``catalog``, ``workload``, ``cluster``
+    GPUs, models and links with their sources; traces and twins; machines and cluster files.
+``latency``, ``memory``
+    Step times: ``models``, ``sources`` of measurements, ``calibration``; weights and KV cache.
+``placement``, ``deployment``, ``engine``
+    Layers on nodes; replicas on GPUs; what one does, compiled.
+``routers``, ``simulator``
+    Which replica serves a request; what every request sees then. A router is a file here.
+``costs``, ``planners``
+    What groups of mixed GPUs cost and serve; one folder per system: ``xiong``, ``rignall``,
+    ``helix``, ``thunderserve``, and ``baselines``, ``reschedule``.
+``plots``, ``apps``
+    Pictures; what people do with all of it: ``portfolio`` (every planner asked), ``cards``,
+    ``capacity``, ``export``, ``serving``, ``profiling``, ``explorer``, ``cli``.
 
-``hetero/planners/xiong/tensor_parallel.py`` is the first planner and uses the first three. The
-notebooks ask one question each, ``pipelines/`` runs them, ``dvc.yaml`` says what depends on what.
-Every number has a source: see ``data/specs``, ``data/measured`` and ``data/published``.
+Beside the library, ``pipelines/`` runs the notebooks as ``dvc.yaml`` says; ``pipelines/studies``
+holds the papers' claims and experiments, ``pipelines/bench`` how fast things are. Every number has
+a source: ``data/specs``, ``data/measured``, ``data/published``. Where to add a GPU, a router or a
+planner, and which file holds which equation, is in ``pipelines/docs/pages/reading.md``.
 
 Examples
 --------

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from hetero import paths, workload
 from hetero.apps import cli
@@ -143,3 +144,20 @@ def test_nothing_is_overwritten_unasked(run: Run, tmp_path: Path) -> None:
     refused(run("trace", "draw", "sharegpt", "-o", str(tmp_path / "x.txt")), "no known kind")
     refused(run("trace", "draw", "sharegpt", "-o", str(tmp_path / "no" / "x.csv")), "folder")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.csv", "t.json"]
+
+
+@pytest.mark.parametrize(
+    "name", ["claims", "figures", "bench", "repro", "sweep", "status", "verify"]
+)
+def test_commands_of_a_checkout_say_so_elsewhere(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(paths, "is_checkout", lambda: False)
+    monkeypatch.setattr(cli, "app", typer.Typer())
+    cli.command.cache_clear()
+    try:
+        code, out, err = run(name, "anything", "--json")
+    finally:
+        cli.command.cache_clear()
+    assert (code, out) == (1, "")
+    assert err.endswith("Resolve: clone the hetero repository and run this command inside it.\n")

@@ -88,7 +88,7 @@ def blocks(*languages: str):
 
 def test_every_block_is_of_a_kind_that_is_tested():
     kinds = {kind for page in PAGES for kind, _ in BLOCK.findall(page.read_text("utf-8"))}
-    assert kinds == {"python", "sh", "yaml", "text", "{toctree}"}
+    assert kinds == {"python", "sh", "yaml", "{toctree}"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PAGES_FOLDER)))
@@ -197,3 +197,17 @@ def test_links_between_pages_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             target = (page.parent / link).resolve().relative_to(PAGES_FOLDER.resolve())
             assert target.as_posix() in made or (PAGES_FOLDER / target).is_file(), link
+
+
+def test_the_reading_guide_names_every_folder_and_only_what_is_there():
+    text = (PAGES_FOLDER / "reading.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:hetero|pipelines|data)/[\w/.]+)`", text)
+    assert len(named) > 50
+    assert [one for one in named if not (paths.root() / one).exists()] == []
+    folders = [
+        folder.relative_to(paths.root()).as_posix()
+        for above in ("hetero", "hetero/apps", "pipelines")
+        for folder in (paths.root() / above).iterdir()
+        if (folder / "__init__.py").is_file()
+    ]
+    assert [one for one in folders if one != "hetero/apps" and f"`{one}/`" not in text] == []
