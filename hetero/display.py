@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -128,14 +129,14 @@ class Table:
         )
 
 
-class Shown:
+class Shown(ABC):
     """Mixin: an object with a ``table()`` shows it in the shell and in JupyterLab."""
 
     __slots__ = ()
 
+    @abstractmethod
     def table(self) -> Table:
         """The table that shows this object."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return str(self.table())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from hetero.apps.portfolio import assumptions, offers
@@ -12,7 +13,7 @@ from hetero.errors import InfeasibleError
 
 
 @dataclass(frozen=True)
-class Adapter:
+class Adapter(ABC):
     """A planner of dense models; subclasses say how one cluster, without a budget, is planned.
 
     Parameters
@@ -24,9 +25,9 @@ class Adapter:
     effort: Effort = NORMAL
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        """Its name."""
-        raise NotImplementedError
+        """The planner as results and options call it."""
 
     def unfit(self, case: Case) -> str | None:
         """Why it cannot take a case, in one sentence; None if it can."""
@@ -44,7 +45,10 @@ class Adapter:
             raise InfeasibleError(
                 f"{self.name}: {reason}", resolve="ask another planner, or change the case."
             )
+        return self._within_budget(case)
+
+    def _within_budget(self, case: Case) -> Entry:
         return offers.best_of(case, self.effort.parts, self._plan)
 
-    def _plan(self, case: Case) -> Entry:
-        raise NotImplementedError
+    @abstractmethod
+    def _plan(self, case: Case) -> Entry: ...

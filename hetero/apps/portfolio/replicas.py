@@ -95,12 +95,10 @@ class Melange(Adapter):
         """Its name."""
         return "Mélange"
 
-    def plan(self, case: Case) -> Entry:
-        """The largest rate of the cluster, or of the machines that the budget pays for."""
-        if reason := self.unfit(case):
-            raise InfeasibleError(
-                f"{self.name}: {reason}", resolve="ask another planner, or change the case."
-            )
+    def _within_budget(self, case: Case) -> Entry:
+        return self._plan(case)  # the program itself chooses the machines that the budget pays for
+
+    def _plan(self, case: Case) -> Entry:
         costs = assumptions.costs(case)
         found = melange.fastest(
             case.cluster,
