@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.planners.rignall.assignment import gpus_used
-from hetero.planners.rignall.cost_search import Tradeoff, tradeoff
 from hetero.planners.rignall.direct import Direct
 from hetero.planners.rignall.divider import Divider, divide
 from hetero.planners.rignall.exact import exact
@@ -188,26 +187,6 @@ def test_a_search_does_not_take_the_file_of_another(rates: RateTable, tmp_path: 
 def test_ax_fills_the_batch_after_its_initialisation(rates: RateTable) -> None:
     found = run(rates, "ax", batch=3, iterations=2, space=Divider({"gpu0": 16}))
     assert found.points.shape == (6, 2)
-
-
-@needs_bayes
-@pytest.mark.slow
-def test_two_objectives_by_ax(rates: RateTable) -> None:
-    prices = {"gpu0": 1.0, "gpu1": 2.0}
-    space = Direct(INVENTORY, slots=2)
-    found = tradeoff(space, Objective(rates), prices, batch=3, iterations=2)
-    assert found.points.shape == (6, 4)
-    by_hand = found.points.reshape(6, 2, 2)
-    by_hand = np.where(by_hand >= 2, by_hand, 0).sum(axis=2) @ [1.0, 2.0]
-    assert found.usd_per_h == pytest.approx(by_hand)
-    for k in found.front:
-        better = found.throughput_rps > found.throughput_rps[k]
-        assert not np.any(better & (found.usd_per_h <= found.usd_per_h[k]))
-
-
-def test_front_of_layouts_by_hand() -> None:
-    cost, load = np.array([3.0, 1.0, 2.0, 2.0, 4.0]), np.array([5.0, 2.0, 2.0, 4.0, 5.0])
-    assert Tradeoff(np.zeros((5, 1)), load, cost).front == [1, 3, 0]
 
 
 @needs_bayes

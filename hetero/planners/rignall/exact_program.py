@@ -1,4 +1,4 @@
-"""Sizes, phases and work of islands in one mixed-integer program, with prices and changes."""
+"""Sizes, phases and work of islands in one mixed-integer program, with prices of GPUs."""
 
 from __future__ import annotations
 
@@ -7,45 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.errors import ParameterError
-from hetero.planners.rignall.assignment import PHASES, Assignment
-from hetero.planners.rignall.rates import IslandClass, Phase, RateTable
-from hetero.programs import Ints, Limits, Program, Solution
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What it costs to leave the islands that stand, as throughput given up for each.
-
-    Attributes
-    ----------
-    current
-        The islands that stand, with their phases.
-    flip_rps
-        Price of an island that keeps its GPUs and changes its phase [requests/s].
-    form_rps
-        Price of an island that is formed anew, of a class that stood less often [requests/s].
-    """
-
-    current: Assignment
-    flip_rps: float
-    form_rps: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.flip_rps <= self.form_rps:
-            raise ParameterError(
-                f"Changing a phase for {self.flip_rps} and forming an island for {self.form_rps} "
-                "requests/s is no price list.",
-                resolve="give 0 <= flip_rps <= form_rps: a new island loads weights as well.",
-            )
-
-    def standing(self) -> dict[tuple[IslandClass, Phase], int]:
-        """Islands that stand by class and phase."""
-        found: dict[tuple[IslandClass, Phase], int] = {}
-        for group in self.current.groups:
-            key = (group.island, group.phase)
-            found[key] = found.get(key, 0) + group.count
-        return found
+from hetero.planners.rignall.assignment import PHASES
+from hetero.planners.rignall.rates import Phase, RateTable
+from hetero.programs import Limits, Program, Solution
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +30,11 @@ def solve(
     load_rps: float | None = None,
     usd_per_gpu_h: Mapping[str, float] | None = None,
     budget_usd_per_h: float | None = None,
-    changes: Changes | None = None,
 ) -> Layouts:
     r"""Largest load of an inventory, or with ``load_rps`` the cheapest GPUs that carry that load.
 
     .. math::
-        \max R - \text{changes}, \quad \sum_s s\, (n_{ts}^{prefill} + n_{ts}^{decode}) \le I_t,
+        \max R, \quad \sum_s s\, (n_{ts}^{prefill} + n_{ts}^{decode}) \le I_t,
         \quad \sum_j x_{kj} \le n_k, \quad \sum_k b_{kj} x_{kj} \ge p_j R,
         \quad \sum_t c_t \sum_s s\, n_{ts} \le B
 
@@ -83,8 +46,6 @@ def solve(
         Price of a GPU of each type [$/h], c.
     budget_usd_per_h
         What all islands may cost [$/h], B.
-    changes
-        Prices of leaving the islands that stand.
     """
     program = Program()
     load = program.variables(
@@ -121,38 +82,9 @@ def solve(
             program.entries(capacity, count, -1.0)
             program.entries(serve[can], work, rate[k, can] / rates.share[can])
             columns[k, phase] = int(count[0])
-    if changes is not None:
-        _price_changes(program, rates, columns, changes)
     found = program.solve(limits, names="the layout of islands")
     islands: dict[Phase, dict[int, int]] = {"prefill": {}, "decode": {}}
     for (k, phase), column in columns.items():
         if round(found.values[column]):
             islands[phase][k] = round(found.values[column])
     return Layouts(islands["prefill"], islands["decode"], float(found.values[load[0]]), found)
-
-
-def _price_changes(
-    program: Program, rates: RateTable, columns: dict[tuple[int, Phase], int], changes: Changes
-) -> None:
-    """N = kept + flipped + formed per class and phase; kept and flipped come from what stands."""
-    standing = changes.standing()
-    classes = sorted({k for k, _ in columns})
-    for k in classes:
-        island = rates.classes[k]
-        left: dict[Phase, Ints] = {}
-        for phase in PHASES:
-            # Kept in this phase, or flipped to the other one: together no more than stand.
-            left[phase] = program.rows(1, upper=standing.get((island, phase), 0))
-        for phase in PHASES:
-            if (k, phase) not in columns:
-                continue
-            other: Phase = "decode" if phase == "prefill" else "prefill"
-            kept = program.variables(1)
-            flipped = program.variables(1, objective=-changes.flip_rps)
-            formed = program.variables(1, objective=-changes.form_rps)
-            row = program.rows(1, lower=0.0, upper=0.0)
-            program.entries(row, columns[k, phase], 1.0)
-            for part in (kept, flipped, formed):
-                program.entries(row, part, -1.0)
-            program.entries(left[phase], kept, 1.0)
-            program.entries(left[other], flipped, 1.0)
