@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hetero.catalog import Gpu, KvFormula, Llm
@@ -297,10 +297,6 @@ class Deployment(Shown):
             ),
             rows,
         )
-
-    def with_engine(self, engine: Engine) -> Deployment:
-        """The same replicas with another engine."""
-        return replace(self, replicas=tuple(replace(r, engine=engine) for r in self.replicas))
 
     @property
     def usd_per_h(self) -> float | None:

@@ -281,11 +281,6 @@ class Llm(Shown):
 
     # Operations -----------------------------------------------------------------------------
 
-    @property
-    def linear_flops_per_token(self) -> int:
-        """Operations per token in products with weights, ``2 matmul_params``."""
-        return 2 * self.matmul_params
-
     def attention_flops_per_pair(self, *, absorbed: bool = False) -> int:
         """Floating-point operations per pair of query and cached token, all layers.
 

@@ -326,10 +326,6 @@ class StepModel(Shown):
         c = np.asarray(cached, dtype=np.float64)
         return self.seconds(float(c.size), c.size, c.sum())
 
-    def inside(self, tokens: float, decoding: float = 0) -> bool:
-        """Whether a step lies within the range that the source covers."""
-        return tokens <= self.max_tokens and decoding <= self.max_decoding
-
     def table(self) -> Table:
         """One row per knot and piece, the other rates in the notes."""
         rows = tuple(

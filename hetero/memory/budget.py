@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from hetero.catalog import Gpu, KvFormula, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import ParameterError
 from hetero.memory.kv import kv_bytes_per_token, kv_heads_held
 
 OverheadPer: TypeAlias = Literal["gpu", "instance"]
@@ -183,19 +183,6 @@ class Budget(Shown):
                 resolve="give lengths of 0 or more, together above 0.",
             )
         return self.max_tokens // size
-
-    def kv_usage(self, tokens: float) -> float:
-        """Share of the KV cache that ``tokens`` take (eq. 8); above 1 when requests have to wait.
-
-        Raises
-        ------
-        InfeasibleError
-            If the weights leave no KV cache.
-        """
-        capacity = self.kv_capacity_bytes
-        if capacity <= 0:
-            raise InfeasibleError(str(self.why_not()), resolve=_REMEDY)
-        return tokens * self.kv_bytes_per_token / capacity
 
     def why_not(self, longest_tokens: int = 1) -> str | None:
         """Constraint that keeps the instance from serving a request of that length, or None.

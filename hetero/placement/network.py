@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement.placement import Placement
-from hetero.placement.problem import Problem
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -305,11 +304,3 @@ class Flow(Shown):
             rows,
             (f"Bottleneck: {self.bottleneck}.", f"Mean depth: {self.depth:.1f} nodes."),
         )
-
-
-def flow_value(problem: Problem, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> float:
-    """Maximum flow [tokens/s] of nodes that hold [start, stop), -1 for none; no checks."""
-    held = np.where(starts >= 0, stops - starts, 0)
-    capacity = np.array([node.tokens_per_s[k] for node, k in zip(problem.nodes, held, strict=True)])
-    valid = connections(starts, stops, problem.llm.layers, False)
-    return solve(valid, capacity, problem.link_tokens_per_s)[0]

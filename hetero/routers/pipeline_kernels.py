@@ -1,7 +1,7 @@
 """How routers of pipelines decide, compiled: which edge a request takes next.
 
-FLOW and THROUGHPUT settle the whole path when a request comes; SWARM decides hop by hop when a
-prompt is ready to be sent; RANDOM and SHORTEST_QUEUE when an edge is free.
+FLOW settles the whole path when a request comes; SWARM decides hop by hop when a prompt is ready
+to be sent; RANDOM and SHORTEST_QUEUE when an edge is free.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hetero.engine.compiled import compiled
 from hetero.engine.pipeline_kv import room
 from hetero.engine.pipeline_state import DRAWS
 
-FLOW, THROUGHPUT, SWARM, RANDOM, SHORTEST_QUEUE = 0, 1, 2, 3, 4
+FLOW, SWARM, RANDOM, SHORTEST_QUEUE = 0, 1, 2, 3
 
 #: Edges with less than this share of what leaves a node are not used (Helix).
 LEAST_SHARE = 0.05
@@ -121,7 +121,7 @@ def walk(p, V, L, IM, tokens, expected, path, code):
         i = L[e].target
         if i == p.nodes:
             return count
-    if code in (FLOW, THROUGHPUT):
+    if code == FLOW:
         for k in range(count):
             L[IM[path + k]].load -= tokens / L[IM[path + k]].weight
     return 0

@@ -1,9 +1,9 @@
 """Routers of pipelines: which nodes, one after another, serve a request.
 
-A router settles the whole path of a request when it comes (flow, throughput), or decides hop by
-hop (Swarm), or when an edge is free (random, shortest queue). Decoding follows the path of the
-prefill, where the KV cache is. Each is one compiled kernel, see
-:mod:`hetero.routers.pipeline_kernels`; :meth:`PipelineRouter.live` calls it for one dispatcher.
+A router settles the whole path of a request when it comes (flow), or decides hop by hop (Swarm),
+or when an edge is free (random, shortest queue). Decoding follows the path of the prefill, where
+the KV cache is. Each is one compiled kernel, see :mod:`hetero.routers.pipeline_kernels`;
+:meth:`PipelineRouter.live` calls it for one dispatcher.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ class LivePipelineRouter:
 
 
 @dataclass(frozen=True)
-class _ByWeight(PipelineRouter):
-    """Interleaved weighted round robin at every vertex, with KV cache masked by expectation.
+class FlowRouter(PipelineRouter):
+    """Helix: interleaved weighted round robin at every vertex, with KV cache masked by expectation.
 
-    A vertex gives a request of ``n`` tokens to the edge with the least (load + n) / weight; a
-    decoded token adds 1 to the load of every edge on its path. A node is masked when the tokens
-    that are expected of its requests and of this one, n + ``expected_output_tokens`` each, would
-    take more than ``high_water`` of its cache.
+    The weight of a connection is what the maximum flow sends over it. A vertex gives a request of
+    ``n`` tokens to the edge with the least (load + n) / weight; a decoded token adds 1 to the load
+    of every edge on its path. A node is masked when the tokens that are expected of its requests
+    and of this one, n + ``expected_output_tokens`` each, would take more than ``high_water`` of
+    its cache.
 
     Parameters
     ----------
@@ -103,16 +104,27 @@ class _ByWeight(PipelineRouter):
         Share of the KV cache of a node that may be counted on.
     expected_output_tokens
         Output that a request is expected to have, whatever it turns out to be.
+    flow
+        Flow on every link [tokens/s], shape (n + 1, n + 1), where not the maximum flow of the
+        network is to be followed. Without it, the flow is found anew when something fails.
 
     Notes
     -----
     Source: Helix sections 5.1 and 5.2. Its artifact expects 0.6 x 240 tokens and fills 90 % when
     requests arrive by themselves, 240 tokens and 85 % when it feeds the cluster itself.
+
+    Examples
+    --------
+    >>> FlowRouter.offline().high_water
+    0.85
     """
 
+    code: ClassVar[int] = kernels.FLOW
     reserves: ClassVar[bool] = True
+    name: str = "flow"
     high_water: float = 0.9
     expected_output_tokens: float = 144.0
+    flow: Floats | None = None
 
     def __post_init__(self) -> None:
         if not (0 < self.high_water <= 1 and self.expected_output_tokens >= 0):
@@ -125,27 +137,6 @@ class _ByWeight(PipelineRouter):
     def parameters(self) -> dict[str, float]:
         """Share of the cache and expected output."""
         return {"high_water": self.high_water, "expected_output": self.expected_output_tokens}
-
-
-@dataclass(frozen=True)
-class FlowRouter(_ByWeight):
-    """Helix: the weight of a connection is what the maximum flow sends over it.
-
-    Parameters
-    ----------
-    flow
-        Flow on every link [tokens/s], shape (n + 1, n + 1), where not the maximum flow of the
-        network is to be followed. Without it, the flow is found anew when something fails.
-
-    Examples
-    --------
-    >>> FlowRouter.offline().high_water
-    0.85
-    """
-
-    code: ClassVar[int] = kernels.FLOW
-    name: str = "flow"
-    flow: Floats | None = None
 
     @classmethod
     def offline(cls, flow: Floats | None = None) -> FlowRouter:
@@ -161,19 +152,6 @@ class FlowRouter(_ByWeight):
             return working.max_flow().link_tokens_per_s
         except InfeasibleError:
             return np.zeros(links.shape)
-
-
-@dataclass(frozen=True)
-class ThroughputRouter(_ByWeight):
-    """The weight of a connection is the throughput of the node that it leads to."""
-
-    code: ClassVar[int] = kernels.THROUGHPUT
-    name: str = "throughput"
-
-    def weights(self, network: Network, links: Flags) -> Floats:
-        """Throughput of every target; 1 towards the coordinator."""
-        targets = np.append(network.node_tokens_per_s(), 1.0)
-        return np.where(links, targets[None, :], 0.0)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
+from hetero.display import Shown, Table
 from hetero.engine import state
 from hetero.engine.gaps import gap_edges
 from hetero.errors import ParameterError
@@ -185,32 +185,3 @@ class Run(Shown):
         from hetero.simulator.metrics import metrics
 
         return metrics(self).table()
-
-    def by_replica(self) -> Table:
-        """One row per replica: what it served, how busy it was, when it was done."""
-        ends, used = self.completion_s(), self.utilisation()
-        placed = self.requests["node"][self.requests["node"] >= 0]
-        counts = np.bincount(placed, minlength=len(self.replicas))
-        rows = tuple(
-            (
-                replica.name,
-                int(counts[k]),
-                int(self.replicas["prefill_tokens"][k]),
-                int(self.replicas["decode_tokens"][k]),
-                float(used[k]),
-                float(ends[k]),
-            )
-            for k, replica in enumerate(self.deployment.replicas)
-        )
-        return Table(
-            f"{self.deployment.name}, {self.router}",
-            (
-                Column("replica"),
-                Column("requests"),
-                Column("prefilled", "tokens"),
-                Column("decoded", "tokens"),
-                Column("busy", "share", 3),
-                Column("done after", "s"),
-            ),
-            rows,
-        )

@@ -219,14 +219,14 @@ def saturation(
 
     Examples
     --------
-    >>> from hetero.deployment import Replica
+    >>> from hetero.deployment import Engine, Replica
     >>> from hetero.latency.step import StepModel
     >>> from hetero.routers import RoundRobin
     >>> step = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
-    >>> one = Deployment("one", (Replica("a", step, kv_tokens=10_000),))
+    >>> engine = Engine(max_step_tokens=100)
+    >>> one = Deployment("one", (Replica("a", step, kv_tokens=10_000, engine=engine),))
     >>> even = Trace([float(k) for k in range(1000)], [100] * 1000, [1] * 1000)
-    >>> limited = one.with_engine(one.replicas[0].engine.__class__(max_step_tokens=100))
-    >>> 9.9 < saturation(limited, even, RoundRobin()).rate_rps < 10.4
+    >>> 9.9 < saturation(one, even, RoundRobin()).rate_rps < 10.4
     True
     """
     if len(trace) < _LEAST_REQUESTS:

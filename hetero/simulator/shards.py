@@ -56,10 +56,6 @@ class Totals:
     counts
         Requests ``arrived``, ``finished`` and ``rejected``, tokens ``input`` and ``output`` of
         finished ones, and ``preemptions``.
-    sums_s
-        Sums of TTFT, TPOT and E2E over the requests that have them [s].
-    numbers
-        How many have them.
     histograms
         Counts by bin of :func:`hetero.engine.gaps.gap_edges`; inter-token times too.
     first_s, last_s
@@ -71,8 +67,6 @@ class Totals:
     """
 
     counts: dict[str, int]
-    sums_s: dict[str, float]
-    numbers: dict[str, int]
     histograms: dict[str, Ints]
     first_s: float
     last_s: float
@@ -84,8 +78,7 @@ class Totals:
         """Totals of a run."""
         done, records = run.finished, run.requests
         values = {"ttft_s": run.ttft_s, "tpot_s": run.tpot_s, "e2e_s": run.e2e_s}
-        there = {key: one[np.isfinite(one)] for key, one in values.items()}
-        histograms = {key: _histogram(one) for key, one in there.items()}
+        histograms = {key: _histogram(one[np.isfinite(one)]) for key, one in values.items()}
         return cls(
             counts=run.counts
             | {
@@ -94,8 +87,6 @@ class Totals:
                 "output_tokens": int(records["output_tokens"][done].sum(dtype=np.int64)),
                 "preemptions": int(records["preemptions"].sum(dtype=np.int64)),
             },
-            sums_s={key: float(one.sum()) for key, one in there.items()},
-            numbers={key: len(one) for key, one in there.items()},
             histograms=histograms | {"gap_s": run.gap_counts},
             first_s=float(records["arrival_s"][0]),
             last_s=float(records["finish_s"][done].max()) if done.any() else -np.inf,
@@ -113,8 +104,6 @@ class Totals:
 
         return Totals(
             counts=both(self.counts, other.counts),
-            sums_s=both(self.sums_s, other.sums_s),
-            numbers=both(self.numbers, other.numbers),
             histograms=both(self.histograms, other.histograms),
             first_s=min(self.first_s, other.first_s),
             last_s=max(self.last_s, other.last_s),
@@ -148,12 +137,6 @@ class Replay(Shown):
     def span_s(self) -> float:
         """First arrival to last finish [s]."""
         return max(self.totals.last_s - self.totals.first_s, 0.0)
-
-    @cached_property
-    def means_s(self) -> dict[str, float]:
-        """Mean TTFT, TPOT and E2E [s]."""
-        kept = self.totals
-        return {key: kept.sums_s[key] / max(kept.numbers[key], 1) for key in kept.sums_s}
 
     @cached_property
     def percentiles_s(self) -> dict[str, dict[int, float]]:

@@ -21,8 +21,6 @@ from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency.calibration.expected import StepError, expected_error
-from hetero.latency.models.affine import Affine
-from hetero.latency.models.phase import PhaseFit
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.routers import Builtin, Router
@@ -35,9 +33,6 @@ Floats = NDArray[np.float64]
 Rule: TypeAlias = Literal["nominal", "best mean", "best worst case"]
 """How to choose among plans: by the step times as they are, by the mean over draws, or by the
 worst draw, cut at the share that an interval leaves out on that side."""
-
-Factors: TypeAlias = Mapping[str, Floats]
-"""Per GPU type the factors of prefill and decode times, shape (draws, 2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,26 +369,3 @@ def perturbed(deployment: Deployment, factors: Mapping[str, Floats]) -> Deployme
             known[key] = scaled(replica.step, prefill, decode)
         replicas.append(replace(replica, step=known[key]))
     return replace(deployment, replicas=tuple(replicas))
-
-
-def fitted_steps(
-    prefill: PhaseFit, decode: PhaseFit, draws: int, *, seed: int = 0
-) -> tuple[StepModel, ...]:
-    """Step models whose coefficients are drawn from the covariance of two fits.
-
-    Coefficients are normal around their estimates; draws that make a time negative are cut at 0,
-    as :class:`~hetero.latency.step.Piece` asks.
-    """
-    rng = stream(seed, "coefficients")
-    found = []
-    drawn = zip(prefill.linear.draw(draws, rng), decode.linear.draw(draws, rng), strict=True)
-    for first, second in drawn:
-        own = (
-            replace(prefill, linear=replace(prefill.linear, coefficients=first)),
-            replace(decode, linear=replace(decode.linear, coefficients=second)),
-        )
-        affine = Affine.from_fits(*own, source="drawn coefficients")
-        names = ("decode_s", "per_decoding_s", "per_cached_token_s", "per_context_token_s")
-        kept = {name: max(0.0, float(getattr(affine, name))) for name in names}
-        found.append(replace(affine, **kept).step_model())  # type: ignore[arg-type]
-    return tuple(found)

@@ -13,7 +13,6 @@ from hetero.cluster import Network as Links
 from hetero.display import Column, Table
 from hetero.placement import Problem
 from hetero.planners.helix import Plan, search
-from hetero.planners.helix.milp import Milp
 from hetero.planners.helix.planner import timing_key
 from hetero.streams import stream
 from hetero.timings import Timing
@@ -169,16 +168,6 @@ def table(found: list[Planned]) -> Table:
         tuple(rows),
         ("Gurobi 11 on 20 threads, from the logs of the Helix artifact; its bounds stay far off.",),
     )
-
-
-def literal_sizes() -> Table:
-    """Size of Helix's integer program on every cluster."""
-    rows = []
-    for name, model in CASES[:4]:
-        size = Milp(problem(name, model)).size
-        rows.append((name, model, size.total_variables, size.total_constraints))
-    columns = (Column("cluster"), Column("model"), Column("variables"), Column("constraints"))
-    return Table("Helix's integer program", columns, tuple(rows))
 
 
 def record(found: list[Planned]) -> dict[str, object]:

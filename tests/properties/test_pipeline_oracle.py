@@ -19,7 +19,6 @@ from hetero.routers.pipelines import (
     RandomRouter,
     ShortestQueueRouter,
     SwarmRouter,
-    ThroughputRouter,
 )
 from hetero.simulator.pipelines import Feed, NetworkEvent, simulate_pipelines
 from hetero.workload import Trace
@@ -28,7 +27,6 @@ DEPTH = 6
 ROUTERS = (
     FlowRouter(expected_output_tokens=8.0),
     FlowRouter(expected_output_tokens=300.0, high_water=0.5),
-    ThroughputRouter(expected_output_tokens=8.0),
     SwarmRouter(initial_s=2.0**-5, smoothing=0.75),
     RandomRouter(),
     ShortestQueueRouter(),

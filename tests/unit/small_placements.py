@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hetero.catalog import llm
 from hetero.placement import Links, Node, Problem, machine_kind
-from hetero.placement.network import flow_value
+from hetero.placement.network import connections, solve
 
 
 def random_problem(seed: int, nodes: int, layers: int, most: int, *, slow: bool) -> Problem:
@@ -30,6 +31,14 @@ def random_problem(seed: int, nodes: int, layers: int, most: int, *, slow: bool)
         tuple(Node(f"n{k}", f"r{k % 2}", kind, table) for k, table in enumerate(chosen)),
         Links(bandwidth, np.full_like(bandwidth, 1e-3)),
     )
+
+
+def _flow(problem: Problem, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> float:
+    """Maximum flow [tokens/s] of nodes that hold [start, stop), -1 for none."""
+    held = np.where(starts >= 0, stops - starts, 0)
+    capacity = np.array([node.tokens_per_s[k] for node, k in zip(problem.nodes, held, strict=True)])
+    valid = connections(starts, stops, problem.llm.layers, False)
+    return solve(valid, capacity, problem.link_tokens_per_s)[0]
 
 
 def exhaustive(problem: Problem) -> float:
@@ -58,7 +67,7 @@ def exhaustive(problem: Problem) -> float:
         if missing > sum(work[k] for k in order[depth:]) + 1e-9:
             return
         if depth == n:
-            best = max(best, flow_value(problem, starts, stops))
+            best = max(best, _flow(problem, starts, stops))
             return
         node = order[depth]
         first = 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.apps.portfolio.fleets import counterpart, counterparts, fleet, gpu_prices, priced
+from hetero.apps.portfolio.fleets import counterpart, fleet, gpu_prices, priced
 from hetero.cluster import Cluster, cluster
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
 
@@ -14,8 +14,9 @@ def test_counterparts_cost_no_more_and_leave_less_than_a_machine(name: str) -> N
     mixed = cluster(name)
     money = sum(gpu_prices(mixed)[gpu] * count for gpu, count in mixed.gpu_counts.items())
     assert money == pytest.approx(mixed.usd_per_h)
-    for alike in counterparts(mixed):
-        (gpu,) = alike.gpu_counts
+    for gpu in mixed.gpu_types:
+        alike = counterpart(mixed, gpu)
+        assert list(alike.gpu_counts) == [gpu]
         price = gpu_prices(mixed)[gpu]
         assert {m.count for m in alike.machines} == {alike.machines[0].count}
         assert alike.usd_per_h == pytest.approx(alike.gpus * price)

@@ -55,8 +55,6 @@ def test_table_and_price() -> None:
     assert fleet.usd_per_h == 12.0
     assert "2 x A100-SXM-80GB" in str(fleet)
     assert Deployment("mixed", (*priced, B)).usd_per_h is None
-    chunked = fleet.with_engine(Engine(batching="chunked"))
-    assert {r.engine.batching for r in chunked.replicas} == {"chunked"}
 
 
 def test_replicas_take_the_memory_that_the_weights_leave() -> None:

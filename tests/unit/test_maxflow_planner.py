@@ -19,7 +19,7 @@ from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import flow_bound, simple_bound
 from hetero.planners.helix.chains import chain
 from hetero.planners.helix.groups import groups
-from hetero.planners.helix.heuristics import petals, separate, separate_plus, swarm
+from hetero.planners.helix.heuristics import petals, separate, swarm
 from hetero.planners.helix.milp import Milp, judge
 from hetero.programs import Limits
 from pipelines.studies.helix_artifact import placement, problem
@@ -246,9 +246,6 @@ def test_separate_pipelines_keep_kinds_apart() -> None:
         assert {start for start, _ in own} | {60} == edges
     with pytest.raises(InfeasibleError, match="No kind of node of helix-single-24"):
         separate(problem("single-24", "70B"))
-    mixed = separate_plus(problem("hetero-42", "70B"))
-    assert mixed.copies.min() >= 1
-    assert judge(mixed) > 0
 
 
 def test_swarm_refuses_stages_that_do_not_fit() -> None:

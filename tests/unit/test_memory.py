@@ -10,7 +10,7 @@ import pytest
 
 from hetero import memory
 from hetero.catalog import gpu, llm
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import ParameterError
 from hetero.memory import Budget
 from hetero.workload import datasets
 
@@ -47,15 +47,6 @@ def test_batch_of_identical_requests_is_equation_5() -> None:
     assert Budget(llm("Llama-2-70B"), V100).max_batch(600, 400) == 0
     with pytest.raises(ParameterError, match="0 input and 0 output"):
         Budget(LLAMA_8B, V100).max_batch(0, 0)
-
-
-def test_usage_is_equation_8() -> None:
-    budget = Budget(LLAMA_8B, V100, kv_formula="full")
-    capacity = 0.9 * 32 * GIB - 2 * GIB - 2 * 8030261248
-    assert budget.kv_usage(10_000) == pytest.approx(10_000 * 524288 / capacity)
-    assert budget.kv_usage(100_000) > 1
-    with pytest.raises(InfeasibleError, match="The weights of Llama-2-70B"):
-        Budget(llm("Llama-2-70B"), V100).kv_usage(1)
 
 
 def test_kv_bytes_of_published_transfers() -> None:

@@ -11,7 +11,6 @@ from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.placement import Links, Network, Placement, Problem, machine_kind
-from hetero.placement.network import flow_value
 from hetero.placement.throughput import OperatingPoint, throughput
 from hetero.workload import datasets
 from pipelines.studies import helix_tables as tables
@@ -168,13 +167,6 @@ def test_partial_inference_lets_a_node_begin_in_the_middle() -> None:
         Network(both).max_flow()
     # l4-1 holds 46 to 51; from a100-4, which stops at 48, it computes only 48 to 51.
     assert Network(both, True).max_flow().tokens_per_s == pytest.approx(747.785, abs=0.01)
-
-
-def test_flow_value_agrees_with_the_network() -> None:
-    one = placement("geo-24 70B swarm")
-    pairs = np.array([held or (-1, -1) for held in one.ranges])
-    value = flow_value(one.problem, pairs[:, 0], pairs[:, 1])
-    assert value == Network(one).max_flow().tokens_per_s
 
 
 def test_example_of_figure_1_gains_from_the_network() -> None:

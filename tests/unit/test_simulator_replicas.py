@@ -276,7 +276,6 @@ def test_reasons_of_rejections() -> None:
     assert math.isnan(refused.requests["finish_s"][0])
     assert refused.span_s == 0.0
     assert str(refused)
-    assert str(refused.by_replica())
 
 
 def test_a_request_too_long_for_every_decode_replica_is_not_refused_by_the_router() -> None:

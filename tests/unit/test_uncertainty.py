@@ -12,7 +12,7 @@ from hetero import workload
 from hetero.catalog import gpu, llm
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import ParameterError
-from hetero.latency import fit, for_gpu
+from hetero.latency import for_gpu
 from hetero.latency.calibration.expected import StepError
 from hetero.latency.sources import measured
 from hetero.latency.sources.profiles import profiled_step
@@ -170,23 +170,6 @@ def test_throughput_ttft_and_cost_of_a_simulated_plan() -> None:
         assert low < found.nominal[0, found.measures.index(measure)] < high
     again = uncertainty.propagate({"a": plan}, draws=20, seed=0)
     np.testing.assert_array_equal(found.values, again.values)
-
-
-def test_drawn_fits_have_the_spread_that_the_fit_claims() -> None:
-    table = next(t for t in measured.splitwise() if t.label == "Llama-2-70B on H100-SXM x4")
-    prefill, decode = fit(table, form="cross")
-    linear = decode.linear
-    drawn = linear.draw(4000, np.random.default_rng(0))
-    degrees = linear.accuracy.rows - len(linear.coefficients)
-    quantile = stats.t.ppf(0.5 + linear.confidence / 2, degrees)
-    deviation = (linear.high - linear.low) / 2 / quantile
-    np.testing.assert_allclose(drawn.std(axis=0), deviation, rtol=0.05)
-    np.testing.assert_allclose(drawn.mean(axis=0), linear.coefficients, atol=0.1 * deviation.max())
-    steps = uncertainty.fitted_steps(prefill, decode, 100, seed=2)
-    times = np.array([float(s.decode_seconds([600] * 16)) for s in steps])
-    band = decode.expected([16.0], [600.0])
-    assert bool(((times > 0.9 * band.low_s) & (times < 1.1 * band.high_s)).mean() > 0.9)
-    assert len(np.unique(times)) == 100
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

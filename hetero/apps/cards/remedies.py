@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.apps.cards.delivery import GROWTH, LATENCIES, Effort, carried
-from hetero.apps.cards.precision import PRECISIONS
-from hetero.apps.cards.request import Request, more
+from hetero.apps.cards.request import PRECISIONS, Request, more
 from hetero.apps.cards.sensitivity import machines
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case

@@ -11,7 +11,6 @@ import numpy as np
 
 from hetero import catalog, workload
 from hetero.apps.cards.delivery import EFFORTS, Effort
-from hetero.apps.cards.precision import PRECISIONS
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import Llm
@@ -26,6 +25,16 @@ from hetero.workload import Trace, TraceSource, statistics
 
 Precision: TypeAlias = Literal["auto", "fp16", "bf16", "fp8", "int8", "int4", "fp4"]
 """Data type of weights; ``"auto"`` tries all of which some GPU of the fleet is capable."""
+
+PRECISIONS = ("fp16", "fp8", "int8", "int4")
+"""Data types of weights that are tried, the widest first.
+
+A GPU takes part in a type that its matrix units compute in, after the data sheet of its catalog
+row; kernels that only store a type on other GPUs are left out. What a type does to the quality of
+the replies is not modelled, nor what it takes to quantise a model. Not counted either: scales and
+zero points (a few percent of the bytes), and embeddings or logits that a checkpoint may keep in 16
+bits. Efficiencies were calibrated in 16 bits.
+"""
 
 RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
 

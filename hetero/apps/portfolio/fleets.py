@@ -146,13 +146,6 @@ def counterpart(
     )
 
 
-def counterparts(
-    mixed: Cluster, *, usd_per_gpu_h: Mapping[str, float] | None = None
-) -> tuple[Cluster, ...]:
-    """One homogeneous cluster of equal price per GPU type of a cluster, in their order."""
-    return tuple(counterpart(mixed, kind, usd_per_gpu_h=usd_per_gpu_h) for kind in mixed.gpu_types)
-
-
 def gpu_prices(mixed: Cluster) -> dict[str, float]:
     """Price of one GPU of each type [$/h], by its machines; types without one are left out.
 

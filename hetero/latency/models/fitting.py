@@ -182,14 +182,6 @@ class LinearFit(Shown):
                 return float(value)
         raise KeyError(name)
 
-    def draw(self, count: int, rng: np.random.Generator) -> Floats:
-        """Coefficients drawn from their covariance; shape (count, K), held at 0 where they are."""
-        covariance = np.asarray(self._results.cov_params(), dtype=np.float64)
-        mean = np.asarray(self._results.params, dtype=np.float64)
-        found = np.zeros((count, len(self.coefficients)))
-        found[:, self._active] = rng.multivariate_normal(mean, covariance, count)
-        return found / self._scale
-
     def predict(self, design: ArrayLike) -> Prediction:
         """Prediction for rows of the design, shape (rows, K), with its interval.
 

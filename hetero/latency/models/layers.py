@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.frames import derived_frame, raw_frame, replicas
 from hetero.latency.reduction import Reduction
@@ -40,8 +39,8 @@ class LayerLatency(Shown):
 
     Examples
     --------
-    >>> node = layer_latency("L4", "Llama-2-70B")
-    >>> round(float(node.decode_layer_ms(1)), 1)
+    >>> nodes = {(n.gpu, n.llm, n.tensor_parallel): n for n in layer_latencies()}
+    >>> round(float(nodes["L4", "Llama-2-70B", 1].decode_layer_ms(1)), 1)
     6.9
     """
 
@@ -63,14 +62,6 @@ class LayerLatency(Shown):
         """Time [ms] of one layer for one decode step of ``requests``; 0 for none."""
         b = np.asarray(requests, dtype=np.float64)
         return np.where(b > 0, _interpolate(b, self.decode_requests, self.decode_ms), 0.0)
-
-    def layer_ms(self, tokens: ArrayLike, requests: ArrayLike) -> Floats:
-        """Time [ms] of one layer for a mixed batch: the sum of both, as Helix simulates it."""
-        return np.asarray(self.prompt_layer_ms(tokens) + self.decode_layer_ms(requests))
-
-    def inside(self, tokens: float, requests: float = 0) -> bool:
-        """Whether a batch lies within the measured range."""
-        return bool(tokens <= self.prompt_tokens[-1] and requests <= self.decode_requests[-1])
 
     def reduce(self, layers: int = 1, context_tokens: float = HELIX_CONTEXT_TOKENS) -> Reduction:
         r"""Step model of a node that holds ``layers`` layers, and its error on the knots.
@@ -166,27 +157,6 @@ def layer_latencies(*, raw: bool = False) -> tuple[LayerLatency, ...]:
             )
         )
     return tuple(found)
-
-
-def layer_latency(
-    gpu: str, llm: str, tensor_parallel: int = 1, *, raw: bool = False
-) -> LayerLatency:
-    """Layer latency of one node type.
-
-    Raises
-    ------
-    ParameterError
-        If Helix did not measure it; names what it did measure.
-    """
-    nodes = {(n.gpu, n.llm, n.tensor_parallel): n for n in layer_latencies(raw=raw)}
-    if (gpu, llm, tensor_parallel) not in nodes:
-        known = sorted({f"{g} x{t}" for g, _, t in nodes})
-        models = sorted({m for _, m, _ in nodes})
-        raise ParameterError(
-            f"Helix has no layer table of {llm} on {gpu} x{tensor_parallel}.",
-            resolve=f"use {', '.join(known)} with {' or '.join(models)}.",
-        )
-    return nodes[gpu, llm, tensor_parallel]
 
 
 def helix(*, raw: bool = False) -> tuple[Measurements, ...]:

@@ -96,8 +96,8 @@ def petals(problem: Problem, seed: int = 0) -> Placement:
 def separate(problem: Problem) -> Placement:
     """Separate pipelines: one chain of equal parts per kind of node, where a kind suffices.
 
-    Kinds whose nodes together hold too few layers stay idle (see :func:`separate_plus`). Nodes
-    of a kind form as many pipelines of the least depth as they can.
+    Kinds whose nodes together hold too few layers stay idle. Nodes of a kind form as many
+    pipelines of the least depth as they can.
 
     Raises
     ------
@@ -114,27 +114,9 @@ def separate(problem: Problem) -> Placement:
         raise InfeasibleError(
             f"No kind of node of {problem.name} holds the {problem.llm.layers} layers of "
             f"{problem.llm.name} by itself.",
-            resolve="mix kinds, as separate_plus does.",
+            resolve="mix kinds, as Petals and Swarm do.",
         )
     return Placement.of(problem, ranges, f"{problem.name}, separate pipelines")
-
-
-def separate_plus(problem: Problem) -> Placement:
-    """Separate pipelines, and one mixed pipeline of the kinds that do not suffice (SP+).
-
-    Notes
-    -----
-    Source: Helix section 6.5.
-    """
-    ranges = _pipelines(problem)
-    left = [k for k, node in enumerate(problem.nodes) if node.name not in ranges]
-    ranges |= _chain(problem, sorted(left, key=lambda k: -problem.nodes[k].max_layers))
-    if not ranges:
-        raise InfeasibleError(
-            f"The nodes of {problem.name} hold too few layers for one pipeline.",
-            resolve="add nodes, or take a smaller model.",
-        )
-    return Placement.of(problem, ranges, f"{problem.name}, separate pipelines and a mixed one")
 
 
 def _pipelines(problem: Problem) -> LayerRanges:
@@ -157,19 +139,6 @@ def _even(problem: Problem, nodes: Sequence[int]) -> LayerRanges:
     edges = [k * problem.llm.layers // len(nodes) for k in range(len(nodes) + 1)]
     return {
         problem.nodes[node].name: (edges[k], edges[k + 1])
-        for k, node in enumerate(nodes)
-        if edges[k] < edges[k + 1]
-    }
-
-
-def _chain(problem: Problem, nodes: Sequence[int]) -> LayerRanges:
-    """One chain, layers in proportion to what a node can hold; empty where that is too little."""
-    most = np.array([problem.nodes[k].max_layers for k in nodes], dtype=np.float64)
-    if most.sum() < problem.llm.layers:
-        return {}
-    edges = np.rint(np.concatenate([[0.0], np.cumsum(most)]) * problem.llm.layers / most.sum())
-    return {
-        problem.nodes[node].name: (int(edges[k]), int(edges[k + 1]))
         for k, node in enumerate(nodes)
         if edges[k] < edges[k + 1]
     }

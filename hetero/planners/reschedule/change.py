@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hetero.catalog import Link
-from hetero.cluster import Cluster, Machine, Network
+from hetero.cluster import Cluster, Network
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.reschedule.service import Service
 
@@ -68,15 +68,6 @@ def lose_groups(service: Service, names: frozenset[str]) -> Change:
             counts[where] = counts.get(where, 0) + stage.gpus
     what = f"{sum(counts.values())} GPUs of {', '.join(sorted(counts))} become unavailable"
     return Change(what, fewer(service.cluster, counts), names)
-
-
-def gain_machine(service: Service, machine: Machine) -> Change:
-    """A machine is added; groups in service stay as they are."""
-    cluster = service.cluster
-    return Change(
-        f"machine {machine.name} is added",
-        replace(cluster, machines=(*cluster.machines, machine)),
-    )
 
 
 def slow_link(service: Service, a: str, b: str, share: float = 0.1) -> Change:

@@ -205,17 +205,6 @@ class IslandModel:
             self.reading.text,
         )
 
-    def read_as(
-        self, reading: Reading | None = None, oddities: Oddities | None = None
-    ) -> IslandModel:
-        """The same workload under another reading, or with other oddities kept."""
-        return replace(
-            self,
-            reading=reading or self.reading,
-            oddities=oddities or self.oddities,
-            _timed={},
-        )
-
     def on(self, ranges: LengthRanges) -> IslandModel:
         """The same islands timed on other ranges, such as every single length (5.2.2)."""
         outputs = self.output_tokens
