@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize
 
 from hetero.errors import ParameterError
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.workload.lengths import LengthRanges
-from pipelines.studies import island_ratios
 from pipelines.studies.island_evaluator import evaluate
 
 CLASSES = (IslandClass("a", 4), IslandClass("b", 4))
@@ -72,32 +70,3 @@ def test_exact_rates_are_of_single_lengths() -> None:
                 np.ones((2, 1)),
             ),
         )
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_problem_with_ratios_is_solved_globally(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    rate, share = random.uniform(0.3, 5.0, (2, 3)), random.dirichlet(np.ones(3))
-    price = float(random.uniform(0.5, 20.0))
-    found = island_ratios.solve(rate, share, price)
-
-    def negative(logits: np.ndarray) -> float:
-        x = np.exp(logits - logits.max()).reshape(2, 3)
-        served = (rate * x / x.sum(axis=1, keepdims=True)).sum(axis=0)
-        total = served.sum()
-        return float(price * np.abs(served / total - share).sum() - total)
-
-    local = [
-        -minimize(
-            negative, random.normal(0, 2, 6), method="Nelder-Mead", options={"maxfev": 2000}
-        ).fun
-        for _ in range(6)
-    ]
-    assert found.objective >= max(local) - 1e-6
-    # Its own work attains the objective, so it is no bound only.
-    with np.errstate(divide="ignore"):
-        assert -negative(np.log(np.maximum(found.work, 1e-300)).ravel()) == pytest.approx(
-            found.objective, abs=1e-6
-        )
-    with pytest.raises(ParameterError, match="price above 0"):
-        island_ratios.solve(rate, share, 0.0)

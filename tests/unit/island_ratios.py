@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.errors import ParameterError
 from hetero.programs import Floats, Ints, Program
 
 _SAME = 1e-9  # relative distance below which two lines meet on the curve
@@ -58,11 +57,6 @@ def solve(rate: Floats, share: Floats, price: float) -> Ratios:
     price
         lambda > 0 [requests/s].
 
-    Raises
-    ------
-    ParameterError
-        If the price is not above 0, or some island serves nothing.
-
     Examples
     --------
     >>> found = solve(np.array([[4.0, 1.0], [1.0, 1.0]]), np.array([0.5, 0.5]), 4.0)
@@ -70,11 +64,6 @@ def solve(rate: Floats, share: Floats, price: float) -> Ratios:
     (3.2, 3.2)
     """
     rate, share = np.asarray(rate, np.float64), np.asarray(share, np.float64)
-    if not price > 0 or not np.all(rate.max(axis=1) > 0):
-        raise ParameterError(
-            "The problem with ratios needs a price above 0 and islands that serve something.",
-            resolve="raise the price, or leave idle islands out.",
-        )
     low, high = float(rate.min(axis=1).sum()), float(rate.max(axis=1).sum())
     lines: dict[float, tuple[float, float, Floats]] = {}
 
