@@ -1,7 +1,8 @@
-"""``hetero repro | status | verify | claims | figures``: a checkout and what it shows."""
+"""``hetero repro | status | verify | claims | figures | tables``: a checkout and what it shows."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +84,33 @@ def figures(as_json: options.AsJson = False) -> None:
 
     found = coverage(_results())
     _print(found.table(), as_json, found.records())
+
+
+def tables(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Some of them, as measured/efficiencies.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write them below this folder.")
+    ] = None,
+    as_json: options.AsJson = False,
+    force: options.Force = False,
+) -> None:
+    """Make the derived tables of data/ anew from the published files, and show which differ.
+
+    Exits with 1 if one does, beyond the rounding of another processor. Some take a minute.
+    """
+    from pipelines.studies.derived_tables import remake
+
+    def say(what: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
+
+    found = remake(names or (), folder=output, force=force, progress=say)
+    say("")
+    _print(found.table(), as_json)
+    if found.different:
+        raise typer.Exit(1)
 
 
 def _results() -> Path:

@@ -1,19 +1,16 @@
 """Makes our own tables of Helix's machines, links and placements from its artifact.
 
-``python -m pipelines.studies.helix_tables`` writes them anew; it needs the published files
-(``hetero data fetch``, or ``HETERO_DATA_MIRROR``). Tests compare what is committed with what comes
-out.
+``hetero tables`` compares what is committed with what comes out; it needs the published files
+(``hetero data fetch``, or ``HETERO_DATA_MIRROR``).
 """
 
 from __future__ import annotations
 
 import configparser
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 
-from hetero import paths
 from hetero.cluster import cluster
 from hetero.workload import datasets
 from pipelines.studies.helix_artifact import CLUSTERS, COORDINATOR
@@ -257,13 +254,3 @@ FILES: dict[str, Callable[[], pd.DataFrame]] = {
     "published/helix_placements": placements,
     "published/helix_solver_logs": solver_logs,
 }
-
-
-def write(folder: Path) -> None:
-    """Write every table below ``folder``."""
-    for name, make in FILES.items():
-        make().to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-
-
-if __name__ == "__main__":
-    write(paths.data())

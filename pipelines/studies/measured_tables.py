@@ -1,20 +1,17 @@
 """Makes the derived reductions of ``data/measured`` from the published files.
 
-``python -m pipelines.studies.measured_tables`` writes them anew; it needs the published files
-(``hetero data fetch``, or ``HETERO_DATA_MIRROR``). Tests compare what is committed with what comes
-out.
+``hetero tables`` compares what is committed with what comes out; it needs the published files
+(``hetero data fetch``, or ``HETERO_DATA_MIRROR``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hetero import paths
 from hetero.latency.calibration import roofline_fit
 from hetero.latency.frames import raw_frame
 from hetero.latency.models.layers import layer_latencies
@@ -135,13 +132,3 @@ FILES: dict[str, Callable[[], pd.DataFrame]] = {
     "profile_steps": profile_steps,
     "efficiencies": efficiencies,
 }
-
-
-def write(folder: Path) -> None:
-    """Write every reduction into ``folder``."""
-    for name, make in FILES.items():
-        make().to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
-
-
-if __name__ == "__main__":
-    write(paths.data("measured"))

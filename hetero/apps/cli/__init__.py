@@ -38,7 +38,7 @@ _COMMANDS = (
         "plan",
     ),
     *("export", "size", "resilience", "reschedule", "serve", "replay", "bench"),
-    *("repro", "status", "verify", "claims", "figures"),
+    *("repro", "status", "verify", "claims", "figures", "tables"),
 )
 
 
