@@ -148,10 +148,17 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
 
 
 def _rests_on(notebook: str) -> Iterator[str]:
-    """Modules and data files of the repository that the stage of a notebook depends on."""
+    """Folders of modules, and data of the repository, that the stage of a notebook depends on."""
+    seen: set[str] = set()
     for path in source.dependencies(source.section(notebook)):
-        if path != source.fingerprint_path(notebook):
-            yield path.relative_to(paths.root()).as_posix()
+        if path == source.fingerprint_path(notebook):
+            continue
+        place = path.relative_to(paths.root())
+        if place.suffix == ".py" and len(place.parts) > 2:
+            place = place.parent
+        if place.as_posix() not in seen:
+            seen.add(place.as_posix())
+            yield place.as_posix()
 
 
 def papers(folder: Path, verdicts: claims.Verdicts) -> list[Paper]:

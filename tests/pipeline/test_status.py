@@ -54,7 +54,7 @@ def test_code_makes_its_stage_and_the_report_stale(ran: Project, tmp_path: Path)
 def test_reasons_are_said_in_words(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "p")
     project.change("params.yaml", "  count: 3 ", "  count: 4 ")
-    with (project.root / "hetero" / "results.py").open("a") as stream:
+    with (project.root / "pipelines" / "studies" / "results.py").open("a") as stream:
         stream.write("# changed\n")
     (project.root / "results" / "twin" / "01_tiny" / "points.csv").write_text("x [s]\n9\n")
     said = ask(project)
