@@ -1,0 +1,259 @@
+"""Tensor-parallel degrees of Xiong et al. (section 5.1, Fig. 4): estimated, simulated and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, Final
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+
+from hetero import catalog
+from hetero.catalog import Link, Llm
+from hetero.cluster import Cluster
+from hetero.deployment import Engine
+from hetero.planners.replicated import replicated, roofline_steps
+from hetero.planners.xiong.tensor_parallel import TensorParallelSearch, roofline_source
+from hetero.plots.figures import CYCLE, heat_map, shared_legend
+from hetero.routers import RoundRobin
+from hetero.simulator import metrics, simulate
+from hetero.workload import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Order of the degrees that the paper prints.
+PUBLISHED: Final = "2>4>1>8"
+TPS: Final = "throughput [tokens/s]"
+#: vLLM 0.6.0, and beside it the default of later engines.
+ENGINES: Final = {
+    "prefill first": Engine(batching="prefill first", admission="paged", max_batch=256),
+    "chunked": Engine(batching="chunked", admission="paged", max_batch=256, max_step_tokens=2048),
+}
+_BARS: Final = {"x": "t", "hue": "series", "saturation": 1, "errorbar": None}
+_FORMULAS: Final = (("full", "2 l h"), ("model", "grouped queries"))
+
+#: :func:`hetero.planners.xiong.tensor_parallel.search` with its machine and model given: it takes a
+#: sample of requests and a reading.
+Search = Callable[..., TensorParallelSearch]
+
+
+@cache
+def links() -> dict[str, Link | None]:
+    """Links of the machine with eight V100: the one printed, and the one of the SXM2 module."""
+    return {"PCIe 3 (printed)": None, "NVLink 2": catalog.link("NVLink2")}
+
+
+def stretched(trace: Trace, factor: int) -> Trace:
+    """The same requests with inputs ``factor`` times as long."""
+    return Trace(
+        trace.arrival_s, factor * trace.input_tokens, trace.output_tokens, trace.name, trace.source
+    )
+
+
+def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
+    """Order and throughput of the degrees under every reading of Algorithm 1, by sample."""
+    choices = product(
+        links().items(), _FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
+    )
+    rows = []
+    for (name, link), (formula, told), scaling, overhead_per, (seed, sample) in choices:
+        latency = roofline_source(link=link)
+        found = estimate(
+            sample, latency=latency, kv_formula=formula, scaling=scaling, overhead_per=overhead_per
+        )
+        rows.append(
+            {
+                "link": name,
+                "KV cache": f"{told} (printed)" if formula == "full" else told,
+                "scaling": scaling,
+                "overhead per": overhead_per,
+                "seed": seed,
+                "order": found.ranking("v100"),
+                **{f"t={d.tensor_parallel} [tokens/s]": d.system_tps for d in found.degrees},
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def simulations(
+    machine: Cluster, model: Llm, degrees: Sequence[int], works: Mapping[int, Trace]
+) -> pd.DataFrame:
+    """Every degree simulated with requests in rotation, by link, engine, degree and seed.
+
+    Column ``ends_s`` holds the completion times of all instances.
+    """
+    rows = []
+    for (name, link), (told, engine), t in product(links().items(), ENGINES.items(), degrees):
+        deployment = replicated(
+            machine, model, {"v100": t}, steps=roofline_steps(link=link), engine=engine
+        )
+        for seed, work in works.items():
+            run = simulate(deployment, work, RoundRobin(), seed=seed)
+            result = metrics(run)
+            rows.append(
+                {
+                    "link": name,
+                    "engine": told,
+                    "seed": seed,
+                    "t": t,
+                    TPS: result.total_tps,
+                    "throughput [requests/s]": result.requests_per_s,
+                    "completion, slowest [s]": float(run.completion_s().max()),
+                    "slowest/fastest instance": result.imbalance,
+                    "preemptions": result.preemptions,
+                    "ends_s": run.completion_s(),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def by_setting(simulated: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+    """Simulated tokens/s by link and engine: a row per sample, a column per degree."""
+    groups = simulated.groupby(["link", "engine"], sort=False)
+    return {
+        (str(link), str(engine)): rows.pivot(index="seed", columns="t", values=TPS)
+        for (link, engine), rows in groups
+    }
+
+
+def order_of(tps: pd.Series) -> str:
+    """Degrees, the index of ``tps``, from the fastest to the slowest, as the claims write it."""
+    return ">".join(map(str, tps.sort_values(ascending=False, kind="stable").index))
+
+
+def sensitivity(
+    estimate: Search, samples: Sequence[Trace], overheads_ms: Sequence[float]
+) -> pd.DataFrame:
+    """Order of the degrees by link, KV formula, engine time per step and input length."""
+    rows = []
+    for (name, link), (formula, told), overhead, factor in product(
+        links().items(), (("full", "2 l h"), ("model", "grouped")), overheads_ms, (1, 3)
+    ):
+        latency = roofline_source(link=link, step_overhead_s=overhead / 1e3)
+        orders = [
+            estimate(stretched(sample, factor), kv_formula=formula, latency=latency).ranking("v100")
+            for sample in samples
+        ]
+        as_published = all(order == PUBLISHED for order in orders)
+        rows.append((name, told, overhead, f"x {factor}", ", ".join(orders), as_published))
+    return pd.DataFrame(
+        rows,
+        columns=["link", "KV cache", "engine time per step [ms]", "inputs",
+                 "orders of the samples", "as published"],
+    )  # fmt: skip
+
+
+def estimated_figure(table: pd.DataFrame) -> Figure:
+    """Bars of the estimated throughput by degree, a panel per link, a shade per sample.
+
+    Of the readings, those of section 3.2 are drawn: instances scale, an engine costs each GPU.
+    """
+    drawn = table[(table["scaling"] == "instances") & (table["overhead per"] == "gpu")]
+    number = (drawn.groupby("seed", sort=False).ngroup() + 1).astype(str)
+    told = drawn["KV cache"].str.removesuffix(" (printed)") + ", sample " + number
+    degrees = {name: int(name[2:].split()[0]) for name in map(str, drawn) if name.startswith("t=")}
+    bars = (
+        drawn.assign(series=told)
+        .rename(columns=degrees)
+        .melt(["link", "series"], list(degrees.values()), "t", TPS)
+    )
+    fig, axes = plt.subplots(1, 2, figsize=(8.4, 3.5), sharey=True)
+    colours = _shades(CYCLE[:2], drawn["seed"].nunique())
+    for axis, (link, rows) in zip(axes, bars.groupby("link", sort=False), strict=True):
+        sns.barplot(rows, y=TPS, **_BARS, palette=colours, legend=axis is axes[0], ax=axis)
+        axis.set(xlabel="tensor-parallel degree t", title=link)
+    axes[0].set_ylabel("estimated throughput [tokens/s]")
+    axes[0].set_ylim(top=axes[0].get_ylim()[1] * 1.35)
+    axes[0].legend(ncols=2, loc="upper right")
+    return fig
+
+
+def simulated_figure(
+    simulated: pd.DataFrame, estimated: Mapping[str, TensorParallelSearch]
+) -> Figure:
+    """Estimated beside simulated throughput by link, and when each instance is done.
+
+    ``simulated`` comes from :func:`simulations`; ``estimated`` has the first sample by link.
+    """
+    degrees, seeds = simulated["t"].unique(), simulated["seed"].unique()
+    number = (simulated.groupby("seed", sort=False).ngroup() + 1).astype(str)
+    series = simulated["engine"] + ", sample " + number
+    estimates = pd.DataFrame(
+        {"link": link, "series": "estimate, sample 1", "t": d.tensor_parallel, TPS: d.system_tps}
+        for link, found in estimated.items()
+        for d in found.degrees
+    )
+    both = pd.concat([estimates, simulated.assign(series=series)])
+    both["k"] = both[TPS] / 1e3
+    colours = ["#888888", *_shades(CYCLE[: len(ENGINES)], len(seeds))]
+    fig, axes = plt.subplots(1, 3, figsize=(10.2, 3.7), width_ratios=(1, 1, 0.9))
+    for axis, (link, rows) in zip(axes, both.groupby("link", sort=False), strict=False):
+        sns.barplot(rows, y="k", **_BARS, palette=colours, ax=axis)
+        axis.set(xlabel="tensor-parallel degree t", ylabel="", title=link)
+    axes[0].set_ylabel("throughput [1,000 tokens/s]")
+    axes[1].sharey(axes[0])
+    axes[0].set_ylim(top=1.05 * both["k"].max())
+    shared_legend(fig, "outside upper left")
+    first = simulated[(simulated["engine"] == "prefill first") & (simulated["seed"] == seeds[0])]
+    for row in first.itertuples():
+        j, k = list(estimated).index(row.link), list(degrees).index(row.t)
+        count = len(row.ends_s)
+        axes[2].bar(
+            k + (j - 0.5) * 0.4 + ((np.arange(count) + 0.5) / count - 0.5) * 0.36,
+            row.ends_s,
+            0.36 / count - 0.01,
+            color=(CYCLE[0], CYCLE[2])[j],
+            label=row.link if k == 0 else None,
+        )
+    axes[2].set(
+        xticks=range(len(degrees)),
+        xticklabels=degrees,
+        xlabel="tensor-parallel degree t",
+        ylabel="completion time of each instance [s]",
+        title="Instances, sample 1",
+    )
+    axes[2].grid(axis="x", visible=False)
+    axes[2].set_ylim(top=1.2 * axes[2].get_ylim()[1])
+    axes[2].legend(loc="upper left", ncols=1)
+    return fig
+
+
+def order_figure(table: pd.DataFrame) -> Figure:
+    """Orders of the first sample as a map; a star where all samples have the published one."""
+    first = table["orders of the samples"].str.split(", ").str[0]
+    published = table["as published"]
+    cells = table.assign(
+        shade=np.where(published, 1.0, 0.45 * first.str.startswith("2")),
+        text=first + np.where(published, " *", ""),
+    )
+    return settings_map(cells, "shade", height=2.9, cmap="Blues", vmin=0, vmax=1.6)
+
+
+def settings_map(table: pd.DataFrame, shade: str, *, height: float, **options: object) -> Figure:
+    """Map of a sensitivity table: link and KV cache downwards, step overhead and inputs across.
+
+    Column ``shade`` colours the cells, column ``text`` stands in them; ``height`` is in inches, and
+    ``options`` are those of ``seaborn.heatmap``.
+    """
+    cells = table.assign(
+        row=table["link"].str.split(" (", regex=False).str[0] + ", " + table["KV cache"],
+        column=table["engine time per step [ms]"].map("{:g} ms\ninputs ".format) + table["inputs"],
+    ).sort_values("inputs", kind="stable")
+    shades, text = (
+        cells.pivot_table(index="row", columns="column", values=what, aggfunc="first", sort=False)
+        for what in (shade, "text")
+    )
+    fig, axis = plt.subplots(figsize=(8.4, height))
+    heat_map(shades, axis, annot=text, **options)
+    axis.set(xlabel="engine time per step; input lengths", ylabel="")
+    return fig
+
+
+def _shades(colours: Iterable[str], count: int) -> list[object]:
+    """Each colour from full to pale in ``count`` shades, one per sample."""
+    return [s for c in colours for s in sns.light_palette(c, count + 1, reverse=True)[:count]]

@@ -1,0 +1,173 @@
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from hetero import workload
+from hetero.deployment import Engine
+from hetero.routers import Normal, Oracle, RoundRobin, SingleInstance, Workload
+from hetero.simulator import Slo, simulate
+from hetero.workload import Trace
+from pipelines.studies import request_scheduling as study
+from pipelines.studies.request_scheduling import GAP, RATE, RATES, TPS
+
+ROUTERS = {
+    "RR": RoundRobin(),
+    "MB": Workload(memory_based=True, theta=2.0),
+    "OS": Workload(theta=2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return study.Workbench(workload.load("sharegpt", source="twin"), 12, [0, 1])
+
+
+@pytest.fixture(scope="module")
+def served(bench):
+    return bench.serve(study.by_setting(study.two_instances), ROUTERS)
+
+
+def frame(**tps: list[float]) -> pd.DataFrame:
+    """Throughput of strategies over the seeds 0, 1, ... at every rate; gaps are a tenth of it."""
+    return pd.DataFrame(
+        {
+            "link": "A",
+            "engine": "B",
+            RATE: rate,
+            "strategy": name,
+            "seed": seed,
+            TPS: x,
+            GAP: x / 10,
+        }
+        for rate in RATES
+        for name, values in tps.items()
+        for seed, x in enumerate(values)
+    )
+
+
+def test_deployments_of_the_paper():
+    instances = study.by_setting(study.two_instances)
+    assert len(instances) == 4
+    assert [r.gpus for r in instances["NVLink 2", "chunked"].replicas] == [4, 1]
+    machines = study.by_setting(study.two_machines, ["chunked"])
+    assert list(machines) == [("PCIe 3 (printed)", "chunked"), ("NVLink 2", "chunked")]
+    assert [r.gpus for r in machines["NVLink 2", "chunked"].replicas] == [2, 2, 2, 2, 1]
+    small = study.two_instances(None, Engine(), full_kv=True)
+    # Llama-3-8B has 8 of 32 heads for keys and values: 2 l h counts four times as many.
+    grouped = study.two_instances(None, Engine()).replicas[0].kv_tokens
+    assert grouped == pytest.approx(4 * small.replicas[0].kv_tokens, rel=0.01)
+
+
+def test_a_trace_is_a_sample_at_a_rate(bench):
+    assert study.rate_name(8.0) == "8 req/s"
+    assert study.rate_name(np.inf) == "all at once"
+    trace, longer = bench.trace(0, 8.0), bench.trace(0, 8.0, factor=3)
+    assert len(trace) == 12
+    assert (longer.input_tokens == 3 * trace.input_tokens).all()
+    assert (longer.arrival_s == trace.arrival_s).all()
+    assert bench.trace(0, np.inf).arrival_s.max() == 0.0
+    assert bench.offered_tps(np.inf) == np.inf
+    both = [bench.trace(seed, 8.0) for seed in (0, 1)]
+    tps = [(t.input_tokens.sum() + t.output_tokens.sum()) / t.arrival_s[-1] for t in both]
+    assert bench.offered_tps(8.0) == pytest.approx(sum(tps) / 2)
+
+
+def test_every_setting_is_served_and_summarised(bench, served):
+    assert len(served) == 2 * 2 * len(RATES) * 2 * len(ROUTERS)
+    ends = served[["done, v100 t=4 [s]", "done, v100 t=1 [s]"]]
+    assert np.allclose(served[GAP], (ends.max(axis=1) - ends.min(axis=1)))
+    table = study.summary(served, ["link", "engine", RATE, "strategy"])
+    assert len(table) == len(served) / 2
+    assert (table["low [tokens/s]"] <= table[TPS]).all()
+    assert (table[TPS] <= table["high [tokens/s]"]).all()
+    wide = study.by_rate(served, ["link", "engine", "strategy"])
+    assert list(wide.columns[3:]) == [f"{study.rate_name(rate)} [tokens/s]" for rate in RATES]
+
+
+def test_figures_have_a_panel_per_link_and_rate(bench, served):
+    for figure in (study.throughput_figure(served, bench), study.completion_figure(served)):
+        assert len(figure.axes) == 2 * len(RATES)
+        assert figure.axes[0].get_ylabel() == "PCIe 3 (printed)"
+        names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+        assert names == list(ROUTERS)
+        plt.close(figure)
+
+
+def test_theta_is_drawn_for_both_predictors(bench):
+    swept = bench.serve(
+        study.by_setting(study.two_instances, ["prefill first"]),
+        {"0": Workload(theta=0.0), "2": Workload(theta=2.0)},
+        predictors={"normal (paper)": Normal(), "oracle": Oracle()},
+    ).rename(columns={"strategy": "theta"})
+    figure = study.theta_figure(swept)
+    assert [axis.get_title(loc="center") for axis in figure.axes] == [
+        "PCIe 3 (printed)",
+        "NVLink 2",
+    ]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == [*map(study.rate_name, RATES), "normal (paper)", "oracle"]
+    plt.close(figure)
+
+
+def test_sensitivity_has_a_row_per_setting_and_is_drawn(bench):
+    table = bench.sensitivity(ROUTERS, [0.3])
+    assert len(table) == 2 * 2 * 2
+    figure = study.sensitivity_figure(table)
+    first = table["order at 24 req/s"][0].split(",")[0].replace(">=", ">").split(">")
+    assert f"first {first[0]}, last {first[-1]}" in figure.axes[0].texts[0].get_text()
+    plt.close(figure)
+
+
+def test_statements_of_the_claims():
+    table = frame(RR=[1.0, 2.0], OS=[2.0, 3.0], MB=[1.0, 6.0])
+    assert study.values(table, 8.0, ["MB"])["MB"].tolist() == [1.0, 6.0]
+    assert study.gain_percent(table, 24.0).tolist() == [100.0, 50.0]
+    assert study.memory_ratio(table).tolist() == [0.5, 2.0]
+    assert study.gap_ratios(table) == pytest.approx([5 / 3] * 4)
+    assert study.best_share(table, ["RR", "OS"]) == 1.0
+    assert study.best_share(table, ["RR", "OS", "MB"]) == 0.0
+    assert study.order(table[table["seed"] == 0], 8.0, ["RR", "OS"]) == "OS>RR"
+    assert len(study.pick(table, 8.0, link="A", strategy="OS")) == 2
+    two = pd.concat([table, table.assign(link="C")])
+    assert study.other_readings(two, lambda rows: f"{len(rows)} rows") == "C, B: 24 rows"
+
+
+def test_places_are_counted_by_link():
+    table = pd.DataFrame(
+        {"link": ["A", "A", "C"], "order at 8 req/s": ["OS>=RR, OS>MB", "RR>OS", "OS>RR"]}
+    )
+    assert study.places(table, 8.0, "OS", "first") == (
+        "OS is first by mean in 1 of 2 settings with A and 1 of 1 settings with C "
+        "(sensitivity table). "
+    )
+    assert "0 of 2 settings with A" in study.places(table, 8.0, "MB", "last")
+
+
+def test_routers_are_compared_and_their_latencies_drawn(bench):
+    deployment = study.two_instances(None, study.ENGINES["chunked"])
+    slo = Slo(ttft_s=1.0, tpot_s=0.1)
+    runs = {
+        router.name: simulate(deployment, bench.trace(0, 8.0), router)
+        for router in (RoundRobin(), SingleInstance(0))
+    }
+    table = study.compare_routers(runs, slo)
+    assert list(table["router"]) == list(runs)
+    assert table["SLO met [%]"].between(0, 100).all()
+    figure = study.latencies_figure(runs, slo)
+    assert [axis.get_xscale() for axis in figure.axes] == ["log", "log"]
+    assert len(figure.axes[0].lines) == len(runs) + 1
+    plt.close(figure)
+
+
+def test_prompts_that_begin_alike_are_found_in_the_cache():
+    engine = Engine(batching="chunked", admission="paged", prefix_share=0.7)
+    same = Trace(
+        10.0 * np.arange(4), [1024] * 4, [8] * 4, prefix_offsets=2 * np.arange(5),
+        prefix_ids=[0, 1] * 4, block_tokens=512,
+    )  # fmt: skip
+    table = study.compare_caches(study.two_instances(None, engine), same, [SingleInstance(0)], 0)
+    assert list(table["rate"]) == ["1 x recorded", "4 x recorded"]
+    # All but the first prompt are there, less the token that every prefill computes.
+    assert table[study.CACHED].between(50, 75).all()
+    assert (table["TTFT < 2 s [%]"] == 100).all()

@@ -1,0 +1,116 @@
+from functools import partial
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from hetero import catalog, cluster, workload
+from hetero.planners.xiong.tensor_parallel import roofline_source, search
+from pipelines.studies import tensor_parallel_search as study
+
+DEGREES = [1, 2, 4, 8]
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return cluster.cluster("xiong-8xv100")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return catalog.llm("Llama-3-8B")
+
+
+@pytest.fixture(scope="module")
+def estimate(machine, model):
+    return partial(search, machine, model, require_longest=False)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    lengths = workload.load("sharegpt", source="twin")
+    return [lengths.sample(20, np.random.default_rng(seed)) for seed in (0, 1)]
+
+
+def test_readings_hold_every_choice_and_draw_the_paper_s(estimate, samples):
+    table = study.readings(estimate, {0: samples[0], 1: samples[1]})
+    # Two links, two KV formulas, two scalings, two overheads, two samples.
+    assert len(table) == 2**5
+    first = table.iloc[0]
+    here = search_tps(estimate, samples[0])
+    assert [first[f"t={t} [tokens/s]"] for t in DEGREES] == pytest.approx(here)
+    figure = study.estimated_figure(table)
+    assert [axis.get_title(loc="left") or axis.get_title() for axis in figure.axes] == list(
+        study.links()
+    )
+    bars = figure.axes[0].containers
+    assert len(bars) == 4  # two formulas of two samples
+    assert [bar.get_height() for bar in bars[0]] == pytest.approx(here)
+    plt.close(figure)
+
+
+def search_tps(estimate, sample):
+    found = estimate(sample, latency=roofline_source(), kv_formula="full")
+    return [degree.system_tps for degree in found.degrees]
+
+
+def test_inputs_are_stretched_and_outputs_kept(samples):
+    longer = study.stretched(samples[0], 3)
+    assert (longer.input_tokens == 3 * samples[0].input_tokens).all()
+    assert (longer.output_tokens == samples[0].output_tokens).all()
+
+
+def test_equal_work_ends_together_and_is_drawn_by_instance(estimate, machine, model, samples):
+    works = {7: samples[0].all_at_once().duplicate(8)}
+    table = study.simulations(machine, model, DEGREES, works)
+    assert len(table) == 2 * 2 * len(DEGREES)
+    assert [len(ends) for ends in table["ends_s"][:4]] == [8, 4, 2, 1]
+    assert table["slowest/fastest instance"].max() == pytest.approx(1.0)
+    tps = study.by_setting(table)
+    assert next(iter(tps)) == ("PCIe 3 (printed)", "prefill first")
+    assert list(tps["NVLink 2", "chunked"].columns) == DEGREES
+    estimated = {link: estimate(samples[0], kv_formula="full") for link in study.links()}
+    figure = study.simulated_figure(table, estimated)
+    # One bar per instance and link.
+    assert len(figure.axes[2].patches) == 2 * (8 + 4 + 2 + 1)
+    plt.close(figure)
+
+
+def test_degrees_are_ordered_by_throughput_and_ties_by_degree():
+    assert study.order_of(pd.Series({1: 5.0, 2: 9.0, 4: 5.0})) == "2>1>4"
+
+
+def test_sensitivity_ranks_every_setting_and_marks_the_published_order(estimate, samples):
+    table = study.sensitivity(estimate, samples, [0.3, 20.0])
+    assert len(table) == 2 * 2 * 2 * 2
+    first = table["orders of the samples"].str.split(", ")
+    assert all({*order.split(">")} == {"1", "2", "4", "8"} for two in first for order in two)
+    table.loc[0, ["orders of the samples", "as published"]] = ["2>4>1>8, 2>4>1>8", True]
+    figure = study.order_figure(table)
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert len(texts) == len(table)
+    assert texts[0] == "2>4>1>8 *"
+    plt.close(figure)
+
+
+def test_a_map_of_settings_takes_its_words_from_the_table():
+    table = pd.DataFrame(
+        {
+            "link": "PCIe 3 (printed)",
+            "KV cache": ["2 l h", "grouped"],
+            "inputs": "x 1",
+            "engine time per step [ms]": 0.3,
+            "shade": [0.0, 1.0],
+            "text": ["a", "b"],
+        }
+    )
+    figure = study.settings_map(table, "shade", height=2.0)
+    axis = figure.axes[0]
+    assert [text.get_text() for text in axis.texts] == ["a", "b"]
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == [
+        "PCIe 3, 2 l h",
+        "PCIe 3, grouped",
+    ]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0.3 ms\ninputs x 1"]
+    plt.close(figure)
