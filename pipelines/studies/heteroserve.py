@@ -1,0 +1,469 @@
+"""HeteroServe's cluster, schedulers and experiments under two decode models and two loads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero import catalog, cluster, routers
+from hetero.catalog import Gpu, Llm
+from hetero.deployment import Deployment, Engine
+from hetero.intervals import interval
+from hetero.latency import for_gpu
+from hetero.latency.step import Piece, StepModel
+from hetero.planners.replicated import StepSource, replicated, roofline_steps
+from hetero.simulator import Run, Slo, metrics, simulate
+from hetero.simulator.saturation import saturation
+from hetero.workload import Trace, synthetic
+from hetero.workload.lengths import percentile_edges
+from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, Lengths
+
+#: A router, and what it does to the batch limits of eq. 6.
+Scheduler = tuple[routers.Builtin, Callable[[Deployment], Deployment]]
+#: A name of :data:`WORKLOADS`, or a share of bimodal prompts above 2,048 tokens.
+Workload = str | float
+#: A decode model, and which rate is its load factor 1.0.
+Setting = tuple[str, str]
+
+PUBLISHED_RPS: Final = 49.8
+OWN, PUBLISHED = "own saturation", "49.8 requests/s"
+SETTINGS: Final[list[Setting]] = list(product(("calibrated", "weights only"), (OWN, PUBLISHED)))
+MAIN, WEIGHTS_ONLY = SETTINGS[0], SETTINGS[2]
+
+TPS, SLO, P95, P99, TAIL = (
+    "throughput [tokens/s]",
+    "TTFT < 500 ms [%]",
+    "P95 TTFT [ms]",
+    "P99 TTFT [ms]",
+    "TTFT > 10 s [%]",
+)
+COV, PASSED, EFFICIENCY = "CoV [%]", "passed [%]", "scaling efficiency [%]"
+
+MODEL: Final = catalog.llm("LLaMA-1-13B")
+_GROUPED: Final = replace(MODEL, name="13B with 8 KV heads", kv_heads=8)
+DEVICES: Final = "heteroserve-8"
+#: Clusters of fig. 8; the paper names no mixes.
+MIXES: Final = {
+    "2 H100, 4 A100, 2 L40S": DEVICES,
+    "4 H100, 2 A100, 2 L40S": "heteroserve-mix-h100",
+    "1 H100, 6 A100, 1 L40S": "heteroserve-mix-a100",
+    "1 H100, 2 A100, 5 L40S": "heteroserve-mix-l40s",
+}
+TABLE2: Final = {2: (1024,), 3: (512, 2048), 4: (512, 1024, 2048)}
+
+
+def printed_steps(*, reads_kv: bool) -> StepSource:
+    """Prefill at Table 4's rates (31.2 GFLOP per token), decode at the speed of memory."""
+
+    def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
+        weights_s = llm.weight_bytes() / (gpu.mem_bw_gbs * 1e9)
+        token_s = 31.2e9 / (gpu.fp16_tflops * 1e12)
+        cached_s = reads_kv * llm.kv_bytes_per_token() / (gpu.mem_bw_gbs * 1e9)
+        knots = weights_s / token_s * np.array([0.0, 1.0, 2.0])
+        piece = Piece(knots, weights_s * np.array([1.0, 1.0, 2.0]), np.array([cached_s]))
+        return StepModel((piece,), source="Table 4 and memory bandwidth", provenance="assumed")
+
+    return steps
+
+
+DECODES: Final[dict[str, tuple[Llm, StepSource]]] = {
+    "calibrated": (MODEL, roofline_steps()),
+    "weights only": (MODEL, printed_steps(reads_kv=False)),
+    "Table 4, full KV reads": (MODEL, printed_steps(reads_kv=True)),
+    "calibrated, 8 KV heads": (_GROUPED, roofline_steps()),
+}
+#: Prompts and outputs.
+WORKLOADS: Final[dict[str, tuple[Lengths, Lengths]]] = {
+    "lognormal": (HETEROSERVE_INPUT, HETEROSERVE_OUTPUT),
+    "short prompts": (synthetic.Lognormal(128, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
+    "long prompts": (synthetic.Lognormal(1024, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
+    "short outputs": (HETEROSERVE_INPUT, synthetic.Exponential(64)),
+    "long outputs": (HETEROSERVE_INPUT, synthetic.Exponential(512)),
+    "bimodal": (synthetic.Bimodal(), HETEROSERVE_OUTPUT),
+    "mean 2,048": (synthetic.TruncatedNormal(2048, 512, 1, 4096), HETEROSERVE_OUTPUT),
+}
+
+
+@cache
+def fleet(
+    decode: str, devices: str = DEVICES, safety: float = 0.1, swap_s_per_gb: float = 2.0
+) -> Deployment:
+    """One engine per device, its batch limited by eq. 6 at the mean length of a request."""
+    llm, steps = DECODES[decode]
+    machines = cluster.cluster(devices)
+    whole = replicated(
+        machines,
+        llm,
+        {machine.name: 1 for machine in machines.machines},
+        steps=steps,
+        engine=Engine(admission="predicted", eviction="swap", swap_s_per_gb=swap_s_per_gb),
+        memory_fraction=1e9 / 2**30,
+        overhead_gib=0.0,
+    )
+    return routers.batch_limits(whole, safety=safety, sequence_tokens=910.0 + 256.0)
+
+
+class LongToFastest(routers.HeteroServe):
+    """HeteroServe as sections 4.2 and 4.4 tell it: the last bin on the fastest devices only."""
+
+    def admissions(self, deployment: Deployment) -> NDArray[np.bool_]:
+        """Eq. 4, and for the last bin only the devices of highest compute."""
+        rows = super().admissions(deployment)
+        compute = np.array([gpu.fp16_tflops for gpu in _gpus(deployment)])
+        rows[-1] &= compute == compute.max()
+        return rows
+
+
+def memory_limits(deployment: Deployment) -> Deployment:
+    """Batch limits in proportion to memory (Capacity-prop.): the largest of eq. 6, scaled."""
+    top = max(replica.engine.max_batch for replica in deployment.replicas)
+    memory_gib = [gpu.mem_gib for gpu in _gpus(deployment)]
+    limits = [int(top * gib / max(memory_gib)) for gib in memory_gib]
+    replicas = (
+        replace(replica, engine=replace(replica.engine, max_batch=limit))
+        for replica, limit in zip(deployment.replicas, limits, strict=True)
+    )
+    return replace(deployment, replicas=tuple(replicas))
+
+
+def eq6(deployment: Deployment) -> Deployment:
+    """Batch limits as they are, by eq. 6."""
+    return deployment
+
+
+PAPER: Final[dict[str, Scheduler]] = {
+    "Uniform": (routers.RoundRobin(name="Uniform"), routers.uniform_limits),
+    "Capacity-prop.": (routers.CapacityProportional(), memory_limits),
+    "Oracle": (routers.LengthAware(), eq6),
+    "Latency-Aware": (routers.LatencyAware(queue="outstanding"), eq6),
+    "HeteroServe": (routers.HeteroServe(queue="outstanding"), eq6),
+}
+OURS: Final[dict[str, Scheduler]] = {"hetero": (routers.Predictive(), eq6)}
+_SHARES: Final = routers.HeteroServe(dispatch="proportional", queue="waiting")
+READINGS: Final[dict[str, Scheduler]] = {
+    "Oracle, long to H100": (routers.LengthAware(exclusive=True), eq6),
+    "Latency-Aware, waiting": (routers.LatencyAware(queue="waiting"), eq6),
+    "HeteroServe, highest, waiting": (routers.HeteroServe(queue="waiting"), eq6),
+    "HeteroServe, proportional, waiting": (_SHARES, eq6),
+    "HeteroServe, proportional, outstanding": (replace(_SHARES, queue="outstanding"), eq6),
+    "HeteroServe, long to H100": (LongToFastest(queue="outstanding"), eq6),
+}
+ALL: Final = PAPER | OURS | READINGS
+#: Parts of HeteroServe switched off: fields of the router, and whether evictions cost time.
+SWITCHES: Final[dict[str, dict[str, Any]]] = {
+    "full": {},
+    "no queue-awareness": {"feedback": False},
+    "no length binning": {"binning": False},
+    "no memory penalty": {},
+    "long to H100": {},
+    "proportional, no queue-awareness": {"feedback": False, "dispatch": "proportional"},
+}
+_P90: Final = routers.Quantile(0.9, sample=1_000_000)
+
+
+def at(rows: pd.DataFrame, setting: Setting) -> pd.DataFrame:
+    """The rows of one setting."""
+    return rows[rows["setting"] == ", ".join(setting)]
+
+
+def values(rows: pd.DataFrame, metric: str, **where: object) -> NDArray[np.float64]:
+    """A metric of the rows whose columns have these values, in their order: one per seed."""
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    return np.asarray(rows[metric])
+
+
+def grid(rows: pd.DataFrame, key: str, metric: str, **where: object) -> NDArray[np.float64]:
+    """A metric for each value of a column, in order of appearance; shape (values, seeds)."""
+    return np.array([values(rows, metric, **{key: x}, **where) for x in rows[key].unique()])
+
+
+def joined(frames: Mapping[Any, pd.DataFrame], name: str) -> pd.DataFrame:
+    """The rows of several tables, with their keys in a column of that name."""
+    return pd.concat([rows.assign(**{name: key}) for key, rows in frames.items()])
+
+
+def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean over seeds and half of the 95 % t-interval of every metric."""
+    groups = rows.groupby(["decode", "load", "scheduler"], sort=False)
+    columns = {}
+    for metric in (TPS, SLO, P95, TAIL):
+        columns[metric] = groups[metric].agg(lambda x: x.mean())
+        columns[f"{metric}, +-"] = groups[metric].agg(lambda x: np.ptp(interval(x)) / 2)
+    return pd.DataFrame(columns).reset_index()
+
+
+def measured(run: Run, **window: float) -> dict[str, float]:
+    """The paper's metrics; throughput counts prompt and generated tokens."""
+    counted = metrics(run, Slo(ttft_s=0.5), **window)
+    ttft_ms = {p: 1e3 * value for p, value in counted.percentiles["ttft_s"].items()}
+    return {
+        TPS: counted.total_tps,
+        SLO: 100.0 * counted.attainment["ttft"],
+        P95: ttft_ms[95],
+        P99: ttft_ms[99],
+        TAIL: 100.0 * float(np.mean(run.ttft_s > 10.0)),
+        "evictions": counted.preemptions,
+    }
+
+
+def load_cov(run: Run) -> float:
+    """Coefficient of variation [%] over time of the unfinished requests of a device (4.5)."""
+    r = run.requests
+    times = np.arange(r["arrival_s"][len(r) // 2], r["arrival_s"][-1], 0.1)
+    variations = []
+    for k in range(len(run.deployment.replicas)):
+        mine = r["node"] == k
+        load = np.searchsorted(r["arrival_s"][mine], times)
+        load = load - np.searchsorted(np.sort(r["finish_s"][mine]), times)
+        if load.mean() > 0:
+            variations.append(100.0 * load.std() / load.mean())
+    return float(np.mean(variations))
+
+
+def passed_best(run: Run) -> float:
+    """Share of requests [%] that a device other than those of highest capability served."""
+    best = [gpu.name.startswith("H100") for gpu in _gpus(run.deployment)]
+    return 100.0 * float(np.mean(~np.array(best)[run.requests["node"]]))
+
+
+@dataclass(frozen=True)
+class Study:
+    """Experiments of ``requests`` requests per run, each repeated for every seed.
+
+    Tables have a row per setting, scheduler and seed: columns ``setting``, ``decode``, ``load``,
+    ``scheduler``, ``seed`` and the metrics.
+    """
+
+    seeds: tuple[int, ...]
+    requests: int
+
+    def trace(self, workload: Workload, rate_rps: float, seed: int, count: int = 0) -> Trace:
+        """Requests of a workload with Poisson arrivals; ``requests`` of them unless told."""
+        if isinstance(workload, str):
+            lengths = WORKLOADS[workload]
+        else:
+            lengths = synthetic.Bimodal(long_share=workload), HETEROSERVE_OUTPUT
+        return synthetic.synthetic(count or self.requests, *lengths, rate_rps=rate_rps, seed=seed)
+
+    def play(
+        self,
+        decode: str,
+        scheduler: Scheduler,
+        rate_rps: float,
+        seed: int,
+        *,
+        workload: Workload = "lognormal",
+        count: int = 0,
+        **engine: Any,
+    ) -> Run:
+        """Simulate one workload with one scheduler; ``engine`` are options of :func:`fleet`."""
+        router, limits = scheduler
+        trace = self.trace(workload, rate_rps, seed, count)
+        deployment = limits(fleet(decode, **engine))
+        return simulate(deployment, trace, router, predictor=_P90, seed=seed)
+
+    @cache  # noqa: B019 - by value, and few
+    def saturated_rps(
+        self,
+        decode: str,
+        name: str = "HeteroServe",
+        workload: Workload = "lognormal",
+        devices: str = DEVICES,
+    ) -> float:
+        """Saturation of a scheduler [requests/s], mean over seeds."""
+        router, limits = ALL[name]
+        deployment = limits(fleet(decode, devices))
+        rates = [
+            saturation(
+                deployment,
+                self.trace(workload, 1.0, seed),
+                router,
+                precision=0.02,
+                predictor=_P90,
+                seed=seed,
+            ).rate_rps
+            for seed in self.seeds
+        ]
+        return float(np.mean(rates))
+
+    def nominal_rps(
+        self, setting: Setting, workload: Workload = "lognormal", devices: str = DEVICES
+    ) -> float:
+        """Arrival rate of load factor 1.0 [requests/s]."""
+        decode, load = setting
+        if load == PUBLISHED:
+            return PUBLISHED_RPS
+        return self.saturated_rps(decode, workload=workload, devices=devices)
+
+    def runs(
+        self,
+        schedulers: Mapping[str, Scheduler],
+        load: float = 1.0,
+        *,
+        workload: Workload = "lognormal",
+        devices: str = DEVICES,
+        rated: str | None = None,
+        settings: Iterable[Setting] = SETTINGS,
+        **options: Any,
+    ) -> pd.DataFrame:
+        """Every scheduler under every setting, at ``load`` times the nominal rate.
+
+        The rate is that of ``devices`` or, where given, of the cluster ``rated``; ``options`` are
+        those of :meth:`play`.
+        """
+        options |= {"workload": workload, "devices": devices}
+        return pd.DataFrame(
+            _labels(setting)
+            | {"scheduler": name, "seed": seed}
+            | measured(self.play(setting[0], scheduler, rate, seed, **options))
+            for setting in settings
+            for rate in [load * self.nominal_rps(setting, workload, rated or devices)]
+            for name, scheduler in schedulers.items()
+            for seed in self.seeds
+        )
+
+    def windowed(self, duration_s: float) -> pd.DataFrame:
+        """The paper's schedulers over ``duration_s`` of arrivals, a sixth of it warm-up."""
+        rows = []
+        for setting in SETTINGS:
+            rate = self.nominal_rps(setting)
+            for (name, scheduler), seed in product(PAPER.items(), self.seeds):
+                run = self.play(setting[0], scheduler, rate, seed, count=int(rate * duration_s))
+                until_s = float(np.ptp(run.requests["arrival_s"]))
+                counted = measured(run, warmup_s=duration_s / 6, until_s=until_s)
+                rows.append(_labels(setting) | {"scheduler": name} | counted)
+        return pd.DataFrame(rows)
+
+    def ablation(self) -> pd.DataFrame:
+        """HeteroServe with each part switched off at 0.9 of the nominal rate (fig. 5)."""
+        return pd.concat(
+            self.runs(
+                {name: (_kind(name)(queue="outstanding", **switch), eq6)},
+                0.9,
+                swap_s_per_gb=0.0 if name == "no memory penalty" else 2.0,
+            )
+            for name, switch in SWITCHES.items()
+        )
+
+    def by_size(self, schedulers: Mapping[str, Scheduler], sizes: Sequence[int]) -> pd.DataFrame:
+        """Clusters of ``size`` devices, 1 to 2 to 1, rate and requests in proportion (fig. 7).
+
+        Their scaling efficiency is throughput per device over that of the first size.
+        """
+        sized = {
+            size: self.runs(
+                schedulers,
+                size / 8,
+                devices=f"heteroserve-{size}",
+                rated=DEVICES,
+                count=self.requests * size // 8,
+            )
+            for size in sizes
+        }
+        rows = joined(sized, "size")
+        per_device = rows[TPS] / rows["size"]
+        smallest = per_device.groupby([rows[key] for key in ("setting", "scheduler", "seed")])
+        return rows.assign(**{EFFICIENCY: 100.0 * per_device / smallest.transform("first")})
+
+    def sweeps(
+        self,
+        margins: Sequence[float],
+        queue_limits: Sequence[float],
+        dampings: Sequence[float],
+        bins: Sequence[int],
+    ) -> pd.DataFrame:
+        """HeteroServe over delta, Q_max, lambda and K at load factor 1.0 (4.5 and Table 2).
+
+        K bins have Table 2's edges where the paper gives them, else equal shares of the prompts.
+        A row is a setting, what is ``swept``, its ``value`` and a seed.
+        """
+        prompts = self.trace("lognormal", 1.0, 0, 20_000).input_tokens
+        edges = {
+            k: TABLE2.get(k) or percentile_edges(prompts, [100.0 * j / k for j in range(1, k)])
+            for k in bins
+        }
+        changes: dict[str, tuple[str, Mapping[Any, Any]]] = {
+            "delta": ("safety", {value: value for value in margins}),
+            "Q_max": ("queue_max", {value: value for value in queue_limits}),
+            "lambda": ("dampening", {value: value for value in dampings}),
+            "K": ("bins_tokens", edges),
+            "K, long to H100": ("bins_tokens", edges),
+        }
+        rows = []
+        for setting, (name, (option, given)) in product(SETTINGS, changes.items()):
+            rate = self.nominal_rps(setting)
+            # delta enters the batch limits (eq. 6) as well.
+            engines = [{"safety": value} if name == "delta" else {} for value in given]
+            for (value, engine), seed in product(zip(given, engines, strict=True), self.seeds):
+                router = _kind(name)(queue="outstanding", **{option: given[value]})
+                run = self.play(setting[0], (router, eq6), rate, seed, **engine)
+                row = {"swept": name, "value": value, COV: load_cov(run), PASSED: passed_best(run)}
+                rows.append(_labels(setting) | row | measured(run))
+        return pd.DataFrame(rows)
+
+    def contest(
+        self, setting: Setting, rivals: pd.DataFrame, where: str, load: float, **options: Any
+    ) -> list[dict[str, object]]:
+        """The router of this project against the best other of every metric, in one setting.
+
+        A win or a loss is a paired difference beyond its 95 % interval and beyond what counts as
+        none: 1 %, 0.5 points of attainment.
+        """
+        modes = {"hetero": OURS["hetero"], "with a target": (routers.Predictive(target_s=0.5), eq6)}
+        ours = self.runs(modes, load, settings=[setting], **options)
+        rows: list[dict[str, object]] = []
+        for (metric, least), mode in product({TPS: 0.01, SLO: 0.5, P95: 0.01}.items(), modes):
+            sign = -1.0 if metric == P95 else 1.0
+            others = {name: values(at(rivals, setting), metric, scheduler=name) for name in PAPER}
+            best = max(others, key=lambda name: sign * others[name].mean())
+            scale = 1.0 if metric == SLO else others[best].mean()
+            mine = values(ours, metric, scheduler=mode)
+            gain = sign * (mine - others[best]) / scale
+            low, high = interval(gain)
+            clear = abs(gain.mean()) > least and (low > 0 or high < 0)
+            rows.append(
+                {
+                    "decode": setting[0],
+                    "setting": where,
+                    "router": mode,
+                    "metric": metric,
+                    "ours": mine.mean(),
+                    "best other": best,
+                    "its": others[best].mean(),
+                    "verdict": ("win" if gain.mean() > 0 else "loss") if clear else "tie",
+                }
+            )
+        return rows
+
+
+def prefill_rates() -> pd.DataFrame:
+    """Prefill rates of Table 4, from peak compute, and of the calibrated roofline."""
+    gpus = {machine.gpu.name: machine.gpu for machine in cluster.cluster(DEVICES).machines}
+    rows = []
+    for gpu, (batch, prompt) in product(gpus.values(), ((1, 512), (4, 1024))):
+        printed = gpu.fp16_tflops * 1e12 / 31.2e9
+        seconds = for_gpu(gpu, MODEL).step_model().prefill_seconds([prompt] * batch)
+        ours = batch * prompt / float(seconds)
+        rows.append((gpu.name, batch, prompt, printed, ours, ours / printed))
+    rates = ("Table 4 [tokens/s]", "calibrated [tokens/s]", "calibrated over Table 4")
+    return pd.DataFrame(rows, columns=["GPU", "batch", "prompt [tokens]", *rates])
+
+
+def _labels(setting: Setting) -> dict[str, str]:
+    return {"setting": ", ".join(setting), "decode": setting[0], "load": setting[1]}
+
+
+def _gpus(deployment: Deployment) -> list[Gpu]:
+    return [replica.gpu for replica in deployment.replicas if replica.gpu is not None]
+
+
+def _kind(name: str) -> type[routers.HeteroServe]:
+    return LongToFastest if name.endswith("long to H100") else routers.HeteroServe

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hetero import catalog
+from hetero.intervals import interval
+from pipelines.studies import heteroserve as hs
+from pipelines.studies.heteroserve import MAIN, PAPER, SETTINGS, SLO, TPS, Study
+
+WEIGHTS_AT_PUBLISHED = SETTINGS[3]
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study((0, 1), 100)
+
+
+def test_printed_steps_prefill_at_table_4_and_decode_at_the_speed_of_memory():
+    a100 = catalog.gpu("A100-SXM-80GB")
+    free, paid = (hs.printed_steps(reads_kv=reads)(a100, hs.MODEL, 1) for reads in (False, True))
+    # 312 TFLOPS over 31.2 GFLOP per token.
+    assert float(free.prefill_seconds([10_000])) == pytest.approx(1.0)
+    weights_s = hs.MODEL.weight_bytes() / (a100.mem_bw_gbs * 1e9)
+    assert float(free.prefill_seconds([1])) == pytest.approx(weights_s)
+    assert float(paid.decode_seconds([1000])) > float(free.decode_seconds([1000]))
+
+
+def test_limits_of_the_schedulers():
+    fleet = hs.fleet("calibrated")
+    limits = [replica.engine.max_batch for replica in fleet.replicas]
+    assert len(limits) == 8
+    assert hs.eq6(fleet) is fleet
+    scaled = hs.memory_limits(fleet)
+    memory = [replica.gpu.mem_gib for replica in fleet.replicas]
+    for replica, gib in zip(scaled.replicas, memory, strict=True):
+        assert replica.engine.max_batch == int(max(limits) * gib / max(memory))
+    last = hs.LongToFastest().admissions(fleet)[-1]
+    h100 = [replica.gpu.name.startswith("H100") for replica in fleet.replicas]
+    assert last.tolist() == h100
+
+
+def test_rows_are_selected_by_column_and_setting():
+    rows = pd.DataFrame({"setting": ["a, b", "a, b", "c, d"], "k": [2, 1, 2], "x": [1.0, 2.0, 3.0]})
+    assert hs.values(rows, "x", k=2).tolist() == [1.0, 3.0]
+    assert hs.grid(hs.at(rows, ("a", "b")), "k", "x").tolist() == [[1.0], [2.0]]
+    both = hs.joined({0.5: rows, 1.0: rows}, "factor")
+    assert both["factor"].tolist() == [0.5] * 3 + [1.0] * 3
+
+
+def test_runs_have_a_row_per_setting_scheduler_and_seed(study):
+    rows = study.runs(PAPER, 2.0, settings=[WEIGHTS_AT_PUBLISHED])
+    assert rows["scheduler"].tolist() == [name for name in PAPER for _ in study.seeds]
+    assert set(rows["setting"]) == {"weights only, 49.8 requests/s"}
+    assert rows[SLO].between(0, 100).all()
+    assert (rows[TPS] > 0).all()
+    means = hs.with_intervals(rows)
+    low, high = interval(hs.values(rows, TPS, scheduler="Uniform"))
+    assert means[f"{TPS}, +-"][0] == pytest.approx((high - low) / 2)
+    assert means[TPS][0] == pytest.approx((high + low) / 2)
+
+
+def test_play_serves_the_workload_it_is_told(study):
+    run = study.play("calibrated", PAPER["HeteroServe"], 20.0, 0, workload=1.0, count=30)
+    assert len(run.requests) == 30
+    assert (study.trace(1.0, 20.0, 0, 30).input_tokens > 2048).all()
+    assert hs.measured(run)[SLO] == pytest.approx(100 * np.mean(run.ttft_s < 0.5))
+    assert hs.load_cov(run) > 0
+    served = np.bincount(run.requests["node"], minlength=8)
+    h100 = [replica.gpu.name.startswith("H100") for replica in run.deployment.replicas]
+    assert hs.passed_best(run) == pytest.approx(100 * (1 - served[h100].sum() / 30))
+
+
+def test_load_factor_1_is_the_saturation_or_what_is_published(study):
+    assert study.nominal_rps(WEIGHTS_AT_PUBLISHED) == 49.8
+    assert study.nominal_rps(MAIN) == study.saturated_rps("calibrated", "HeteroServe") > 0
+
+
+def test_experiments_vary_what_they_say(study):
+    runs = len(SETTINGS) * len(study.seeds)
+    assert study.windowed(30.0).groupby("scheduler").size().eq(runs).all()
+    assert study.ablation().groupby("scheduler").size().to_dict() == dict.fromkeys(
+        hs.SWITCHES, runs
+    )
+    swept = study.sweeps([0.1], [4.0], [2.0], [2, 5])
+    assert swept["swept"].value_counts().div(runs).to_dict() == {
+        **dict.fromkeys(("K", "K, long to H100"), 2),
+        **dict.fromkeys(("delta", "Q_max", "lambda"), 1),
+    }
+    # Eq. 4 as printed admits every bin everywhere.
+    here = hs.at(swept[swept["swept"] == "K"], MAIN)
+    assert np.ptp(hs.grid(here, "value", TPS), axis=0).tolist() == [0, 0]
+
+
+def test_scaling_efficiency_is_per_device_and_seed(study):
+    sizes = hs.at(study.by_size({"Uniform": PAPER["Uniform"]}, (4, 8)), MAIN)
+    assert sizes["size"].tolist() == [4, 4, 8, 8]
+    small, large = hs.grid(sizes, "size", TPS)
+    expected = [[100, 100], (100 * large / (2 * small)).tolist()]
+    assert hs.grid(sizes, "size", hs.EFFICIENCY).tolist() == [pytest.approx(x) for x in expected]
+
+
+def test_contest_is_against_the_best_other_of_each_metric(study):
+    rivals = study.runs(PAPER, 1.0, settings=[WEIGHTS_AT_PUBLISHED])
+    rows = study.contest(WEIGHTS_AT_PUBLISHED, rivals, "here", 1.0)
+    assert len(rows) == 6
+    assert {row["verdict"] for row in rows} <= {"win", "tie", "loss"}
+    best = rivals.groupby("scheduler")[TPS].mean()
+    assert (rows[0]["best other"], rows[0]["its"]) == (best.idxmax(), pytest.approx(best.max()))
+
+
+def test_prefill_rates_are_those_of_table_4():
+    rates = hs.prefill_rates().set_index(["GPU", "batch"])
+    assert rates["Table 4 [tokens/s]"]["A100-SXM-80GB", 1] == pytest.approx(10_000)
+    assert len(rates) == 6

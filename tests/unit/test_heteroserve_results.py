@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+
+from pipelines.studies import heteroserve as hs
+from pipelines.studies import heteroserve_results as results
+from pipelines.studies.heteroserve import ALL, MAIN, OURS, P95, PAPER, SETTINGS, SLO, TPS, Study
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    return Study((0, 1), 300)
+
+
+@pytest.fixture(scope="module")
+def runs(study) -> dict[str, pd.DataFrame]:
+    both = PAPER | OURS
+    three = {name: ALL[name] for name in ("Uniform", "HeteroServe", "HeteroServe, long to H100")}
+    shifts = {name: study.runs(both, 0.9, workload=name) for name in ("bimodal", "mean 2,048")}
+    return {
+        "table1": study.runs(ALL, 2.0),  # where routers differ in so short runs
+        "ablation": study.ablation(),
+        "loads": hs.joined({load: study.runs(both, load) for load in (1.0, 2.0)}, "factor"),
+        "workloads": hs.joined(shifts, "workload"),
+        "shares": hs.joined({x: study.runs(three, 0.9, workload=x) for x in (0.1, 0.9)}, "share"),
+        "sweeps": study.sweeps([0.05, 0.1, 0.15], [4.0, 32.0], [2.0, 4.0], [2, 3, 4]),
+        "sizes": study.by_size({name: ALL[name] for name in ("Uniform", "HeteroServe")}, (4, 8)),
+        "mixes": hs.joined({mix: study.runs(both) for mix in hs.MIXES}, "mix"),
+    }
+
+
+@pytest.fixture(scope="module")
+def by_setting(runs) -> dict[hs.Setting, dict[str, results.Value]]:
+    return {setting: results.claim_values(setting, runs) for setting in SETTINGS}
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def test_the_published_table_1():
+    table = results.table1()
+    assert list(table) == [TPS, SLO, P95]
+    assert table[TPS]["Uniform"] == 17234
+    assert set(results.claims()) >= {"heteroserve-1-uniform", "heteroserve-32"}
+
+
+@pytest.mark.parametrize(
+    ("gains", "share"), [([-1.0, -2.0], 0.0), ([3.0, -1.0], 40.0), ([3.0, 1.0], 100.0)]
+)
+def test_crossing(gains, share):
+    assert results.crossing([0.1, 0.5], gains) == pytest.approx(share)
+
+
+def test_every_claim_but_those_of_other_measurements_has_a_value(runs, by_setting):
+    missing = results.claims().keys() - by_setting[MAIN].keys()
+    assert {name.split("-")[1].rstrip("abc") for name in missing} == {"16", "17", "18"}
+    tps = {
+        name: hs.values(hs.at(runs["table1"], MAIN), TPS, scheduler=name)
+        for name in ("HeteroServe", "Uniform")
+    }
+    ratio = by_setting[MAIN]["heteroserve-5"]
+    assert ratio == pytest.approx(tps["HeteroServe"] / tps["Uniform"])
+    assert results.mean(ratio) == pytest.approx(np.mean(ratio))
+    assert results.mean("U>H") == "U>H"
+    # Eq. 4 as printed admits every bin everywhere.
+    assert by_setting[MAIN]["heteroserve-27a"] == 0.0
+    margins = results.over_uniform(hs.at(runs["shares"], MAIN), "Uniform")
+    assert margins.tolist() == [[0, 0], [0, 0]]
+
+
+def test_survival_counts_the_settings_that_reproduce(by_setting):
+    table = results.survival(by_setting)
+    verdicts = table.filter(like=": verdict")
+    assert (verdicts == "reproduced").sum(axis=1).tolist() == table["reproduced in"].tolist()
+    fig = results.verdict_bars(table)
+    assert sum(bar.get_width() for bar in fig.axes[0].patches) == 4 * len(table)
+
+
+def test_notes_tell_reasons_and_the_other_settings(study, runs, by_setting):
+    reasons = results.reasons(study, runs, hs.with_intervals(study.windowed(10.0)))
+    assert reasons["heteroserve-8"].startswith("Eq. 4 as printed admits every bin")
+    assert reasons["heteroserve-24c"] == reasons["heteroserve-24a"] != ""
+    assert reasons["heteroserve-31b"] == ""
+    order = by_setting[SETTINGS[1]]["heteroserve-20"]
+    assert f"at 49.8 requests/s {order};" in results.elsewhere("heteroserve-20", by_setting)
+
+
+def test_flips(runs):
+    row = results.flips(runs["table1"]).iloc[0]
+    assert (row["metric"], row["rival"]) == (TPS, "Oracle")
+    # h / b - 1 = 2 s / (1 - s) with the symmetric error s.
+    s = row["symmetric [%]"] / 100
+    assert row["as printed [%]"] / 100 == pytest.approx(2 * s / (1 - s))
+
+
+def test_figures_have_a_panel_per_metric_or_setting(study, runs):
+    fig = results.compared(runs["table1"], list(PAPER), results.table1(), 5.6)
+    assert [axis.get_title() for axis in fig.axes] == ["Throughput", "SLO attainment", "P95 TTFT"]
+    assert fig.axes[2].get_xscale() == "log"
+    fig = results.first_tokens(study, (MAIN, SETTINGS[3]))
+    assert len(fig.axes[0].lines) == len(PAPER | OURS) + 1
+    drawn = {
+        results.over_load: ("loads", 2, "load [% of the own saturation]"),
+        results.over_workloads: ("workloads", 4, ""),
+        results.over_parameters: ("sweeps", 4, "length bins K, long to H100"),
+        results.over_sizes: ("sizes", 4, "devices"),
+        results.over_mixes: ("mixes", 2, "tokens per $ [millions]"),
+    }
+    for draw, (name, panels, label) in drawn.items():
+        fig = draw(runs[name])
+        assert len(fig.axes) == panels
+        assert fig.axes[-1].get_xlabel() == label
+    fig = results.over_shares(runs["shares"], ("HeteroServe", "HeteroServe, long to H100"))
+    assert [axis.get_title() for axis in fig.axes] == ["HeteroServe", "HeteroServe, long to H100"]
