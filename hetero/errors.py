@@ -67,7 +67,7 @@ class ExportError(HeteroError):
 
 
 class SolverError(HeteroError):
-    """A solver that ended without the optimum that was asked for; the text gives its status."""
+    """A solver that ended without a solution, though one may exist; the text says at what."""
 
 
 class DownloadError(HeteroError):

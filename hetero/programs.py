@@ -1,4 +1,7 @@
-"""Linear programs as arrays, solved by OR-Tools MathOpt with status and bound checked."""
+"""Linear programs as arrays, solved by OR-Tools MathOpt with status and bound checked.
+
+No other module imports MathOpt.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import SolverError as SolverError  # for those who solve
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -20,10 +24,6 @@ Solver: TypeAlias = Literal["highs", "gscip", "glop"]
 Status: TypeAlias = Literal["optimal", "limit"]
 
 GAP = 1e-6  # relative distance to the bound at which a program counts as solved
-
-
-class SolverError(HeteroError):
-    """A solver that stopped for a reason other than an optimum, a limit or infeasibility."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,11 @@ class Solution:
     values
         Shape (variables,).
     objective, bound
-        Objective at ``values``, and the value no solution exceeds.
+        Objective at ``values``, and the value that no solution exceeds, or, of a minimisation,
+        that none goes below.
+    dual_bound
+        The bound as the solver reports it; rounding may put it beyond ``objective``, where
+        ``bound`` ends.
     status
         ``optimal`` if the gap was closed; ``limit`` if a limit came first.
     duals
@@ -78,6 +82,7 @@ class Solution:
     values: Floats
     objective: float
     bound: float
+    dual_bound: float
     status: Status
     duals: Floats
     reduced: Floats
@@ -85,12 +90,22 @@ class Solution:
     @property
     def gap(self) -> float:
         """Relative distance between objective and bound."""
-        return max(0.0, self.bound - self.objective) / max(abs(self.objective), 1e-12)
+        return abs(self.bound - self.objective) / max(abs(self.objective), 1e-12)
+
+    @property
+    def dual_gap(self) -> float:
+        """Relative distance between objective and the bound as reported."""
+        return abs(self.objective - self.dual_bound) / max(abs(self.objective), 1e-300)
 
 
 @dataclass(slots=True)
 class Program:
-    r"""A maximisation :math:`\max c^T x` with :math:`l \le A x \le u`, built in blocks.
+    r"""A program :math:`\max c^T x` with :math:`l \le A x \le u`, built in blocks.
+
+    Parameters
+    ----------
+    minimize
+        Whether :math:`c^T x` is to be as small as possible instead.
 
     Examples
     --------
@@ -102,6 +117,7 @@ class Program:
     [1.0, 4.0]
     """
 
+    minimize: bool = False
     _lower: list[Floats] = field(default_factory=list)
     _upper: list[Floats] = field(default_factory=list)
     _objective: list[Floats] = field(default_factory=list)
@@ -142,7 +158,7 @@ class Program:
         return np.arange(first, first + count)
 
     def entries(self, rows: ArrayLike, columns: ArrayLike, values: ArrayLike) -> None:
-        """Set coefficients; the three broadcast against each other, zeros are left out."""
+        """Set coefficients, each once; the three broadcast to one shape, zeros are left out."""
         r, c, v = np.broadcast_arrays(
             np.asarray(rows, np.int64), np.asarray(columns, np.int64), np.asarray(values, float)
         )
@@ -217,10 +233,13 @@ class Program:
             duals = np.fromiter(dual.dual_values.values(), float, self._rows)
             reduced = np.fromiter(dual.reduced_costs.values(), float, self._columns)
         objective = float(primal.objective_value)
-        bound = float(result.termination.objective_bounds.dual_bound)
-        bound = max(bound, objective) if np.isfinite(bound) else objective if not mixed else np.inf
-        done = reason == stopped.OPTIMAL
-        return Solution(values, objective, bound, "optimal" if done else "limit", duals, reduced)
+        bound = dual_bound = float(result.termination.objective_bounds.dual_bound)
+        if np.isfinite(bound):
+            bound = min(bound, objective) if self.minimize else max(bound, objective)
+        elif not mixed:
+            bound = objective
+        status: Status = "optimal" if reason == stopped.OPTIMAL else "limit"
+        return Solution(values, objective, bound, dual_bound, status, duals, reduced)
 
     def _proto(self, integer: NDArray[np.bool_]) -> object:
         # Arrays go straight into the message: adding variables one by one costs more than solving.
@@ -234,7 +253,7 @@ class Program:
         variables.integers.extend(integer)
         objective = np.concatenate(self._objective)
         used = np.flatnonzero(objective)
-        proto.objective.maximize = True
+        proto.objective.maximize = not self.minimize
         proto.objective.linear_coefficients.ids.extend(used)
         proto.objective.linear_coefficients.values.extend(objective[used])
         rows = proto.linear_constraints

@@ -72,7 +72,7 @@ def test_melange_is_the_cheapest_of_all_mixes() -> None:
     found = melange.cheapest(fleet, SEVEN, CHATS.head(2000), rate)
     assert found.status == "optimal"
     assert found.gap <= 1e-4
-    program = melange.Program(fleet, SEVEN, CHATS.head(2000))
+    program = melange.MelangeProgram(fleet, SEVEN, CHATS.head(2000))
     prices = [kind.machine.usd_per_h for kind in program.kinds]
     cheapest = np.inf
     for numbers in product(range(4), repeat=len(program.kinds)):

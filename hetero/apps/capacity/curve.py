@@ -22,24 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from ortools.math_opt.python import mathopt
 
 from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.trial import Outcome
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.baselines.melange import Program
+from hetero.errors import InfeasibleError, ParameterError, SolverError
+from hetero.planners.baselines.melange import MelangeProgram
+from hetero.programs import Floats, Ints, Limits, Program
 
 _PARTS = (3, 2)
 _ROUNDS = 20
 _RAISE = 1.08
-_GAP = 2e-3
-_NODES = 5000
+_LIMITS = Limits(gap=2e-3, nodes=5000)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -203,60 +201,40 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
 
 
 def _solve(
-    market: Market, program: Program, curve: LoadCurve, factors: Any
+    market: Market, one: MelangeProgram, curve: LoadCurve, factors: Floats
 ) -> tuple[Counts, list[Counts], float, float]:
     """The program of a day with a factor per hour."""
-    model = mathopt.Model(name="day")
-    hours = len(curve.rates_rps)
+    program, hours = Program(minimize=True), len(curve.rates_rps)
     place = {kind.machines: k for k, kind in enumerate(market.kinds) if kind.machines}
-    names = [place[kind.machines] for kind in program.kinds]
-    offers = [market.offers[k] for k in names]
-    columns = [(k, p) for k, kind in enumerate(program.kinds) for p in range(len(kind.divisions))]
-    reserved = {at: model.add_integer_variable(lb=0) for at in columns}
-    rented = [{at: model.add_integer_variable(lb=0) for at in columns} for _ in range(hours)]
-    cost: list[Any] = [
-        hours * (offers[k].reserved_usd_per_h or offers[k].usd_per_h) * y
-        for (k, _), y in reserved.items()
-    ]
+    names = [(place[one.kinds[k].machines], one.kinds[k].divisions[p]) for k, p in one.columns]
+    offers = [market.offers[k] for k, _ in names]
+    hourly = np.array([offer.usd_per_h for offer in offers])
+    kept = np.array([offer.reserved_usd_per_h or offer.usd_per_h for offer in offers])
     paid = market.prices.start_s / 3600.0
-    for hour in range(hours):
-        both = {at: reserved[at] + rented[hour][at] for at in columns}
-        for k, kind in enumerate(program.kinds):
-            every = [both[at] for at in columns if at[0] == k]
-            model.add_linear_constraint(mathopt.LinearSum(every) <= len(kind.machines))
-        program.limit(model, both)
-        shares = {key: model.add_variable(lb=0.0) for key in program.rates}
-        rate = float(factors[hour]) * curve.rates_rps[hour]
-        for (k, d), work in program.work(shares, 1).items():
-            model.add_linear_constraint(rate * work <= program.held(both, k, d))
-        for s in range(len(program.buckets)):
-            parts = [z for key, z in shares.items() if key[0] == s]
-            model.add_linear_constraint(mathopt.LinearSum(parts) == 1.0)
-        for at in columns:
-            start = model.add_variable(lb=0.0)
-            model.add_linear_constraint(start >= rented[hour][at] - rented[hour - 1][at])
-            cost += [offers[at[0]].usd_per_h * (rented[hour][at] + paid * start)]
-    model.minimize(mathopt.LinearSum(cost))
-    limits = mathopt.SolveParameters(relative_gap_tolerance=_GAP, node_limit=_NODES)
-    result = mathopt.solve(model, program.solver, params=limits)
-    if not result.has_primal_feasible_solution():
+    reserved = program.variables(len(names), objective=hours * kept, integer=True)
+    rented = [program.variables(len(names), objective=hourly, integer=True) for _ in range(hours)]
+    for hour, rate in enumerate(curve.rates_rps):
+        one.serve(program, [reserved, rented[hour]], float(factors[hour]) * rate)
+        started = program.variables(len(names), objective=hourly * paid)
+        more = program.rows(len(names), lower=0.0)
+        program.entries(more, started, 1.0)
+        if hours > 1:  # a single hour is also the one before it
+            program.entries(more, rented[hour], -1.0)
+            program.entries(more, rented[hour - 1], 1.0)
+    try:
+        found = program.solve(_LIMITS, solver=one.solver, names="the program of the day")
+    except (InfeasibleError, SolverError) as error:
         raise InfeasibleError(
             f"The machines of {market.prices.name} do not suffice for {curve.peak_rps:g} "
             "requests/s at the peak.",
             resolve="offer more machines, relax the targets, or lower the rates.",
-        )
-    values = result.variable_values()
+        ) from error
 
-    def counts(chosen: dict[tuple[int, int], Any]) -> Counts:
-        return {
-            (names[k], program.kinds[k].divisions[p]): n
-            for (k, p), y in chosen.items()
-            if (n := round(values[y])) > 0
-        }
+    def counts(chosen: Ints) -> Counts:
+        numbers = [round(value) for value in found.values[chosen]]
+        return {at: n for at, n in zip(names, numbers, strict=True) if n > 0}
 
-    objective, bound = result.objective_value(), result.best_objective_bound()
-    gap = abs(objective - bound) / max(abs(objective), 1e-300)
-    return counts(reserved), [counts(one) for one in rented], bound, gap
+    return counts(reserved), [counts(one) for one in rented], found.dual_bound, found.dual_gap
 
 
 def _give_back(

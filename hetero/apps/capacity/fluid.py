@@ -24,23 +24,24 @@ No target on latency enters, so a fleet that keeps one may have to cost more.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.math_opt.python import mathopt
 
 from hetero.deployment import Replica
-from hetero.errors import InfeasibleError, SolverError
+from hetero.errors import InfeasibleError
 from hetero.planners.baselines.kinds import Kind
+from hetero.programs import Floats, Ints, Limits, Program
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Counts = dict[tuple[int, tuple[int, ...]], int]
 """Machines by kind and division."""
 
 _ROUNDS = 40
 _RANGES = 48
+_LIMITS = Limits(gap=1e-4, nodes=20_000)
+_NAMES = "the bound of a fleet"
 
 
 def together(first: Counts, second: Counts) -> Counts:
@@ -197,16 +198,15 @@ class Fluid:
 
     def _duals(self, held: Floats) -> list[Floats] | None:
         """Weights under which the fleet's largest rate is least; None if it leaves some out."""
-        model = mathopt.Model(name="fluid")
-        rate = model.add_variable(lb=0.0)
-        rows = [
-            [model.add_linear_constraint(ub=float(held[i])) for _ in range(work.shape[1])]
-            for i, work in enumerate(self.work)
+        program = Program()
+        rate = program.variables(1, objective=1.0)
+        clocks = [
+            program.rows(work.shape[1], upper=count)
+            for work, count in zip(self.work, held, strict=True)
         ]
-        if not self._assign(model, rows, held > 0, rate):
+        if not self._assign(program, clocks, held > 0, rate):
             return None
-        model.maximize(rate)
-        found = _weights(model, rows, 1.0)
+        found = _weights(program, clocks)
         # What the fleet lacks gets the least weight that leaves the least work as it is.
         least = np.stack([_weighed(w, m) for w, m in zip(self.work, found, strict=True)])
         least = np.where((held > 0)[:, None], least, np.inf).min(axis=0)
@@ -220,90 +220,73 @@ class Fluid:
 
     def _relaxed(self) -> list[Floats]:
         """Weights from the cheapest fleet whose numbers of machines need not be whole."""
-        model = mathopt.Model(name="fluid fleet, relaxed")
-        rows = [
-            [model.add_linear_constraint(ub=0.0) for _ in range(work.shape[1])]
-            for work in self.work
-        ]
-        price = []
-        for k, division in self.columns:
-            y = model.add_variable(lb=0.0)
-            price.append(self.prices[k] * y)
-            for i, (kk, d) in enumerate(self.keys):
-                for row in rows[i] if kk == k else ():
-                    row.set_coefficient(y, -float(division.count(d)))
-        self._assign(model, rows, np.ones(len(self.keys), np.bool_), None)
-        model.minimize(mathopt.LinearSum(price))
-        return _weights(model, rows, -1.0)
+        program = Program(minimize=True)
+        clocks = [program.rows(work.shape[1], upper=0.0) for work in self.work]
+        prices = [self.prices[k] for k, _ in self.columns]
+        machines = program.variables(len(self.columns), objective=prices)
+        for rows, (k, d) in zip(clocks, self.keys, strict=True):
+            counts = [division.count(d) if kk == k else 0 for kk, division in self.columns]
+            program.entries(rows[:, None], machines, -np.array(counts))
+        self._assign(program, clocks, np.ones(len(self.keys), np.bool_), None)
+        return _weights(program, clocks)
 
-    def _assign(self, model: Any, rows: list[list[Any]], able: Any, rate: Any) -> bool:
+    def _assign(self, program: Program, clocks: list[Ints], able: Flags, rate: Ints | None) -> bool:
         """Ranges of requests to instances; False where a range fits none that is able."""
         total = sum(len(one) for one in self._ranges)
         for members in self._ranges:
             share = len(members) / total
-            balance = model.add_linear_constraint(lb=0.0, ub=0.0)
-            if rate is None:
-                balance.lower_bound = balance.upper_bound = share
-            else:
-                balance.set_coefficient(rate, -share)
-            some = False
-            for i, work in enumerate(self.work):
-                if not able[i] or not np.isfinite(work[members, 0]).all():
-                    continue
-                some = True
-                z = model.add_variable(lb=0.0)
-                balance.set_coefficient(z, 1.0)
-                for row, mean in zip(rows[i], work[members].mean(axis=0), strict=True):
-                    row.set_coefficient(z, float(mean))
-            if not some and rate is not None:
+            fitting = [
+                i
+                for i, work in enumerate(self.work)
+                if able[i] and np.isfinite(work[members, 0]).all()
+            ]
+            if not fitting and rate is not None:
                 return False
-            if not some:
-                balance.lower_bound = balance.upper_bound = 0.0
+            served = share if fitting and rate is None else 0.0
+            balance = program.rows(1, lower=served, upper=served)
+            if rate is not None:
+                program.entries(balance, rate, -share)
+            shares = program.variables(len(fitting))
+            program.entries(balance, shares, 1.0)
+            for i, one in zip(fitting, shares, strict=True):
+                program.entries(clocks[i], one, self.work[i][members].mean(axis=0))
         return True
 
     def _cheapest(self, rate_rps: float) -> tuple[float, Counts]:
         """The cheapest fleet that satisfies the inequalities found so far, and its bound."""
-        model = mathopt.Model(name="fluid fleet")
-        y: dict[tuple[int, tuple[int, ...]], Any] = {
-            (k, division): model.add_integer_variable(lb=0, ub=float(self._most(k)))
-            for k, division in self.columns
-        }
+        program = Program(minimize=True)
+        kind = np.array([k for k, _ in self.columns])
+        machines = program.variables(
+            len(self.columns),
+            upper=[self._most(k) for k in kind],
+            objective=[self.prices[k] for k in kind],
+            integer=True,
+        )
         for k, limit in enumerate(self.most):
             if limit is not None:
-                every = [v for (kk, _), v in y.items() if kk == k]
-                model.add_linear_constraint(mathopt.LinearSum(every) <= limit)
+                program.entries(program.rows(1, upper=limit), machines[kind == k], 1.0)
         for name, most in self.most_gpus.items():
-            of_type = [
-                self.kinds[k].machine.count * v
-                for (k, _), v in y.items()
-                if self.kinds[k].machine.gpu.name == name
-            ]
-            model.add_linear_constraint(mathopt.LinearSum(of_type) <= most)
+            each = [self.kinds[k].machine for k in kind]
+            gpus = [one.count if one.gpu.name == name else 0 for one in each]
+            program.entries(program.rows(1, upper=most), machines, gpus)
         for cut in self._cuts:
-            terms = []
-            for (k, division), v in y.items():
-                value = sum(
-                    division.count(d) * cut[i] for i, (kk, d) in enumerate(self.keys) if kk == k
-                )
-                terms.append(float(value) / max(cut[-1], 1e-300) * v)
-            model.add_linear_constraint(mathopt.LinearSum(terms) >= rate_rps)
-        model.minimize(
-            mathopt.LinearSum([self.prices[k] * variable for (k, _), variable in y.items()])
-        )
-        result = mathopt.solve(
-            model,
-            mathopt.SolverType.GSCIP,
-            params=mathopt.SolveParameters(relative_gap_tolerance=1e-4, node_limit=20_000),
-        )
-        if result.termination.reason == mathopt.TerminationReason.INFEASIBLE:
+            worth = [
+                sum(division.count(d) * cut[i] for i, (kk, d) in enumerate(self.keys) if kk == k)
+                for k, division in self.columns
+            ]
+            row = program.rows(1, lower=rate_rps)
+            program.entries(row, machines, np.array(worth) / max(cut[-1], 1e-300))
+        try:
+            found = program.solve(_LIMITS, solver="gscip", names=_NAMES)
+        except InfeasibleError:
             raise InfeasibleError(
                 f"No fleet within the limits serves {rate_rps:g} requests/s.",
                 resolve="offer more machines, or lower the rate.",
-            )
-        _check(result)
-        values = result.variable_values()
-        counts = {key: n for key, v in y.items() if (n := round(values[v])) > 0}
-        return float(result.best_objective_bound()), counts
+            ) from None
+        numbers = [round(value) for value in found.values]
+        return found.dual_bound, {
+            at: n for at, n in zip(self.columns, numbers, strict=True) if n > 0
+        }
 
     def _most(self, k: int) -> int:
         limit = self.most[k]
@@ -316,17 +299,9 @@ def _weighed(work: Floats, weights: Floats) -> Floats:
     return np.where(fits, np.where(fits[:, None], work, 0.0) @ weights, np.inf)
 
 
-def _weights(model: Any, rows: list[list[Any]], sign: float) -> list[Floats]:
+def _weights(program: Program, clocks: list[Ints]) -> list[Floats]:
     """Duals of the clocks of the instances, each 0 or more."""
-    result = mathopt.solve(model, mathopt.SolverType.GLOP)
-    _check(result)
-    duals = result.dual_values()
-    return [np.array([max(sign * float(duals[row]), 0.0) for row in some]) for some in rows]
-
-
-def _check(result: mathopt.SolveResult) -> None:
-    if not result.has_primal_feasible_solution():
-        raise SolverError(
-            f"The bound of a fleet ended without a solution ({result.termination.reason.name}).",
-            resolve="offer fewer kinds of machines.",
-        )
+    duals = program.solve(solver="glop", names=_NAMES).duals
+    # More of a clock raises the rate, or lowers the price.
+    duals = np.maximum(-duals if program.minimize else duals, 0.0)
+    return [duals[rows] for rows in clocks]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from ortools.math_opt.python import mathopt
 
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.prices import Offer, PriceList
@@ -20,7 +19,7 @@ from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind, kinds
-from hetero.planners.baselines.melange import Program
+from hetero.planners.baselines.melange import MelangeProgram
 
 _SPARE = 3.0  # a fleet of one kind never needs more than this times what the program gives it
 _MOST = 4000  # machines of a kind
@@ -120,7 +119,7 @@ class Market:
             machines += [offer.machine(f"{offer.name}-{n + 1}") for n in range(len(kind.machines))]
         return Cluster(self.prices.name, tuple(machines), source=self.prices.source)
 
-    def program(self, only: str | None = None, parts: tuple[int, int] = (6, 4)) -> Program:
+    def program(self, only: str | None = None, parts: tuple[int, int] = (6, 4)) -> MelangeProgram:
         """The integer program of all kinds, or of those of one GPU type."""
         chosen = [k for k in self.kinds if only in (None, k.machine.gpu.name) and k.machines]
         if not chosen:
@@ -129,7 +128,7 @@ class Market:
                 f"{self.llm.name}.",
                 resolve="offer other machines.",
             )
-        return Program(
+        return MelangeProgram(
             self.cluster,
             self.llm,
             self.load.trace,
@@ -139,7 +138,7 @@ class Market:
             kinds=chosen,
             most_gpus=dict(self.prices.most_gpus),
             parts=parts,
-            solver=mathopt.SolverType.GSCIP,
+            solver="gscip",
         )
 
     @cached_property
@@ -170,7 +169,9 @@ class Market:
 
     # Fleets ---------------------------------------------------------------------------------
 
-    def counts(self, program: Program, used: Sequence[tuple[int, tuple[int, ...], int]]) -> Counts:
+    def counts(
+        self, program: MelangeProgram, used: Sequence[tuple[int, tuple[int, ...], int]]
+    ) -> Counts:
         """A plan of a program in the numbers of this market's kinds."""
         place = {kind.machines: k for k, kind in enumerate(self.kinds) if kind.machines}
         return {(place[program.kinds[k].machines], division): count for k, division, count in used}

@@ -34,13 +34,12 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.case import Case
 from hetero.costs.rates import Rates
 from hetero.display import Column, Shown, Table
-from hetero.errors import SolverError
+from hetero.programs import Program
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
@@ -88,32 +87,21 @@ class Bound(Shown):
         return {name: busy[k] / count for k, (name, count) in enumerate(self.gpus.items())}
 
     def _solve(self, work: Floats) -> tuple[float, Floats]:
-        types = list(self.gpus)
-        g, c = len(types), len(WORK)
-        # Variables: GPUs busy by type and part, then the rate; parts that no request has cost 0.
-        speed = np.array([1.0 / np.maximum(self.cost_s[name], 1e-300) for name in types])
+        speed = np.array([1.0 / np.maximum(self.cost_s[name], 1e-300) for name in self.gpus])
+        # Parts that no request has cost 0; the rate is in units of its largest coefficient.
         scale = speed.max(axis=0)
-        equal = np.zeros((c, g * c + 1))
-        for part in range(c):
-            equal[part, part : g * c : c] = speed[:, part] / scale[part]
-            equal[part, -1] = -work[part] / scale[part]
-        held = np.zeros((g, g * c + 1))
-        for k in range(g):
-            held[k, k * c : (k + 1) * c] = 1.0
-        limit = np.array([float(self.gpus[name]) for name in types])
-        largest = equal[:, -1].min()
-        goal = np.zeros(g * c + 1)
-        goal[-1] = -1.0
-        # The rate in units in which its largest coefficient is 1.
-        equal[:, -1] /= -largest
-        found = linprog(goal, held, limit, equal, np.zeros(c), method="highs")
-        if found.status != 0:
-            raise SolverError(
-                f"The bound of {self.name} ended with '{found.message}'.",
-                resolve="check prices and figures of the GPUs for values out of range.",
-            )
-        x = np.asarray(found.x, np.float64)
-        return float(x[-1] / -largest), x[:-1].reshape(g, c)
+        unit = float((work / scale).max())
+        program = Program()
+        busy = program.variables(speed.size).reshape(speed.shape)
+        rate = program.variables(1, objective=1.0)
+        held = program.rows(len(speed), upper=list(self.gpus.values()))
+        program.entries(held[:, None], busy, 1.0)
+        balance = program.rows(len(work), lower=0.0, upper=0.0)
+        program.entries(balance, busy, speed / scale)
+        program.entries(balance, rate, -(work / scale) / unit)
+        # HiGHS: where types are equally good at a part, GLOP would share it out otherwise.
+        values = program.solve(solver="highs", names=f"the bound of {self.name}").values
+        return float(values[rate[0]] / unit), values[busy]
 
     def table(self) -> Table:
         """Where the GPUs' time goes at the bound."""

@@ -24,24 +24,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ortools.math_opt.python import mathopt
+import numpy as np
+from numpy.typing import ArrayLike
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import Settings
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
 from hetero.planners.baselines.sizes import SizeShares
+from hetero.programs import Ints, Limits, Program, Solver
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
-_GAP = 1e-4
+_LIMITS = Limits(gap=1e-4, nodes=20_000)
 
 
 @dataclass(frozen=True, repr=False)
@@ -186,7 +187,7 @@ def cheapest(
         raise ParameterError(
             f"A rate of {rate_rps} requests/s needs no machine.", resolve="give a rate above 0."
         )
-    program = Program(cluster, llm, trace, slo, slices=slices, load=load, settings=settings)
+    program = MelangeProgram(cluster, llm, trace, slo, slices=slices, load=load, settings=settings)
     most = program.largest()
     if most.rate_rps < rate_rps * (1 - 1e-9):
         raise InfeasibleError(
@@ -221,16 +222,16 @@ def fastest(
     >>> found.status, found.rate_rps > 0.5
     ('optimal', True)
     """
-    program = Program(cluster, llm, trace, slo, load=load, settings=settings)
+    program = MelangeProgram(cluster, llm, trace, slo, load=load, settings=settings)
     return program.largest(usd_per_h)
 
 
-class Program:
+class MelangeProgram:
     """The integer program of one cluster, model and workload.
 
     ``kinds`` are those that may be used, with their divisions, by default all; ``most_gpus`` the
-    largest number of GPUs of a type; ``parts`` the ranges of inputs, and of outputs in each. HiGHS,
-    the default solver, may print where kinds are many.
+    largest number of GPUs of a type; ``parts`` the ranges of inputs, and of outputs in each.
+    ``columns`` are the kinds with the numbers of their divisions, in the order of y.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class Program:
         kinds: Sequence[Kind] | None = None,
         most_gpus: Mapping[str, int] | None = None,
         parts: tuple[int, int] = (6, 4),
-        solver: mathopt.SolverType = mathopt.SolverType.HIGHS,
+        solver: Solver = "highs",
     ) -> None:
         if not 0 < load <= 1 or (slices is not None and slices < 1):
             raise ParameterError(
@@ -256,6 +257,9 @@ class Program:
         self.cluster, self.llm, self.slices, self.load = cluster, llm, slices, load
         self.solver = solver
         self.kinds = find_kinds(cluster, llm, settings) if kinds is None else tuple(kinds)
+        self.columns = [
+            (k, p) for k, one in enumerate(self.kinds) for p in range(len(one.divisions))
+        ]
         self.most_gpus = dict(most_gpus or {})
         self.buckets = buckets(trace, inputs=parts[0], outputs=parts[1])
         self.rates = {
@@ -275,104 +279,99 @@ class Program:
 
     def cheapest(self, rate_rps: float) -> MelangePlan:
         """The machines of least price that serve a rate."""
-        model, machines, shares = self._model(self.slices)
-        for (k, d), work in self.work(shares, self.slices or 1).items():
-            model.add_linear_constraint(rate_rps * work <= self.load * self.held(machines, k, d))
-        # Each bucket is served whole.
-        for s in range(len(self.buckets)):
-            parts = [z for key, z in shares.items() if key[0] == s]
-            model.add_linear_constraint(mathopt.LinearSum(parts) == (self.slices or 1))
-        model.minimize(self.price(machines))
-        return self._solve(model, machines, shares, rate_rps)
+        program = Program(minimize=True)
+        machines = self._machines(program, self._prices())
+        shares, _ = self.serve(program, [machines], rate_rps, slices=self.slices)
+        return self._solve(program, machines, shares, rate_rps=rate_rps)
 
     def largest(self, usd_per_h: float | None = None) -> MelangePlan:
         """The largest rate; z is then requests per second, so that the program stays linear."""
-        model, machines, shares = self._model(None)
-        rate = model.add_variable(lb=0.0, name="rate")
-        for (k, d), work in self.work(shares, 1).items():
-            model.add_linear_constraint(work <= self.load * self.held(machines, k, d))
-        for s in range(len(self.buckets)):
-            parts = [z for key, z in shares.items() if key[0] == s]
-            model.add_linear_constraint(mathopt.LinearSum(parts) == rate)
+        program = Program()
+        machines = self._machines(program, 0.0)
+        shares, sums = self.serve(program, [machines], 1.0, total=0.0)
+        rate = program.variables(1, objective=1.0)
+        program.entries(sums, rate, -1.0)
         if usd_per_h is not None:
-            model.add_linear_constraint(self.price(machines) <= usd_per_h)
-        model.maximize(rate)
-        return self._solve(model, machines, shares, None, rate)
+            program.entries(program.rows(1, upper=usd_per_h), machines, self._prices())
+        return self._solve(program, machines, shares, rate=int(rate[0]))
 
-    def _model(self, slices: int | None) -> tuple[Any, dict[Any, Any], dict[Any, Any]]:
-        model = mathopt.Model(name="melange")
-        machines = {
-            (k, p): model.add_integer_variable(lb=0, ub=len(kind.machines), name=f"y{k}_{p}")
-            for k, kind in enumerate(self.kinds)
-            for p in range(len(kind.divisions))
-        }
-        for k, kind in enumerate(self.kinds):
-            every = [machines[k, p] for p in range(len(kind.divisions))]
-            model.add_linear_constraint(mathopt.LinearSum(every) <= len(kind.machines))
-        self.limit(model, machines)
-        shares = {
-            (s, k, d): model.add_variable(
-                lb=0.0, is_integer=slices is not None, name=f"z{s}_{k}_{d}"
-            )
-            for s, k, d in self.rates
-        }
-        return model, machines, shares
+    def _prices(self) -> list[float]:
+        return [float(self.kinds[k].machine.usd_per_h or 0.0) for k, _ in self.columns]
 
-    def limit(self, model: Any, machines: dict[Any, Any]) -> None:
-        """Keep the GPUs of each type within their largest number."""
-        for name, most in self.most_gpus.items():
-            of_type = [
-                self.kinds[k].machine.count * y
-                for (k, _), y in machines.items()
-                if self.kinds[k].machine.gpu.name == name
-            ]
-            model.add_linear_constraint(mathopt.LinearSum(of_type) <= most)
+    def _machines(self, program: Program, objective: ArrayLike) -> Ints:
+        most = [len(self.kinds[k].machines) for k, _ in self.columns]
+        return program.variables(len(most), upper=most, objective=objective, integer=True)
 
-    def work(self, shares: dict[Any, Any], parts: int) -> dict[tuple[int, int], Any]:
-        """Instances busy with the shares, per kind and degree, at one request per second."""
-        found: dict[tuple[int, int], list[Any]] = {}
-        for (s, k, d), z in shares.items():
-            cost = self.buckets[s].share / (self.rates[s, k, d] * parts)
-            found.setdefault((k, d), []).append(cost * z)
-        return {key: mathopt.LinearSum(terms) for key, terms in found.items()}
+    def serve(
+        self,
+        program: Program,
+        machines: Sequence[Ints],
+        rate_rps: float,
+        *,
+        slices: int | None = None,
+        total: float = 1.0,
+    ) -> tuple[Ints, Ints]:
+        """Let machines serve a rate: the variables z of the shares, and the rows of their sums.
 
-    def held(self, machines: dict[Any, Any], k: int, d: int) -> Any:
-        """Instances of a degree that machines of a kind hold."""
-        divisions = self.kinds[k].divisions
-        return mathopt.LinearSum(
-            [division.count(d) * machines[k, p] for p, division in enumerate(divisions)]
-        )
-
-    def price(self, machines: dict[Any, Any]) -> Any:
-        """Price of the machines [$/h]."""
-        return mathopt.LinearSum(
-            [float(self.kinds[k].machine.usd_per_h or 0.0) * y for (k, _), y in machines.items()]
-        )
+        Parameters
+        ----------
+        machines
+            Variables y in the order of the columns; the machines of several such lists add up.
+        slices
+            Equal parts of a bucket, of which z then counts whole ones; by default z is continuous.
+        total
+            Sum of the shares of a bucket.
+        """
+        parts = slices or 1
+        kind = np.array([k for k, _ in self.columns])
+        numbers = program.rows(len(self.kinds), upper=[len(one.machines) for one in self.kinds])
+        gpus = program.rows(len(self.most_gpus), upper=list(self.most_gpus.values()))
+        degrees = list(dict.fromkeys((k, d) for _, k, d in self.rates))
+        busy = program.rows(len(degrees), upper=0.0)
+        sums = program.rows(len(self.buckets), lower=parts * total, upper=parts * total)
+        for y in machines:
+            program.entries(numbers[kind], y, 1.0)
+            for row, name in zip(gpus, self.most_gpus, strict=True):
+                each = [self.kinds[k].machine for k in kind]
+                program.entries(row, y, [m.count if m.gpu.name == name else 0 for m in each])
+            for row, (k, d) in zip(busy, degrees, strict=True):
+                held = [
+                    self.kinds[k].divisions[p].count(d) if k == kk else 0 for kk, p in self.columns
+                ]
+                program.entries(row, y, -self.load * np.array(held))
+        shares = program.variables(len(self.rates), integer=slices is not None)
+        at = [degrees.index((k, d)) for _, k, d in self.rates]
+        work = [
+            rate_rps * (self.buckets[s].share / (rate * parts))
+            for (s, _, _), rate in self.rates.items()
+        ]
+        program.entries(busy[at], shares, work)
+        program.entries(sums[[s for s, _, _ in self.rates]], shares, 1.0)
+        return shares, sums
 
     def _solve(
         self,
-        model: Any,
-        machines: dict[Any, Any],
-        shares: dict[Any, Any],
-        rate_rps: float | None,
-        rate: Any = None,
+        program: Program,
+        machines: Ints,
+        shares: Ints,
+        *,
+        rate_rps: float = 0.0,
+        rate: int | None = None,
     ) -> MelangePlan:
-        limits = mathopt.SolveParameters(relative_gap_tolerance=_GAP, node_limit=20_000)
-        result = mathopt.solve(model, self.solver, params=limits)
-        if not result.has_primal_feasible_solution():
+        try:
+            names = f"the program of {self.cluster.name}"
+            found = program.solve(_LIMITS, solver=self.solver, names=names)
+        except (InfeasibleError, SolverError) as error:
             raise InfeasibleError(
-                f"The program of {self.cluster.name} ended without a plan "
-                f"({result.termination.reason.name.lower()}).",
+                f"No plan for {self.cluster.name}: {error.what}",
                 resolve="offer more machines, or relax the targets.",
-            )
-        objective, bound = result.objective_value(), result.best_objective_bound()
-        optimal = result.termination.reason == mathopt.TerminationReason.OPTIMAL
-        values = result.variable_values()
-        served = rate_rps if rate_rps is not None else float(values[rate])
+            ) from error
+        values = found.values
+        served = rate_rps if rate is None else float(values[rate])
         scale = self.slices or 1 if rate is None else max(served, 1e-300)
         used = tuple(
             (k, self.kinds[k].divisions[p], count)
-            for (k, p), y in machines.items()
+            for (k, p), y in zip(self.columns, machines, strict=True)
             if (count := round(values[y])) > 0
         )
         prices = [self.kinds[k].machine.usd_per_h for k, _, _ in used]
@@ -388,13 +387,13 @@ class Program:
             buckets=self.buckets,
             rate_rps=served,
             usd_per_h=price,
-            bound=bound,
-            gap=abs(objective - bound) / max(abs(objective), 1e-300),
-            status="optimal" if optimal else f"stopped ({result.termination.limit})",
+            bound=found.dual_bound,
+            gap=found.dual_gap,
+            status="optimal" if found.status == "optimal" else "stopped (Limit.NODE)",
             used=used,
             flow=tuple(
                 (s, k, d, float(values[z]) / scale)
-                for (s, k, d), z in shares.items()
+                for (s, k, d), z in zip(self.rates, shares, strict=True)
                 if values[z] > 1e-9 * scale
             ),
         )

@@ -26,13 +26,13 @@ from itertools import combinations_with_replacement, product
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.math_opt.python import mathopt
 
 from hetero.costs.attainment import MOST_LOAD, Decode, Prefill
 from hetero.costs.groups import PHASES, Design, Fleet, Group, Phase, design, group, merged
 from hetero.errors import InfeasibleError, SolverError
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.tabu import Step, TabuSearch, TabuSettings
+from hetero.programs import Limits, Program
 
 Floats = NDArray[np.float64]
 Shape = tuple[tuple[int, int], ...]
@@ -159,48 +159,34 @@ def solve(fleet: Fleet, pool: Sequence[Column], rate_rps: float) -> list[tuple[C
 
     Raises
     ------
+    InfeasibleError
+        If the fleet has no room for a group of each phase.
     SolverError
         If the solver finds no solution within its nodes.
     """
-    model = mathopt.Model()
-    number = [model.add_integer_variable(lb=0) for _ in pool]
-    served = [model.add_variable(lb=0) for _ in pool]
-    spare = model.add_variable(lb=0.0, ub=3.0 * rate_rps)
-    for column, x, y in zip(pool, number, served, strict=True):
-        model.add_linear_constraint(y <= column.rate_rps * x)
-    for phase in PHASES:
-        at = [k for k, column in enumerate(pool) if column.phase == phase]
-        model.add_linear_constraint(
-            spare <= mathopt.LinearSum(pool[k].rate_rps * number[k] for k in at)
-        )
-        model.add_linear_constraint(mathopt.LinearSum(number[k] for k in at) >= 1)
-        model.add_linear_constraint(mathopt.LinearSum(served[k] for k in at) <= rate_rps)
-    balance = [
-        (1.0 if column.phase == "prefill" else -1.0) * y
-        for column, y in zip(pool, served, strict=True)
-    ]
-    model.add_linear_constraint(mathopt.LinearSum(balance) == 0.0)
+    program = Program()
+    rates = np.array([column.rate_rps for column in pool])
+    first = np.array([column.phase == "prefill" for column in pool])
+    number = program.variables(len(pool), integer=True)
+    served = program.variables(len(pool), objective=[column.met for column in pool])
+    spare = program.variables(1, upper=3.0 * rate_rps, objective=_EPSILON)
+    capacity = program.rows(len(pool), upper=0.0)
+    program.entries(capacity, served, 1.0)
+    program.entries(capacity, number, -rates)
+    for at in (first, ~first):
+        headroom = program.rows(1, upper=0.0)
+        program.entries(headroom, spare, 1.0)
+        program.entries(headroom, number[at], -rates[at])
+        program.entries(program.rows(1, lower=1.0), number[at], 1.0)
+        program.entries(program.rows(1, upper=rate_rps), served[at], 1.0)
+    balance = program.rows(1, lower=0.0, upper=0.0)
+    program.entries(balance, served, np.where(first, 1.0, -1.0))
     for kind in sorted(set(fleet.kinds)):
         total = fleet.inventory[kind] * fleet.kinds.count(kind)
-        used = [
-            sum(n for k, n in column.shape if k == kind) * x
-            for column, x in zip(pool, number, strict=True)
-        ]
-        model.add_linear_constraint(mathopt.LinearSum(used) <= float(total))
-    gains = [column.met * y for column, y in zip(pool, served, strict=True)]
-    model.maximize(mathopt.LinearSum([*gains, _EPSILON * spare]))
-    result = mathopt.solve(
-        model,
-        mathopt.SolverType.HIGHS,
-        params=mathopt.SolveParameters(relative_gap_tolerance=_GAP, node_limit=_NODES),
-    )
-    if not result.has_primal_feasible_solution():
-        raise SolverError(
-            f"The program over {len(pool)} columns ended as "
-            f"'{result.termination.reason.name}': {result.termination.detail}.",
-            resolve="use the tabu search, which needs no program.",
-        )
-    values = result.variable_values(number)
+        used = [sum(n for k, n in column.shape if k == kind) for column in pool]
+        program.entries(program.rows(1, upper=total), number, used)
+    names = f"the program over {len(pool)} columns"
+    values = program.solve(Limits(_GAP, _NODES), names=names).values[number]
     return [
         (column, round(value)) for column, value in zip(pool, values, strict=True) if value > 0.5
     ]
@@ -251,7 +237,7 @@ def starts(evaluator: Evaluator) -> list[Design]:
         some = [column for level in levels for column in per_level[level]]
         try:
             chosen = solve(evaluator.fleet, some, evaluator.demand.rate_rps)
-        except SolverError:
+        except (InfeasibleError, SolverError):
             continue
         one = lay(evaluator.fleet, chosen)
         if evaluator.value(one).score > -1:

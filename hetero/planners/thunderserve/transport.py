@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.math_opt.python import mathopt
 
-from hetero.errors import ParameterError, SolverError
+from hetero.errors import ParameterError
+from hetero.programs import Program
 
 Floats = NDArray[np.float64]
 
@@ -54,25 +54,12 @@ def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None
         )
     if min(prefill.min(), decode.min()) < 0 or (pair is not None and pair.min() < 0):
         raise ParameterError("A capacity is negative.", resolve="give shares of 0 or more.")
-    model = mathopt.Model()
     most = np.minimum(prefill[:, None], decode[None, :])
     most = np.minimum(most if pair is None else np.minimum(most, pair), 1.0)
-    share = [[model.add_variable(lb=0.0, ub=float(most[i, j])) for j in range(n)] for i in range(m)]
-    flat = [cell for row in share for cell in row]
-    model.add_linear_constraint(mathopt.LinearSum(flat) <= 1.0)
-    for i in range(m):
-        model.add_linear_constraint(mathopt.LinearSum(share[i]) <= float(min(prefill[i], 1.0)))
-    for j in range(n):
-        column = [share[i][j] for i in range(m)]
-        model.add_linear_constraint(mathopt.LinearSum(column) <= float(min(decode[j], 1.0)))
-    objective = [float(g) * cell for g, cell in zip(gain.ravel(), flat, strict=True)]
-    model.maximize(mathopt.LinearSum(objective))
-    result = mathopt.solve(model, mathopt.SolverType.GLOP)
-    if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
-        raise SolverError(
-            f"The transportation problem of {m} x {n} replicas ended as "
-            f"'{result.termination.reason.name}': {result.termination.detail}.",
-            resolve="report the replicas and the demand; a feasible problem is bounded.",
-        )
-    found = np.array(result.variable_values(flat)).reshape(m, n)
-    return np.asarray(np.clip(found, 0.0, None))
+    program = Program()
+    share = program.variables(m * n, upper=most.ravel(), objective=gain.ravel()).reshape(m, n)
+    program.entries(program.rows(1, upper=1.0), share, 1.0)
+    program.entries(program.rows(m, upper=np.minimum(prefill, 1.0))[:, None], share, 1.0)
+    program.entries(program.rows(n, upper=np.minimum(decode, 1.0)), share, 1.0)
+    found = program.solve(solver="glop", names=f"the transportation of {m} x {n} replicas").values
+    return np.asarray(np.clip(found.reshape(m, n), 0.0, None))
