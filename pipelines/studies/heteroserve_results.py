@@ -143,18 +143,13 @@ def over_load(rows: pd.DataFrame) -> Figure:
 
 def over_workloads(rows: pd.DataFrame) -> Figure:
     """SLO attainment and throughput by workload, at both decode models' own saturation (fig. 6)."""
-    fig, axes = plt.subplots(2, 2, figsize=(11, 6), sharex=True, sharey="row")
-    for column, setting in zip(axes.T, _OWN, strict=True):
-        here = at(rows, setting)
-        for axis, metric in zip(column, (SLO, TPS), strict=True):
-            sns.pointplot(here, x="workload", y=metric, **_by_scheduler(), **_APART, ax=axis)
-            axis.set(xlabel="", ylabel=metric)
-        names = [name.replace(" ", "\n") for name in here["workload"].unique()]
-        column[0].set(title=setting[0].capitalize(), ylim=(0, 104))
-        column[1].set_xticks(range(len(names)), names)
+    fig, axes = _own_panels(rows, "workload", (SLO, TPS), (11, 6), **_by_scheduler(), **_APART)
+    names = [name.replace(" ", "\n") for name in rows["workload"].unique()]
+    for top, bottom in axes.T:
+        top.set_ylim(0, 104)
+        bottom.set_xticks(range(len(names)), names)
     axes[1, 0].set_ylim(0, None)
     axes[1, 0].yaxis.set_major_formatter("{x:,.0f}")
-    figures.shared_legend(fig)
     return fig
 
 
@@ -184,13 +179,11 @@ def over_parameters(rows: pd.DataFrame) -> Figure:
         ("lambda", hs.COV, "dampening lambda", "CoV of the device load [%]"),
         ("K, long to H100", SLO, "length bins K, long to H100", SLO),
     )
-    for axis, (name, metric, label, _) in zip(axes, panels, strict=True):
+    for axis, (name, metric, label, ylabel) in zip(axes, panels, strict=True):
         here = rows[rows["swept"] == name]
         sns.pointplot(here, x="value", y=metric, **_BY_SETTING, **_LINES, errorbar=_ends, ax=axis)
-        axis.set(xlabel=label)
-    for axis, (name, _, _, label) in zip(axes, panels, strict=True):
-        ticks = list(rows[rows["swept"] == name]["value"].unique())
-        axis.set(ylabel=label)
+        axis.set(xlabel=label, ylabel=ylabel)
+        ticks = list(here["value"].unique())
         if name in ("Q_max", "lambda"):
             axis.set(xscale="log")
             axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -205,20 +198,29 @@ def over_parameters(rows: pd.DataFrame) -> Figure:
 def over_sizes(rows: pd.DataFrame) -> Figure:
     """Throughput and scaling efficiency by devices, both decode models' own saturation (fig. 7)."""
     names, sizes = (list(rows[column].unique()) for column in ("scheduler", "size"))
-    fig, axes = plt.subplots(2, 2, figsize=(10, 5.4), sharex=True, sharey="row")
-    for column, setting in zip(axes.T, _OWN, strict=True):
-        here = at(rows, setting)
-        for axis, metric in zip(column, (TPS, hs.EFFICIENCY), strict=True):
-            style = _by_scheduler(names) | _LINES
-            sns.pointplot(here, x="size", y=metric, **style, err_kws={"linewidth": 1}, ax=axis)
-        column[0].set_title(setting[0].capitalize())
-        column[1].set(xlabel="devices", xticks=sizes)
-        column[1].axhline(100, color="#333333", linestyle=":", linewidth=1)
-    axes[0, 0].set(ylabel=TPS, ylim=(0, None))
+    style = _by_scheduler(names) | _LINES | {"err_kws": {"linewidth": 1}}
+    fig, axes = _own_panels(rows, "size", (TPS, hs.EFFICIENCY), (10, 5.4), **style)
+    for bottom in axes[1]:
+        bottom.set(xlabel="devices", xticks=sizes)
+        bottom.axhline(100, color="#333333", linestyle=":", linewidth=1)
+    for left in axes[:, 0]:
+        left.set_ylim(0, None)
     axes[0, 0].yaxis.set_major_formatter("{x:,.0f}")
-    axes[1, 0].set(ylabel=hs.EFFICIENCY, ylim=(0, None))
-    figures.shared_legend(fig)
     return fig
+
+
+def _own_panels(
+    rows: pd.DataFrame, x: str, metrics: Sequence[str], figsize: tuple[float, float], **style: Any
+) -> tuple[Figure, Any]:
+    """A column for each decode model at its own saturation, a row per metric."""
+    fig, axes = plt.subplots(len(metrics), 2, figsize=figsize, sharex=True, sharey="row")
+    for column, setting in zip(axes.T, _OWN, strict=True):
+        for axis, metric in zip(column, metrics, strict=True):
+            sns.pointplot(at(rows, setting), x=x, y=metric, **style, ax=axis)
+            axis.set(xlabel="", ylabel=metric)
+        column[0].set_title(setting[0].capitalize())
+    figures.shared_legend(fig)
+    return fig, axes
 
 
 def over_mixes(rows: pd.DataFrame) -> Figure:

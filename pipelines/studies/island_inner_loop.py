@@ -15,16 +15,12 @@ from hetero import catalog, cluster, workload
 from hetero.latency.models.moe import MoeModel
 from hetero.latency.models.moe_devices import moe_device, moe_devices
 from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL, LETTERS, Oddities
+from hetero.planners.rignall import parallelism
 from hetero.planners.rignall.assignment import PHASES, Assignment
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.inner import solve
 from hetero.planners.rignall.model import IslandModel, layout_of
-from hetero.planners.rignall.parallelism import (
-    READINGS,
-    Benchmark,
-    benchmark_decode,
-    benchmark_prefill,
-)
+from hetero.planners.rignall.parallelism import READINGS, Benchmark
 from hetero.planners.rignall.rates import Phase, RateTable
 from hetero.planners.rignall.replay import deployment, router
 from hetero.routers import LeastTokens
@@ -104,9 +100,9 @@ def benchmark64(gpu: str, phase: Phase, reading: str, lengths: int) -> Benchmark
     grid = np.unique(np.geomspace(16, 8192, lengths).round())
     even, how = np.full(len(grid), 1 / len(grid)), READINGS[reading]
     if phase == "prefill":
-        return benchmark_prefill(latency(gpu), 64, grid, even, how)
+        return parallelism.benchmark_prefill(latency(gpu), 64, grid, even, how)
     outputs = {"output_tokens": OUTPUT, "max_output_tokens": MAX_OUTPUT}
-    return benchmark_decode(latency(gpu), 64, grid, even, how, **outputs)
+    return parallelism.benchmark_decode(latency(gpu), 64, grid, even, how, **outputs)
 
 
 def fitting(measured: Benchmark) -> tuple[int, int]:

@@ -16,18 +16,8 @@ from matplotlib.ticker import ScalarFormatter
 
 from hetero.planners.rignall.assignment import PHASES
 from hetero.plots import figures
-from pipelines.studies.island_inner_loop import (
-    INPUT,
-    LAYOUTS,
-    MAX_OUTPUT,
-    OUTPUT,
-    SEEN,
-    SHOWN,
-    Solutions,
-    benchmark64,
-    count,
-    fitting,
-)
+from pipelines.studies import island_inner_loop as study
+from pipelines.studies.island_inner_loop import LAYOUTS, SEEN, SHOWN, Solutions, benchmark64, count
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -62,19 +52,15 @@ def oddities(table: pd.DataFrame) -> Figure:
 def lengths(where: LengthRanges, width_tokens: int) -> Figure:
     """Probability of each input length, and its mean over each range (fig. 4.2)."""
     fig, axis = plt.subplots(figsize=(7.0, 3.0))
-    axis.bar(
-        where.start_tokens,
-        100 * where.share / width_tokens,
-        width=width_tokens,
-        align="edge",
-        color="#C7DCEB",
-        edgecolor="white",
-        label=f"ranges of {width_tokens} tokens, mean over the range",
+    percent = 100 * where.share / width_tokens
+    style: dict[str, Any] = {"align": "edge", "color": "#C7DCEB", "edgecolor": "white"}
+    label = f"ranges of {width_tokens} tokens, mean over the range"
+    axis.bar(where.start_tokens, percent, width_tokens, label=label, **style)
+    axis.plot(study.INPUT.probabilities() * 100, color=figures.CYCLE[0], label="p(s)")
+    axis.set(
+        xlabel="input length s [tokens]", ylabel="probability of one length [%]", ylim=(0, None)
     )
-    axis.plot(INPUT.probabilities() * 100, color=figures.CYCLE[0], label="p(s)")
-    axis.set(xlabel="input length s [tokens]", ylabel="probability of one length [%]")
-    axis.set_ylim(bottom=0)
-    axis.legend(title=f"outputs: mean {OUTPUT}, largest {MAX_OUTPUT:,} tokens")
+    axis.legend(title=f"outputs: mean {study.OUTPUT}, largest {study.MAX_OUTPUT:,} tokens")
     return fig
 
 
@@ -91,8 +77,7 @@ def prefill64(count: int) -> Figure:
             if axis in axes[0]:
                 axis.set_title(gpu)
         row[0].set_ylabel(f"{reading}: throughput\n[requests/s]")
-    for axis in axes[1]:
-        axis.set_xlabel("input length [tokens]")
+    plt.setp(axes[1], xlabel="input length [tokens]")
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=7)
     return fig
 
@@ -111,14 +96,12 @@ def decode64(count: int) -> Figure:
         for colour, k in zip(figures.CYCLE, best, strict=False):
             chosen = " (chosen)" if k == measured.chosen else ""
             draw(rps[k], color=colour, label=measured.names[k] + chosen)
-        never, partly = fitting(measured)
+        never, partly = study.fitting(measured)
         _tokens_axis(axis)
         axis.set_title(f"{gpu}: {never} never fit, {partly} partly", fontsize=9)
         axis.legend(fontsize=7)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("throughput [requests/s]")
-    for axis in axes[1]:
-        axis.set_xlabel("input length [tokens]")
+    plt.setp(axes[:, 0], ylabel="throughput [requests/s]")
+    plt.setp(axes[1], xlabel="input length [tokens]")
     return fig
 
 
@@ -135,9 +118,7 @@ def readings(solved: Solutions) -> Figure:
         sns.barplot(rates, x="reading", y="rate", hue="phase", saturation=1, ax=axis)
         _marks(axis, [each.flow.served_rps for each in here.values()], "load by max flow")
         axis.tick_params(axis="x", rotation=30)
-        axis.set_xlabel("")
-        axis.set_title(f"layout ({name})")
-        axis.set_yscale("log")
+        axis.set(xlabel="", title=f"layout ({name})", yscale="log")
         axis.minorticks_off()
     axes[0].set_ylabel("throughput [requests/s]")
     figures.shared_legend(fig, "outside upper right")
@@ -193,16 +174,10 @@ def throughput(solved: Solutions, width_tokens: int) -> Figure:
         plan = solved["thesis", name].plan
         below = np.zeros(len(plan.rates.ranges))
         for group, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True):
-            axis.bar(
-                plan.rates.ranges.middle_tokens,
-                flow,
-                0.92 * width_tokens,
-                bottom=below,
-                color=figures.gpu_colour(group.island.gpu),
-                hatch=_HATCHES[group.island.size],
-                edgecolor="white",
-                linewidth=0,
-            )
+            style: dict[str, Any] = {"edgecolor": "white", "linewidth": 0, "bottom": below}
+            style |= {"color": figures.gpu_colour(group.island.gpu)}
+            style |= {"hatch": _HATCHES[group.island.size]}
+            axis.bar(plan.rates.ranges.middle_tokens, flow, 0.92 * width_tokens, **style)
             below += flow
 
     fig = _by_layout(draw, "{} [requests/s]")
@@ -224,9 +199,7 @@ def evaluated(by_layout: Mapping[str, Evaluation]) -> Figure:
             axis.plot(each.tokens, truth, color=colour, linewidth=1.4)
         slower = min(each.model_rps[phase].sum() for phase in PHASES)
         axis.plot(each.tokens, slower * each.share, color="black", linestyle=":", linewidth=1.0)
-        axis.set_title(f"layout ({name})")
-        axis.set_xlabel("input length [tokens]")
-        axis.set_ylim(bottom=0)
+        axis.set(title=f"layout ({name})", xlabel="input length [tokens]", ylim=(0, None))
     axes[0].set_ylabel("throughput per length [requests/s]")
     handles = [
         Line2D([], [], color=figures.CYCLE[0], label="prefill, evaluated"),
@@ -251,8 +224,7 @@ def divided(sizes: Mapping[float, tuple[int, ...]]) -> Figure:
     axes[0].set(xlabel="island", ylabel="size [GPUs]")
     axes[0].legend(title="skew", ncols=4, loc="upper center")
     axes[1].plot(list(sizes), [np.std(each) for each in sizes.values()], marker="o")
-    axes[1].set(xlabel="skew", ylabel="standard deviation\nof sizes [GPUs]")
-    axes[1].set_ylim(bottom=0)
+    axes[1].set(xlabel="skew", ylabel="standard deviation\nof sizes [GPUs]", ylim=(0, None))
     return fig
 
 
