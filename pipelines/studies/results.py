@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -187,3 +187,19 @@ def manifests(folder: Path) -> list[tuple[Path, dict[str, object]]]:
     """Every manifest below a results folder, with its own folder, sorted by path."""
     found = sorted(folder.glob(f"*/*/{MANIFEST}"))
     return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
+
+
+def claim_rows(
+    paper: str, figure: str, note: str, values: Mapping[str, float | str]
+) -> list[dict[str, Any]]:
+    """Arguments of :meth:`ResultFolder.claim` for claims that share a figure and a note.
+
+    Examples
+    --------
+    >>> claim_rows("helix", "filtered", "", {"21-requests": 16657})
+    [{'claim': 'helix-21-requests', 'value': 16657, 'figure': 'filtered', 'note': ''}]
+    """
+    return [
+        {"claim": f"{paper}-{number}", "value": value, "figure": figure, "note": note}
+        for number, value in values.items()
+    ]

@@ -1,0 +1,425 @@
+"""ThunderServe's experiments: plans beside other systems, deadlines, throughput, two machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Final, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from hetero import catalog, cluster
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
+from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.demand import Demand, reference
+from hetero.costs.groups import Group
+from hetero.costs.replicas import replica
+from hetero.costs.transfer import Bits, KvTransfer
+from hetero.deployment import Deployment
+from hetero.planners.baselines import melange
+from hetero.planners.baselines.hexgen import hexgen
+from hetero.planners.baselines.homogeneous import colocated, distserve
+from hetero.planners.reschedule.service import Service
+from hetero.planners.thunderserve.evaluate import Evaluator
+from hetero.planners.thunderserve.plan import PhasePlan, plan
+from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
+from hetero.routers import PairShares
+from hetero.routers.base import Builtin, Router
+from hetero.simulator import Run, Slo, simulate
+from hetero.workload import Trace
+from pipelines.studies.deadlines import Scales
+
+Floats = NDArray[np.float64]
+System: TypeAlias = tuple[Deployment, Router | Builtin]
+Key: TypeAlias = tuple[str, float, str]
+"""Workload, rate [requests/s], system."""
+
+KINDS: Final = ("ttft", "tpot", "e2e")
+SYSTEMS: Final = ("ThunderServe", "HexGen", "DistServe", "vLLM")
+GOALS: Final = (0.9, 0.99)
+GRID: Final = np.geomspace(0.25, 64, 97)  # SLO scales of the figures
+SCALE: Final = "smallest scale [x A100]"
+TPS: Final = "throughput [tokens/s]"
+INPUTS: Final = 1024  # tokens of a request on the two machines of Fig. 16
+OUTPUTS: Final = 32  # not printed
+LENGTHS: Final = (512, 1024, 1536, 2048)
+# GPUs of each machine of the cloud, in its order; the paper prints the sums only.
+_PARTS: Final = {16: (4, 0, 4, 0, 4, 4, 0), 24: (4, 0, 4, 4, 8, 4, 0), 32: (4, 4, 4, 4, 8, 4, 4)}
+_TIMES: Final = ("prefill [ms]", "KV transfer [ms]", "decode [ms]", TPS)
+_PRINTED_5_8: Final = {
+    "baseline": (884, 0, 1689, 1610),
+    "40 Gbit/s": (698, 133, 1126, 3292),
+    "5 Gbit/s": (964, 41, 1846, 2196),
+    "40 Gbit/s, 16 bits": (684, 584, 1108, 2450),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ThunderServeStudy:
+    """What all experiments share: workloads, both fleets, seeds, and how plans are made.
+
+    Plans are made for an end-to-end target of ``plan_scale`` times the latency on an A100;
+    ``steps`` is the local search that follows the integer program.
+    """
+
+    traces: Mapping[str, Trace]
+    llm: Llm
+    cloud: Cluster
+    house: Cluster
+    seeds: Sequence[int]
+    requests: int
+    plan_scale: float
+    settings: Settings
+    steps: TabuSettings
+
+    @cached_property
+    def costs(self) -> CostModel:
+        """Costs of groups of the cloud's GPUs."""
+        return CostModel(self.cloud, self.llm, self.settings)
+
+    def demand(self, name: str, rate_rps: float) -> Demand:
+        """A workload at a rate, as planners see it."""
+        return Demand.of(self.traces[name], rate_rps)
+
+    def unit(self, name: str) -> Slo:
+        """Latencies of a mean request alone on one A100."""
+        return reference(self.llm, self.demand(name, 1.0))
+
+    def target(self, name: str) -> Slo:
+        """The end-to-end target that plans are made for."""
+        return Slo(e2e_s=self.plan_scale * (self.unit(name).e2e_s or np.nan))
+
+    def sample(self, name: str, seed: int) -> Trace:
+        """Requests of a workload, drawn without their arrivals."""
+        trace = self.traces[name]
+        return trace.sample(min(self.requests, len(trace)), np.random.default_rng(seed))
+
+    def work(self, name: str, rate_rps: float, seed: int) -> Trace:
+        """A sample with Poisson arrivals, as in the paper."""
+        return self.sample(name, seed).poisson(rate_rps, np.random.default_rng([seed, 1]))
+
+    def plan(self, name: str, rate_rps: float, cloud: Cluster | None = None) -> PhasePlan:
+        """Our search over ThunderServe's designs."""
+        asked, slo = self.demand(name, rate_rps), self.target(name)
+        return plan(
+            cloud or self.cloud, self.llm, asked, slo, tabu=self.steps, settings=self.settings
+        )
+
+    def tabu(
+        self, name: str, rate_rps: float, steps: int, seed: int, cloud: Cluster | None = None
+    ) -> PhasePlan:
+        """The paper's tabu search (Algorithm 1), with its history."""
+        costs = self.costs if cloud is None else CostModel(cloud, self.llm, self.settings)
+        evaluator = Evaluator(costs, self.demand(name, rate_rps), self.target(name))
+        search = TabuSearch.start(evaluator, TabuSettings(steps=steps), seed=seed)
+        best = search.run()
+        return PhasePlan.of(evaluator, best, search="tabu", history=tuple(search.history))
+
+    def runs(self, system: System, name: str, rate_rps: float) -> list[Run]:
+        """One simulated run per seed."""
+        made, router = system
+        return [simulate(made, self.work(name, rate_rps, s), router, seed=s) for s in self.seeds]
+
+    def scales(self, runs: Iterable[Run], name: str) -> list[Scales]:
+        """Latencies of runs over those of the A100."""
+        unit = self.unit(name)
+        return [Scales.of(run, unit) for run in runs]
+
+
+def mean_attained(scales: Sequence[Scales], kind: str = "e2e") -> Floats:
+    """Share of the requests within each scale of the grid, mean over runs."""
+    shares: Floats = np.mean([one.attained(kind, GRID) for one in scales], axis=0)
+    return shares
+
+
+def workloads(study: ThunderServeStudy) -> pd.DataFrame:
+    """Mean lengths, and the latencies of a mean request on one A100."""
+    rows = []
+    for name, trace in study.traces.items():
+        unit = study.unit(name)
+        lengths = (name, trace.input_tokens.mean(), trace.output_tokens.mean())
+        rows.append((*lengths, *(getattr(unit, f"{kind}_s") for kind in KINDS)))
+    columns = ["workload", "mean input [tokens]", "mean output [tokens]"]
+    return pd.DataFrame(rows, columns=[*columns, *(f"A100 {k.upper()} [s]" for k in KINDS)])
+
+
+def systems(
+    study: ThunderServeStudy, name: str, rate_rps: float, own: PhasePlan, generations: int
+) -> dict[str, System]:
+    """Deployment and router of every system, ThunderServe's ``own`` plan and HexGen's first."""
+    slo, some = study.target(name), study.sample(name, 10_000)
+    others = (
+        hexgen(study.costs, study.demand(name, rate_rps), some, slo, generations=generations),
+        distserve(study.house, study.llm, some, slo, rate_rps=rate_rps),
+        colocated(study.house, study.llm, some, slo, rate_rps=rate_rps),
+    )
+    ours: dict[str, System] = {"ThunderServe": (own.deployment(), own.router())}
+    return ours | {other.system: (other.deployment, other.router()) for other in others}
+
+
+def replicas(planned: Mapping[Key, System]) -> pd.DataFrame:
+    """Replicas of each phase, and the price of the GPUs in use, by workload, rate and system."""
+    rows = []
+    for key, (made, _) in planned.items():
+        roles: list[str] = [node.role for node in made.replicas]
+        counts = (roles.count(role) for role in ("prefill", "decode", "both"))
+        rows.append((*key, *counts, made.usd_per_h))
+    columns = ["workload", "rate [req/s]", "system", "prefill replicas", "decode replicas"]
+    return pd.DataFrame(rows, columns=[*columns, "replicas for both", "price [$/h]"])
+
+
+def configurations(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
+    """Groups of plans in the words of Table 3; plans are given by workload and search."""
+    rows = []
+    for (name, search), made in plans.items():
+        for groups, phase in ((made.prefill, "prefill"), (made.decode, "decode")):
+            words = Counter(
+                (group.label, "TP={}, PP={}".format(*group.degrees)) for group in groups
+            )
+            rows += [(name, search, *key, f"{count} {phase}") for key, count in words.items()]
+    columns = ["workload", "search", "GPUs by stage", "strategy", "replicas"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def smallest_scales(scales: Mapping[Key, Sequence[Scales]], seeds: Sequence[int]) -> pd.DataFrame:
+    """Smallest SLO scale that 90 and 99 % of the requests stay within, by seed."""
+    rows = [
+        (*key, kind.upper(), 100 * goal, seed, one.smallest(kind, goal))
+        for key, every in scales.items()
+        for seed, one in zip(seeds, every, strict=True)
+        for kind in KINDS
+        for goal in GOALS
+    ]
+    columns = ["workload", "rate [req/s]", "system", "target", "goal [%]", "seed", SCALE]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
+    """Smallest scales side by side, a column per system, means over seeds."""
+    keys = ["workload", "rate [req/s]", "target", "goal [%]"]
+    wide = deadlines.pivot_table(index=keys, columns="system", values=SCALE, sort=False)
+    return wide.reset_index().rename(columns=lambda c: f"{c} [x A100]" if c in SYSTEMS else c)
+
+
+def overload(
+    study: ThunderServeStudy, planned: Mapping[Key, System], rate_rps: float, at_rps: float = 60.0
+) -> pd.DataFrame:
+    """Tokens per second while far more arrives than any system sustains (Fig. 9), by seed.
+
+    Plans are those for ``rate_rps``. Counted until 80 % of the requests have finished, since the
+    last ones leave replicas idle.
+    """
+    rows = []
+    for name, system in product(study.traces, SYSTEMS):
+        runs = study.runs(planned[name, rate_rps, system], name, at_rps)
+        for seed, run in zip(study.seeds, runs, strict=True):
+            done = run.requests[run.finished]
+            first = done[np.argsort(done["finish_s"])[: int(0.8 * len(done))]]
+            tokens = first["input_tokens"].sum() + first["output_tokens"].sum()
+            rows.append((name, system, seed, float(tokens / first["finish_s"].max())))
+    return pd.DataFrame(rows, columns=["workload", "system", "seed", TPS])
+
+
+def convergence(
+    study: ThunderServeStudy,
+    whole: Mapping[tuple[str, int], PhasePlan],
+    rate_rps: float,
+    steps: int,
+) -> dict[tuple[str, int], Floats]:
+    """Best estimated attainment [%] after each tabu step (Fig. 10), by workload and GPUs.
+
+    Each array has a row per seed. ``whole`` has the searches on all GPUs, by workload and seed,
+    for ``rate_rps``; fewer GPUs are offered the same rate per GPU.
+    """
+    curves: dict[tuple[str, int], list[list[float]]] = {}
+    for (name, seed), size in product(whole, _PARTS):
+        made = whole[name, seed]
+        if size != study.cloud.gpus:
+            machines = zip(study.cloud.machines, _PARTS[size], strict=True)
+            kept = tuple(replace(m, count=n, usd_per_h=None) for m, n in machines if n)
+            fleet = replace(study.cloud, name=f"{size} GPUs", machines=kept)
+            made = study.tabu(name, rate_rps * size / 32, steps, seed, fleet)
+        best = [100 * step.best for step in made.history]
+        curves.setdefault((name, size), []).append(best)
+    return {key: np.array(rows) for key, rows in curves.items()}
+
+
+def variants(made: PhasePlan) -> dict[str, System]:
+    """A plan with parts of the system switched off one after the other (Fig. 12)."""
+    whole, sent = Service.of(made), KvTransfer(bits=16)
+    groups = [(group.pipeline, group.phase) for group in whole.groups]
+    plain = Service.given(groups, whole.demand, whole.slo, transfer=sent)
+    phases = (plain.in_phase("prefill"), plain.in_phase("decode"))
+    pairs = {(a.name, b.name): 1.0 for a, b in product(*phases)}
+    return {
+        "full system": (whole.deployment, whole.router()),
+        "without compression": (plain.deployment, plain.router()),
+        "and random dispatch": (plain.deployment, PairShares(pairs, drawn=True)),
+        "and round robin": (plain.deployment, PairShares(pairs)),
+    }
+
+
+def ablation(
+    study: ThunderServeStudy, plans: Mapping[str, PhasePlan], rate_rps: float
+) -> tuple[pd.DataFrame, dict[tuple[str, str], list[Scales]]]:
+    """Mean end-to-end time by variant and seed, and the scales behind it, by workload."""
+    rows, scales = [], {}
+    for name, made in plans.items():
+        for label, system in variants(made).items():
+            runs = study.runs(system, name, rate_rps)
+            scales[name, label] = study.scales(runs, name)
+            means = (run.e2e_s.mean() for run in runs)
+            rows += [(name, label, s, mean) for s, mean in zip(study.seeds, means, strict=True)]
+    return pd.DataFrame(rows, columns=["workload", "system", "seed", "mean E2E [s]"]), scales
+
+
+def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
+    """Four A40 and four 3090Ti at 40 and 5 Gbit/s: Tables 5 and 8, and the best designs.
+
+    Times and throughput are those of the printed designs (Fig. 17); the best of all designs are
+    those of highest throughput (a rate above any capacity, a wide deadline). The baseline keeps
+    both phases on each machine.
+    """
+    lengths = np.full(400, INPUTS), np.full(400, OUTPUTS)
+    trace = Trace(np.arange(400.0), *lengths, name="1,024 in, 32 out")
+    heavy, wide = Demand.of(trace, 30.0), Slo(e2e_s=1e4)
+    fast = cluster.cluster("thunderserve-a40-3090ti-40gbit")
+    slow = cluster.cluster("thunderserve-a40-3090ti-5gbit")
+    best = {
+        "40 Gbit/s": plan(fast, llm, heavy, wide, search="exact"),
+        "5 Gbit/s": plan(slow, llm, heavy, wide, search="exact"),
+    }
+    sent = KvTransfer(bits=16)
+    best["40 Gbit/s, 16 bits"] = plan(fast, llm, heavy, wide, search="exact", transfer=sent)
+    halves: Group = ((0, 2), (1, 2))
+    apart: tuple[Group, Group] = ((1, 4),), ((0, 4),)
+    rows = [("baseline", *_baseline(llm, fast, trace), *_PRINTED_5_8["baseline"], None)]
+    for label, made in best.items():
+        decode, prefill = (halves, halves) if label == "5 Gbit/s" else apart
+        one = made.evaluator
+        evaluator = Evaluator(one.model, one.demand, one.slo, one.transfer)
+        printed = PhasePlan.of(evaluator, ((decode, "decode"), (prefill, "prefill")))
+        tps = _fed_tps(trace, (printed.deployment(), printed.router()))
+        ours = _fed_tps(trace, (made.deployment(), made.router()))
+        rows.append((label, *_alone_ms(printed), tps, *_PRINTED_5_8[label], ours))
+    columns = ["configuration", *_TIMES, *(f"printed {k}" for k in _TIMES), "our design [tokens/s]"]
+    return pd.DataFrame(rows, columns=columns), best
+
+
+def _baseline(llm: Llm, pair: Cluster, trace: Trace) -> tuple[float, float, float, float]:
+    """Prefill, transfer and decode of a request alone [ms], and tokens per second when fed."""
+    costs = CostModel(pair, llm)
+    alone = [costs.pipeline([Stage(k, 4, llm.layers)]) for k in (0, 1)]
+    nodes = tuple(replica(p, name) for p, name in zip(alone, ("a40", "3090ti"), strict=True))
+    prefill = [float(p.prefill_latency_s(INPUTS)) for p in alone]
+    step = [float(p.decode_step_s(1, 1040)) for p in alone]
+    speeds = {
+        (node.name, node.name): 1.0 / (a + OUTPUTS * b)
+        for node, a, b in zip(nodes, prefill, step, strict=True)
+    }
+    decode = float(np.mean([(OUTPUTS - 1) * s for s in step]))
+    base = Deployment("both phases on each machine", nodes)
+    tps = _fed_tps(trace, (base, PairShares(speeds)))
+    return 1e3 * float(np.mean(prefill)), 0.0, 1e3 * decode, tps
+
+
+def _fed_tps(trace: Trace, system: System) -> float:
+    """Tokens per second with requests always waiting, until 80 % have finished."""
+    made, router = system
+    run = simulate(made, trace.all_at_once(), router)
+    ends = np.sort(run.requests["finish_s"])[: int(0.8 * len(trace))]
+    return float(len(ends) * (INPUTS + OUTPUTS) / ends[-1])
+
+
+def _alone_ms(made: PhasePlan) -> Floats:
+    """Prefill, transfer and decode of one request alone [ms], mean over the planned shares."""
+    share = made.orchestration.share / made.orchestration.share.sum()
+    times = np.zeros(3)
+    for (i, j), weight in np.ndenumerate(share):
+        a, b = made.prefill[i], made.decode[j]
+        fixed, per_token = made.evaluator.transfer.seconds(a, b)
+        decode = (OUTPUTS - 1) * float(b.decode_step_s(1, INPUTS + OUTPUTS / 2))
+        prefill = float(a.prefill_latency_s(INPUTS))
+        times += weight * np.array([prefill, fixed + INPUTS * per_token, decode])
+    return 1e3 * times
+
+
+def kv_shares() -> pd.DataFrame:
+    """Share of the KV transfer in one request of LLaMA-7B alone on two A5000 (Fig. 18) [%]."""
+    llm = catalog.llm("LLaMA-1-7B")
+    costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm)
+    prefill, decode = (costs.pipeline([Stage(k, 1, llm.layers)]) for k in (0, 1))
+    rows = []
+    ways: tuple[Bits, ...] = (16, 8, 4)
+    for bits, outputs, inputs in product(ways, (16, OUTPUTS, 64), LENGTHS):
+        fixed, per_token = KvTransfer(bits=bits).seconds(prefill, decode)
+        moved = fixed + inputs * per_token
+        decoded = (outputs - 1) * float(decode.decode_step_s(1, inputs + outputs / 2))
+        whole = float(prefill.prefill_latency_s(inputs)) + moved + decoded
+        rows.append((bits, inputs, outputs, 100 * moved / whole))
+    return pd.DataFrame(rows, columns=["bits", "input [tokens]", "output [tokens]", "KV share [%]"])
+
+
+def arrivals(
+    study: ThunderServeStudy, planned: Mapping[Key, System], rate_rps: float
+) -> tuple[pd.DataFrame, dict[tuple[str, str], list[Scales]]]:
+    """Deadlines with Poisson arrivals and with the trace's own; the latter's scales as well."""
+    rows, own = [], {}
+    goals = (("e2e", 0.9), ("e2e", 0.99), ("ttft", 0.9))
+    for name, trace in study.traces.items():
+        window = trace.head(min(len(trace), 3 * study.requests))
+        poisson = window.poisson(rate_rps, np.random.default_rng(study.seeds[0]))
+        both = {"Poisson": poisson, "of the trace": window.rescale(rate_rps=rate_rps)}
+        for system in SYSTEMS:
+            made, router = planned[name, rate_rps, system]
+            for label, arriving in both.items():
+                (one,) = scales = study.scales([simulate(made, arriving, router)], name)
+                rows.append((name, label, system, *(one.smallest(*goal) for goal in goals)))
+            own[name, system] = scales
+    columns = ["workload", "arrivals", "system"]
+    columns += [f"{kind.upper()} scale for {100 * goal:g} %" for kind, goal in goals]
+    return pd.DataFrame(rows, columns=columns), own
+
+
+def as_printed(cloud: Cluster) -> Cluster:
+    """The cloud with the GPU figures of Table 1."""
+    named = {m.gpu.name: catalog.gpu(m.gpu.name, preset="thunderserve") for m in cloud.machines}
+    machines = tuple(replace(m, gpu=named[m.gpu.name]) for m in cloud.machines)
+    name = f"{cloud.name}, figures as printed"
+    return replace(cloud, name=name, preset="thunderserve", machines=machines)
+
+
+def gpu_phases(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
+    """Which GPUs plans give to which phase [%], by workload and source of the GPU figures."""
+    parts = [("A40", "prefill"), ("RTX-3090Ti", "decode")]
+    parts += [("RTX-A6000", "prefill"), ("RTX-A5000", "prefill")]
+    rows = []
+    for key, made in plans.items():
+        shares = (100 * made.gpu_share(*part) for part in parts)
+        ratio = f"{len(made.prefill)}:{len(made.decode)}"
+        rows.append((*key, ratio, *shares, 100 * made.value.attainment))
+    named = (f"{gpu.removeprefix('RTX-')} on {phase} [%]" for gpu, phase in parts)
+    columns = ["workload", "GPU figures", "prefill:decode", *named, "estimate [%]"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def cheapest_mixes(study: ThunderServeStudy, rate_rps: float) -> pd.DataFrame:
+    """Mélange: the cheapest machines of the cloud within the target, phases together."""
+    rows = []
+    for name, trace in study.traces.items():
+        mix = melange.cheapest(
+            study.cloud, study.llm, trace.head(3000), rate_rps, slo=study.target(name)
+        )
+        arriving = study.work(name, rate_rps, study.seeds[0])
+        (scales,) = study.scales([simulate(mix.deployment(), arriving, mix.router())], name)
+        used = ", ".join(f"{n} x {mix.kinds[k].machine.gpu.name}" for k, _, n in mix.used)
+        ninety = scales.smallest("e2e", 0.9)
+        rows.append((name, rate_rps, used, mix.usd_per_h, 100 * mix.gap, ninety))
+    columns = ["workload", "rate [req/s]", "machines", "price [$/h]", "gap [%]"]
+    return pd.DataFrame(rows, columns=[*columns, "E2E scale for 90 %"])

@@ -1,0 +1,105 @@
+"""Notebook 09: Helix's methods served, plans ranked by what they deliver, and the claims."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from pipelines.studies import helix
+from pipelines.studies import helix_serving as hs
+from pipelines.studies.helix_artifact import placement
+
+SETTING = "single-24 70B"
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def study():
+    return hs.HelixServing("twin", False, (10.0, 40.0), 30.0, 0)
+
+
+@pytest.fixture(scope="module")
+def served(study):
+    cases = helix.cases()
+    return study.case(cases[f"{SETTING} helix"]) | study.case(cases[f"{SETTING} swarm"])
+
+
+@pytest.fixture(scope="module")
+def ranked(study):
+    return study.rank("small-10 30B", [0.7], [])
+
+
+def test_every_protocol_of_a_case_is_beside_what_the_artifact_prints(served):
+    table = hs.serving_table(served)
+    assert list(table["serving"]) == 2 * [hs.OFFLINE, hs.HAND, hs.PRINTED]
+    theirs = helix.expected(f"{SETTING} helix", "offline")["decode_throughput"]
+    assert table["Helix's simulator [tokens/s]"][0] == theirs
+    assert np.isnan(table["Helix's simulator [tokens/s]"][2])
+
+
+def test_errors_are_those_of_the_pairs(served):
+    pairs = hs.compared(served)
+    fig, errors = hs.agreement(pairs)
+    off = (pairs["ours"] / pairs["published"] - 1).abs()
+    first = off[pairs["quantity"] == hs.SIMULATOR]
+    assert errors["quantity"][0] == hs.SIMULATOR
+    assert errors["values"].sum() == len(pairs)
+    assert errors["mean error [%]"][0] == pytest.approx(100 * first.mean())
+    assert [axis.get_ylabel() for axis in fig.axes] == [
+        "our decode throughput [tokens/s]",
+        "our latency [s]",
+    ]
+
+
+def test_plans_are_ranked_by_what_they_decode(study, ranked):
+    published = study.placement(placement("small-10 30B helix"))
+    (row,) = hs.gains({"small": ranked}, {"small": published}).itertuples(index=False)
+    assert row[5] == max(one.serving.decode_tps for one in ranked.ranked)
+    assert row[5] >= row[2]
+    top, _ = hs.flow_and_delivered({"small": ranked}, {"small": published}).axes
+    assert sum(len(line.get_xdata()) for line in top.lines[:2]) == len(ranked.ranked)
+    ours = study.ours("small-10 30B", ranked.best, published)
+    assert ours["small-10 30B ours", hs.OFFLINE] is ranked.best.serving
+
+
+def test_methods_are_drawn_in_a_row(served):
+    _, axes = plt.subplots(1, 3)
+    hs.methods(axes, served, SETTING)
+    assert len(axes[0].patches) == 4
+    assert [text.get_text() for text in axes[1].get_xticklabels()] == ["Helix", "Swarm"]
+
+
+def test_a_node_fails_and_every_request_is_accounted_for(study):
+    victim, run = study.failure(placement(f"{SETTING} helix"))
+    assert "a100" in victim.lower()
+    assert sum(run.counts.values()) == len(run.requests)
+
+
+def test_schedulers_and_the_links_that_congest(study):
+    table, links = study.schedulers()
+    assert len(table) == 8
+    assert len(links) == 24
+    worst = links.groupby(["cluster", "scheduler"], sort=False)["prompts waited [s]"]
+    assert list(worst.apply(lambda w: w.fillna(0.0).mean())) == pytest.approx(list(table["waited"]))
+    left, _ = hs.schedulers(table).axes
+    assert [len(bars) for bars in left.containers] == [2, 2, 2, 2]
+    rows = {row["claim"]: row["value"] for row in hs.scheduler_claims(table)}
+    decoded = table.set_index(["cluster", "scheduler"])["decoded"]
+    assert rows["helix-14c"] == decoded["geo-24", "helix"] / decoded["geo-24", "shortest queue"]
+    assert sorted(rows["helix-31c"].split("<")) == ["Helix", "Swarm", "random"]
+
+
+def test_only_methods_that_were_served_have_claims(served):
+    rows = {row["claim"]: row["value"] for row in hs.method_claims(served)}
+    assert set(rows) == {"helix-3b", "helix-4b", "helix-24a", "helix-24b"}
+    mine, theirs = (served[f"{SETTING} {m}", hs.OFFLINE] for m in ("helix", "swarm"))
+    assert rows["helix-3b"] == mine.decode_tps / theirs.decode_tps
+    errors = {row["claim"]: row["value"] for row in hs.fidelity_claims(served, [SETTING])}
+    assert errors["helix-15a"] >= 0
+    assert "helix-33a" not in errors

@@ -1,0 +1,100 @@
+"""Notebook 08: flows, sizes, our plans and simulated placements of Helix's clusters."""
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from hetero.placement import Network
+from hetero.planners.helix import search
+from pipelines.studies import layer_placement as lp
+from pipelines.studies.helix_artifact import problem
+from pipelines.studies.placement_examples import two_regions
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return {"small-10 30B": search(problem("small-10", "30B"))}
+
+
+@pytest.fixture(scope="module")
+def served(plans):
+    return lp.simulated(plans, "twin", (10.0, 60.0), 0)
+
+
+def test_every_example_is_drawn_with_its_flow():
+    flows = {name: Network(one).max_flow() for name, one in two_regions()[1].items()}
+    axes = lp.examples(flows).axes
+    assert len(axes) == 3
+    titles = [axis.get_title(loc="left") + axis.get_title() for axis in axes]
+    assert all(
+        f"{flow.tokens_per_s:,.0f}" in t for flow, t in zip(flows.values(), titles, strict=True)
+    )
+
+
+def test_flows_equal_the_objectives_that_the_solver_printed():
+    table = lp.published_flows().dropna()
+    ours, printed = table["flow [tokens/s]"], table["published objective [tokens/s]"]
+    assert len(table) > 3
+    assert np.allclose(ours, printed, rtol=1e-3)
+
+
+def test_pruning_leaves_fewer_variables():
+    table = lp.sizes()
+    assert list(table["cluster"]) == ["geo-24", "geo-24", "hetero-42", "hetero-42"]
+    rows = {row["claim"]: row["value"] for row in lp.size_claims(table)}
+    assert len(rows) == 12
+    assert rows["helix-16a"] == table["variables"][0]
+    assert rows["helix-16h"] == table["constraints"][3]
+    share = 100 * (1 - table["directed links"][0] / table["directed links"][1])
+    assert rows["helix-32a"] == pytest.approx(share)
+
+
+def test_our_plan_beside_the_published_one(plans):
+    (plan,) = plans.values()
+    row = lp.summary(plans).iloc[0]
+    assert row["best published [tokens/s]"] <= row["bound [tokens/s]"] * (1 + 1e-9)
+    assert row["flow [tokens/s]"] == plan.tokens_per_s
+    (axis,) = lp.progress(plans).axes
+    assert len(axis.lines) == 4
+    assert axis.get_xscale() == axis.get_yscale() == "log"
+    flow = plan.best[0].flow
+    carried = lp.pipelines(flow, plan.problem.nodes, count=100)["flow [tokens/s]"]
+    assert carried.sum() == pytest.approx(flow.tokens_per_s)
+    numbers = [row["claim"] for row in lp.plan_claims(plans)]
+    assert numbers == ["helix-18", "helix-19a", "helix-19b"]
+
+
+def test_published_placements_are_served_and_compared(served):
+    runs, use = served
+    table = lp.methods(runs, use)
+    assert list(table["placement"]) == 2 * list(lp.METHODS)
+    assert table["use by the flow [%]"].between(0, 100 + 1e-6).all()
+    (axis,) = lp.method_bars(table).axes
+    assert [len(bars) for bars in axis.containers] == [2, 2, 2]
+    assert len(lp.case_study().axes) == 3
+    rows = {row["claim"]: row["value"] for row in lp.throughput_claims(table, "")}
+    decoded = table.set_index(["cluster", "placement"])[lp.DECODED]
+    assert rows["helix-12b"] == decoded["geo-24", "helix"] / decoded["geo-24", "swarm"]
+    orders = {row["claim"]: row["value"] for row in lp.use_claims(runs, use, "")}
+    assert set(orders) == {f"helix-30{letter}" for letter in "abcd"}
+    assert sorted(orders["helix-30a"].split(">")) == ["Helix", "Petals", "Swarm"]
+
+
+def test_pruning_and_starts(served):
+    decoded, reached_s = lp.ablation(served[0])
+    assert list(decoded.index) == list(reached_s.index) == ["geo-24", "hetero-42"]
+    left, right = lp.ablation_bars(decoded, reached_s).axes
+    assert [len(bars) for bars in left.containers + right.containers] == [2, 2, 2, 2]
+    heights = [bar.get_height() for bar in right.containers[0]]
+    assert heights == pytest.approx(reached_s["heuristic start"] / 60)
+    rows = {row["claim"]: row["value"] for row in lp.ablation_claims(decoded, reached_s, "")}
+    gain = 100 * (decoded["pruned"] / decoded["all links"] - 1)
+    assert [rows["helix-17a"], rows["helix-17b"]] == pytest.approx(list(gain))

@@ -1,0 +1,124 @@
+"""Notebook 10: prices, batching, bandwidth and ratios of replicas."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from hetero import cluster, workload
+from pipelines.studies import phase_splitting as ps
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def traces():
+    codes = {"coding": "azure2023_code", "conversation": "azure2023_conv"}
+    return {name: workload.load(key).head(300) for name, key in codes.items()}
+
+
+@pytest.fixture(scope="module")
+def study(traces):
+    return ps.PhaseStudy(traces, requests=10, seeds=[0, 1], slo_scale=8.0)
+
+
+def _planned() -> pd.DataFrame:
+    rows = [
+        (reading, 2, name, prefill, 10 - prefill, 80.0, 20.0)
+        for reading in ps.READINGS
+        for name, prefill in (("coding", 8), ("conversation", 5))
+    ]
+    columns = ["figures", "stages", "workload", "prefill replicas", "decode replicas"]
+    return pd.DataFrame(rows, columns=[*columns, "A40 on prefill [%]", "RTX-3090Ti on prefill [%]"])
+
+
+def test_table_1_divides_what_a_gpu_has_by_its_price():
+    table = ps.table1().set_index("GPU")
+    per_usd = table["corrected fp16 [TFLOPS]"] / table["price [$/h]"]
+    assert np.allclose(table["corrected TFLOPS per $/h"], per_usd)
+    assert list(table.index) == list(ps.NAMES) == list(ps.gpus_of("printed"))
+    assert table.loc["RTX-A5000", "printed fp16 [TFLOPS]"] < per_usd["RTX-A5000"]
+
+
+def test_prices_are_drawn_for_the_gpus_that_are_rented():
+    prices = ps.prices()
+    assert len(prices) == 10
+    assert (prices[["prefill [$/10^6]", "decode [$/10^6]"]] > 0).all(axis=None)
+    order = ps.cheapest(prices, "corrected", "prefill")
+    assert order.index("A40") < order.index("RTX-3090Ti")
+    axes = ps.price_bars(prices).axes
+    assert [len(axis.patches) for axis in axes] == [8, 8]
+    assert [axis.get_title(loc="left") or axis.get_title() for axis in axes] == [
+        "prefill",
+        "decode",
+    ]
+
+
+def test_decode_gains_from_batches_and_prefill_does_not():
+    prefill, decode = ps.batching()
+    by_tokens = prefill.set_index("tokens")[ps.TPS]
+    by_requests = decode.set_index("requests")[ps.TPS]
+    assert by_tokens[8192] < 1.2 * by_tokens[1024]
+    assert by_requests[8] > 5 * by_requests[1]
+    assert decode["fits"].iloc[0]
+    left, right = ps.batching_curves(prefill, decode).axes
+    assert (left.get_xlabel(), right.get_xlabel()) == (
+        "tokens in the batch",
+        "requests in the batch",
+    )
+
+
+def test_bandwidth_has_a_cell_for_every_pair_of_gpus():
+    house = cluster.cluster("thunderserve-a100-8")
+    fig = ps.bandwidths({"cloud": cluster.cluster("thunderserve-cloud-32"), "in house": house})
+    assert "32 GPUs" in fig.axes[0].get_title(loc="left") + fig.axes[0].get_title()
+    assert fig.axes[1].collections[0].get_array().size == 64
+
+
+def test_every_division_of_the_replicas_is_simulated(study):
+    advanced = []
+    table = ps.mean_over_seeds(
+        study.throughput(advanced.append), ["GPUs", "workload"], ps.TPS, "requests/s"
+    )
+    assert len(table) == 2 * (3 + 5 + 7)
+    assert sum(advanced) == 6
+    assert (table["prefill replicas"] + table["decode replicas"] == table["GPUs"] // 2).all()
+    drawn = [
+        [len(line.get_xdata()) for line in axis.lines if len(line.get_xdata())]
+        for axis in ps.throughput_curves(table).axes
+    ]
+    assert drawn == [[3, 3], [5, 5], [7, 7]]
+
+
+def test_claims_rank_the_workloads_by_their_best_division(study):
+    prices, (prefill, decode) = ps.prices(), ps.batching()
+    table = study.attainment({"coding": 1.0, "conversation": 1.0}, [0.5], lambda _: None)
+    assert len(table) == 2 * 7 * 2
+    assert table["attainment [%]"].between(0, 100).all()
+    means = ps.mean_over_seeds(table, ["workload", "load"], "attainment [%]", "estimated [%]")
+    assert [len(axis.lines) for axis in ps.attainment_curves(means).axes] == [2, 2]
+    best = pd.DataFrame(
+        [(size, name, k) for size in ps.SIZES for name, k in (("coding", 3), ("conversation", 2))],
+        columns=["GPUs", "workload", "prefill replicas"],
+    ).set_index(["GPUs", "workload"])
+    rows = ps.claims(prices, prefill, decode, best, means, 8.0)
+    values = {row["claim"]: row["value"] for row in rows}
+    assert values["thunderserve-28a"] == "coding>conversation"
+    assert values["thunderserve-1a"] == "A40<3090Ti"
+    assert "3:5 for coding" in rows[-1]["note"]
+
+
+def test_plans_and_the_conclusions_that_hold(traces):
+    study = ps.PhaseStudy({"coding": traces["coding"]}, 10, [0], slo_scale=8.0)
+    plans = study.plans([1], 6.0, 0, lambda _: None)
+    assert list(plans["figures"]) == ["printed", "corrected"]
+    assert (plans["prefill replicas"] >= 1).all()
+    table = ps.conclusions(ps.prices(), _planned()).set_index("conclusion")
+    assert (table.loc["plans put most A40 on prefill"] == "yes").all()
+    assert (table.loc["coding plans have the larger share of prefill replicas"] == "yes").all()

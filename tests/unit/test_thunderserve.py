@@ -1,0 +1,246 @@
+"""Notebook 11: plans beside other systems, lost GPUs, a shift, and the claims."""
+
+from dataclasses import replace
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+from hetero import catalog, cluster, workload
+from hetero.costs.cost import Settings
+from hetero.planners.thunderserve.tabu import TabuSettings
+from pipelines.studies import thunderserve as ts
+from pipelines.studies import thunderserve_changes as changes
+from pipelines.studies import thunderserve_claims as claims
+from pipelines.studies import thunderserve_figures as pictures
+
+RATE = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    mpl.use("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def study():
+    codes = {"coding": "azure2023_code", "conversation": "azure2023_conv"}
+    return ts.ThunderServeStudy(
+        {name: workload.load(key).head(400) for name, key in codes.items()},
+        llm=catalog.llm("LLaMA-1-30B"),
+        cloud=cluster.cluster("thunderserve-cloud-32"),
+        house=cluster.cluster("thunderserve-a100-8"),
+        seeds=[0, 1],
+        requests=20,
+        plan_scale=5.0,
+        settings=Settings(max_stages=2),
+        steps=TabuSettings(steps=0),
+    )
+
+
+@pytest.fixture(scope="module")
+def plans(study):
+    return {name: study.plan(name, RATE) for name in study.traces}
+
+
+@pytest.fixture(scope="module")
+def planned(study, plans):
+    return {
+        (name, RATE, system): made
+        for name, own in plans.items()
+        for system, made in ts.systems(study, name, RATE, own, 1).items()
+    }
+
+
+@pytest.fixture(scope="module")
+def scales(study, planned):
+    return {
+        key: study.scales(study.runs(made, key[0], RATE), key[0]) for key, made in planned.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def losses(study):
+    return changes.losses(study, RATE)
+
+
+def _values(rows):
+    return {row["claim"].removeprefix("thunderserve-"): row["value"] for row in rows}
+
+
+def test_a_workload_and_its_target(study):
+    table = ts.workloads(study).set_index("workload")
+    assert study.target("coding").e2e_s == pytest.approx(5 * table.loc["coding", "A100 E2E [s]"])
+    assert len(study.work("coding", RATE, 0)) == 20
+
+
+def test_plans_of_every_system_use_their_own_gpus(study, plans, planned):
+    table = ts.replicas(planned).set_index(["workload", "system"])
+    assert list(table.loc["coding"].index) == list(ts.SYSTEMS)
+    assert table.loc[("coding", "vLLM"), "replicas for both"] >= 1
+    assert table.loc[("coding", "ThunderServe"), "prefill replicas"] == len(plans["coding"].prefill)
+    words = ts.configurations({("coding", "ours"): plans["coding"]})
+    counts = words["replicas"].str.split().str[0].astype(int)
+    made = plans["coding"]
+    assert counts.sum() == len(made.prefill) + len(made.decode)
+    shares = ts.gpu_phases({("coding", "data sheets"): made})
+    assert shares["A40 on prefill [%]"][0] == 100 * made.gpu_share("A40")
+    assert ts.as_printed(study.cloud).gpus == study.cloud.gpus
+    rows = _values(claims.plans(ts.replicas(planned), plans, plans, RATE, 5.0))
+    assert rows["8c"] == counts.sum()
+
+
+def test_pictures_of_plans(plans):
+    left, right = pictures.deployments(plans, (10.2, 3.5)).axes
+    used = [
+        sum(stage.gpus for group in made.prefill + made.decode for stage in group.stages)
+        for made in plans.values()
+    ]
+    assert [len(left.patches), len(right.patches)] == used
+    assert len(pictures.orchestration(plans).axes) == 2
+
+
+def test_attainment_and_the_smallest_deadlines(scales):
+    mean = ts.mean_attained(scales["coding", RATE, "vLLM"])
+    assert (np.diff(mean) >= 0).all()
+    table = ts.smallest_scales(scales, [0, 1])
+    assert len(table) == 2 * 4 * 2 * 3 * 2
+    assert len(ts.deadline_table(table)) == 2 * 3 * 2
+    for fig, curves in (
+        (pictures.cloud_attainment(scales), 2),
+        (pictures.house_attainment(scales), 3),
+    ):
+        assert {len(axis.lines) for axis in fig.axes} == {curves + 2}
+        assert fig.axes[5].get_xlabel() == "SLO scale [x A100]"
+    rows = _values(claims.deadlines(table, scales, 5.0))
+    assert set(rows) == {"6a", "6b", "7", "19c", "19d", "26"}
+    assert rows["19c"] >= rows["19d"]
+
+
+def test_throughput_under_overload(study, planned):
+    table = ts.overload(study, planned, RATE)
+    assert (table[ts.TPS] > 0).all()
+    axis = pictures.throughput(table).axes[0]
+    assert axis.get_title(loc="left") + axis.get_title() == "coding"
+    rows = claims.throughput(table, RATE)
+    by = table.set_index(["workload", "system", "seed"]).sort_index()[ts.TPS]
+    ratio = (by["coding", "ThunderServe"] / by["coding", "HexGen"]).mean()
+    assert _values(rows)["4a"] == pytest.approx(ratio)
+    low, high = rows[0]["interval"]
+    assert low <= ratio <= high
+
+
+def test_searches_converge_on_parts_of_the_cloud(study):
+    tabu = {(name, 0): study.tabu(name, RATE, 1, 0) for name in study.traces}
+    curves = ts.convergence(study, tabu, RATE, 1)
+    assert {size for _, size in curves} == {16, 24, 32}
+    assert all((np.diff(best) >= 0).all() for best in curves.values())
+    assert [len(axis.lines) for axis in pictures.convergence(curves).axes] == [3, 3]
+    assert {row["claim"][:15] for row in claims.search_times()} <= {"thunderserve-10"}
+
+
+def test_table_3_has_the_printed_groups(study):
+    groups = changes.printed_groups(study.costs)
+    phases = {name: [phase for _, phase in made] for name, made in groups.items()}
+    assert {n: (p.count("prefill"), p.count("decode")) for n, p in phases.items()} == {
+        "coding": (8, 4),
+        "conversation": (4, 8),
+    }
+    gpus = [s.gpus for pipeline, _ in groups["coding"] for s in pipeline.stages]
+    assert sum(gpus) == 32
+
+
+def test_a_lost_machine_and_the_policies(study, losses):
+    light = losses["coding", "Table 3", "light"]
+    assert light.before.ratio == (8, 4)
+    assert sum(light.after.ratio) == 10
+    table, steady = changes.steady(study, losses, RATE)
+    assert len(table) == len(steady)
+    assert table[changes.ATTAINED].between(0, 100).all()
+    fig = pictures.losses(steady)
+    assert sum(len(axis.lines) for axis in fig.axes) == len(table)
+    search_s = {"full": 60.0, "light": 10.0}
+    times = changes.rescheduling_times(light.before, search_s)
+    whole = 60.0 + changes.reload_s(light.before, "per machine")
+    assert times["together [s]"][1] == pytest.approx(whole)
+    rows = _values(claims.rescheduling(table, light.before, search_s, RATE, 5.0))
+    assert rows["12"] == pytest.approx(whole / 10.0)
+    assert changes.recorded_s("no such key") is None
+
+
+def test_no_request_of_an_episode_is_lost(study, losses):
+    table, played = changes.episodes(study, losses, RATE, 5.0)
+    assert (table["lost"] == 0).all()
+    assert len(table) == len(played)
+    assert len(pictures.episodes(played, 5.0).axes) == 2
+
+
+def test_every_loss_has_a_plan_or_a_reason(study, losses):
+    small = replace(study, cloud=replace(study.cloud, machines=study.cloud.machines[:1]))
+    table = changes.every_loss(small, losses, ["conversation"], RATE, steps=0)
+    service = losses["conversation", "our plan", "full"].before
+    assert len(table) == len(service.groups) + 1 + 3
+    assert table["light: prefill:decode"].notna().all()
+    assert (table["full: requests lost"].dropna() == 0).all()
+
+
+def test_parts_switched_off_one_by_one(study, plans):
+    table, scales = ts.ablation(study, plans, RATE)
+    assert list(ts.variants(plans["coding"])) == list(table["system"].unique())
+    assert [len(axis.lines) for axis in pictures.ablation(scales).axes] == [4, 4]
+    by = table.set_index(["workload", "system", "seed"]).sort_index()["mean E2E [s]"]
+    ratio = by["coding", "without compression"] / by["coding", "full system"]
+    assert _values(claims.ablation(table, RATE))["13a"] == pytest.approx(ratio.mean())
+
+
+def test_two_machines_print_what_the_claims_divide(study):
+    table, best = ts.two_machines(study.llm)
+    at = table.set_index("configuration")
+    assert at.loc["40 Gbit/s, 16 bits", "printed KV transfer [ms]"] == 584
+    rows = _values(claims.two_machines(table, best) + claims.alone(table))
+    gain = at.loc["40 Gbit/s", ts.TPS] / at.loc["baseline", ts.TPS]
+    assert rows["15a"] == gain
+    assert rows["15c"] + rows["15d"] <= 8
+    assert rows["29a"] == at.loc["baseline", "prefill [ms]"]
+    assert rows["30c"] == pytest.approx(rows["30a"] / rows["30b"])
+
+
+def test_kv_caches_take_a_larger_share_with_more_bits():
+    table = ts.kv_shares()
+    assert len(table) == 3 * 3 * 4
+    wide = table.pivot_table(index="bits", values="KV share [%]")["KV share [%]"]
+    assert wide.is_monotonic_increasing
+    rows = _values(claims.kv_shares(table))
+    assert rows["14a"] <= rows["14b"]
+    (axis,) = pictures.kv_shares(table).axes
+    assert axis.get_ylabel() == "KV transfer [% of the time]"
+
+
+def test_arrivals_of_the_trace_beside_poisson_ones(study, planned, scales):
+    table, own = ts.arrivals(study, planned, RATE)
+    assert len(table) == 2 * 4 * 2
+    fig = pictures.arrivals(scales, own, RATE)
+    assert [len(axis.lines) for axis in fig.axes] == [8, 8]
+
+
+def test_a_shift_is_noticed_and_counted(study, plans):
+    detector, table = changes.shift(replace(study, requests=150), plans["coding"], RATE)
+    assert "Shift detector" in str(detector)
+    assert list(table["rescheduling"]) == ["none", "light"]
+    assert (table["lost"] == 0).all()
+
+
+def test_the_cheapest_mix_costs_less_than_the_cloud(study):
+    table = ts.cheapest_mixes(study, RATE)
+    assert (table["price [$/h]"] <= study.cloud.usd_per_h).all()
+
+
+def test_claims_of_replicas(planned, losses):
+    table = ts.replicas(planned)
+    rows = _values(claims.replicas(table, losses, RATE))
+    light = losses["coding", "Table 3", "light"]
+    assert rows["22a"] <= len(light.turned)
+    assert "27" not in rows
