@@ -11,9 +11,9 @@ from hetero import catalog
 from hetero.apps import cli
 from hetero.apps.cards.card import PlanCard, Question, Replicas, Sampled
 from hetero.apps.export import Service, vllm
-from hetero.apps.portfolio.entry import Group
 from hetero.deployment import Engine
 from hetero.errors import DataError, ExportError
+from hetero.plans import Group
 
 ENGINE = Engine(batching="chunked", admission="paged", max_batch=64, max_step_tokens=1024)
 

@@ -16,8 +16,8 @@ from hetero.apps.cards.delivery import drawn, goodput, redeployed, rescaled
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
-from hetero.apps.portfolio.entry import Group
 from hetero.errors import DataError, ParameterError
+from hetero.plans import Group
 from hetero.simulator import Slo
 from hetero.simulator.saturation import attainment
 
@@ -50,7 +50,7 @@ def test_the_goodput_is_where_the_goal_is_just_met(card):
     for seed, rate in enumerate(card.goodput_rps.seeds):
 
         def met(rate_rps, seed=seed):
-            run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+            run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
             return attainment(run, case.slo)
 
         assert met(rate) >= case.goal

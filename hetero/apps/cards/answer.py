@@ -29,7 +29,6 @@ from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
-from hetero.apps.portfolio.entry import Entry, Group
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import ask
@@ -38,6 +37,7 @@ from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.latency.calibration.known import known
+from hetero.plans import Group, Plan
 from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
@@ -146,7 +146,7 @@ def _unmet(
 ) -> NoPlanError:
     say("why not, and what would do")
 
-    def replan(case: Case) -> Entry:
+    def replan(case: Case) -> Plan:
         return fast(case, asked)
 
     if best is None:
@@ -188,7 +188,7 @@ def _card(
 
     name = winner(asked, best, found)
 
-    def replan(changed: Case) -> Entry:
+    def replan(changed: Case) -> Plan:
         return planned_by(name, asked, changed)
 
     others = [
@@ -242,7 +242,7 @@ def _card(
         tried=tuple(_tried(one) for one in found),
         sources=_sources(entry, asked.cluster),
         notes=tuple(notes),
-        entry=entry,
+        plan=entry,
     )
 
 
@@ -272,13 +272,13 @@ def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tu
     )
 
 
-def _idle(entry: Entry, cluster: Cluster) -> dict[str, int]:
+def _idle(entry: Plan, cluster: Cluster) -> dict[str, int]:
     used = entry.gpus
     left = {name: count - used.get(name, 0) for name, count in cluster.gpu_counts.items()}
     return {name: count for name, count in left.items() if count > 0}
 
 
-def _unaffordable(entry: Entry, case: Case) -> str:
+def _unaffordable(entry: Plan, case: Case) -> str:
     """The cheapest machine that is idle because the budget does not pay for it."""
     if case.budget_usd_per_h is None or entry.usd_per_h is None:
         return ""
@@ -316,7 +316,7 @@ def _tried(one: Contender) -> Tried:
     )
 
 
-def _sources(entry: Entry, cluster: Cluster) -> tuple[Source, ...]:
+def _sources(entry: Plan, cluster: Cluster) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
     for name, count in entry.gpus.items():

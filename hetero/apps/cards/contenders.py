@@ -14,13 +14,13 @@ from hetero.apps.cards.request import Request
 from hetero.apps.cards.sensitivity import steps
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Portfolio, ask, portfolio
 from hetero.apps.portfolio.portfolio import Tried as Asked
 from hetero.apps.portfolio.score import score
 from hetero.errors import InfeasibleError
+from hetero.plans import Plan
 from hetero.simulator.saturation import attainment
 from hetero.simulator.uncertainty import Outcomes
 
@@ -42,7 +42,7 @@ class Contender:
     asked: Asked
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> Plan:
         """The plan."""
         assert self.asked.entry is not None
         return self.asked.entry
@@ -131,14 +131,14 @@ def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
     return max(single, key=lambda one: one.key).entry.planner
 
 
-def planned_by(name: str, asked: Request, case: Case) -> Entry:
+def planned_by(name: str, asked: Request, case: Case) -> Plan:
     """Plan of one planner, improved."""
     effort = ARENA[asked.effort_name]
     one = planner(name, effort)
     return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
 
 
-def fast(case: Case, asked: Request) -> Entry:
+def fast(case: Case, asked: Request) -> Plan:
     """The best plan of the planners that answer within a second or so, as it came.
 
     Raises
@@ -146,7 +146,7 @@ def fast(case: Case, asked: Request) -> Entry:
     InfeasibleError
         If none has a plan.
     """
-    best: Entry | None = None
+    best: Plan | None = None
     reason: InfeasibleError | None = None
     share = -1.0
     for name in _FAST:
@@ -155,7 +155,7 @@ def fast(case: Case, asked: Request) -> Entry:
         except InfeasibleError as error:
             reason = reason or error
             continue
-        met = attainment(entry.play(case.arrivals(), case.seed), case.slo)
+        met = attainment(entry.simulate(case.arrivals(), case.seed), case.slo)
         if met > share:
             best, share = entry, met
     if best is None:

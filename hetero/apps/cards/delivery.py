@@ -15,15 +15,14 @@ import numpy as np
 
 from hetero.apps.cards.card import Sampled
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import player
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment
 from hetero.errors import CatalogError, ParameterError
 from hetero.latency.calibration.expected import StepError, error_of, expected_error
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
+from hetero.plans import Plan
 from hetero.simulator import Run, metrics
 from hetero.simulator.saturation import attainment, largest_rate
 from hetero.simulator.uncertainty import draw_factors
@@ -76,22 +75,22 @@ def step_error(gpu: Gpu) -> StepError:
         return error_of("carried")
 
 
-def redeployed(entry: Entry, deployment: Deployment) -> Entry:
+def redeployed(entry: Plan, deployment: Deployment) -> Plan:
     """The same plan and routing rule with replicas that have other step times, caches or links."""
-    if entry.router is None:
+    if entry.deployment is None:
         raise ParameterError(
             f"The plan of {entry.planner} is no deployment of replicas, which could be changed.",
             resolve="change its case, and plan again.",
         )
-    return replace(entry, deployment=deployment, play=player(deployment, entry.router))
+    return entry.on(deployment)
 
 
-def drawable(entry: Entry) -> bool:
+def drawable(entry: Plan) -> bool:
     """Whether the step times of a plan can be drawn: it has replicas on known GPUs."""
-    return entry.deployment is not None and entry.router is not None and bool(_weights(entry))
+    return entry.deployment is not None and bool(_weights(entry))
 
 
-def _weights(entry: Entry) -> dict[str, dict[str, float]]:
+def _weights(entry: Plan) -> dict[str, dict[str, float]]:
     """Share of the layers on each GPU type by replica; empty where a replica's are not known."""
     if entry.deployment is None:
         return {}
@@ -109,7 +108,7 @@ def _weights(entry: Entry) -> dict[str, dict[str, float]]:
     return {name: found[name] for name in names} if set(names) <= found.keys() else {}
 
 
-def rescaled(entry: Entry, factors: Mapping[str, tuple[float, float]]) -> Entry:
+def rescaled(entry: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
     """The plan with prefill and decode times of each replica multiplied."""
     assert entry.deployment is not None
     # Replicas often share a step model: one scaled copy serves them all.
@@ -123,7 +122,7 @@ def rescaled(entry: Entry, factors: Mapping[str, tuple[float, float]]) -> Entry:
     return redeployed(entry, replace(entry.deployment, replicas=tuple(replicas)))
 
 
-def drawn(entry: Entry, case: Case, draws: int) -> Iterator[tuple[Entry, float]]:
+def drawn(entry: Plan, case: Case, draws: int) -> Iterator[tuple[Plan, float]]:
     """The plan with the step times of each draw, and by how much any of them is shorter.
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
@@ -145,7 +144,7 @@ def drawn(entry: Entry, case: Case, draws: int) -> Iterator[tuple[Entry, float]]
 
 
 def carried(
-    entry: Entry,
+    entry: Plan,
     case: Case,
     seed: int,
     precision: float,
@@ -165,7 +164,7 @@ def carried(
     """
 
     def good(rate_rps: float) -> bool:
-        run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+        run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
         # Without a bound a short burst could pass for a rate that goes on for ever.
         lasts = limit is not None or _lasts(run)
         return lasts and attainment(run, case.slo) >= case.goal
@@ -188,7 +187,7 @@ def _lasts(run: Run) -> bool:
     return bool(run.finished.any()) and span_s >= _LIVES * float(np.nanmedian(run.e2e_s))
 
 
-def goodput(entry: Entry, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
+def goodput(entry: Plan, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
     """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
     seeds: list[float] = []
     for k in range(effort.seeds):
@@ -225,11 +224,11 @@ class Delivered:
     usd_per_mtok: Sampled | None
 
 
-def delivered(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> Delivered:
+def delivered(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> Delivered:
     """Throughput, attainment, latencies and cost per token at a rate."""
 
-    def figures(one: Entry, seed: int) -> dict[str, float]:
-        run = one.play(case.arrivals(rate_rps, seed=seed), seed)
+    def figures(one: Plan, seed: int) -> dict[str, float]:
+        run = one.simulate(case.arrivals(rate_rps, seed=seed), seed)
         seen = metrics(run, case.slo)
         found = {
             "requests_per_s": seen.requests_per_s,

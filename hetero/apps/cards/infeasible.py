@@ -31,9 +31,9 @@ from hetero.apps.cards.request import Request
 from hetero.apps.cards.sections import by_reason
 from hetero.apps.cards.sensitivity import STEP
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
+from hetero.plans import Plan
 from hetero.simulator import Run, Slo
 from hetero.simulator.saturation import attainment, backlog_growth
 
@@ -176,12 +176,12 @@ class NoPlanError(InfeasibleError):
         return f"{self.explanation}\n\nResolve: {self.resolve}"
 
 
-def met(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> float:
+def met(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> float:
     """Share of the requests that meet every target at a rate, mean over the seeds."""
     shares = []
     for k in range(effort.seeds):
         seed = case.seed + k
-        run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+        run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
         shares.append(attainment(run, case.slo))
     return float(np.mean(shares))
 
@@ -189,7 +189,7 @@ def met(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> float:
 def explain(
     asked: Request,
     case: Case,
-    best: Entry | None,
+    best: Plan | None,
     tried: Sequence[tuple[str, str]],
     replan: Replan,
     winner: Replan | None = None,
@@ -212,8 +212,8 @@ def explain(
     effort = asked.effort
     share, rate = met(best, case, case.rate_rps, effort), case.rate_rps
     idle = met(best, case, _IDLE_SHARE * rate, replace(effort, seeds=1))
-    run = best.play(case.arrivals(rate), case.seed)
-    alone = best.play(case.arrivals(_IDLE_SHARE * rate), case.seed)
+    run = best.simulate(case.arrivals(rate), case.seed)
+    alone = best.simulate(case.arrivals(_IDLE_SHARE * rate), case.seed)
     classes = tuple(_classes(case, run, alone))
     again = winner or replan
     slower = by_rate(best, case, idle, effort)
