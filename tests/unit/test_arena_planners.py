@@ -106,6 +106,17 @@ def test_the_same_plan_and_run_twice(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_plan_read_back_is_the_same_plan_and_plays_the_same_run(name: str) -> None:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    plan = made(name)
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    trace = case.arrivals(seed=3)
+    assert again.simulate(trace, 3).frame().equals(plan.simulate(trace, 3).frame())
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_who_cannot_take_a_case_says_so_in_a_sentence(name: str) -> None:
     one = planner(name, LITTLE)
     other = DENSE if name in OF_EXPERTS else SPARSE
