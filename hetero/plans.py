@@ -13,6 +13,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.display import Column, Shown, Table
 from hetero.encoding import Decoder, Encoder, EncodingError
@@ -24,6 +26,7 @@ from hetero.routers.pipelines import PipelineRouter
 from hetero.simulator import simulate
 from hetero.simulator.pipelines import simulate_pipelines
 from hetero.simulator.run import Run
+from hetero.simulator.sustained import life_s
 from hetero.workload import Trace
 
 FORMAT: Final = "hetero plan"
@@ -202,6 +205,29 @@ class Plan(Shown):
             context_tokens=1e9,
             seed=seed,
         )
+
+    def life_s(self, trace: Trace) -> float:
+        """Time that a median request of a trace takes where all are as full as they can be [s].
+
+        See :func:`hetero.simulator.sustained.life_s`; of layers over a network, the slowest node
+        that holds a layer counts.
+        """
+        inputs, outputs = (
+            float(np.median(tokens)) for tokens in (trace.input_tokens, trace.output_tokens)
+        )
+        if isinstance(self.serving, Deployment):
+            return life_s(self.serving, inputs, outputs)
+        placement = self.serving.placement
+        prompt_ms = decode_ms = np.zeros(placement.problem.llm.layers)
+        for k, node, (start, stop) in placement.nodes():
+            prompts, batch = node.kind.batch_limits(placement.layers(k))
+            held = np.zeros_like(prompt_ms)
+            held[start:stop] = 1.0
+            slowest = float(node.kind.latency.prompt_layer_ms(inputs * min(prompts, 1)))
+            prompt_ms = np.maximum(prompt_ms, held * slowest)
+            slowest = float(node.kind.latency.decode_layer_ms(batch))
+            decode_ms = np.maximum(decode_ms, held * slowest)
+        return float(prompt_ms.sum() + outputs * decode_ms.sum()) / 1e3
 
     def on(self, serving: Serving) -> Plan:
         """The same plan and rule with replicas of other step times, caches or links."""

@@ -21,7 +21,15 @@ from hetero.apps.cards.contenders import (
     rounded_down,
     winner,
 )
-from hetero.apps.cards.delivery import LATENCIES, delivered, drawable, goodput, step_error
+from hetero.apps.cards.delivery import (
+    LATENCIES,
+    Effort,
+    delivered,
+    drawable,
+    goodput,
+    judged,
+    step_error,
+)
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
 from hetero.apps.cards.request import Request, request
@@ -204,6 +212,7 @@ def _card(
     notes = [*entry.notes, *asked.cluster.notes]
     if case.precision != "fp16":
         notes.append(f"Weights in {case.precision}: what that does to answers is not judged here.")
+    notes.append(_how(entry, case, rate, effort))
     if case.budget_usd_per_h is not None:
         notes.append(f"Budget: {case.budget_usd_per_h:,.4g} $/h.")
     return PlanCard(
@@ -243,6 +252,17 @@ def _card(
         sources=_sources(entry, asked.cluster),
         notes=tuple(notes),
         plan=entry,
+    )
+
+
+def _how(plan: Plan, case: Case, rate_rps: float, effort: Effort) -> str:
+    """How the goodput was judged, in one sentence."""
+    _, seen = judged(plan, case, rate_rps, case.seed, effort.precision)
+    return (
+        f"Goodput is the largest rate that is sustained: at {rate_rps:.4g} requests/s "
+        f"{seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its beginning "
+        f"and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
+        f"{100 * effort.precision:g} %."
     )
 
 
@@ -309,7 +329,7 @@ def _tried(one: Contender) -> Tried:
     return Tried(
         asked.planner,
         one.case.precision,
-        score.goodput_rps.mean if score else math.nan,
+        one.rate_rps,
         score.usd_per_h if score else None,
         asked.entry.bound_rps if asked.entry else None,
         "" if score else reason_of(asked),

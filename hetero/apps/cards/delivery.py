@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetero.apps.cards.card import Sampled
-from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment
@@ -24,17 +23,15 @@ from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Run, metrics
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.saturation import largest_rate
+from hetero.simulator.sustained import Judged, Rule
 from hetero.simulator.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Latencies of a card, by the name of their target."""
 
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is carried
-_MOST_RPS = 1e6  # where no bound is known
-_LIVES = 5.0  # of a request, that a run has to last where no bound is known
-GROWTH = 0.02
-"""Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
+_MOST_RPS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,8 @@ class Effort:
     Attributes
     ----------
     requests
-        Requests of one run.
+        Requests that planners compare plans with; runs that figures come from take as many as
+        :mod:`hetero.simulator.sustained` asks for.
     seeds
         Seeds of the arrivals.
     draws
@@ -122,8 +120,8 @@ def rescaled(entry: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
     return redeployed(entry, replace(entry.deployment, replicas=tuple(replicas)))
 
 
-def drawn(entry: Plan, case: Case, draws: int) -> Iterator[tuple[Plan, float]]:
-    """The plan with the step times of each draw, and by how much any of them is shorter.
+def drawn(entry: Plan, case: Case, draws: int) -> Iterator[Plan]:
+    """The plan with the step times of each draw.
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
@@ -139,52 +137,38 @@ def drawn(entry: Plan, case: Case, draws: int) -> Iterator[tuple[Plan, float]]:
         for name, own in weights.items():
             prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
             factors[name] = (float(prefill), float(decode))
-        faster = max(1.0, *(1.0 / min(both) for both in factors.values()))
-        yield rescaled(entry, factors), faster
+        yield rescaled(entry, factors)
 
 
-def carried(
-    entry: Plan,
-    case: Case,
-    seed: int,
-    precision: float,
-    near_rps: float,
-    faster: float = 1.0,
-) -> float:
-    """Largest rate at which enough requests meet all targets [requests/s]; 0 if at none.
+def judged(
+    plan: Plan, case: Case, rate_rps: float, seed: int, precision: float
+) -> tuple[Run, Judged]:
+    """A run of a plan at a rate, long enough to be judged by, and what it shows.
 
-    Every rate plays the same requests with the same gaps, stretched.
+    Every rate has the same requests with the same gaps, stretched; higher ones more of them.
+    """
+    rule = Rule(case.slo, case.goal, precision)
+    count = rule.requests(rate_rps, plan.life_s(case.trace))
+    run = plan.simulate(case.arrivals(rate_rps, seed=seed, requests=count), seed)
+    return run, rule.judge(run)
+
+
+def carried(plan: Plan, case: Case, seed: int, precision: float, near_rps: float) -> float:
+    """Largest rate that is sustained (:mod:`hetero.simulator.sustained`) [requests/s]; 0 if none.
 
     Parameters
     ----------
     near_rps
         Rate to look around first; what is found depends on it by no more than the precision.
-    faster
-        How much faster than they are the GPUs may be here, which the bound is scaled by.
     """
-
-    def good(rate_rps: float) -> bool:
-        run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
-        # Without a bound a short burst could pass for a rate that goes on for ever.
-        lasts = limit is not None or _lasts(run)
-        return lasts and attainment(run, case.slo) >= case.goal
-
-    limit = bound(case)
     return largest_rate(
-        good,
+        lambda rate_rps: judged(plan, case, rate_rps, seed, precision)[1].sustained,
         near_rps,
         factor=1.3,
         precision=precision,
         least_rps=_LEAST_SHARE * near_rps,
-        most_rps=_MOST_RPS if limit is None else faster * limit.rps(case.goal),
+        most_rps=_MOST_RPS,
     )
-
-
-def _lasts(run: Run) -> bool:
-    """Whether requests come for several times as long as one takes."""
-    arrival_s = run.requests["arrival_s"]
-    span_s = float(arrival_s[-1] - arrival_s[0])
-    return bool(run.finished.any()) and span_s >= _LIVES * float(np.nanmedian(run.e2e_s))
 
 
 def goodput(entry: Plan, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
@@ -198,8 +182,8 @@ def goodput(entry: Plan, case: Case, effort: Effort, *, draws: int | None = None
     return Sampled.of(
         seeds,
         [
-            carried(one, case, case.seed + d, effort.precision, middle, faster)
-            for d, (one, faster) in enumerate(drawn(entry, case, count))
+            carried(one, case, case.seed + d, effort.precision, middle)
+            for d, one in enumerate(drawn(entry, case, count))
         ],
     )
 
@@ -228,7 +212,7 @@ def delivered(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> Deliv
     """Throughput, attainment, latencies and cost per token at a rate."""
 
     def figures(one: Plan, seed: int) -> dict[str, float]:
-        run = one.simulate(case.arrivals(rate_rps, seed=seed), seed)
+        run, _ = judged(one, case, rate_rps, seed, effort.precision)
         seen = metrics(run, case.slo)
         found = {
             "requests_per_s": seen.requests_per_s,
@@ -243,9 +227,7 @@ def delivered(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> Deliv
         return found
 
     seeds = [figures(entry, case.seed + k) for k in range(effort.seeds)]
-    rows = [
-        figures(one, case.seed + d) for d, (one, _) in enumerate(drawn(entry, case, effort.draws))
-    ]
+    rows = [figures(one, case.seed + d) for d, one in enumerate(drawn(entry, case, effort.draws))]
     every = {
         key: Sampled.of([row[key] for row in seeds], [row.get(key, np.nan) for row in rows])
         for key in seeds[0]

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero.apps.cards.card import Limit, Limits, Sampled
-from hetero.apps.cards.delivery import LATENCIES, Effort, carried, redeployed
+from hetero.apps.cards.delivery import LATENCIES, Effort, carried, judged, redeployed
 from hetero.apps.portfolio.case import Case
 from hetero.deployment import Deployment, KvLink
 from hetero.latency.scaled import scaled
@@ -99,7 +99,7 @@ def limits(
         Machine that the budget leaves idle; empty where the budget leaves none.
     """
     edge = goodput.value
-    run = entry.simulate(case.arrivals(BETTER * edge, seed=case.seed), case.seed)
+    run, _ = judged(entry, case, BETTER * edge, case.seed, effort.precision)
     missed = _first_missed(run, case)
     if entry.deployment is not None:
         use = _use(entry, case, edge)
@@ -109,7 +109,7 @@ def limits(
                 continue
             other = redeployed(entry, better(entry.deployment))
             gains = [
-                carried(other, case, case.seed + k, _PRECISION, one, BETTER) / one - 1.0
+                carried(other, case, case.seed + k, _PRECISION, one) / one - 1.0
                 for k, one in enumerate(goodput.seeds)
                 if one > 0
             ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.cards.delivery import GROWTH, LATENCIES, Effort, carried
+from hetero.apps.cards.delivery import LATENCIES, Effort, carried
 from hetero.apps.cards.request import PRECISIONS, Request, more
 from hetero.apps.cards.sensitivity import machines
 from hetero.apps.portfolio.bound import bound
@@ -17,7 +17,7 @@ from hetero.cluster import Machine
 from hetero.errors import HeteroError
 from hetero.plans import Plan
 from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment, backlog_growth
+from hetero.simulator.saturation import attainment
 
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
@@ -48,9 +48,9 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
     return float(ordered[max(0, int(np.ceil(share * len(ordered) - 1e-9)) - 1)])
 
 
-def by_targets(case: Case, run: Run) -> Iterator[Nearest]:
+def by_targets(case: Case, run: Run, *, steady: bool) -> Iterator[Nearest]:
     """The one target, and the common factor of all, that the goal's share keeps at the rate."""
-    if backlog_growth(run) > GROWTH:
+    if not steady:
         return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
     for name, field in LATENCIES.items():
