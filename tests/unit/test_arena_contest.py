@@ -53,7 +53,7 @@ def asked():
 
 @pytest.fixture(scope="module")
 def table(asked) -> pd.DataFrame:
-    routers = {"round robin": RoundRobin, "least tokens": LeastTokens}
+    routers = {"round robin": RoundRobin(), "least tokens": LeastTokens()}
     return play(MATCH, asked, RULES, routers, EFFORT)
 
 

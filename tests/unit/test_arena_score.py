@@ -36,7 +36,7 @@ def entry(case: Case) -> Plan:
     costs = assumptions.costs(case)
     pipelines = [costs.pipeline([Stage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
-    return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens, "least tokens")
+    return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
 
 
 def test_goodput_is_carried_and_a_little_more_is_not(case: Case, entry: Plan) -> None:
@@ -133,7 +133,7 @@ def test_load_aware_routing_carries_more_than_rotation(case: Case, entry: Plan) 
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
         entry_of("test", Deployment("test", nodes), pipelines, router, "")
-        for router in (RoundRobin, LeastTokens)
+        for router in (RoundRobin(), LeastTokens())
     ]
     turn, load = (goodput(one, case) for one in made)
     assert load > 1.05 * turn
