@@ -8,8 +8,8 @@ are served while nothing comes any more. So
   is judged: beyond saturation that grows with the run;
 - requests that arrive in the first fifth (warm-up) and the last twentieth (drain) do not count;
 - of the n that do, at least the goal meet every target. n is large enough that chance alone moves
-  their share by no more than half of the stated precision p, one standard deviation:
-  :math:`n \ge g (1 - g) / (p / 2)^2` for a goal g;
+  the rate of Poisson arrivals by no more than the stated precision p, one standard deviation:
+  :math:`n \ge 1 / p^2`. The share that meets the targets moves by less;
 - the backlog does not grow between the ends of that window beyond noise: by at most
   :math:`p n + 3 \sqrt{B_0 + B_1}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals and
   completions that were independent would let it.
@@ -75,7 +75,7 @@ class Rule:
     Examples
     --------
     >>> Rule(goal=0.9, precision=0.02).requests(1.0, 0.5)
-    1200
+    3334
     >>> Rule(goal=0.9, precision=0.02).requests(100.0, 10.0)  # 20 lives of 10 s
     20000
     """
@@ -99,8 +99,7 @@ class Rule:
         life_s
             Time of a median request at the batch limit [s], see :func:`life_s`.
         """
-        spread = max(self.goal * (1.0 - self.goal), 0.05)
-        counted = spread / (self.precision / 2.0) ** 2
+        counted = 1.0 / self.precision**2
         return math.ceil(max(LIVES * life_s * rate_rps, counted / (1.0 - WARM_UP - DRAIN)))
 
     def judge(self, run: Run) -> Judged:

@@ -212,7 +212,7 @@ def _card(
     notes = [*entry.notes, *asked.cluster.notes]
     if case.precision != "fp16":
         notes.append(f"Weights in {case.precision}: what that does to answers is not judged here.")
-    notes.append(_how(entry, case, rate, effort))
+    notes.append(_how(entry, case, carried.value or rate, effort))
     if case.budget_usd_per_h is not None:
         notes.append(f"Budget: {case.budget_usd_per_h:,.4g} $/h.")
     return PlanCard(

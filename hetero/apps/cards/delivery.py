@@ -58,7 +58,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.01),
+    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.02),
     "normal": Effort(),
     "thorough": Effort(requests=8000, seeds=10, draws=200, precision=0.005),
 }
