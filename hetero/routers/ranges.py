@@ -123,6 +123,10 @@ class RangeShares(Builtin):
                 f"{shape[0]} ranges and {shape[1]} replicas, or one is no number of 0 or more.",
                 resolve=f"give a matrix of shape {shape} with weights of 0 or more.",
             )
+        whole = all(replica.role == "both" for replica in deployment.replicas)
+        wrong = ("both", other) if phase == "decode" else (other,)
+        if whole and phase == "decode" and not weight.any():
+            return weight  # who prefills decodes too
         if (weight.sum(axis=1) <= 0).any():
             empty = int(np.flatnonzero(weight.sum(axis=1) <= 0)[0])
             raise ParameterError(
@@ -130,7 +134,7 @@ class RangeShares(Builtin):
                 resolve="give every range a replica, or leave the range out.",
             )
         for k, replica in enumerate(deployment.replicas):
-            if weight[:, k].any() and replica.role in (other, "both"):
+            if weight[:, k].any() and replica.role in wrong:
                 raise ParameterError(
                     f"Replica {replica.name}, which serves {replica.role}, is to {phase} ranges "
                     f"of router '{self.name}'.",

@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 
 from hetero import catalog, workload
+from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import player
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.entry import Entry, Planner
 from hetero.apps.portfolio.fleets import AS, fleet
 from hetero.apps.portfolio.planners import planner
 from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
@@ -29,14 +28,15 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
 from hetero.latency import for_gpu
-from hetero.routers import Builtin, Router
+from hetero.plans import Plan
+from hetero.routers import Builtin
 from hetero.routers.named import factories
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
 from pipelines.studies.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
 
-Routers: TypeAlias = Mapping[str, Callable[[], Router | Builtin]]
+Routers: TypeAlias = Mapping[str, Builtin]
 """Makers of routers by their names."""
 
 #: Targets are never tighter than this: people do not notice the difference.
@@ -222,7 +222,7 @@ def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
 
 def every_router() -> Routers:
     """Every router of whole replicas that can be named, by its own name."""
-    return {make().name: make for make in factories().values()}
+    return {router.name: router for router in (make() for make in factories().values())}
 
 
 def tried(
@@ -272,8 +272,8 @@ def play(
             rows.append({**head, "router": OWN, "load": load, **_cells(at_load, known, entry)})
         if answer.planner != PORTFOLIO and entry.deployment is not None:
             rows += [
-                {**head, "router": name, **_routed(entry, known, case, make, rules)}
-                for name, make in (routers or {}).items()
+                {**head, "router": name, **_routed(entry, known, case, router, rules)}
+                for name, router in (routers or {}).items()
             ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
 
@@ -386,7 +386,7 @@ _WORDS = {*CASE, "planner", "router", "groups", "GPUs used", "reason"}
 _KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
 
 
-def _cells(found: Score, known: Score, entry: Entry) -> dict[str, object]:
+def _cells(found: Score, known: Score, entry: Plan) -> dict[str, object]:
     return {
         "rate [requests/s]": found.rate_rps,
         **_spread("goodput", "requests/s", known.goodput_rps),
@@ -406,16 +406,14 @@ def _cells(found: Score, known: Score, entry: Entry) -> dict[str, object]:
 
 
 def _routed(
-    entry: Entry,
+    entry: Plan,
     known: Score,
     case: Case,
-    make: Callable[[], Router | Builtin],
+    router: Builtin,
     rules: Rules,
 ) -> dict[str, object]:
     """Goodput of another router on the replicas of an entry."""
-    deployment = entry.deployment
-    assert deployment is not None
-    other = replace(entry, play=player(deployment, make), router=make)
+    other = replace(entry, router=router)
     start = known.goodput_rps.mean or None
     try:
         rates = [carried(other, case, seed, start_rps=start) for seed in rules.seeds]
@@ -427,7 +425,7 @@ def _routed(
     }
 
 
-def _groups(entry: Entry) -> str:
+def _groups(entry: Plan) -> str:
     """Alike groups counted, such as ``2 x TP 4 H100-SXM (both)``."""
     counts: dict[str, int] = {}
     for group in entry.groups:

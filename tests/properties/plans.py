@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from hetero import catalog
 from hetero.apps.cards.card import (
     Bound,
     Change,
@@ -16,10 +17,33 @@ from hetero.apps.cards.card import (
     Source,
     Tried,
 )
-from hetero.deployment import Engine
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.latency.step import StepModel
+from hetero.plans import Group, Plan
+from hetero.routers import WeightedRoundRobin
 
 _FIGURE = Sampled(2.0, (1.9, 2.1), (1.5, 2.5, 2.0))
 _ENGINE = Engine(batching="chunked", admission="paged", max_batch=64, max_step_tokens=1024)
+_STEP = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+_PLACES = {"r0": ("m1", "L4", 2), "r1": ("m2", "L4", 2), "s": ("m3", "A10", 1)}
+PLAN = Plan(
+    planner="search",
+    groups=tuple(
+        Group(name, "both", ((*place, 32),), share)
+        for (name, place), share in zip(_PLACES.items(), (0.4, 0.4, 0.2), strict=True)
+    ),
+    serving=Deployment(
+        "by hand",
+        tuple(
+            Replica(name, _STEP, 70_000, engine=_ENGINE, gpu=catalog.gpu(gpu), gpus=gpus)
+            for name, (_, gpu, gpus) in _PLACES.items()
+        ),
+    ),
+    router=WeightedRoundRobin((2.0, 2.0, 1.0)),
+    routing="hetero",
+    usd_per_h=3.5,
+    options={"theta": 2.0},
+)
 CARD = PlanCard(
     question=Question(
         "fleet", {"L4": 4, "A10": 1}, "Llama-3-8B", "azure2023_conv", 1.0, True,
@@ -50,6 +74,7 @@ CARD = PlanCard(
         Source("L4", 4, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", 0.7, "catalog"),
         Source("A10", 1, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", None, ""),
     ),
+    plan=PLAN,
     notes=("A note.",),
 )  # fmt: skip
 

@@ -10,13 +10,13 @@ from joblib import parallel_config
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.fleets import fleet
 from hetero.apps.portfolio.planners import planner
 from hetero.apps.portfolio.score import Estimate, carried
 from hetero.catalog import llm
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
+from hetero.plans import Plan
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo
 from hetero.workload import Trace
@@ -53,7 +53,7 @@ def asked():
 
 @pytest.fixture(scope="module")
 def table(asked) -> pd.DataFrame:
-    routers = {"round robin": RoundRobin, "least tokens": LeastTokens}
+    routers = {"round robin": RoundRobin(), "least tokens": LeastTokens()}
     return play(MATCH, asked, RULES, routers, EFFORT)
 
 
@@ -219,7 +219,7 @@ def test_planners_that_raise_something_else_are_not_hidden() -> None:
         def unfit(self, case: Case) -> str | None:
             return None
 
-        def plan(self, case: Case) -> Entry:
+        def plan(self, case: Case) -> Plan:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
+from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.entry import Entry, Planner
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import ask
 from hetero.apps.portfolio.score import goodput
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.plans import Plan
 from hetero.simulator import Slo
 
 LITTLE = Effort(
@@ -37,7 +38,7 @@ OF_DENSE = tuple(name for name in NAMES if name not in OF_EXPERTS)
 
 
 @lru_cache(maxsize=32)
-def made(name: str) -> Entry:
+def made(name: str) -> Plan:
     case = SPARSE if name in OF_EXPERTS else DENSE
     return planner(name, LITTLE).plan(case)
 
@@ -83,7 +84,7 @@ def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> 
     limit = bound(case)
     assert (limit is None) == (name in OF_EXPERTS)
     for trace in (case.arrivals(seed=1), CHATS.all_at_once()):
-        run = entry.play(trace, 1)
+        run = entry.simulate(trace, 1)
         assert len(run.requests) == len(trace)
         ended = run.counts
         assert ended["finished"] + ended["rejected"] == len(trace)
@@ -100,8 +101,19 @@ def test_the_same_plan_and_run_twice(name: str) -> None:
     case = SPARSE if name in OF_EXPERTS else DENSE
     again = planner(name, LITTLE).plan(case)
     assert str(again) == str(made(name))
-    one, two = (entry.play(case.arrivals(seed=2), 2) for entry in (made(name), again))
+    one, two = (entry.simulate(case.arrivals(seed=2), 2) for entry in (made(name), again))
     assert one.frame().equals(two.frame())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_read_back_is_the_same_plan_and_plays_the_same_run(name: str) -> None:
+    case = SPARSE if name in OF_EXPERTS else DENSE
+    plan = made(name)
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    trace = case.arrivals(seed=3)
+    assert again.simulate(trace, 3).frame().equals(plan.simulate(trace, 3).frame())
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -119,7 +119,7 @@ def test_improvement_keeps_gpus_once_and_carries_more() -> None:
 def test_shares_move_away_from_replicas_that_miss() -> None:
     case = replace(CASES["two kinds"], slo=Slo(ttft_s=0.35))
     entry = planner("tensor-parallel search", LITTLE).plan(case)
-    run = entry.play(case.arrivals(6.0), 0)
+    run = entry.simulate(case.arrivals(6.0), 0)
     found = met_by_replica(run, case.slo)
     frame = run.frame()
     good = (frame["ttft_s"] <= 0.35).astype(float)

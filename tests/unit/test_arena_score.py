@@ -10,12 +10,12 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.score import Estimate, carried, carries, goodput, margin, score
 from hetero.cluster import cluster
 from hetero.costs.cost import Stage
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
+from hetero.plans import Plan
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo, metrics
 from hetero.simulator.saturation import attainment, largest_rate, saturation
@@ -32,29 +32,29 @@ def case() -> Case:
 
 
 @pytest.fixture(scope="module")
-def entry(case: Case) -> Entry:
+def entry(case: Case) -> Plan:
     costs = assumptions.costs(case)
     pipelines = [costs.pipeline([Stage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
-    return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens, "least tokens")
+    return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
 
 
-def test_goodput_is_carried_and_a_little_more_is_not(case: Case, entry: Entry) -> None:
+def test_goodput_is_carried_and_a_little_more_is_not(case: Case, entry: Plan) -> None:
     for seed in (0, 1):
         rate = carried(entry, case, seed)
         assert carries(entry, case, rate, seed)
         # Chance lets single higher rates pass; by a fifth no chance makes up for the load.
         assert not carries(entry, case, rate * 1.2, seed)
-        run = entry.play(case.arrivals(rate, seed=seed), seed)
+        run = entry.simulate(case.arrivals(rate, seed=seed), seed)
         assert margin(entry, case, rate, seed) == attainment(run, TARGETS) - 0.9
     found = [carried(entry, case, seed) for seed in (0, 1)]
     assert goodput(entry, case, (0, 1)) == pytest.approx(np.mean(found))
 
 
-def test_figures_are_those_of_the_run(case: Case, entry: Entry) -> None:
+def test_figures_are_those_of_the_run(case: Case, entry: Plan) -> None:
     found = score(entry, case, seeds=(0, 1), rate_rps=8.0)
     assert found.rate_rps == 8.0
-    runs = [entry.play(case.arrivals(8.0, seed=seed), seed) for seed in (0, 1)]
+    runs = [entry.simulate(case.arrivals(8.0, seed=seed), seed) for seed in (0, 1)]
     told = [metrics(run, TARGETS) for run in runs]
     assert found.throughput_rps.mean == pytest.approx(np.mean([m.requests_per_s for m in told]))
     assert found.ttft_s[95].mean == pytest.approx(
@@ -76,7 +76,7 @@ def test_figures_are_those_of_the_run(case: Case, entry: Entry) -> None:
     assert "goodput" in str(found)
 
 
-def test_without_targets_it_is_what_keeps_up(case: Case, entry: Entry) -> None:
+def test_without_targets_it_is_what_keeps_up(case: Case, entry: Plan) -> None:
     """Another way to saturation: bisection on the backlog by the simulator's own search."""
     free = Case(SMALL, EIGHT, CHATS, 6.0, least_s=400.0)
     rate = goodput(entry, free)
@@ -85,7 +85,7 @@ def test_without_targets_it_is_what_keeps_up(case: Case, entry: Entry) -> None:
     assert rate == pytest.approx(other.rate_rps, rel=0.08)
 
 
-def test_targets_that_none_meets_carry_nothing(entry: Entry) -> None:
+def test_targets_that_none_meets_carry_nothing(entry: Plan) -> None:
     strict = Case(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
     assert goodput(entry, strict) == 0.0
     found = score(entry, strict)
@@ -93,7 +93,7 @@ def test_targets_that_none_meets_carry_nothing(entry: Entry) -> None:
     assert found.usd_per_mtok_at_goodput is None
 
 
-def test_nothing_is_carried_above_the_bound(entry: Entry) -> None:
+def test_nothing_is_carried_above_the_bound(entry: Plan) -> None:
     """Targets that requests meet at any rate in a short run."""
     lax = Case(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
     limit = bound(lax)
@@ -101,11 +101,11 @@ def test_nothing_is_carried_above_the_bound(entry: Entry) -> None:
     assert goodput(entry, lax) == pytest.approx(limit.rps(lax.goal))
 
 
-def test_the_same_bytes_twice(case: Case, entry: Entry) -> None:
+def test_the_same_bytes_twice(case: Case, entry: Plan) -> None:
     assert str(score(entry, case, seeds=(3,))) == str(score(entry, case, seeds=(3,)))
 
 
-def test_seeds_and_rates_out_of_range_are_refused(case: Case, entry: Entry) -> None:
+def test_seeds_and_rates_out_of_range_are_refused(case: Case, entry: Plan) -> None:
     with pytest.raises(ParameterError, match="No seed"):
         score(entry, case, seeds=())
 
@@ -126,14 +126,14 @@ def test_estimates_are_student_intervals() -> None:
     assert str(Estimate.of([5.0])) == "5"
 
 
-def test_load_aware_routing_carries_more_than_rotation(case: Case, entry: Entry) -> None:
+def test_load_aware_routing_carries_more_than_rotation(case: Case, entry: Plan) -> None:
     """The score tells routers apart: an L40S beside a pair that shares a replica."""
     costs = assumptions.costs(case)
     pipelines = [costs.pipeline([Stage(0, 1, EIGHT.layers)]), *entry.pipelines]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
         entry_of("test", Deployment("test", nodes), pipelines, router, "")
-        for router in (RoundRobin, LeastTokens)
+        for router in (RoundRobin(), LeastTokens())
     ]
     turn, load = (goodput(one, case) for one in made)
     assert load > 1.05 * turn

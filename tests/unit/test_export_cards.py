@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -11,9 +11,11 @@ from hetero import catalog
 from hetero.apps import cli
 from hetero.apps.cards.card import PlanCard, Question, Replicas, Sampled
 from hetero.apps.export import Service, vllm
-from hetero.apps.portfolio.entry import Group
-from hetero.deployment import Engine
-from hetero.errors import DataError, ExportError
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.errors import DataError
+from hetero.latency.step import StepModel
+from hetero.plans import Group, Plan
+from hetero.routers import LeastTokens
 
 ENGINE = Engine(batching="chunked", admission="paged", max_batch=64, max_step_tokens=1024)
 
@@ -55,7 +57,22 @@ def card(**changes):
         "tried": (),
         "sources": (),
     }
-    return PlanCard(**(values | changes))
+    values |= changes
+    return PlanCard(**({"plan": plan(values["groups"])} | values))
+
+
+def plan(groups):
+    """The plan of a card's groups."""
+    step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    parts, replicas = [], []
+    for group in groups:
+        for name, stages in zip(group.names, group.places, strict=True):
+            parts.append(Group(name, group.phase, stages, group.share / group.count))
+            known = dict(group.engine)
+            tokens = known.pop("kv_tokens", 50_000)
+            replicas.append(Replica(name, step, tokens, engine=Engine(**known)))
+    made = Deployment("fleet", tuple(replicas))
+    return Plan("test", tuple(parts), made, LeastTokens(), "hetero", None)
 
 
 def test_a_card_that_was_read_back_has_all_that_engines_need():
@@ -64,7 +81,7 @@ def test_a_card_that_was_read_back_has_all_that_engines_need():
     assert [one.share for one in service.servings] == [0.4, 0.4, 0.2]
     first, _, last = service.servings
     assert first.engine == ENGINE
-    assert (first.kv_tokens, last.kv_tokens, last.engine) == (70_000, None, None)
+    assert (first.kv_tokens, last.kv_tokens, last.engine) == (70_000, 50_000, Engine())
     [command] = vllm.commands(service, first)
     assert dict(command.env) == {
         "CUDA_VISIBLE_DEVICES": "0,1,2,3",
@@ -108,23 +125,19 @@ def test_a_card_with_a_price_needs_what_the_price_is_shown_by():
 
 
 @pytest.mark.parametrize(
-    "engine", [{"batching": "x"}, {"max_bach": 1}, {"kv_tokens": "x"}, {"kv_tokens": -1}]
+    "engine", [{"batching": "x"}, {"max_bach": 1}, {"max_batch": "x"}, {"max_batch": -1}]
 )
 def test_an_engine_that_a_card_describes_wrongly(engine):
-    group = replace(card().groups[0], engine={**asdict(ENGINE), **engine})
-    with pytest.raises(ExportError, match="of the card"):
-        Service.of_card(card(groups=(group,)))
+    values = card().to_dict()
+    shared = next(one for one in values["plan"]["shared"] if "Engine" in one)
+    shared["Engine"] |= engine
+    with pytest.raises(DataError, match=r"the plan cannot be read: .*(engine|Engine|batching)"):
+        PlanCard.from_json(json.dumps(values))
 
 
 def test_another_model_than_the_card_names():
     llm = catalog.llm("Mistral-7B")
     assert Service.of_card(card(), llm).llm is llm
-
-
-def test_a_card_without_places_is_refused():
-    groups = (Replicas(2, {"L4": 4}, "TP 2", "both", 1.0, ("a", "b")),)
-    with pytest.raises(ExportError, match="on which machines 2 replicas"):
-        Service.of_card(card(groups=groups))
 
 
 def run(capsys, *words):
@@ -157,7 +170,6 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
         (("plan.json", "--to", "helm", "-o", "x"), "--to does not know 'helm'"),
         (("none.json", "--to", "vllm", "-o", "x"), "cannot be read"),
         (("my_fleet", "--to", "vllm", "-o", "x"), "No model is named"),
-        (("plan.json", "--to", "serve", "-o", "x"), "no step times"),
         (("plan.json", "--to", "vllm", "-o", "no/x"), "does not exist"),
         (("plan.json", "--to", "vllm", "-o", "x", "--hosts", "moon"), "does not know 'moon'"),
         (("plan.json", "--to", "vllm", "-o", "x", "--memory-fraction", "2"), "starts no engine"),

@@ -98,6 +98,8 @@ def test_an_older_card_with_such_names_is_refused_when_it_is_read():
     question = replace(card().question, cluster=DOCUMENT)
     with pytest.raises(DataError, match=r"question\.cluster.*line break"):
         PlanCard.from_json(card(question=question).to_json())
+    with pytest.raises(DataError, match="control characters"):
+        PlanCard.from_json(card(plan=replace(card().plan, routing=DOCUMENT)).to_json())
     group = replace(card().groups[0], places=(((COMMAND, "L4", 2, 32),),) * 2)
     with pytest.raises(DataError, match=r"groups\.0\.places.*line break"):
         PlanCard.from_json(card(groups=(group,)).to_json())

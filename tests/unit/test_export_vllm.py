@@ -11,9 +11,11 @@ from export_plans import EVERY, LLAMA, SMALL, pipeline, split, whole
 from hetero import catalog
 from hetero.apps.export import Part, Service, Serving, files, vllm
 from hetero.apps.export.service import placed
-from hetero.apps.portfolio.entry import Entry, Group
-from hetero.deployment import Engine
+from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ExportError
+from hetero.latency.step import StepModel
+from hetero.plans import Group, Plan
+from hetero.routers import PairShares
 
 # Flags of `vllm serve --help=all` of release 0.33, with what they take.
 FLAGS = {
@@ -214,8 +216,11 @@ def test_an_entry_of_the_arena():
         Group("g0", "prefill", (("v100", "V100-SXM2-32GB", 4, 80),), 1.0),
         Group("g1", "decode", (("v100", "V100-SXM2-32GB", 4, 80),), 1.0),
     )
-    entry = Entry("test", groups, "pairs", lambda trace, seed: None, 1.0)  # type: ignore[arg-type,return-value]
-    service = Service.of_entry(entry, LLAMA, name="xiong-8xv100", weights="w")
+    step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    replicas = tuple(Replica(one.name, step, 70_000, role=one.phase) for one in groups)
+    made = Deployment("split", replicas, default_link=KvLink(10.0))
+    entry = Plan("test", groups, made, PairShares({("g0", "g1"): 1.0}), "pairs", 1.0)
+    service = Service.of_plan(entry, LLAMA, name="xiong-8xv100", weights="w")
     assert [one.port for one in service.servings] == [8000, 8001]
     envs = [dict(vllm.commands(service, one)[0].env) for one in service.servings]
     assert envs[1]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"

@@ -37,7 +37,7 @@ def test_targets_that_an_idle_fleet_misses():
     tight = replace(case, slo=Slo(0.05, 0.1))
     plans = [planner(found.planner).plan(tight)] if found.planner != "portfolio" else []
     for entry in plans:
-        assert attainment(entry.play(case.arrivals(), 0), scaled) >= 0.9
+        assert attainment(entry.simulate(case.arrivals(), 0), scaled) >= 0.9
     assert "idle fleet" in str(error)
     assert error.explanation._repr_html_()
 

@@ -16,11 +16,11 @@ from hetero.apps.capacity.spare import spare
 from hetero.apps.capacity.trial import Load, outcome
 from hetero.apps.cli import main
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry, Group
 from hetero.apps.portfolio.planners import planner
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.deployment import Deployment
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.plans import Group, Plan
 from hetero.routers import RoundRobin
 from hetero.simulator import Event, Slo, simulate
 
@@ -38,7 +38,7 @@ FLEET = Cluster(
 CASE = Case(FLEET, MODEL, CHATS, 7.0, SLO)
 
 
-def entry(case: Case = CASE) -> Entry:
+def entry(case: Case = CASE) -> Plan:
     found = planner("Mélange").plan(case)
     return replace(found, router=RoundRobin)
 
@@ -94,7 +94,9 @@ def test_machines_of_a_plan_over_a_network_are_planned_again_without_them() -> N
     for one in found.losses:
         assert one.after is None
         smaller = replace(case, cluster=without(fleet, one.machines[0]))
-        run = maker.plan(smaller).play(Load(case.trace, 0.3, SLO, 0.9, 100, (0,)).arrivals(0), 0)
+        run = maker.plan(smaller).simulate(
+            Load(case.trace, 0.3, SLO, 0.9, 100, (0,)).arrivals(0), 0
+        )
         assert one.planned_again.tokens_per_s[0] > 0
         assert float(run.finished.mean()) == 1.0
     with pytest.raises(InfeasibleError, match="only machine"):

@@ -11,7 +11,6 @@ import numpy as np
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.prices import Offer, PriceList
 from hetero.apps.capacity.trial import Load, Outcome, outcome
-from hetero.apps.portfolio.entry import Group
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import Settings
@@ -20,6 +19,7 @@ from hetero.errors import InfeasibleError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind, kinds
 from hetero.planners.baselines.melange import MelangeProgram
+from hetero.plans import Group
 
 _SPARE = 3.0  # a fleet of one kind never needs more than this times what the program gives it
 _MOST = 4000  # machines of a kind

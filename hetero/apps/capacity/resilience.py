@@ -21,12 +21,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetero.apps.capacity.trial import Load, Outcome, outcome, values
+from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry, Planner
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
 from hetero.planners.thunderserve.budget import part_of
+from hetero.plans import Plan
+from hetero.routers import Builtin
 from hetero.simulator import Event, simulate
 from hetero.simulator.saturation import attainment, largest_rate
 
@@ -81,7 +83,7 @@ class Resilience(Shown):
         One per kind of machine, the worst first.
     """
 
-    entry: Entry
+    entry: Plan
     load: Load
     whole: Loss
     losses: tuple[Loss, ...]
@@ -139,7 +141,7 @@ class Resilience(Shown):
 
 
 def resilience(
-    entry: Entry,
+    entry: Plan,
     case: Case,
     *,
     planner: Planner | None = None,
@@ -194,7 +196,7 @@ def resilience(
 
 
 def kinds_of_loss(
-    entry: Entry, cluster: Cluster
+    entry: Plan, cluster: Cluster
 ) -> Iterator[tuple[tuple[str, ...], dict[str, int], tuple[str, ...]]]:
     """Machines whose loss is alike, the GPUs of one, and the groups that one takes down."""
     touched: dict[str, list[int]] = {}
@@ -214,7 +216,7 @@ def kinds_of_loss(
         yield tuple(machines), gpus, names
 
 
-def _signature(entry: Entry, cluster: Cluster, machine: str, indices: list[int]) -> object:
+def _signature(entry: Plan, cluster: Cluster, machine: str, indices: list[int]) -> object:
     """What of a machine its loss depends on."""
     one = cluster.machine(machine)
     alike = (one.gpu, one.count, one.region, one.link, one.usd_per_h)
@@ -232,16 +234,16 @@ def _signature(entry: Entry, cluster: Cluster, machine: str, indices: list[int])
     return tuple(found)
 
 
-def _whole(entry: Entry, load: Load) -> Loss:
+def _whole(entry: Plan, load: Load) -> Loss:
     if entry.deployment is None:
-        found = [values(entry.play(load.arrivals(seed), seed), load) for seed in load.seeds]
+        found = [values(entry.simulate(load.arrivals(seed), seed), load) for seed in load.seeds]
         return Loss((), {}, (), Outcome(*zip(*found, strict=True)), None, None, None, None)
     after = _outcome(entry, load, ())
     return Loss((), {}, (), after, _carries(entry, load, ()), None, None, None)
 
 
 def _lost(
-    entry: Entry,
+    entry: Plan,
     load: Load,
     machines: tuple[str, ...],
     gpus: dict[str, int],
@@ -263,18 +265,19 @@ def _lost(
     )
 
 
-def _router(entry: Entry, load: Load) -> object:
-    return load.router() if entry.router is None else entry.router()
+def _router(entry: Plan) -> Builtin:
+    assert isinstance(entry.router, Builtin)
+    return entry.router
 
 
-def _outcome(entry: Entry, load: Load, events: Sequence[Event]) -> Outcome:
+def _outcome(entry: Plan, load: Load, events: Sequence[Event]) -> Outcome:
     assert entry.deployment is not None
     # A router may keep books of a run, so that each gets its own.
     parts = [
         outcome(
             entry.deployment,
             replace(load, seeds=(seed,)),
-            router=_router(entry, load),  # type: ignore[arg-type]
+            router=_router(entry),
             events=events,
         )
         for seed in load.seeds
@@ -287,7 +290,7 @@ def _outcome(entry: Entry, load: Load, events: Sequence[Event]) -> Outcome:
     )
 
 
-def _carries(entry: Entry, load: Load, events: Sequence[Event]) -> float:
+def _carries(entry: Plan, load: Load, events: Sequence[Event]) -> float:
     """Largest rate that is carried, the mean over seeds [requests/s]."""
     found = []
     for seed in load.seeds:
@@ -302,7 +305,7 @@ def _carries(entry: Entry, load: Load, events: Sequence[Event]) -> float:
     return float(np.mean(found))
 
 
-def _shock(entry: Entry, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:
+def _shock(entry: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:
     """A loss in the middle of a run: attainment of the minute after, requests interrupted."""
     assert entry.deployment is not None
     shares, hit = [], []
@@ -313,7 +316,7 @@ def _shock(entry: Entry, load: Load, replicas: tuple[str, ...]) -> tuple[float, 
         run = simulate(
             entry.deployment,
             trace,
-            _router(entry, load),  # type: ignore[arg-type]
+            _router(entry),
             events=events,
             seed=seed,
         )

@@ -21,13 +21,13 @@ from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
 from hetero.apps.capacity.trial import Load, Outcome
-from hetero.apps.portfolio.entry import Entry
 from hetero.catalog import Llm
 from hetero.costs.cost import Settings
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.simulator import Run, Slo, simulate
+from hetero.plans import Plan
+from hetero.simulator import Slo
 from hetero.workload import Trace
 
 _FIRST = 1.15  # factor tried first: instances loaded to 87 %
@@ -101,21 +101,15 @@ class Sizing(Shown):
         found = [(name, one) for name, one in self.alone.items() if isinstance(one, Candidate)]
         return min(found, key=lambda pair: pair[1].usd_per_h, default=None)
 
-    def entry(self) -> Entry:
+    def entry(self) -> Plan:
         """The fleet as a plan of the arena."""
-        deployment, load = self.deployment, self.market.load
-
-        def play(trace: Trace, seed: int) -> Run:
-            return simulate(deployment, trace, load.router(), seed=seed)
-
-        return Entry(
+        return Plan(
             planner="cheapest fleet",
             groups=self.market.groups(self.best.counts),
             routing="least predicted time to first token, priced by what a request takes",
-            play=play,
+            serving=self.deployment,
+            router=self.market.load.router(),
             usd_per_h=self.usd_per_h,
-            deployment=deployment,
-            router=load.router,
         )
 
     def machines(self, counts: Counts | None = None) -> dict[str, int]:

@@ -19,12 +19,12 @@ from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
 from hetero.apps.capacity.trial import Load, Outcome, outcome
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.costs.cost import Settings
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
+from hetero.plans import Plan
 from hetero.simulator import Event
 
 _SETS = 2000
@@ -94,7 +94,7 @@ class Spare(Shown):
 
 
 def spare(
-    entry: Entry,
+    entry: Plan,
     case: Case,
     prices: PriceList,
     *,

@@ -21,7 +21,15 @@ from hetero.apps.cards.contenders import (
     rounded_down,
     winner,
 )
-from hetero.apps.cards.delivery import LATENCIES, delivered, drawable, goodput, step_error
+from hetero.apps.cards.delivery import (
+    LATENCIES,
+    Effort,
+    delivered,
+    drawable,
+    goodput,
+    judged,
+    step_error,
+)
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
 from hetero.apps.cards.request import Request, request
@@ -29,7 +37,6 @@ from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
-from hetero.apps.portfolio.entry import Entry, Group
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import ask
@@ -38,6 +45,7 @@ from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.latency.calibration.known import known
+from hetero.plans import Group, Plan
 from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
@@ -146,7 +154,7 @@ def _unmet(
 ) -> NoPlanError:
     say("why not, and what would do")
 
-    def replan(case: Case) -> Entry:
+    def replan(case: Case) -> Plan:
         return fast(case, asked)
 
     if best is None:
@@ -188,7 +196,7 @@ def _card(
 
     name = winner(asked, best, found)
 
-    def replan(changed: Case) -> Entry:
+    def replan(changed: Case) -> Plan:
         return planned_by(name, asked, changed)
 
     others = [
@@ -204,6 +212,7 @@ def _card(
     notes = [*entry.notes, *asked.cluster.notes]
     if case.precision != "fp16":
         notes.append(f"Weights in {case.precision}: what that does to answers is not judged here.")
+    notes.append(_how(entry, case, carried.value or rate, effort))
     if case.budget_usd_per_h is not None:
         notes.append(f"Budget: {case.budget_usd_per_h:,.4g} $/h.")
     return PlanCard(
@@ -242,7 +251,18 @@ def _card(
         tried=tuple(_tried(one) for one in found),
         sources=_sources(entry, asked.cluster),
         notes=tuple(notes),
-        entry=entry,
+        plan=entry,
+    )
+
+
+def _how(plan: Plan, case: Case, rate_rps: float, effort: Effort) -> str:
+    """How the goodput was judged, in one sentence."""
+    _, seen = judged(plan, case, rate_rps, case.seed, effort.precision)
+    return (
+        f"Goodput is the largest rate that is sustained: at {rate_rps:.4g} requests/s "
+        f"{seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its beginning "
+        f"and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
+        f"{100 * effort.precision:g} %."
     )
 
 
@@ -272,13 +292,13 @@ def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tu
     )
 
 
-def _idle(entry: Entry, cluster: Cluster) -> dict[str, int]:
+def _idle(entry: Plan, cluster: Cluster) -> dict[str, int]:
     used = entry.gpus
     left = {name: count - used.get(name, 0) for name, count in cluster.gpu_counts.items()}
     return {name: count for name, count in left.items() if count > 0}
 
 
-def _unaffordable(entry: Entry, case: Case) -> str:
+def _unaffordable(entry: Plan, case: Case) -> str:
     """The cheapest machine that is idle because the budget does not pay for it."""
     if case.budget_usd_per_h is None or entry.usd_per_h is None:
         return ""
@@ -309,14 +329,14 @@ def _tried(one: Contender) -> Tried:
     return Tried(
         asked.planner,
         one.case.precision,
-        score.goodput_rps.mean if score else math.nan,
+        one.rate_rps,
         score.usd_per_h if score else None,
         asked.entry.bound_rps if asked.entry else None,
         "" if score else reason_of(asked),
     )
 
 
-def _sources(entry: Entry, cluster: Cluster) -> tuple[Source, ...]:
+def _sources(entry: Plan, cluster: Cluster) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
     for name, count in entry.gpus.items():

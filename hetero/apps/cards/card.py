@@ -3,7 +3,7 @@
 A card is plain data, so that it can be kept, read back and compared. ``to_json`` writes
 
 ``format``, ``version``
-    ``"hetero plan card"`` and the number of this schema, 1.
+    ``"hetero plan card"`` and the number of this schema, 2.
 ``question``
     What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
@@ -16,6 +16,8 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
 ``goodput_rps``, ``served``, ``latencies``, ``usd_per_mtok``, ``usd_per_h``, ``bound``
     What it delivers. Every such figure has ``value``, ``seeds`` (one value per seed of the
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
+``plan``
+    The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
 ``limits``, ``changes``, ``tried``, ``sources``, ``notes``
     What binds, what would change it, what was tried, and where the figures come from.
 
@@ -36,19 +38,19 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    PlainValidator,
+    InstanceOf,
     TypeAdapter,
     ValidationError,
 )
 
-from hetero.apps.portfolio.entry import Entry
 from hetero.display import Shown, Table
 from hetero.errors import DataError, ParameterError
 from hetero.files import writing
 from hetero.intervals import interval
 from hetero.naming import Line
+from hetero.plans import Plan
 
-FORMAT, VERSION = "hetero plan card", 1
+FORMAT, VERSION = "hetero plan card", 2
 
 # What is computed from larger figures overflows.
 _LARGEST = 1e30
@@ -64,6 +66,13 @@ def _named(value: dict[str, Any]) -> dict[str, Any]:
     if unknown := value.keys() - {"ttft", "tpot", "e2e"}:
         raise ValueError(f"'{min(unknown)}' is none of ttft, tpot and e2e")
     return value
+
+
+def _planned(value: Any) -> Any:
+    try:
+        return value if isinstance(value, Plan) else Plan.of_dict(value)
+    except DataError as error:
+        raise ValueError(error.what.removesuffix(".")) from None
 
 
 Number = Annotated[
@@ -234,8 +243,8 @@ class PlanCard(Shown):
 
     Attributes
     ----------
-    entry
-        The plan itself, which can be played, drawn and exported; None in a card that was read.
+    plan
+        The plan itself, which can be simulated, drawn, exported and served.
     """
 
     question: Question
@@ -254,8 +263,8 @@ class PlanCard(Shown):
     changes: tuple[Change, ...]
     tried: tuple[Tried, ...]
     sources: tuple[Source, ...]
+    plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()
-    entry: Annotated[Entry | None, PlainValidator(lambda _: None)] = None
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""
@@ -290,8 +299,9 @@ class PlanCard(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The card as JSON values; what is no number is null."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "entry"}
-        return {"format": FORMAT, "version": VERSION} | {k: _plain(v) for k, v in values.items()}
+        values = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "plan"}
+        head = {"format": FORMAT, "version": VERSION}
+        return head | values | {"plan": self.plan.to_dict()}
 
     def to_json(self) -> str:
         """The card as JSON text, as the module describes it."""

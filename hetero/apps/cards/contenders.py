@@ -9,18 +9,18 @@ from functools import partial
 
 import numpy as np
 
-from hetero.apps.cards.delivery import drawable, goodput
+from hetero.apps.cards.delivery import carried, drawable, goodput
 from hetero.apps.cards.request import Request
 from hetero.apps.cards.sensitivity import steps
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Portfolio, ask, portfolio
 from hetero.apps.portfolio.portfolio import Tried as Asked
 from hetero.apps.portfolio.score import score
 from hetero.errors import InfeasibleError
+from hetero.plans import Plan
 from hetero.simulator.saturation import attainment
 from hetero.simulator.uncertainty import Outcomes
 
@@ -36,13 +36,28 @@ _AGAIN = 1.4  # planned once more where the goodput is further than this from th
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A plan, the case that it was made for, and the planner's row."""
+    """A plan, the case that it was made for, and the planner's row.
+
+    Attributes
+    ----------
+    rate_rps
+        Rate that it sustains with the arrivals of the first seed; NaN without a plan.
+    """
 
     case: Case
     asked: Asked
+    rate_rps: float = math.nan
+
+    @classmethod
+    def of(cls, case: Case, asked: Asked, precision: float) -> Contender:
+        """The row with what its plan sustains: planners are compared by shorter runs."""
+        if asked.entry is None or asked.score is None:
+            return cls(case, asked)
+        near = asked.score.goodput_rps.mean or case.rate_rps
+        return cls(case, asked, carried(asked.entry, case, case.seed, precision, near))
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> Plan:
         """The plan."""
         assert self.asked.entry is not None
         return self.asked.entry
@@ -50,7 +65,7 @@ class Contender:
     @property
     def key(self) -> tuple[float, ...]:
         """What contenders are ranked by."""
-        return self.asked.score.key if self.asked.score else (-1.0,)
+        return (self.rate_rps, *self.asked.score.key) if self.asked.score else (-1.0,)
 
 
 def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> list[Contender]:
@@ -66,7 +81,7 @@ def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> 
             found = compete(case, asked, partial(_labelled, say, label))
         except InfeasibleError:
             continue
-        rows += [Contender(case, one) for one in found.tried]
+        rows += [Contender.of(case, one, asked.effort.precision) for one in found.tried]
     return rows
 
 
@@ -114,9 +129,9 @@ def fastest(asked: Request, found: list[Contender], say: Progress) -> list[Conte
     best = max(found, key=lambda one: one.key, default=None)
     if best is None or best.asked.score is None:
         return found
-    carried, planned = best.asked.score.goodput_rps.mean, best.case.rate_rps
-    if carried > 0 and not 1.0 / _AGAIN < carried / planned < _AGAIN:
-        again = contenders(asked, say, rounded_down(carried))
+    planned = best.case.rate_rps
+    if best.rate_rps > 0 and not 1.0 / _AGAIN < best.rate_rps / planned < _AGAIN:
+        again = contenders(asked, say, rounded_down(best.rate_rps))
         if again and max(one.key for one in again) > best.key:
             return again
     return found
@@ -131,14 +146,14 @@ def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
     return max(single, key=lambda one: one.key).entry.planner
 
 
-def planned_by(name: str, asked: Request, case: Case) -> Entry:
+def planned_by(name: str, asked: Request, case: Case) -> Plan:
     """Plan of one planner, improved."""
     effort = ARENA[asked.effort_name]
     one = planner(name, effort)
     return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
 
 
-def fast(case: Case, asked: Request) -> Entry:
+def fast(case: Case, asked: Request) -> Plan:
     """The best plan of the planners that answer within a second or so, as it came.
 
     Raises
@@ -146,7 +161,7 @@ def fast(case: Case, asked: Request) -> Entry:
     InfeasibleError
         If none has a plan.
     """
-    best: Entry | None = None
+    best: Plan | None = None
     reason: InfeasibleError | None = None
     share = -1.0
     for name in _FAST:
@@ -155,7 +170,7 @@ def fast(case: Case, asked: Request) -> Entry:
         except InfeasibleError as error:
             reason = reason or error
             continue
-        met = attainment(entry.play(case.arrivals(), case.seed), case.slo)
+        met = attainment(entry.simulate(case.arrivals(), case.seed), case.slo)
         if met > share:
             best, share = entry, met
     if best is None:
@@ -183,7 +198,8 @@ def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dic
         except InfeasibleError:
             continue
         made = score(entry, case, seeds=(case.seed,))
-        rows[step.what] = Contender(case, Asked(f"{name} for {step.what}", entry, made))
+        row = Asked(f"{name} for {step.what}", entry, made)
+        rows[step.what] = Contender.of(case, row, asked.effort.precision)
     return rows
 
 

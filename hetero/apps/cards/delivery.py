@@ -14,28 +14,24 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetero.apps.cards.card import Sampled
-from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import player
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment
 from hetero.errors import CatalogError, ParameterError
 from hetero.latency.calibration.expected import StepError, error_of, expected_error
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
+from hetero.plans import Plan
 from hetero.simulator import Run, metrics
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.saturation import largest_rate
+from hetero.simulator.sustained import Judged, Rule
 from hetero.simulator.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Latencies of a card, by the name of their target."""
 
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is carried
-_MOST_RPS = 1e6  # where no bound is known
-_LIVES = 5.0  # of a request, that a run has to last where no bound is known
-GROWTH = 0.02
-"""Growth of the backlog, over the requests that arrive, that still counts as keeping up."""
+_MOST_RPS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,8 @@ class Effort:
     Attributes
     ----------
     requests
-        Requests of one run.
+        Requests that planners compare plans with; runs that figures come from take as many as
+        :mod:`hetero.simulator.sustained` asks for.
     seeds
         Seeds of the arrivals.
     draws
@@ -61,7 +58,7 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.01),
+    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.02),
     "normal": Effort(),
     "thorough": Effort(requests=8000, seeds=10, draws=200, precision=0.005),
 }
@@ -76,22 +73,22 @@ def step_error(gpu: Gpu) -> StepError:
         return error_of("carried")
 
 
-def redeployed(entry: Entry, deployment: Deployment) -> Entry:
+def redeployed(entry: Plan, deployment: Deployment) -> Plan:
     """The same plan and routing rule with replicas that have other step times, caches or links."""
-    if entry.router is None:
+    if entry.deployment is None:
         raise ParameterError(
             f"The plan of {entry.planner} is no deployment of replicas, which could be changed.",
             resolve="change its case, and plan again.",
         )
-    return replace(entry, deployment=deployment, play=player(deployment, entry.router))
+    return entry.on(deployment)
 
 
-def drawable(entry: Entry) -> bool:
+def drawable(entry: Plan) -> bool:
     """Whether the step times of a plan can be drawn: it has replicas on known GPUs."""
-    return entry.deployment is not None and entry.router is not None and bool(_weights(entry))
+    return entry.deployment is not None and bool(_weights(entry))
 
 
-def _weights(entry: Entry) -> dict[str, dict[str, float]]:
+def _weights(entry: Plan) -> dict[str, dict[str, float]]:
     """Share of the layers on each GPU type by replica; empty where a replica's are not known."""
     if entry.deployment is None:
         return {}
@@ -109,7 +106,7 @@ def _weights(entry: Entry) -> dict[str, dict[str, float]]:
     return {name: found[name] for name in names} if set(names) <= found.keys() else {}
 
 
-def rescaled(entry: Entry, factors: Mapping[str, tuple[float, float]]) -> Entry:
+def rescaled(entry: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
     """The plan with prefill and decode times of each replica multiplied."""
     assert entry.deployment is not None
     # Replicas often share a step model: one scaled copy serves them all.
@@ -123,8 +120,8 @@ def rescaled(entry: Entry, factors: Mapping[str, tuple[float, float]]) -> Entry:
     return redeployed(entry, replace(entry.deployment, replicas=tuple(replicas)))
 
 
-def drawn(entry: Entry, case: Case, draws: int) -> Iterator[tuple[Entry, float]]:
-    """The plan with the step times of each draw, and by how much any of them is shorter.
+def drawn(entry: Plan, case: Case, draws: int) -> Iterator[Plan]:
+    """The plan with the step times of each draw.
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
@@ -140,55 +137,41 @@ def drawn(entry: Entry, case: Case, draws: int) -> Iterator[tuple[Entry, float]]
         for name, own in weights.items():
             prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
             factors[name] = (float(prefill), float(decode))
-        faster = max(1.0, *(1.0 / min(both) for both in factors.values()))
-        yield rescaled(entry, factors), faster
+        yield rescaled(entry, factors)
 
 
-def carried(
-    entry: Entry,
-    case: Case,
-    seed: int,
-    precision: float,
-    near_rps: float,
-    faster: float = 1.0,
-) -> float:
-    """Largest rate at which enough requests meet all targets [requests/s]; 0 if at none.
+def judged(
+    plan: Plan, case: Case, rate_rps: float, seed: int, precision: float
+) -> tuple[Run, Judged]:
+    """A run of a plan at a rate, long enough to be judged by, and what it shows.
 
-    Every rate plays the same requests with the same gaps, stretched.
+    Every rate has the same requests with the same gaps, stretched; higher ones more of them.
+    """
+    rule = Rule(case.slo, case.goal, precision)
+    count = rule.requests(rate_rps, plan.life_s(case.trace))
+    run = plan.simulate(case.arrivals(rate_rps, seed=seed, requests=count), seed)
+    return run, rule.judge(run)
+
+
+def carried(plan: Plan, case: Case, seed: int, precision: float, near_rps: float) -> float:
+    """Largest rate that is sustained (:mod:`hetero.simulator.sustained`) [requests/s]; 0 if none.
 
     Parameters
     ----------
     near_rps
         Rate to look around first; what is found depends on it by no more than the precision.
-    faster
-        How much faster than they are the GPUs may be here, which the bound is scaled by.
     """
-
-    def good(rate_rps: float) -> bool:
-        run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
-        # Without a bound a short burst could pass for a rate that goes on for ever.
-        lasts = limit is not None or _lasts(run)
-        return lasts and attainment(run, case.slo) >= case.goal
-
-    limit = bound(case)
     return largest_rate(
-        good,
+        lambda rate_rps: judged(plan, case, rate_rps, seed, precision)[1].sustained,
         near_rps,
         factor=1.3,
         precision=precision,
         least_rps=_LEAST_SHARE * near_rps,
-        most_rps=_MOST_RPS if limit is None else faster * limit.rps(case.goal),
+        most_rps=_MOST_RPS,
     )
 
 
-def _lasts(run: Run) -> bool:
-    """Whether requests come for several times as long as one takes."""
-    arrival_s = run.requests["arrival_s"]
-    span_s = float(arrival_s[-1] - arrival_s[0])
-    return bool(run.finished.any()) and span_s >= _LIVES * float(np.nanmedian(run.e2e_s))
-
-
-def goodput(entry: Entry, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
+def goodput(entry: Plan, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
     """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
     seeds: list[float] = []
     for k in range(effort.seeds):
@@ -199,8 +182,8 @@ def goodput(entry: Entry, case: Case, effort: Effort, *, draws: int | None = Non
     return Sampled.of(
         seeds,
         [
-            carried(one, case, case.seed + d, effort.precision, middle, faster)
-            for d, (one, faster) in enumerate(drawn(entry, case, count))
+            carried(one, case, case.seed + d, effort.precision, middle)
+            for d, one in enumerate(drawn(entry, case, count))
         ],
     )
 
@@ -225,11 +208,11 @@ class Delivered:
     usd_per_mtok: Sampled | None
 
 
-def delivered(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> Delivered:
+def delivered(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> Delivered:
     """Throughput, attainment, latencies and cost per token at a rate."""
 
-    def figures(one: Entry, seed: int) -> dict[str, float]:
-        run = one.play(case.arrivals(rate_rps, seed=seed), seed)
+    def figures(one: Plan, seed: int) -> dict[str, float]:
+        run, _ = judged(one, case, rate_rps, seed, effort.precision)
         seen = metrics(run, case.slo)
         found = {
             "requests_per_s": seen.requests_per_s,
@@ -244,9 +227,7 @@ def delivered(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> Deli
         return found
 
     seeds = [figures(entry, case.seed + k) for k in range(effort.seeds)]
-    rows = [
-        figures(one, case.seed + d) for d, (one, _) in enumerate(drawn(entry, case, effort.draws))
-    ]
+    rows = [figures(one, case.seed + d) for d, one in enumerate(drawn(entry, case, effort.draws))]
     every = {
         key: Sampled.of([row[key] for row in seeds], [row.get(key, np.nan) for row in rows])
         for key in seeds[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.apps.cards.delivery import GROWTH, LATENCIES, Effort
+from hetero.apps.cards.delivery import LATENCIES, Effort, judged
 from hetero.apps.cards.remedies import (
     Nearest,
     Replan,
@@ -31,11 +31,10 @@ from hetero.apps.cards.request import Request
 from hetero.apps.cards.sections import by_reason
 from hetero.apps.cards.sensitivity import STEP
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
+from hetero.plans import Plan
 from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment, backlog_growth
 
 CLASSES = 4
 """Classes of requests by the length of their input, of equal shares."""
@@ -176,20 +175,17 @@ class NoPlanError(InfeasibleError):
         return f"{self.explanation}\n\nResolve: {self.resolve}"
 
 
-def met(entry: Entry, case: Case, rate_rps: float, effort: Effort) -> float:
+def met(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> float:
     """Share of the requests that meet every target at a rate, mean over the seeds."""
-    shares = []
-    for k in range(effort.seeds):
-        seed = case.seed + k
-        run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
-        shares.append(attainment(run, case.slo))
-    return float(np.mean(shares))
+    seeds = [case.seed + k for k in range(effort.seeds)]
+    shown = [judged(entry, case, rate_rps, seed, effort.precision)[1] for seed in seeds]
+    return float(np.mean([one.attained for one in shown]))
 
 
 def explain(
     asked: Request,
     case: Case,
-    best: Entry | None,
+    best: Plan | None,
     tried: Sequence[tuple[str, str]],
     replan: Replan,
     winner: Replan | None = None,
@@ -212,12 +208,13 @@ def explain(
     effort = asked.effort
     share, rate = met(best, case, case.rate_rps, effort), case.rate_rps
     idle = met(best, case, _IDLE_SHARE * rate, replace(effort, seeds=1))
-    run = best.play(case.arrivals(rate), case.seed)
-    alone = best.play(case.arrivals(_IDLE_SHARE * rate), case.seed)
+    run, seen = judged(best, case, rate, case.seed, effort.precision)
+    unhurried = case.arrivals(_IDLE_SHARE * rate, requests=len(run.requests))
+    alone = best.simulate(unhurried, case.seed)
     classes = tuple(_classes(case, run, alone))
     again = winner or replan
     slower = by_rate(best, case, idle, effort)
-    looser = [*by_targets(case, run)]
+    looser = [*by_targets(case, run, steady=seen.steady)]
     nearest = [*slower, *by_precision(asked, case, replan), *by_budget(case, again)]
     nearest += by_machines(case, again, slower[0].value if slower else 0.0)
     nearest = [*nearest, *looser] if idle >= case.goal else [*looser, *nearest]
@@ -233,7 +230,7 @@ def explain(
             f"No plan found carries {rate:.4g} requests/s: the best one ({best.planner}) meets the "
             f"targets for {100 * share:.1f} % of the requests, {goal:g} % have to"
         )
-        if backlog_growth(run) > GROWTH:
+        if not seen.steady:
             sentence += ", and waits grow for as long as requests come at that rate"
     if worst is not None:
         sentence += f"; {_worst(worst, goal)}"

@@ -14,11 +14,12 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero.apps.cards.card import Limit, Limits, Sampled
-from hetero.apps.cards.delivery import LATENCIES, Effort, carried, redeployed
+from hetero.apps.cards.delivery import LATENCIES, Effort, carried, judged, redeployed
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.deployment import Deployment, KvLink
 from hetero.latency.scaled import scaled
+from hetero.plans import Plan
+from hetero.routers import Builtin
 from hetero.simulator import Run, simulate
 from hetero.simulator.pipeline_run import PipelineRun
 
@@ -86,7 +87,7 @@ _BETTER: dict[str, Better] = {
 
 
 def limits(
-    entry: Entry, case: Case, goodput: Sampled, effort: Effort, *, unaffordable: str = ""
+    entry: Plan, case: Case, goodput: Sampled, effort: Effort, *, unaffordable: str = ""
 ) -> Limits:
     """What binds a plan at the largest rate that it carries.
 
@@ -98,9 +99,9 @@ def limits(
         Machine that the budget leaves idle; empty where the budget leaves none.
     """
     edge = goodput.value
-    run = entry.play(case.arrivals(BETTER * edge, seed=case.seed), case.seed)
+    run, _ = judged(entry, case, BETTER * edge, case.seed, effort.precision)
     missed = _first_missed(run, case)
-    if entry.deployment is not None and entry.router is not None:
+    if entry.deployment is not None:
         use = _use(entry, case, edge)
         rows = []
         for name, better in _BETTER.items():
@@ -108,7 +109,7 @@ def limits(
                 continue
             other = redeployed(entry, better(entry.deployment))
             gains = [
-                carried(other, case, case.seed + k, _PRECISION, one, BETTER) / one - 1.0
+                carried(other, case, case.seed + k, _PRECISION, one) / one - 1.0
                 for k, one in enumerate(goodput.seeds)
                 if one > 0
             ]
@@ -148,16 +149,16 @@ def _first_missed(run: Run, case: Case) -> str:
     return worst if worst and misses[worst] > 0 else ""
 
 
-def _use(entry: Entry, case: Case, rate_rps: float) -> dict[str, float]:
+def _use(entry: Plan, case: Case, rate_rps: float) -> dict[str, float]:
     """Share of the time in steps and of the caches held, of the fullest replica [%]."""
-    if entry.deployment is None or entry.router is None:
+    if entry.deployment is None or not isinstance(entry.router, Builtin):
         return {}
     trace = case.arrivals(rate_rps, seed=case.seed)
     span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
     run = simulate(
         entry.deployment,
         trace,
-        entry.router(),
+        entry.router,
         seed=case.seed,
         sample_s=max(span_s / _SAMPLES, 1e-3),
     )

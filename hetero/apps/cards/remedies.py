@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.cards.delivery import GROWTH, LATENCIES, Effort, carried
+from hetero.apps.cards.delivery import LATENCIES, Effort, carried
 from hetero.apps.cards.request import PRECISIONS, Request, more
 from hetero.apps.cards.sensitivity import machines
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
+from hetero.plans import Plan
 from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment, backlog_growth
+from hetero.simulator.saturation import attainment
 
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
 _ROUNDED_UP = 1.005
 
-Replan = Callable[[Case], Entry]
+Replan = Callable[[Case], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
     return float(ordered[max(0, int(np.ceil(share * len(ordered) - 1e-9)) - 1)])
 
 
-def by_targets(case: Case, run: Run) -> Iterator[Nearest]:
+def by_targets(case: Case, run: Run, *, steady: bool) -> Iterator[Nearest]:
     """The one target, and the common factor of all, that the goal's share keeps at the rate."""
-    if backlog_growth(run) > GROWTH:
+    if not steady:
         return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
     for name, field in LATENCIES.items():
@@ -74,7 +74,7 @@ def by_targets(case: Case, run: Run) -> Iterator[Nearest]:
         yield Nearest("targets", text, factor, "times")
 
 
-def by_rate(best: Entry, case: Case, idle: float, effort: Effort) -> tuple[Nearest, ...]:
+def by_rate(best: Plan, case: Case, idle: float, effort: Effort) -> tuple[Nearest, ...]:
     """The rate that the best plan carries, where an idle fleet meets the targets."""
     if idle < case.goal:
         return ()
@@ -95,7 +95,7 @@ def suffices(case: Case, replan: Replan) -> bool:
         entry = replan(case)
     except HeteroError:
         return False
-    run = entry.play(case.arrivals(), case.seed)
+    run = entry.simulate(case.arrivals(), case.seed)
     return attainment(run, case.slo) >= case.goal
 
 

@@ -16,9 +16,9 @@ from hetero.apps.cards.card import Change, Sampled
 from hetero.apps.cards.delivery import LATENCIES, Effort, carried, difference, goodput
 from hetero.apps.cards.request import more
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
+from hetero.plans import Plan
 from hetero.simulator import Slo
 
 STEP = 1.5
@@ -26,7 +26,7 @@ STEP = 1.5
 
 _PICK = 0.02  # precision of the goodputs by which one of several plans is picked
 
-Replan = Callable[[Case], Entry]
+Replan = Callable[[Case], Plan]
 """The planner that won."""
 
 
@@ -78,12 +78,12 @@ def steps(case: Case) -> Iterator[Step]:
 
 
 def changes(
-    pool: Sequence[Entry],
+    pool: Sequence[Plan],
     case: Case,
     now: Sampled,
     replan: Replan,
     effort: Effort,
-    planned: Mapping[str, Entry] | None = None,
+    planned: Mapping[str, Plan] | None = None,
 ) -> tuple[Change, ...]:
     """What becomes of the goodput after each change.
 
@@ -100,14 +100,14 @@ def changes(
     """
     known = planned or {}
 
-    def plan(step: Step) -> Entry:
+    def plan(step: Step) -> Plan:
         return known[step.what] if step.what in known else replan(step.case)
 
     return tuple(_changed(step, pool, now, plan, effort) for step in steps(case))
 
 
 def _changed(
-    step: Step, pool: Sequence[Entry], now: Sampled, plan: Callable[[Step], Entry], effort: Effort
+    step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: Effort
 ) -> Change:
     draws = effort.draws // 2
     candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]

@@ -111,7 +111,7 @@ def export(
         other = _plain(card, plan, llm, trace, source, slo, budget, seed) if llm else None
         if llm is None or other is None or other.entry is None or other.score is None:
             raise
-        service = Service.of_entry(
+        service = Service.of_plan(
             other.entry,
             llm,
             name=card.question.cluster,

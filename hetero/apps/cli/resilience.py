@@ -13,8 +13,9 @@ from hetero.apps.cli.size import Goal, Gpus, Most, Precision, Prices, listed
 if TYPE_CHECKING:
     from hetero.apps.capacity.resilience import Loss
     from hetero.apps.capacity.trial import Outcome
+    from hetero.apps.portfolio.base import Planner
     from hetero.apps.portfolio.case import Case
-    from hetero.apps.portfolio.entry import Entry, Planner
+from hetero.plans import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -106,7 +107,7 @@ def resilience(
         print(f"\n{extra}")
 
 
-def _plan(name: str, case: Case) -> tuple[Entry, Planner]:
+def _plan(name: str, case: Case) -> tuple[Plan, Planner]:
     """The plan of a planner, and the planner that plans again: of the best, the one that won."""
     from hetero.apps.portfolio.planners import planner, planners
     from hetero.apps.portfolio.portfolio import portfolio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from hetero.display import Table
     from hetero.latency.step import StepModel
     from hetero.planners.replicated import StepSource
+    from hetero.plans import Plan
     from hetero.routers import Builtin
+    from hetero.routers.pipelines import PipelineRouter
     from hetero.simulator import Metrics
     from hetero.workload import Trace
 
 _ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
+_MAX_BATCH = 256
 _SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
 
 
@@ -31,7 +35,12 @@ def register(app: typer.Typer) -> None:
 
 
 def simulate(
-    cluster: options.Cluster,
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            help="Cluster file (YAML), the name of a shipped cluster, or a plan card (.json)."
+        ),
+    ],
     model: options.Model = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
@@ -44,7 +53,10 @@ def simulate(
     ] = "best",
     router: Annotated[
         list[str] | None,
-        typer.Option(help=f"Router, once or several times; by default {', '.join(_DEFAULT)}."),
+        typer.Option(
+            help=f"Router, once or several times; by default {', '.join(_DEFAULT)}, or that of "
+            "the plan card."
+        ),
     ] = None,
     rate: Annotated[
         float | None,
@@ -59,7 +71,7 @@ def simulate(
     ] = "chunked",
     max_batch: Annotated[
         int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
-    ] = 256,
+    ] = _MAX_BATCH,
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -87,45 +99,71 @@ def simulate(
     Every machine is divided into instances of its tensor-parallel degree; step times are those
     of the calibrated roofline, or of files that were fitted to servers (--steps), KV cache is
     paged. The simulation is exact for these step times.
+
+    A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
+    and router, its targets and, without --rate, a trace's own arrivals.
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
+    from hetero.apps.cards.card import PlanCard
     from hetero.deployment import Engine
-    from hetero.errors import DataError
+    from hetero.errors import DataError, ParameterError
     from hetero.files import check_new
     from hetero.planners.replicated import replicated
+    from hetero.plans import Plan
     from hetero.progress import progress
-    from hetero.simulator import metrics
-    from hetero.simulator import simulate as run_simulation
+    from hetero.simulator import Slo, metrics
 
-    batching = _ENGINES[options.choice("--engine", engine, _ENGINES)]
-    chosen = _routers(router or list(_DEFAULT))
-    wanted = options.targets(slo)
     if output is not None:
         options.ending(output, options.TABLES)
         check_new(output, force=force)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
-    machines, llm = clusters.find(cluster), catalog.find_llm(model)
+    batching = _ENGINES[options.choice("--engine", engine, _ENGINES)]
+    chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
+    wanted = options.targets(slo)
     requested = workload.open_trace(
         trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
     requested = options.arrivals(requested, requests, rate, seed)
-    measured, fitted = _steps(steps or [], machines, degree)
-    degrees, notes = _degrees(machines, llm, degree, requested, seed)
-    budget = 2048 if batching == "chunked" else 8192
-    deployment = replicated(
-        machines,
-        llm,
-        degrees,
-        steps=measured,
-        engine=Engine(
+    of_plan = cluster.endswith(".json")
+    setting: dict[str, Any]
+    notes: list[str] = []
+    if of_plan:
+        if degree != "best" or steps or batching != "chunked" or max_batch != _MAX_BATCH:
+            raise ParameterError(
+                "A plan card says itself how its machines are divided and what its engines do.",
+                resolve="leave out --degree, --steps, --engine and --max-batch.",
+            )
+        card = PlanCard.load(cluster)
+        served = card.plan
+        if not router:
+            chosen = [served.router]
+        elif served.deployment is None:
+            raise ParameterError(
+                "This plan places layers over a network, with a router of its own.",
+                resolve="leave out --router.",
+            )
+        if wanted == Slo():
+            wanted = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
+        setting = {"cluster": card.question.cluster, "model": card.question.model}
+        setting["planner"] = card.planner
+        about = f"plan of {card.planner}"
+    else:
+        machines, llm = clusters.find(cluster), catalog.find_llm(model)
+        measured, fitted = _steps(steps or [], machines, degree)
+        degrees, notes = _degrees(machines, llm, degree, requested, seed)
+        notes += fitted
+        made = Engine(
             batching=batching,  # type: ignore[arg-type]
             admission="paged",
             max_batch=max_batch,
-            max_step_tokens=budget,
-        ),
-    )
+            max_step_tokens=2048 if batching == "chunked" else 8192,
+        )
+        deployment = replicated(machines, llm, degrees, steps=measured, engine=made)
+        served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
+        setting = {"cluster": machines.name, "model": llm.name}
+        about = batching
     found, frames, runs = [], [], []
     sample_s = None
     if figures is not None:
@@ -135,8 +173,8 @@ def simulate(
         sample_s = max(span_s / timelines.POINTS, 1.0)
     for one in chosen:
         with progress(len(requested), one.name) as advance:
-            run = run_simulation(
-                deployment, requested, one, seed=seed, sample_s=sample_s, progress=advance
+            run = replace(served, router=one).simulate(
+                requested, seed, sample_s=sample_s, progress=advance
             )
         if figures is not None:
             runs.append((one.name, run))
@@ -148,30 +186,37 @@ def simulate(
     if output is not None:
         _write(output, frames, force)
     if figures is not None:
-        timelines.draw(figures, runs, f"{requested.source}, {batching}, seed {seed}")
+        timelines.draw(figures, runs, f"{requested.source}, {about}, seed {seed}")
     if as_json:
-        setting = {
-            "cluster": machines.name,
-            "model": llm.name,
-            "trace": requested.source,
-            "requests": len(requested),
-            "degrees": degrees,
-            "engine": batching,
-            "seed": seed,
-            "notes": [*notes, *fitted],
-        }
+        setting |= {"trace": requested.source, "requests": len(requested)}
+        if not of_plan:
+            setting |= {"degrees": degrees, "engine": batching}
+        setting |= {"seed": seed, "notes": notes}
         rows = [{"router": name, **options.plain(one)} for name, one in found]
         print(options.to_json(setting | {"routers": rows}), end="")
         return
-    alike = Counter((one.gpus, one.gpu.name if one.gpu else "") for one in deployment.replicas)
-    layout = ", ".join(
-        f"{n} replica{'s' * (n > 1)} on {t} x {gpu}" for (t, gpu), n in alike.items()
-    )
-    title = f"{llm.name} on {machines.name}: {layout}"
-    about = f"{len(requested):,} requests of {requested.source}; {batching}, seed {seed}"
-    print(_table(title, found, [about, *notes, *fitted]))
+    title = f"{setting['model']} on {setting['cluster']}: {_layout(served)}"
+    about = f"{len(requested):,} requests of {requested.source}; {about}, seed {seed}"
+    print(_table(title, found, [about, *notes]))
     if output is not None:
         print(f"{len(requested) * len(found):,} rows written to {output}.")
+
+
+def _layout(plan: Plan) -> str:
+    """Replicas in words, alike ones counted."""
+    if plan.deployment is None:
+        return f"layers over {len(plan.groups)} nodes"
+    alike = Counter(
+        (
+            one.gpus,
+            one.gpu.name if one.gpu else "",
+            "" if one.role == "both" else f" for {one.role}",
+        )
+        for one in plan.deployment.replicas
+    )
+    return ", ".join(
+        f"{n} replica{'s' * (n > 1)}{role} on {t} x {gpu}" for (t, gpu, role), n in alike.items()
+    )
 
 
 def _routers(names: list[str]) -> list[Builtin]:

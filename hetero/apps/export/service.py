@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from pydantic import TypeAdapter, ValidationError
 
 from hetero import catalog
 from hetero.apps.cards.card import PlanCard
-from hetero.apps.portfolio.entry import Entry
 from hetero.catalog import Llm
 from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import ExportError
 from hetero.naming import host, one_line, slug
+from hetero.plans import Plan
 from hetero.routers import Builtin, Router
 
 FIRST_PORT = 8000
@@ -162,58 +160,20 @@ class Service(Shown):
         weights: str = "",
         memory_fraction: float = 0.9,
     ) -> Service:
-        """Service of a plan card, fresh or read back; ``llm`` by default as the card names it.
-
-        Raises
-        ------
-        ExportError
-            If the card does not say which machines its replicas stand on.
-        """
-        model = llm or catalog.find_llm(card.question.model)
-        if card.entry is not None:
-            return cls.of_entry(
-                card.entry,
-                model,
-                name=card.question.cluster,
-                weights=weights,
-                precision=card.precision,
-                memory_fraction=memory_fraction,
-            )
-        servings = []
-        for group in card.groups:
-            if len(group.places) != len(group.names):
-                raise ExportError(
-                    f"The card does not say on which machines {group.count} replicas of "
-                    f"{group.parallelism} stand.",
-                    resolve="plan anew, and export that.",
-                )
-            engine = dict(group.engine)
-            tokens = engine.pop("kv_tokens", None)
-            for name, place in zip(group.names, group.places, strict=True):
-                servings.append(
-                    Serving(
-                        name,
-                        group.phase,
-                        tuple(Part(*stage) for stage in place),
-                        share=group.share / group.count,
-                        engine=_engine(engine) if engine else None,
-                        kv_tokens=_tokens(tokens),
-                    )
-                )
-        return cls(
-            card.question.cluster,
-            model,
-            placed(servings),
+        """Service of a plan card, fresh or read back; ``llm`` by default as the card names it."""
+        return cls.of_plan(
+            card.plan,
+            llm or catalog.find_llm(card.question.model),
+            name=card.question.cluster,
             weights=weights,
             precision=card.precision,
             memory_fraction=memory_fraction,
-            routing=card.routing,
         )
 
     @classmethod
-    def of_entry(
+    def of_plan(
         cls,
-        entry: Entry,
+        entry: Plan,
         llm: Llm,
         *,
         name: str,
@@ -244,7 +204,7 @@ class Service(Shown):
             precision=precision,
             memory_fraction=memory_fraction,
             routing=entry.routing,
-            router=entry.router() if entry.router is not None else None,
+            router=entry.router if isinstance(entry.router, Builtin) else None,
             deployment=entry.deployment,
         )
 
@@ -355,33 +315,6 @@ class Service(Shown):
         columns = (Column("engine"), Column("phase"), Column("GPUs"), Column("port"))
         notes = (f"Routing: {self.routing}.",) if self.routing else ()
         return Table(f"{self.llm.name} on {self.name}", columns, rows, notes)
-
-
-def _engine(fields: Mapping[str, object]) -> Engine:
-    if unknown := fields.keys() - Engine.__dataclass_fields__.keys():
-        raise ExportError(
-            f"'{min(unknown)}' of an engine of the card is unknown.",
-            resolve="plan anew, and export that.",
-        )
-    try:
-        return TypeAdapter(Engine).validate_python(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ExportError(
-            f"'{'.'.join(map(str, first['loc']))}' of an engine of the card: {first['msg']}.",
-            resolve="plan anew, and export that.",
-        ) from None
-
-
-def _tokens(value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**63:
-        raise ExportError(
-            f"An engine of the card has a KV cache of {value} tokens.",
-            resolve="plan anew, and export that.",
-        )
-    return value
 
 
 def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from hetero.apps.portfolio import assumptions, offers
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.entry import Entry
 from hetero.errors import InfeasibleError
+from hetero.plans import Plan
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """A planner as the portfolio asks it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    def unfit(self, case: Case) -> str | None:
+        """Why it cannot take a case, in one sentence; None if it can."""
+        ...
+
+    def plan(self, case: Case) -> Plan:
+        """Its best plan.
+
+        Raises
+        ------
+        InfeasibleError
+            If no plan of its kind serves the case; the text names what binds.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +58,7 @@ class Adapter(ABC):
         """Why it cannot take a case, in one sentence; None if it can."""
         return assumptions.unfit(case)
 
-    def plan(self, case: Case) -> Entry:
+    def plan(self, case: Case) -> Plan:
         """Its best plan; within a budget that of the best part of the offer.
 
         Raises
@@ -47,8 +72,8 @@ class Adapter(ABC):
             )
         return self._within_budget(case)
 
-    def _within_budget(self, case: Case) -> Entry:
+    def _within_budget(self, case: Case) -> Plan:
         return offers.best_of(case, self.effort.parts, self._plan)
 
     @abstractmethod
-    def _plan(self, case: Case) -> Entry: ...
+    def _plan(self, case: Case) -> Plan: ...

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 from hetero.apps.portfolio import assumptions
-from hetero.apps.portfolio.entry import Entry, Group
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment
 from hetero.planners.baselines.plan import BaselinePlan
-from hetero.routers import Builtin, Router
-from hetero.simulator import simulate
-from hetero.simulator.run import Run
-from hetero.workload import Trace
-
-MakeRouter: TypeAlias = Callable[[], Router | Builtin]
-
-
-def player(deployment: Deployment, router: MakeRouter) -> Callable[[Trace, int], Run]:
-    """Serves a trace with a deployment and a fresh router."""
-    return lambda trace, seed: simulate(deployment, trace, router(), seed=seed)
+from hetero.plans import Group, Plan
+from hetero.routers import Builtin
 
 
 def entry_of(
     planner: str,
     deployment: Deployment,
     pipelines: Sequence[Pipeline],
-    router: MakeRouter,
+    router: Builtin,
     routing: str,
     *,
     shares: Mapping[str, float] | None = None,
@@ -35,7 +24,7 @@ def entry_of(
     bound: str = "",
     notes: Sequence[str] = (),
     options: Mapping[str, float | str] | None = None,
-) -> Entry:
+) -> Plan:
     """An entry of costed pipelines, replica by replica, played on equal ground.
 
     Parameters
@@ -54,18 +43,17 @@ def entry_of(
         deployment.links,
         deployment.default_link,
     )
-    return Entry(
+    return Plan(
         planner=planner,
         groups=tuple(
             group_of(one.name, one.role, pipeline, (shares or {}).get(one.name, float("nan")))
             for one, pipeline in zip(played.replicas, pipelines, strict=True)
         ),
         routing=routing,
-        play=player(played, router),
         usd_per_h=played.usd_per_h,
         bound_rps=bound_rps,
         bound=bound,
-        deployment=played,
+        serving=played,
         router=router,
         pipelines=tuple(pipelines),
         notes=tuple(filter(None, notes)) + idle(pipelines),
@@ -101,7 +89,7 @@ def idle(pipelines: Sequence[Pipeline]) -> tuple[str, ...]:
 
 def of_baseline(
     planner: str, plan: BaselinePlan, *, routing: str = "", notes: Sequence[str] = ()
-) -> Entry:
+) -> Plan:
     """A baseline's plan with its fixed shares."""
     total = sum(plan.weights.values())
     shares: dict[str, float] = {}
@@ -112,7 +100,7 @@ def of_baseline(
         planner,
         plan.deployment,
         plan.pipelines,
-        plan.router,
+        plan.router(),
         routing or "fixed shares in rotation",
         shares=shares,
         notes=(f"{plan.objective}: {plan.value:.4g} by the planner's own account.", *notes),

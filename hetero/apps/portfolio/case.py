@@ -82,17 +82,25 @@ class Case(Shown):
         """Model, cluster and workload in words."""
         return f"{self.llm.name} on {self.cluster.name}, {self.trace.name}"
 
-    def arrivals(self, rate_rps: float | None = None, *, seed: int | None = None) -> Trace:
+    def arrivals(
+        self, rate_rps: float | None = None, *, seed: int | None = None, requests: int | None = None
+    ) -> Trace:
         """The requests with Poisson arrivals: the same gaps at every rate, only stretched.
 
-        As many as the trace has or, where they last less than ``least_s`` so, as last that long;
-        at most :data:`MOST_REQUESTS` for that.
+        Parameters
+        ----------
+        requests
+            How many; the trace comes again where it has fewer. By default as many as it has or,
+            where they last less than ``least_s`` so, as last that long, at most
+            :data:`MOST_REQUESTS` for that.
         """
         chosen = self.seed if seed is None else seed
         rate = rate_rps or self.rate_rps
-        wanted = min(math.ceil(rate * self.least_s), MOST_REQUESTS)
+        wanted = requests or max(
+            len(self.trace), min(math.ceil(rate * self.least_s), MOST_REQUESTS)
+        )
         trace = self.trace
-        if wanted > len(trace):
+        if wanted != len(trace):
             trace = trace.all_at_once().take(np.arange(wanted) % len(trace))
         return trace.poisson(rate, stream(chosen, "arrivals"))
 

@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
-from hetero.apps.portfolio.build import MakeRouter, entry_of, player
+from hetero.apps.portfolio.build import entry_of
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.score import carried, margin
 from hetero.costs.cost import CostModel, Stage
 from hetero.costs.pipeline import Pipeline
@@ -28,7 +27,8 @@ from hetero.deployment import Deployment, KvLink, Role
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.planners.baselines.kinds import divisions
-from hetero.routers import Predictive, WeightedRoundRobin
+from hetero.plans import Plan
+from hetero.routers import Builtin, Predictive, WeightedRoundRobin
 from hetero.routers.named import factories
 from hetero.simulator import Run, Slo
 from hetero.simulator.saturation import attainment
@@ -65,7 +65,7 @@ class Improved:
         Changes that were tried.
     """
 
-    entry: Entry
+    entry: Plan
     carried_rps: tuple[float, ...]
     changes: tuple[Change, ...]
     played: int
@@ -84,7 +84,7 @@ class _Design:
 
 
 def improve(
-    entry: Entry,
+    entry: Plan,
     case: Case,
     carried_rps: Sequence[float],
     *,
@@ -116,29 +116,29 @@ class _Search:
         case: Case,
         seeds: tuple[int, ...],
         moves: int,
-        entry: Entry,
+        entry: Plan,
         carried_rps: tuple[float, ...],
     ) -> None:
         self.case, self.seeds, self.left = case, seeds, moves
         self.entry, self.carried_rps = entry, carried_rps
         self.changes: list[Change] = []
         # The router that does best on the plan of those that do not depend on its replicas.
-        self.general: tuple[str, MakeRouter] = ("hetero", Predictive)
+        self.general: tuple[str, Builtin] = ("hetero", Predictive())
 
     def routers(self, *, every: bool) -> None:
         """Try routers on the plan as it is: every one, or only ours."""
         if self.entry.deployment is None:
             return
         best = -2.0
-        for routing, make in islice(_routers(self.case), None if every else _OURS):
+        for routing, router in islice(_routers(self.case), None if every else _OURS):
             if routing == self.entry.routing:
-                self.general = (routing, make)
+                self.general = (routing, router)
                 best = 0.0
                 continue
-            one = partial(_rerouted, self.entry, make, routing)
+            one = partial(_rerouted, self.entry, router, routing)
             found = self._try(f"routing: {routing}", one)
             if found > best:
-                best, self.general = found, (routing, make)
+                best, self.general = found, (routing, router)
 
     def shares(self) -> None:
         """Try fixed shares: by capacity, then less to replicas whose requests miss targets more."""
@@ -160,7 +160,7 @@ class _Search:
             what = "shares by capacity" if not round_ else "shares by capacity, tuned"
             self._try(f"routing: {what}", lambda one=one: one)  # type: ignore[misc]
             rate = max(self.carried_rps[0], self.case.rate_rps) * _LEAST_GAIN
-            run = one.play(self.case.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
+            run = one.simulate(self.case.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
             weights = shares * np.exp(_STEP * met_by_replica(run, self.case.slo))
 
     def layouts(self) -> bool:
@@ -171,7 +171,7 @@ class _Search:
                 return True
         return False
 
-    def _try(self, what: str, make: Callable[[], Entry]) -> float:
+    def _try(self, what: str, make: Callable[[], Plan]) -> float:
         """Play a changed plan and keep it if it carries more: above 0 if so, else how near it is.
 
         Nearness is the margin by which it misses what the plan carries.
@@ -198,34 +198,33 @@ class _Search:
         return 1.0
 
 
-def _routers(case: Case) -> Iterator[tuple[str, MakeRouter]]:
+def _routers(case: Case) -> Iterator[tuple[str, Builtin]]:
     """Every router of whole replicas in words, ours first, with and without the targets."""
     made = factories()
-    yield "hetero", Predictive
+    yield "hetero", Predictive()
     first_s = case.slo.ttft_s if case.slo.ttft_s is not None else case.slo.e2e_s
     if first_s is not None:
         target_s = 0.9 * first_s
-        yield f"hetero, first token within {target_s:g} s", partial(Predictive, target_s=target_s)
+        yield f"hetero, first token within {target_s:g} s", Predictive(target_s=target_s)
     for name, make in made.items():
         if make is not Predictive:
-            yield name.replace("-", " "), make
+            yield name.replace("-", " "), make()
 
 
-def _rerouted(entry: Entry, make: MakeRouter, routing: str) -> Entry:
+def _rerouted(entry: Plan, router: Builtin, routing: str) -> Plan:
     assert entry.deployment is not None
     return replace(
         entry,
         routing=routing,
-        router=make,
-        play=player(entry.deployment, make),
+        router=router,
         groups=tuple(replace(group, share=float("nan")) for group in entry.groups),
     )
 
 
-def _shared(entry: Entry, shares: Floats) -> Entry:
+def _shared(entry: Plan, shares: Floats) -> Plan:
     """The plan with requests in rotation by shares, one per replica."""
     weights = tuple(float(share) for share in shares)
-    found = _rerouted(entry, partial(WeightedRoundRobin, weights), "tuned shares, in rotation")
+    found = _rerouted(entry, WeightedRoundRobin(weights), "tuned shares, in rotation")
     groups = tuple(
         replace(group, share=weight) for group, weight in zip(found.groups, weights, strict=True)
     )
@@ -242,7 +241,7 @@ def met_by_replica(run: Run, slo: Slo) -> Floats:
     return np.array([attainment(run, slo, own) - whole if own.any() else 0.0 for own in sent])
 
 
-def _design(entry: Entry) -> _Design:
+def _design(entry: Plan) -> _Design:
     assert entry.deployment is not None
     parts = tuple(
         (pipeline, node.role)
@@ -253,7 +252,7 @@ def _design(entry: Entry) -> _Design:
     return _Design(parts, bits)
 
 
-def _entry(base: Entry, design: _Design, routing: str, router: MakeRouter) -> Entry:
+def _entry(base: Plan, design: _Design, routing: str, router: Builtin) -> Plan:
     """The entry of a design with a router.
 
     Raises

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
-from hetero.apps.portfolio.build import player
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry, Group
 from hetero.deployment import Deployment
 from hetero.errors import CatalogError, InfeasibleError
 from hetero.latency.models.moe_devices import moe_device
@@ -23,6 +20,7 @@ from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel, devices_of
 from hetero.planners.rignall.rates import IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
+from hetero.plans import Group, Plan
 
 Method: TypeAlias = Literal["exact", "BO"]
 
@@ -68,7 +66,7 @@ class Islands(Adapter):
             return "Bayesian search needs the package botorch, which is not installed."
         return assumptions.unfit_budget(case)
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         held = _inventory(case)
         longest = int(case.trace.input_tokens.max())
         model = IslandModel.of_trace(
@@ -103,7 +101,7 @@ class Islands(Adapter):
 
     def _entry(
         self, case: Case, model: IslandModel, plan: Assignment, held: dict[str, int]
-    ) -> Entry:
+    ) -> Plan:
         made = replay.deployment(model, plan, name=f"{self.name} on {case.cluster.name}")
         prices = _prices(case)
         played = Deployment(
@@ -115,7 +113,6 @@ class Islands(Adapter):
             made.links,
             made.default_link,
         )
-        router = partial(replay.router, model, plan)
         groups: list[Group] = []
         seen: Counter[tuple[Phase, IslandClass]] = Counter()
         for phase in PHASES:
@@ -136,16 +133,15 @@ class Islands(Adapter):
         idle = {name: n - used.get(name, 0) for name, n in case.cluster.gpu_counts.items()}
         left = [f"{n} x {name}" for name, n in idle.items() if n]
         total = [_price(prices, name, n) for name, n in used.items()]
-        return Entry(
+        return Plan(
             planner=self.name,
             groups=tuple(groups),
             routing="by length of the input, to islands in the plan's shares",
-            play=player(played, router),
             usd_per_h=None if None in total else sum(p for p in total if p is not None),
             bound_rps=plan.bound if self.method == "exact" else None,
             bound="largest rate of any layout, by its program" if self.method == "exact" else "",
-            deployment=played,
-            router=router,
+            serving=played,
+            router=replay.router(model, plan),
             notes=(
                 f"{plan.served_rps:.4g} requests/s by the planner's own account. "
                 f"{plan.rates.reading}",

@@ -10,17 +10,14 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.entry import Entry, Group
 from hetero.apps.portfolio.layer_kinds import Nodes, degrees, nodes
 from hetero.apps.portfolio.score import carried, carries
 from hetero.errors import InfeasibleError
 from hetero.placement import Network, Placement
 from hetero.planners import helix
 from hetero.planners.helix import heuristics
-from hetero.routers.pipelines import FlowRouter, PipelineRouter
-from hetero.simulator.pipelines import simulate_pipelines
-from hetero.simulator.run import Run
-from hetero.workload import Trace
+from hetero.plans import Group, Layers, Plan
+from hetero.routers.pipelines import FlowRouter
 
 Heuristic: TypeAlias = Literal["separate pipelines", "Swarm", "Petals"]
 
@@ -38,7 +35,7 @@ class LayerPlacement(Adapter):
         """Activations need a network."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         effort = helix.Effort(
             steps=300,
             variety=self.effort.variety,
@@ -49,7 +46,7 @@ class LayerPlacement(Adapter):
             shallow=(0.9, 0.7, 0.5),
         )
 
-        def placed(where: Nodes) -> list[Entry]:
+        def placed(where: Nodes) -> list[Plan]:
             found = helix.search(where.problem, effort=effort, seed=case.seed)
             tokens = where.means.input_tokens + where.means.output_tokens
             return [
@@ -58,7 +55,6 @@ class LayerPlacement(Adapter):
                     case,
                     where,
                     one.flow.network,
-                    FlowRouter,
                     "along the maximum flow",
                     (
                         f"Maximum flow {one.tokens_per_s:,.0f} tokens/s, {100 * one.gap:.2g} % "
@@ -95,8 +91,8 @@ class Heuristics(Adapter):
         """Activations need a network."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Entry:
-        def placed(where: Nodes) -> list[Entry]:
+    def _plan(self, case: Case) -> Plan:
+        def placed(where: Nodes) -> list[Plan]:
             network = Network(self._placement(where, case.seed), self.kind == "Petals")
             if self.kind == "Petals":
                 network.max_flow()  # says which layer or link is missing
@@ -107,7 +103,6 @@ class Heuristics(Adapter):
                     case,
                     where,
                     network,
-                    FlowRouter,
                     "along the maximum flow",
                     notes if self.kind == "Swarm" else (),
                 )
@@ -123,7 +118,7 @@ class Heuristics(Adapter):
         return heuristics.petals(where.problem, seed=seed)
 
 
-def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Entry]]) -> Entry:
+def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> Plan:
     """The placement that carries most, over the degrees that nodes may have.
 
     Raises
@@ -131,7 +126,7 @@ def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Entry]]) ->
     InfeasibleError
         If there is no placement for any degree; the text is that of the largest.
     """
-    found: list[Entry] = []
+    found: list[Plan] = []
     reason: InfeasibleError | None = None
     for cap in degrees(case)[: effort.node_degrees]:
         try:
@@ -162,28 +157,15 @@ def entry_of_layers(
     case: Case,
     where: Nodes,
     network: Network,
-    router: Callable[..., PipelineRouter],
     routing: str,
     notes: tuple[str, ...] = (),
     *,
     bound_rps: float | None = None,
-) -> Entry:
+) -> Plan:
     """An entry of layers placed over a network, played by the simulator of pipelines."""
     costs, placement = assumptions.costs(case), network.placement
-    expected = where.means.output_tokens
-    batch = float(assumptions.ENGINE.max_batch)
-
-    def play(trace: Trace, seed: int) -> Run:
-        return simulate_pipelines(
-            network,
-            trace,
-            router(expected_output_tokens=expected),
-            copy_bytes_s=float("inf"),
-            prompt_tokens=assumptions.ENGINE.max_step_tokens / batch,
-            context_tokens=1e9,
-            seed=seed,
-        )
-
+    engine = assumptions.ENGINE
+    prompt_tokens = engine.max_step_tokens / float(engine.max_batch)
     groups, price = [], 0.0
     known = True
     for k, held in enumerate(placement.ranges):
@@ -196,11 +178,12 @@ def entry_of_layers(
         price += (machine.usd_per_h or 0.0) * where.gpus[k] / machine.count
     used = sum(group.stages[0][2] for group in groups)
     left = case.cluster.gpus - used
-    return Entry(
+    return Plan(
         planner=planner,
         groups=tuple(groups),
+        serving=Layers(placement, network.partial_inference, prompt_tokens),
+        router=FlowRouter(expected_output_tokens=where.means.output_tokens),
         routing=routing,
-        play=play,
         usd_per_h=price if known else None,
         bound_rps=bound_rps,
         bound="maximum flow of any placement of these nodes" if bound_rps else "",

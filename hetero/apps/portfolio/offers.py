@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.score import goodput
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.thunderserve.budget import within
+from hetero.plans import Plan
 
 
 def parts(case: Case, most: int) -> tuple[Case, ...]:
@@ -45,7 +45,7 @@ def parts(case: Case, most: int) -> tuple[Case, ...]:
     return tuple(offers[number] for _, number in sorted(values)[:most])
 
 
-def best_of(case: Case, most: int, plan: Callable[[Case], Entry]) -> Entry:
+def best_of(case: Case, most: int, plan: Callable[[Case], Plan]) -> Plan:
     """The entry of the highest goodput over the parts of an offer.
 
     Raises
@@ -56,7 +56,7 @@ def best_of(case: Case, most: int, plan: Callable[[Case], Entry]) -> Entry:
     offers = parts(case, most)
     if len(offers) == 1:
         return plan(offers[0])
-    best: Entry | None = None
+    best: Plan | None = None
     value = -1.0
     reason: InfeasibleError | None = None
     for one in offers:

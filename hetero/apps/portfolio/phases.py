@@ -11,12 +11,12 @@ from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of, of_baseline
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.entry import Entry
 from hetero.apps.portfolio.score import carried, carries
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.thunderserve import plan as phase_plan
 from hetero.planners.thunderserve.tabu import TabuSettings
+from hetero.plans import Plan
 
 _SHARES = (0.5, 0.3, 0.7)  # of the bound on throughput, which nothing reaches
 
@@ -43,13 +43,13 @@ class PhaseSplitting(Adapter):
         """No network, no KV cache on its way."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         try:
             return _over_rates(case, self.effort, self._at_rate)
         except InfeasibleError as error:
             raise _why(case, error) from None
 
-    def _at_rate(self, case: Case) -> Entry:
+    def _at_rate(self, case: Case) -> Plan:
         found = phase_plan.plan(
             case.cluster,
             case.llm,
@@ -72,7 +72,7 @@ class PhaseSplitting(Adapter):
             self.name,
             found.deployment(engine=assumptions.ENGINE, name=f"{self.name} on {case.cluster.name}"),
             [*found.prefill, *found.decode],
-            found.router,
+            found.router(),
             "fixed shares of pairs of replicas, in rotation",
             shares={name: float(value) for name, value in shares.items()},
             notes=(
@@ -96,13 +96,13 @@ class HexGen(Adapter):
         """Groups span machines."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         try:
             return _over_rates(case, self.effort, self._at_rate)
         except InfeasibleError as error:
             raise _why(case, error) from None
 
-    def _at_rate(self, case: Case) -> Entry:
+    def _at_rate(self, case: Case) -> Plan:
         found = hexgen(
             assumptions.costs(case),
             assumptions.demand(case),
@@ -132,7 +132,7 @@ def _why(case: Case, error: InfeasibleError) -> InfeasibleError:
     )
 
 
-def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Entry]) -> Entry:
+def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Plan]) -> Plan:
     """The plan that carries most of those for the case's load and for higher ones.
 
     Attainment at a load that every design carries tells none from another.

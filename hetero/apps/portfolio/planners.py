@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hetero.apps.portfolio.base import Adapter
+from hetero.apps.portfolio.base import Adapter, Planner
 from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.entry import Planner
 from hetero.apps.portfolio.islands import Islands
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.phases import HexGen, PhaseSplitting

@@ -11,15 +11,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import Bound, bound
 from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.entry import Entry, Planner
 from hetero.apps.portfolio.improve import Change, Improved, improve
 from hetero.apps.portfolio.planners import planners as all_planners
 from hetero.apps.portfolio.score import Score, score
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class Tried:
     """
 
     planner: str
-    entry: Entry | None = None
+    entry: Plan | None = None
     score: Score | None = None
     reason: str = ""
 
@@ -67,7 +68,7 @@ class Portfolio(Shown):
     played: int = 0
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> Plan:
         """The best plan."""
         assert self.best.entry is not None
         return self.best.entry

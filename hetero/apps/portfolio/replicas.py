@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of, of_baseline
 from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import Stage
@@ -25,6 +23,7 @@ from hetero.planners.baselines.plan import BaselinePlan
 from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
 from hetero.planners.xiong.estimate import BatchLatency, Padded
+from hetero.plans import Plan
 from hetero.routers import Workload
 
 
@@ -37,7 +36,7 @@ class TensorParallelSearch(Adapter):
         """Its name."""
         return "tensor-parallel search"
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         costs = assumptions.costs(case)
         kinds = alike(case.cluster)
         one_each = Cluster(
@@ -80,7 +79,7 @@ class TensorParallelSearch(Adapter):
             self.name,
             Deployment(f"{self.name} on {case.cluster.name}", tuple(nodes)),
             pipelines,
-            partial(Workload, theta=2.0),
+            Workload(theta=2.0),
             "least of the largest workloads (Xiong et al.), theta 2",
             notes=(f"Estimate of Algorithm 1: {estimate:,.0f} tokens/s.",),
         )
@@ -95,10 +94,10 @@ class Melange(Adapter):
         """Its name."""
         return "Mélange"
 
-    def _within_budget(self, case: Case) -> Entry:
+    def _within_budget(self, case: Case) -> Plan:
         return self._plan(case)  # the program itself chooses the machines that the budget pays for
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         costs = assumptions.costs(case)
         found = melange.fastest(
             case.cluster,
@@ -127,7 +126,7 @@ class Melange(Adapter):
             self.name,
             Deployment(f"{self.name} on {case.cluster.name}", tuple(nodes)),
             pipelines,
-            found.router,
+            found.router(),
             "fixed shares by length of the input",
             bound_rps=found.bound,
             bound="largest rate of its integer program at 85 % load",
@@ -144,7 +143,7 @@ class Homogeneous(Adapter):
         """Its name."""
         return "vLLM homogeneous"
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         return _best_kind(case, self.name, self.effort.requests, colocated)
 
 
@@ -161,7 +160,7 @@ class DistServe(Adapter):
         """No network, no KV cache on its way."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Entry:
+    def _plan(self, case: Case) -> Plan:
         return _best_kind(case, self.name, self.effort.requests, distserve)
 
 
@@ -180,7 +179,7 @@ def only(case: Case, numbers: tuple[int, ...]) -> Case:
     return replace(case, cluster=part_of(case.cluster, machines))
 
 
-def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Entry:
+def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Plan:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
     slo = assumptions.targets(case)
     costs = assumptions.costs(case)

@@ -9,10 +9,10 @@ import numpy as np
 
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.case import MOST_REQUESTS, Case
-from hetero.apps.portfolio.entry import Entry
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.intervals import interval
+from hetero.plans import Plan
 from hetero.simulator import Slo
 from hetero.simulator.metrics import Metrics, metrics
 from hetero.simulator.saturation import attainment, backlog_growth, goodput_rps, largest_rate
@@ -147,7 +147,7 @@ def _percent(one: Estimate) -> str:
 
 
 def carried(
-    entry: Entry,
+    entry: Plan,
     case: Case,
     seed: int,
     *,
@@ -166,7 +166,7 @@ def carried(
     start = min(start_rps or case.rate_rps, most)
     if case.slo != Slo():
         return goodput_rps(
-            lambda rate: entry.play(case.arrivals(rate, seed=seed), seed),
+            lambda rate: entry.simulate(case.arrivals(rate, seed=seed), seed),
             case.slo,
             goal=case.goal,
             start_rps=start,
@@ -191,25 +191,25 @@ def _shown(case: Case) -> float:
     return float(max(len(case.trace), MOST_REQUESTS) / target_s)
 
 
-def carries(entry: Entry, case: Case, rate_rps: float, seed: int) -> bool:
+def carries(entry: Plan, case: Case, rate_rps: float, seed: int) -> bool:
     """Whether an entry carries a rate, in the sense of :func:`carried`."""
     return margin(entry, case, rate_rps, seed) >= 0.0
 
 
-def margin(entry: Entry, case: Case, rate_rps: float, seed: int) -> float:
+def margin(entry: Plan, case: Case, rate_rps: float, seed: int) -> float:
     """By how much an entry carries a rate, as a share of the requests; below 0 if it does not.
 
     What the share that meets every target exceeds the goal by or, without targets, what the growth
     of the backlog stays below what counts as keeping up.
     """
-    run = entry.play(case.arrivals(rate_rps, seed=seed), seed)
+    run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
     if case.slo != Slo():
         return attainment(run, case.slo) - case.goal
     served = float(run.finished.mean())
     return min(served - case.goal, GROWTH - backlog_growth(run))
 
 
-def goodput(entry: Entry, case: Case, seeds: Sequence[int] = (0,)) -> float:
+def goodput(entry: Plan, case: Case, seeds: Sequence[int] = (0,)) -> float:
     """Largest Poisson rate that an entry carries, the mean over seeds [requests/s].
 
     Every rate plays the same requests with the same gaps, stretched, for every entry.
@@ -218,7 +218,7 @@ def goodput(entry: Entry, case: Case, seeds: Sequence[int] = (0,)) -> float:
 
 
 def score(
-    entry: Entry,
+    entry: Plan,
     case: Case,
     *,
     seeds: Sequence[int] = (0,),
@@ -246,7 +246,7 @@ def score(
     found: list[Metrics] = []
     shares, finished = [], []
     for seed in used:
-        run = entry.play(case.arrivals(rate, seed=seed), seed)
+        run = entry.simulate(case.arrivals(rate, seed=seed), seed)
         found.append(metrics(run, case.slo))
         shares.append(attainment(run, case.slo))
         finished.append(float(run.finished.mean()))

@@ -37,8 +37,8 @@ from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
-from hetero.planners.baselines.sizes import SizeShares
 from hetero.programs import Ints, Limits, Program, Solver
+from hetero.routers import RangeShares
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -105,7 +105,7 @@ class MelangePlan(Shown):
                         placed.append(((k, degree), kind.instances[degree], label))
         return placed
 
-    def router(self) -> SizeShares:
+    def router(self) -> RangeShares:
         """Requests to instances in the shares of the plan, by the length of their input."""
         homes: dict[tuple[int, int], list[int]] = {}
         for index, (key, _, _) in enumerate(self._placed()):
@@ -118,7 +118,9 @@ class MelangePlan(Shown):
             where = homes.get((k, degree), [])
             for index in where:
                 weights[bucket.input_range][index] += bucket.share * share / len(where)
-        return SizeShares(tuple((span[1], tuple(row)) for span, row in weights.items()))
+        rows = np.array(list(weights.values()))
+        ends = np.array([end for _, end in weights])
+        return RangeShares(ends, rows, np.zeros_like(rows), name="shares by size")
 
     def table(self) -> Table:
         """One row per kind of machine and division."""

@@ -1,0 +1,93 @@
+"""The rule of a sustained rate, on replicas whose capacity is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.errors import ParameterError
+from hetero.latency.step import StepModel
+from hetero.routers import RoundRobin
+from hetero.simulator import Slo, simulate
+from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.sustained import Rule, life_s, window
+from hetero.workload import Trace
+
+# One request at a time, a prompt of 100 tokens in 0.1 s and its only token with it: 10 requests/s.
+STEP = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
+ONE = Deployment("one", (Replica("a", STEP, 10_000, engine=Engine(max_step_tokens=100)),))
+
+
+def arrivals(rate_rps: float, count: int, seed: int = 0) -> Trace:
+    trace = Trace([0.0] * count, [100] * count, [1] * count)
+    return trace.poisson(rate_rps, np.random.default_rng(seed))
+
+
+def judged(rule: Rule, rate_rps: float, seed: int = 0):
+    count = rule.requests(rate_rps, life_s(ONE, 100, 1))
+    return rule.judge(simulate(ONE, arrivals(rate_rps, count, seed), RoundRobin()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_below_capacity_it_goes_on_and_above_it_does_not(seed) -> None:
+    rule = Rule(precision=0.02)
+    assert judged(rule, 9.0, seed).sustained
+    assert not judged(rule, 10.8, seed).sustained
+    found = largest_rate(lambda rate: judged(rule, rate, seed).sustained, 5.0, precision=0.02)
+    assert 9.5 < found < 10.6
+
+
+def test_a_burst_that_meets_its_targets_is_no_sustained_rate() -> None:
+    rule = Rule(Slo(ttft_s=5.0))
+    burst = simulate(ONE, arrivals(24.0, 90), RoundRobin())
+    assert attainment(burst, rule.slo) >= 0.9  # 90 requests in 4 s: all wait, none for 5 s
+    shown = judged(rule, 24.0)
+    assert not shown.sustained
+    assert shown.attained < 0.1
+    assert shown.growth == pytest.approx(1 - 10 / 24, abs=0.05)
+
+
+def test_what_is_missed_at_the_ends_does_not_count() -> None:
+    count = 1000
+    trace = arrivals(5.0, count)
+    first, last = window(count)
+    assert (first, last) == (200, 950)
+    gap = np.zeros(count)
+    gap[50:] = 30.0  # nothing comes for half a minute, and what came before waits for nobody
+    late = Trace(trace.arrival_s + gap, trace.input_tokens, trace.output_tokens)
+    shown = Rule(Slo(ttft_s=2.0)).judge(simulate(ONE, late, RoundRobin()))
+    assert shown.requests == 750
+    assert shown.seconds == pytest.approx(late.arrival_s[949] - late.arrival_s[200])
+    assert shown.sustained
+
+
+def test_a_life_is_a_prefill_and_the_steps_of_a_full_batch() -> None:
+    step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    whole = Replica("a", step, 6_000, engine=Engine(max_batch=64))
+    # 6,000 tokens hold five requests of 1,000 + 200 tokens.
+    decode_s = float(step.seconds(5, 5, 5 * 1100.0))
+    prefill_s = float(step.seconds(1000, 0, 0.0, 1000 * 1000 / 2))
+    made = Deployment("one", (whole,))
+    assert life_s(made, 1000, 200) == pytest.approx(prefill_s + 200 * decode_s)
+    split = Deployment(
+        "split",
+        (
+            Replica("p", STEP, 6_000, role="prefill"),
+            Replica("d", step, 6_000, role="decode", engine=Engine(max_batch=64)),
+        ),
+        default_link=KvLink(10.0),
+    )
+    assert life_s(split, 1000, 200) == pytest.approx(0.1 + 200 * decode_s)
+
+
+def test_runs_are_long_enough_for_the_precision_and_for_lives() -> None:
+    assert Rule(precision=0.01).requests(1.0, 0.1) == 13_334
+    assert Rule(precision=0.02).requests(1.0, 0.1) == 3334
+    assert Rule(precision=0.02).requests(50.0, 30.0) == 30_000
+
+
+@pytest.mark.parametrize(("goal", "precision"), [(0.0, 0.1), (1.2, 0.1), (0.9, 0.0), (0.9, 1.0)])
+def test_what_cannot_be_judged_is_refused(goal, precision) -> None:
+    with pytest.raises(ParameterError, match="cannot be judged"):
+        Rule(goal=goal, precision=precision)
