@@ -69,14 +69,14 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SustainedRule:
     """Targets, goal and precision of a sustained rate; nothing else differs between its users.
 
     Examples
     --------
-    >>> Rule(goal=0.9, precision=0.02).requests(1.0, 0.5)
+    >>> SustainedRule(goal=0.9, precision=0.02).requests(1.0, 0.5)
     3334
-    >>> Rule(goal=0.9, precision=0.02).requests(100.0, 10.0)  # 20 lives of 10 s
+    >>> SustainedRule(goal=0.9, precision=0.02).requests(100.0, 10.0)  # 20 lives of 10 s
     20000
     """
 

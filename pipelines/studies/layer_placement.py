@@ -13,7 +13,7 @@ import seaborn as sns
 
 from hetero.placement import Flow, Network, Placement
 from hetero.placement.pruning import all_links, pruned
-from hetero.planners.helix import Plan
+from hetero.planners.helix import FlowPlan
 from hetero.planners.helix.milp import Milp, judge
 from hetero.planners.helix.planner import timing_key
 from hetero.plots import figures, placements
@@ -77,7 +77,7 @@ def sizes() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def summary(plans: Mapping[str, Plan]) -> pd.DataFrame:
+def summary(plans: Mapping[str, FlowPlan]) -> pd.DataFrame:
     """Our plans beside the best published placement, with the time that the benchmark recorded."""
     rows = []
     for name, plan in plans.items():
@@ -92,7 +92,7 @@ def summary(plans: Mapping[str, Plan]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def progress(plans: Mapping[str, Plan]) -> Figure:
+def progress(plans: Mapping[str, FlowPlan]) -> Figure:
     """Best placement and bound over time: the artifact's logs, and ours as recorded (Fig. 12)."""
     logged = {name: plan for name, plan in plans.items() if name in REFERENCES}
     fig, axes = plt.subplots(1, len(logged), figsize=(3.4 * len(logged), 3.3), squeeze=False)
@@ -129,7 +129,7 @@ def pipelines(best: Flow, nodes: Sequence[Any], count: int = 8) -> pd.DataFrame:
 
 
 def simulated(
-    plans: Mapping[str, Plan], source: TraceSource, window_s: tuple[float, float], seed: int
+    plans: Mapping[str, FlowPlan], source: TraceSource, window_s: tuple[float, float], seed: int
 ) -> tuple[dict[str, PipelineRun], dict[str, Any]]:
     """Placements of LLaMA-70B served offline with Helix's scheduler, and what the flow uses.
 
@@ -276,7 +276,7 @@ def ablation_claims(decoded: pd.DataFrame, reached_s: pd.DataFrame, protocol: st
     return rows
 
 
-def plan_claims(plans: Mapping[str, Plan]) -> Rows:
+def plan_claims(plans: Mapping[str, FlowPlan]) -> Rows:
     """Claims 18, 19 and 29, as far as their settings are planned."""
     rows: Rows = []
     if small := plans.get("small-10 30B"):

@@ -11,7 +11,7 @@ from hetero.latency.step import StepModel
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.simulator.saturation import attainment, largest_rate
-from hetero.simulator.sustained import Rule, life_s, window
+from hetero.simulator.sustained import SustainedRule, life_s, window
 from hetero.workload import Trace
 
 # One request at a time, a prompt of 100 tokens in 0.1 s and its only token with it: 10 requests/s.
@@ -24,14 +24,14 @@ def arrivals(rate_rps: float, count: int, seed: int = 0) -> Trace:
     return trace.poisson(rate_rps, np.random.default_rng(seed))
 
 
-def judged(rule: Rule, rate_rps: float, seed: int = 0):
+def judged(rule: SustainedRule, rate_rps: float, seed: int = 0):
     count = rule.requests(rate_rps, life_s(ONE, 100, 1))
     return rule.judge(simulate(ONE, arrivals(rate_rps, count, seed), RoundRobin()))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_below_capacity_it_goes_on_and_above_it_does_not(seed) -> None:
-    rule = Rule(precision=0.02)
+    rule = SustainedRule(precision=0.02)
     assert judged(rule, 9.0, seed).sustained
     assert not judged(rule, 10.8, seed).sustained
     found = largest_rate(lambda rate: judged(rule, rate, seed).sustained, 5.0, precision=0.02)
@@ -39,7 +39,7 @@ def test_below_capacity_it_goes_on_and_above_it_does_not(seed) -> None:
 
 
 def test_a_burst_that_meets_its_targets_is_no_sustained_rate() -> None:
-    rule = Rule(Slo(ttft_s=5.0))
+    rule = SustainedRule(Slo(ttft_s=5.0))
     burst = simulate(ONE, arrivals(24.0, 90), RoundRobin())
     assert attainment(burst, rule.slo) >= 0.9  # 90 requests in 4 s: all wait, none for 5 s
     shown = judged(rule, 24.0)
@@ -56,7 +56,7 @@ def test_what_is_missed_at_the_ends_does_not_count() -> None:
     gap = np.zeros(count)
     gap[50:] = 30.0  # nothing comes for half a minute, and what came before waits for nobody
     late = Trace(trace.arrival_s + gap, trace.input_tokens, trace.output_tokens)
-    shown = Rule(Slo(ttft_s=2.0)).judge(simulate(ONE, late, RoundRobin()))
+    shown = SustainedRule(Slo(ttft_s=2.0)).judge(simulate(ONE, late, RoundRobin()))
     assert shown.requests == 750
     assert shown.seconds == pytest.approx(late.arrival_s[949] - late.arrival_s[200])
     assert shown.sustained
@@ -82,12 +82,12 @@ def test_a_life_is_a_prefill_and_the_steps_of_a_full_batch() -> None:
 
 
 def test_runs_are_long_enough_for_the_precision_and_for_lives() -> None:
-    assert Rule(precision=0.01).requests(1.0, 0.1) == 13_334
-    assert Rule(precision=0.02).requests(1.0, 0.1) == 3334
-    assert Rule(precision=0.02).requests(50.0, 30.0) == 30_000
+    assert SustainedRule(precision=0.01).requests(1.0, 0.1) == 13_334
+    assert SustainedRule(precision=0.02).requests(1.0, 0.1) == 3334
+    assert SustainedRule(precision=0.02).requests(50.0, 30.0) == 30_000
 
 
 @pytest.mark.parametrize(("goal", "precision"), [(0.0, 0.1), (1.2, 0.1), (0.9, 0.0), (0.9, 1.0)])
 def test_what_cannot_be_judged_is_refused(goal, precision) -> None:
     with pytest.raises(ParameterError, match="cannot be judged"):
-        Rule(goal=goal, precision=precision)
+        SustainedRule(goal=goal, precision=precision)

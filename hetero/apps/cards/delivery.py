@@ -24,7 +24,7 @@ from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Run, metrics
 from hetero.simulator.saturation import largest_rate
-from hetero.simulator.sustained import Judged, Rule
+from hetero.simulator.sustained import Judged, SustainedRule
 from hetero.simulator.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
@@ -147,7 +147,7 @@ def judged(
 
     Every rate has the same requests with the same gaps, stretched; higher ones more of them.
     """
-    rule = Rule(case.slo, case.goal, precision)
+    rule = SustainedRule(case.slo, case.goal, precision)
     count = rule.requests(rate_rps, plan.life_s(case.trace))
     run = plan.simulate(case.arrivals(rate_rps, seed=seed, requests=count), seed)
     return run, rule.judge(run)

@@ -67,7 +67,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Plan(Shown):
+class FlowPlan(Shown):
     """The best placements that were found, and a bound on all.
 
     Attributes
@@ -164,7 +164,7 @@ def plan(
     point: OperatingPoint = HELIX_POINT,
     effort: Effort | None = None,
     seed: int = 0,
-) -> Plan:
+) -> FlowPlan:
     """Plan of a cluster: see :func:`search`."""
     problem = Problem.of(cluster, llm, links=links, point=point)
     return search(problem, effort=effort, seed=seed)
@@ -176,7 +176,7 @@ def search(
     effort: Effort | None = None,
     seed: int = 0,
     progress: Callable[[Step], None] | None = None,
-) -> Plan:
+) -> FlowPlan:
     """Placements of the largest flow that the planner finds, and a bound on every placement.
 
     Stops by counts, never by time: the same problem and seed give the same plan.
@@ -251,7 +251,7 @@ def search(
         )
         placement = Placement(problem, ranges, f"{problem.name}, {method}")
         best.append(Candidate(placement, Network(placement).max_flow(), method, upper))
-    return Plan(
+    return FlowPlan(
         problem,
         tuple(best),
         FlowBound(upper, bound.simple_tokens_per_s, bound.programs),
