@@ -12,7 +12,7 @@ from hetero.cluster import Cluster, Machine
 from hetero.cluster import Network as Links
 from hetero.display import Column, Table
 from hetero.placement import Problem
-from hetero.planners.helix import Plan, search
+from hetero.planners.helix import FlowPlan, search
 from hetero.planners.helix.planner import timing_key
 from hetero.streams import stream
 from hetero.timings import Timing
@@ -56,7 +56,7 @@ class Planned:
     cluster: str
     model: str
     nodes: int
-    plan: Plan
+    plan: FlowPlan
 
     def timings(self) -> list[Timing]:
         """Elapsed time after every step of the planner."""
@@ -74,7 +74,7 @@ class Planned:
 def bench(
     sizes: tuple[int, ...] = (), progress: Callable[[str], None] | None = None
 ) -> list[Planned]:
-    """Plan Helix's clusters, and random ones of the given numbers of nodes in several regions."""
+    """FlowPlan Helix's clusters, and random ones of the given numbers of nodes in several regions."""
     found = []
     warm_up()
     for name, model in CASES:
