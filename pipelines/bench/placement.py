@@ -74,7 +74,7 @@ class Planned:
 def bench(
     sizes: tuple[int, ...] = (), progress: Callable[[str], None] | None = None
 ) -> list[Planned]:
-    """FlowPlan Helix's clusters, and random ones of the given numbers of nodes in several regions."""
+    """Plan Helix's clusters, and random ones of the given numbers of nodes in several regions."""
     found = []
     warm_up()
     for name, model in CASES:
