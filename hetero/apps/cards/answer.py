@@ -259,10 +259,10 @@ def _how(plan: Plan, case: Case, rate_rps: float, effort: Effort) -> str:
     """How the goodput was judged, in one sentence."""
     _, seen = judged(plan, case, rate_rps, case.seed, effort.precision)
     return (
-        f"Goodput is the largest rate that is sustained: at {rate_rps:.4g} requests/s "
-        f"{seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its beginning "
-        f"and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
-        f"{100 * effort.precision:g} %."
+        f"Goodput is the largest rate of Poisson arrivals that is sustained: at {rate_rps:.4g} "
+        f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
+        f"beginning and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
+        f"{100 * effort.precision:g} %. Burstier traces need more."
     )
 
 
