@@ -54,6 +54,8 @@ def imported(code: str) -> Iterator[str]:
                     yield name
                 elif node.module == "hetero" and alias.name in hetero.LAZY:
                     yield hetero.LAZY[alias.name]
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "hetero":
+            yield from [hetero.LAZY[node.attr]] if node.attr in hetero.LAZY else []
 
 
 def closure(code: str) -> set[str]:

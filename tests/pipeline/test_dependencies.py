@@ -52,6 +52,8 @@ def test_every_way_to_import_is_followed() -> None:
         *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.kv"),
         "hetero.apps.cards.answer",
     }
+    used = set(dependencies.imported("import hetero\ncard = hetero.plan(fleet)"))
+    assert used == {"hetero", "hetero.apps.cards.answer"}
     assert "hetero/catalog/gpus.py" in dependencies.closure("from hetero.memory import kv")
 
 
