@@ -40,7 +40,7 @@ CASE = Case(FLEET, MODEL, CHATS, 7.0, SLO)
 
 def entry(case: Case = CASE) -> Plan:
     found = planner("Mélange").plan(case)
-    return replace(found, router=RoundRobin)
+    return replace(found, router=RoundRobin())
 
 
 def test_a_lost_machine_leaves_what_a_deployment_without_it_delivers() -> None:
