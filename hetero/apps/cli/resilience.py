@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hetero.apps.capacity.trial import Outcome
     from hetero.apps.portfolio.base import Planner
     from hetero.apps.portfolio.case import Case
-from hetero.plans import Plan
+    from hetero.plans import Plan
 
 
 def register(app: typer.Typer) -> None:
