@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,6 +34,13 @@ if not os.environ.get(datasets.MIRROR) and _BESIDE.is_dir():
 
 # Here, so that all workers of a run draw from one seed.
 os.environ.setdefault("HETERO_FUZZ_SEED", str(secrets.randbelow(2**32)))
+
+
+@pytest.fixture(autouse=True)
+def _plain_style() -> None:
+    """No test sees the style that another one has set for all figures of its process."""
+    if "matplotlib" in sys.modules:
+        sys.modules["matplotlib"].rcdefaults()
 
 
 def pytest_report_header() -> str:

@@ -124,9 +124,9 @@ class RangeShares(Builtin):
                 resolve=f"give a matrix of shape {shape} with weights of 0 or more.",
             )
         whole = all(replica.role == "both" for replica in deployment.replicas)
-        wrong = ("both", other) if phase == "decode" else (other,)
         if whole and phase == "decode" and not weight.any():
             return weight  # who prefills decodes too
+        wrong = (other,) if whole and phase == "prefill" else (other, "both")
         if (weight.sum(axis=1) <= 0).any():
             empty = int(np.flatnonzero(weight.sum(axis=1) <= 0)[0])
             raise ParameterError(

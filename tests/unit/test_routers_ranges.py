@@ -122,4 +122,4 @@ def test_replicas_of_both_phases_take_no_part():
     )
     wide = np.column_stack([PREFILL, np.ones(3)])
     with pytest.raises(ParameterError, match="Replica w, which serves both"):
-        simulate(both, many(10), RangeShares(ENDS, wide, np.column_stack([DECODE, np.ones(3)])))
+        simulate(both, many(10), RangeShares(ENDS, wide, np.column_stack([DECODE, np.zeros(3)])))
