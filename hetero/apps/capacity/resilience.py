@@ -272,22 +272,7 @@ def _router(entry: Plan) -> Builtin:
 
 def _outcome(entry: Plan, load: Load, events: Sequence[Event]) -> Outcome:
     assert entry.deployment is not None
-    # A router may keep books of a run, so that each gets its own.
-    parts = [
-        outcome(
-            entry.deployment,
-            replace(load, seeds=(seed,)),
-            router=_router(entry),
-            events=events,
-        )
-        for seed in load.seeds
-    ]
-    return Outcome(
-        tuple(one.attained[0] for one in parts),
-        tuple(one.goodput_rps[0] for one in parts),
-        tuple(one.growth[0] for one in parts),
-        tuple(one.tokens_per_s[0] for one in parts),
-    )
+    return outcome(entry.deployment, load, router=_router(entry), events=events)
 
 
 def _carries(entry: Plan, load: Load, events: Sequence[Event]) -> float:

@@ -153,19 +153,30 @@ def judged(
     return run, rule.judge(run)
 
 
-def carried(plan: Plan, case: Case, seed: int, precision: float, near_rps: float) -> float:
+def carried(
+    plan: Plan,
+    case: Case,
+    seed: int,
+    precision: float,
+    near_rps: float,
+    *,
+    bracket: float | None = None,
+) -> float:
     """Largest rate that is sustained (:mod:`hetero.simulator.sustained`) [requests/s]; 0 if none.
 
     Parameters
     ----------
     near_rps
-        Rate to look around first; what is found depends on it by no more than the precision.
+        Rate to look around first; what is found depends on it by no more than the bracket.
+    bracket
+        Width of the last bracket over its lower end, by default the precision. Plans that are
+        compared on the same requests differ by less than either of them is known to.
     """
     return largest_rate(
         lambda rate_rps: judged(plan, case, rate_rps, seed, precision)[1].sustained,
         near_rps,
         factor=1.3,
-        precision=precision,
+        precision=bracket or precision,
         least_rps=_LEAST_SHARE * near_rps,
         most_rps=_MOST_RPS,
     )

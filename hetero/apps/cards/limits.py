@@ -27,7 +27,7 @@ BETTER = 1.1
 """How much better each thing is made."""
 
 _LEAST_PERCENT = 1.0  # gains below this are within the precision of a goodput
-_PRECISION = 0.002  # of the goodputs that are compared
+_BRACKET = 0.002  # around the goodputs that are compared
 _SAMPLES = 200
 
 
@@ -104,14 +104,19 @@ def limits(
     if entry.deployment is not None:
         use = _use(entry, case, edge)
         rows = []
+
+        def finely(plan: Plan, seed: int, near_rps: float) -> float:
+            return carried(plan, case, seed, effort.precision, near_rps, bracket=_BRACKET)
+
+        seeds = [(case.seed + k, rate) for k, rate in enumerate(goodput.seeds) if rate > 0]
+        now = [finely(entry, seed, rate) for seed, rate in seeds]
         for name, better in _BETTER.items():
             if name == LINKS and not (entry.deployment.links or entry.deployment.default_link):
                 continue
             other = redeployed(entry, better(entry.deployment))
             gains = [
-                carried(other, case, case.seed + k, _PRECISION, one) / one - 1.0
-                for k, one in enumerate(goodput.seeds)
-                if one > 0
+                finely(other, seed, rate) / rate - 1.0
+                for (seed, _), rate in zip(seeds, now, strict=True)
             ]
             rows.append(Limit(name, 100.0 * float(np.mean(gains)), use.get(name, np.nan)))
         rows.sort(key=lambda row: -row.gain_percent)
