@@ -16,7 +16,7 @@ import numpy as np
 from hetero.apps.cards.card import Limit, Limits, Sampled
 from hetero.apps.cards.delivery import LATENCIES, Effort, carried, judged, redeployed
 from hetero.apps.portfolio.case import Case
-from hetero.deployment import Deployment, KvLink
+from hetero.deployment import Deployment, KvLink, Replica
 from hetero.latency.scaled import scaled
 from hetero.plans import Plan
 from hetero.routers import Builtin
@@ -30,35 +30,12 @@ _LEAST_PERCENT = 1.0  # gains below this are within the precision of a goodput
 _BRACKET = 0.002  # around the goodputs that are compared
 _SAMPLES = 200
 
-
 Better: TypeAlias = Callable[[Deployment], Deployment]
 
 
-def _steps(prefill: float, decode: float) -> Better:
+def _each(better: Callable[[Replica], Replica]) -> Better:
     return lambda deployment: replace(
-        deployment,
-        replicas=tuple(
-            replace(r, step=scaled(r.step, prefill, decode)) for r in deployment.replicas
-        ),
-    )
-
-
-def _caches(deployment: Deployment) -> Deployment:
-    return replace(
-        deployment,
-        replicas=tuple(
-            replace(r, kv_tokens=round(BETTER * r.kv_tokens)) for r in deployment.replicas
-        ),
-    )
-
-
-def _batches(deployment: Deployment) -> Deployment:
-    return replace(
-        deployment,
-        replicas=tuple(
-            replace(r, engine=replace(r.engine, max_batch=round(BETTER * r.engine.max_batch)))
-            for r in deployment.replicas
-        ),
+        deployment, replicas=tuple(better(replica) for replica in deployment.replicas)
     )
 
 
@@ -78,10 +55,12 @@ PREFILL, DECODE, CACHE = "compute of prefill", "bandwidth of decode", "memory fo
 BATCH, LINKS, BUDGET = "batch limit", "links between machines", "budget"
 
 _BETTER: dict[str, Better] = {
-    PREFILL: _steps(1.0 / BETTER, 1.0),
-    DECODE: _steps(1.0, 1.0 / BETTER),
-    CACHE: _caches,
-    BATCH: _batches,
+    PREFILL: _each(lambda r: replace(r, step=scaled(r.step, 1.0 / BETTER, 1.0))),
+    DECODE: _each(lambda r: replace(r, step=scaled(r.step, 1.0, 1.0 / BETTER))),
+    CACHE: _each(lambda r: replace(r, kv_tokens=round(BETTER * r.kv_tokens))),
+    BATCH: _each(
+        lambda r: replace(r, engine=replace(r.engine, max_batch=round(BETTER * r.engine.max_batch)))
+    ),
     LINKS: _links,
 }
 
