@@ -39,7 +39,7 @@ from hetero.routers import (
     uniform_limits,
 )
 from hetero.simulator import Slo, metrics, simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.workload import Trace
 from hetero.workload.synthetic import (
     HETEROSERVE_INPUT,

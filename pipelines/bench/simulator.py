@@ -39,7 +39,7 @@ from hetero.routers import (
     Workload,
 )
 from hetero.simulator import simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.streams import stream
 from hetero.workload import Trace, datasets
 from pipelines.bench.speeds import TRACE, SimulatorBench, Speed

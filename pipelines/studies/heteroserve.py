@@ -20,7 +20,7 @@ from hetero.latency import for_gpu
 from hetero.latency.step import Piece, StepModel
 from hetero.planners.replicated import StepSource, replicated, roofline_steps
 from hetero.simulator import Run, Slo, metrics, simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.workload import Trace, synthetic
 from hetero.workload.lengths import percentile_edges
 from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, Lengths

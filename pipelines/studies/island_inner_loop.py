@@ -25,7 +25,7 @@ from hetero.planners.rignall.rates import Phase, RateTable
 from hetero.planners.rignall.replay import deployment, router
 from hetero.routers import LeastTokens
 from hetero.simulator import metrics, simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.streams import stream
 from hetero.workload.synthetic import TruncatedNormal
 from pipelines.studies.island_evaluator import Evaluation

@@ -167,7 +167,7 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
         missed = [
             hour
             for hour, rate in enumerate(curve.rates_rps)
-            if not market.carries(together(reserved, on_demand[hour]), load.at(rate))
+            if not market.sustains(together(reserved, on_demand[hour]), load.at(rate))
         ]
         if not missed:
             break
@@ -253,7 +253,7 @@ def _give_back(
         for at in prices(reserved):
             fewer = together(reserved, {at: -1})
             if all(
-                market.carries(together(fewer, on_demand[hour]), load.at(rate))
+                market.sustains(together(fewer, on_demand[hour]), load.at(rate))
                 for hour, rate in enumerate(curve.rates_rps)
             ):
                 reserved, improved = fewer, True
@@ -264,7 +264,7 @@ def _give_back(
                 tried[hour] = together(on_demand[hour], {at: -1})
                 price = _usd(market, reserved, tried)
                 fleet = together(reserved, tried[hour])
-                if price < spent - 1e-9 and market.carries(fleet, load.at(rate)):
+                if price < spent - 1e-9 and market.sustains(fleet, load.at(rate)):
                     on_demand, spent, improved = tried, price, True
     return reserved, on_demand
 

@@ -131,7 +131,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CardQuestion:
     """What was asked; see the module for its fields."""
 
     cluster: Line
@@ -247,7 +247,7 @@ class PlanCard(Shown):
         The plan itself, which can be simulated, drawn, exported and served.
     """
 
-    question: Question
+    question: CardQuestion
     planner: str
     precision: str
     groups: tuple[Replicas, ...]

@@ -9,10 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from hetero.apps.cards.delivery import carried, drawable, goodput
+from hetero.apps.cards.delivery import drawable, goodput
 from hetero.apps.cards.request import Request
 from hetero.apps.cards.sensitivity import steps
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.planners import planner, planners
@@ -21,6 +20,7 @@ from hetero.apps.portfolio.portfolio import Tried as Asked
 from hetero.apps.portfolio.score import score
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.simulator.saturation import attainment
 from hetero.simulator.uncertainty import Outcomes
 
@@ -36,25 +36,15 @@ _AGAIN = 1.4  # planned once more where the goodput is further than this from th
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A plan, the case that it was made for, and the planner's row.
+    """A plan, the case that it was made for, and the planner's row."""
 
-    Attributes
-    ----------
-    rate_rps
-        Rate that it sustains with the arrivals of the first seed; NaN without a plan.
-    """
-
-    case: Case
+    case: Question
     asked: Asked
-    rate_rps: float = math.nan
 
-    @classmethod
-    def of(cls, case: Case, asked: Asked, precision: float) -> Contender:
-        """The row with what its plan sustains: planners are compared by shorter runs."""
-        if asked.entry is None or asked.score is None:
-            return cls(case, asked)
-        near = asked.score.goodput_rps.mean or case.rate_rps
-        return cls(case, asked, carried(asked.entry, case, case.seed, precision, near))
+    @property
+    def rate_rps(self) -> float:
+        """Rate that it sustains with the arrivals of the first seed; NaN without a plan."""
+        return self.asked.score.goodput_rps.mean if self.asked.score else math.nan
 
     @property
     def entry(self) -> Plan:
@@ -65,7 +55,7 @@ class Contender:
     @property
     def key(self) -> tuple[float, ...]:
         """What contenders are ranked by."""
-        return (self.rate_rps, *self.asked.score.key) if self.asked.score else (-1.0,)
+        return self.asked.score.key if self.asked.score else (-1.0, -1.0, -1.0)
 
 
 def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> list[Contender]:
@@ -81,7 +71,7 @@ def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> 
             found = compete(case, asked, partial(_labelled, say, label))
         except InfeasibleError:
             continue
-        rows += [Contender.of(case, one, asked.effort.precision) for one in found.tried]
+        rows += [Contender(case, one) for one in found.tried]
     return rows
 
 
@@ -89,7 +79,7 @@ def _labelled(say: Progress, label: str, name: str) -> None:
     say(f"{label}{name}")
 
 
-def compete(case: Case, asked: Request, say: Progress | None = None) -> Portfolio:
+def compete(case: Question, asked: Request, say: Progress | None = None) -> Portfolio:
     """Every planner asked.
 
     Planners of layers over a network take as long as all others together and seldom carry as
@@ -146,14 +136,14 @@ def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
     return max(single, key=lambda one: one.key).entry.planner
 
 
-def planned_by(name: str, asked: Request, case: Case) -> Plan:
+def planned_by(name: str, asked: Request, case: Question) -> Plan:
     """Plan of one planner, improved."""
     effort = ARENA[asked.effort_name]
     one = planner(name, effort)
     return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
 
 
-def fast(case: Case, asked: Request) -> Plan:
+def fast(case: Question, asked: Request) -> Plan:
     """The best plan of the planners that answer within a second or so, as it came.
 
     Raises
@@ -199,7 +189,7 @@ def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dic
             continue
         made = score(entry, case, seeds=(case.seed,))
         row = Asked(f"{name} for {step.what}", entry, made)
-        rows[step.what] = Contender.of(case, row, asked.effort.precision)
+        rows[step.what] = Contender(case, row)
     return rows
 
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from hetero import catalog, workload
 from hetero.apps.cards.delivery import EFFORTS, Effort
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import Llm
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
+from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.streams import stream
@@ -35,6 +35,8 @@ the replies is not modelled, nor what it takes to quantise a model. Not counted 
 zero points (a few percent of the bytes), and embeddings or logits that a checkpoint may keep in 16
 bits. Efficiencies were calibrated in 16 bits.
 """
+
+_SCREENED_S = 20.0  # arrivals that planners compare plans by last at least so long
 
 RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
 
@@ -59,7 +61,7 @@ class Request(Shown):
         How much is played.
     """
 
-    case: Case
+    case: Question
     cluster: Cluster
     rate_given: bool
     precision: str
@@ -68,7 +70,7 @@ class Request(Shown):
     effort: Effort
     effort_name: str
 
-    def at(self, precision: str) -> Case | None:
+    def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
         able = tuple(m for m in self.cluster.machines if precision in m.gpu.precisions)
         if not able:
@@ -151,6 +153,7 @@ def request(
     )
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
     size = EFFORTS[effort].requests
+    whole = requests
     if len(requests) > size:
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
@@ -162,7 +165,19 @@ def request(
             f"No GPU of {offered.name} computes in {precision}.",
             resolve=f"use {', '.join(p for p in PRECISION_BITS if p in able)}.",
         )
-    case = Case(offered, llm, requests, start, targets, goal, budget, usable[0], seed)
+    case = Question(
+        offered,
+        llm,
+        requests,
+        start,
+        targets,
+        goal,
+        budget,
+        usable[0],
+        least_s=_SCREENED_S,
+        seed=seed,
+        drawn_from=whole,
+    )
     made = Request(
         case, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
     )

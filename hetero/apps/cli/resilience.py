@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hetero.apps.capacity.resilience import Loss
     from hetero.apps.capacity.trial import Outcome
     from hetero.apps.portfolio.base import Planner
-    from hetero.apps.portfolio.case import Case
     from hetero.plans import Plan
+    from hetero.question import Question
 
 
 def register(app: typer.Typer) -> None:
@@ -60,12 +60,12 @@ def resilience(
     from hetero import cluster as clusters
     from hetero.apps.capacity import resilience as losses
     from hetero.apps.capacity.spare import spare as find_spare
-    from hetero.apps.portfolio.case import Case
+    from hetero.question import Question
 
     requested = workload.open_trace(
         trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
     )
-    case = Case(
+    case = Question(
         clusters.find(cluster),
         catalog.find_llm(model),
         requested,
@@ -107,7 +107,7 @@ def resilience(
         print(f"\n{extra}")
 
 
-def _plan(name: str, case: Case) -> tuple[Plan, Planner]:
+def _plan(name: str, case: Question) -> tuple[Plan, Planner]:
     """The plan of a planner, and the planner that plans again: of the best, the one that won."""
     from hetero.apps.portfolio.planners import planner, planners
     from hetero.apps.portfolio.portfolio import portfolio
@@ -135,7 +135,7 @@ def _loss(one: Loss) -> dict[str, Any]:
         "machines": list(one.machines),
         "gpus": one.gpus,
         "attainment": share(one.after),
-        "carries_rps": one.carried_rps,
+        "sustained_rps": one.sustained_rps,
         "attainment_minute_after": one.shock,
         "interrupted_requests": one.interrupted,
         "attainment_planned_again": share(one.planned_again),

@@ -91,10 +91,10 @@ def size(
     from hetero.apps.capacity import sizing
     from hetero.apps.capacity.load_curve import LoadCurve
     from hetero.apps.capacity.market import Market
-    from hetero.apps.capacity.trial import Load
     from hetero.costs.cost import Settings
     from hetero.errors import ParameterError
     from hetero.files import check_new
+    from hetero.question import Load
 
     if (rate is None) == (curve is None):
         raise ParameterError(
@@ -184,7 +184,7 @@ def _about(market: Market) -> dict[str, Any]:
             if (value := getattr(load.slo, name)) is not None
         },
         "seeds": list(load.seeds),
-        "requests_per_seed": load.count,
+        "precision_of_rate": load.precision,
         "prices": market.prices.name,
     }
 

@@ -9,7 +9,6 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of, of_baseline
-from hetero.apps.portfolio.case import Case
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import Stage
@@ -24,6 +23,7 @@ from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
 from hetero.planners.xiong.estimate import BatchLatency, Padded
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.routers import Workload
 
 
@@ -36,7 +36,7 @@ class TensorParallelSearch(Adapter):
         """Its name."""
         return "tensor-parallel search"
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         costs = assumptions.costs(case)
         kinds = alike(case.cluster)
         one_each = Cluster(
@@ -94,10 +94,10 @@ class Melange(Adapter):
         """Its name."""
         return "Mélange"
 
-    def _within_budget(self, case: Case) -> Plan:
+    def _within_budget(self, case: Question) -> Plan:
         return self._plan(case)  # the program itself chooses the machines that the budget pays for
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         costs = assumptions.costs(case)
         found = melange.fastest(
             case.cluster,
@@ -143,7 +143,7 @@ class Homogeneous(Adapter):
         """Its name."""
         return "vLLM homogeneous"
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         return _best_kind(case, self.name, self.effort.requests, colocated)
 
 
@@ -156,11 +156,11 @@ class DistServe(Adapter):
         """Its name."""
         return "DistServe"
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """No network, no KV cache on its way."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         return _best_kind(case, self.name, self.effort.requests, distserve)
 
 
@@ -173,13 +173,13 @@ def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(numbers) for numbers in found.values())
 
 
-def only(case: Case, numbers: tuple[int, ...]) -> Case:
+def only(case: Question, numbers: tuple[int, ...]) -> Question:
     """The case on some of its machines alone."""
     machines = [case.cluster.machines[number] for number in numbers]
     return replace(case, cluster=part_of(case.cluster, machines))
 
 
-def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Plan:
+def _best_kind(case: Question, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Plan:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
     slo = assumptions.targets(case)
     costs = assumptions.costs(case)

@@ -10,9 +10,10 @@ import numpy as np
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
+from hetero.errors import require, require_positive, require_share
 from hetero.routers import PairShares
-from hetero.simulator import Run, Slo, saturation, simulate
-from hetero.simulator.saturation import attainment
+from hetero.simulator import Run, Slo, simulate
+from hetero.simulator.saturation import attainment, largest_rate
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -126,16 +127,23 @@ def goodput_rps(
     ParameterError
         If the goal is no share, or no rate is too high for the targets.
     """
+    require_share(goal=goal)
+    require_positive(start_rps=start_rps, precision=precision)
 
     def play(rate_rps: float) -> Run:
         arrivals = trace.poisson(rate_rps, stream(seed, "arrivals"))
         return simulate(deployment, arrivals, PairShares(weights), seed=seed)
 
-    return saturation.goodput_rps(
-        play,
-        slo,
-        goal=goal,
-        start_rps=start_rps,
+    found = largest_rate(
+        lambda rate_rps: attainment(play(rate_rps), slo) >= goal,
+        start_rps,
         precision=precision,
+        least_rps=1e-3 * start_rps,
         most_rps=most_rps,
     )
+    require(
+        found < np.inf,
+        "The targets are met at any rate.",
+        resolve="give a longer trace, or targets that bind.",
+    )
+    return found
