@@ -73,7 +73,7 @@ class Budget(Shown):
 
     Notes
     -----
-    Source: Xiong et al., eq. 1: memory of an instance; Phi, phi_usage, delta_engine.
+    Source: Xiong et al., eq. 1: memory of an instance for KV caches; KVSize(s), phi_usage.
     """
 
     llm: Llm

@@ -36,8 +36,6 @@ def kv_capacity_bytes(
 
     Negative if the weights do not fit: how many bytes are missing.
 
-    Source: Xiong et al., eq. 1: memory that an instance has for KV caches; KVSize(s).
-
     Examples
     --------
     >>> from hetero.catalog import gpu, llm

@@ -117,7 +117,7 @@ class LongToFastest(routers.HeteroServe):
     """HeteroServe as sections 4.2 and 4.4 tell it: the last bin on the fastest devices only."""
 
     def admissions(self, deployment: Deployment) -> NDArray[np.bool_]:
-        """Eq. 4, and for the last bin only the devices of highest compute."""
+        """HeteroServe's eq. 4, and for the last bin only the devices of highest compute."""
         rows = super().admissions(deployment)
         compute = np.array([gpu.fp16_tflops for gpu in _gpus(deployment)])
         rows[-1] &= compute == compute.max()

@@ -189,7 +189,7 @@ class Fleets:
         return fig
 
     def throughput_claims(self) -> Iterator[dict[str, Any]]:
-        """Throughputs of Rignall's Table 5.1 (rignall-1, 2) and gains over the uniform fleet (3, 4)."""
+        """Throughputs of Rignall's Table 5.1 (rignall-1, 2), gains over uniform fleets (3, 4)."""
         for trace, letter in product(self.traces, INVENTORIES):
             thesis, fitting = (self.optimum[trace, reading, letter].served_rps for reading in READ)
             best = self.best_rps(trace, letter)

@@ -66,7 +66,7 @@ def printed_groups(costs: CostModel) -> dict[str, Groups]:
 def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") -> Losses:
     """A machine is lost, and the service rescheduled by every policy (ThunderServe Fig. 11).
 
-    From the plan of ThunderServe's Table 3 decode groups on the machine are lost; from ours all.
+    With ThunderServe's Table 3 only the decode groups on the machine are lost, with ours all of it.
     """
     rescheduled: Losses = {}
     printed_by_name = printed_groups(study.costs)

@@ -75,7 +75,7 @@ def petals(problem: Problem, seed: int = 0) -> Placement:
 
     Notes
     -----
-    Source: Helix, section 6.6: baseline Petals, after Borzunov et al.
+    Source: Helix, section 6.6: baseline Petals of Borzunov and others.
     The artifact's own placements are in :mod:`pipelines.studies.helix_artifact`; it draws the
     order from another generator.
     """

@@ -117,7 +117,8 @@ class Milp:
     def size(self) -> Size:
         """Variables and constraints by group.
 
-        Source: Helix, Tables 5 and 6: variables and constraints of the program.
+        Source: Helix, Table 5: variables of the program.
+        Source: Helix, Table 6: constraints of the program.
         """
         return Size(self._variables, self._constraints)
 
