@@ -42,6 +42,8 @@ Role: TypeAlias = Literal["both", "prefill", "decode"]
 class Engine:
     """How the serving engine of a replica forms batches and manages its KV cache.
 
+    Source: HeteroServe, section 4.1: eviction penalty of memory that overflows; w_3.
+
     Attributes
     ----------
     max_batch

@@ -270,8 +270,8 @@ class Llm(Shown):
         ----------
         formula
             ``"model"``: what the model caches, grouped-query and latent attention included.
-            ``"full"``: ``2 l h`` values per token, as Xiong et al. eq. 5 and 8 and HeteroServe
-            eq. 1 print, whatever the attention.
+            ``"full"``: ``2 l h`` values per token, as Xiong et al. (eq. 5 and 8) and
+            HeteroServe (eq. 1) print, whatever the attention.
         """
         return bytes_of(self.layers * self.kv_values_per_token_layer(formula), precision)
 

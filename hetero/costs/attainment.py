@@ -20,8 +20,8 @@ input s and output o meets its targets if
     W + latency(s) + T_{ij}(s) + V + (o - 1) T(b) \le E2E
 
 with the transfer :math:`T_{ij}` of :mod:`hetero.costs.transfer`; the first token comes
-from the prefill replica, so what comes before the second counts to the time per token. Sources:
-ThunderServe, section 3.3 (which takes DistServe's simulator); the queue is ours.
+from the prefill replica, so what comes before the second counts to the time per token.
+ThunderServe (section 3.3) takes DistServe's simulator; the queue is ours.
 """
 
 from __future__ import annotations
@@ -204,6 +204,8 @@ class Pairs:
 
     def attainment(self, prefill_rps: Floats, decode_rps: Floats) -> Floats:
         """SLO attainment D of every pair at given loads; shape (m, n).
+
+        Source: ThunderServe, section 3.3: SLO attainment of every pair; D_ij.
 
         Parameters
         ----------

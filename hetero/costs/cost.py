@@ -19,8 +19,8 @@ Between stages activations move in :math:`\alpha + 2 h n / \beta`.
   every :math:`\max(\sum_s T_s(b/S) + hops,\; S \max_s T_s(b/S))`.
 - Memory: the stage that fills first decides, :math:`l \min_s (free_s / l_s)`.
 
-Source: ThunderServe, section 3.3 and Appendix B, which take the cost model of HexGen; this one has
-its form, with the roofline's efficiencies in place of its constants.
+ThunderServe (section 3.3 and appendix B) takes the cost model of HexGen; this one has its form,
+with the roofline's efficiencies in place of its constants.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ _GIB = 2**30
 @dataclass(frozen=True, eq=False)
 class CostModel:
     """Costs of a model on the machines of a cluster; rates are computed once per kind of stage.
+
+    Source: ThunderServe, section 3.3: cost model of a group, in the form of HexGen's.
 
     Parameters
     ----------

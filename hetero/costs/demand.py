@@ -130,6 +130,8 @@ def reference(
 ) -> Slo:
     """Latencies that targets are multiples of: a mean request alone on the A100 of the paper.
 
+    Source: ThunderServe, section 5.1: latencies that the SLO scale multiplies.
+
     Parameters
     ----------
     on

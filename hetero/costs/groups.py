@@ -82,7 +82,10 @@ class Fleet:
         return tuple(self.model.rates(m, 1).usable_bytes for m in range(len(self.inventory)))
 
     def fits(self, one: Group) -> bool:
-        """The early checks: memory together exceeds the weights, and stages are not too many."""
+        """The early checks: memory together exceeds the weights, and stages are not too many.
+
+        Source: ThunderServe, section 3.2: early checks of a neighbour.
+        """
         if sum(n * self.gpu_bytes[m] for m, n in one) <= self.needed_bytes:
             return False
         return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages
@@ -152,6 +155,8 @@ class Fleet:
         whole machine is divided evenly into as many groups as still fit. Where no
         cut gives two groups, as when a machine has lost GPUs and what is left of it does not
         serve, every machine gives as many GPUs as do.
+
+        Source: ThunderServe, section 3.2: first groups by hierarchical clustering of bandwidth.
         """
         where = np.repeat(np.arange(len(self.inventory)), self.inventory)
         distance = 1.0 / self.model.bandwidth_gbs[np.ix_(where, where)]

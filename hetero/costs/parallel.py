@@ -28,6 +28,8 @@ _MOST_MIXED = 2  # machines up to which their degrees may differ
 class Configurations:
     """The best configuration of any group of a cluster for a demand, each found once.
 
+    Source: ThunderServe, Algorithm 2: parallel configuration of a group; TP, PP.
+
     Examples
     --------
     >>> from hetero import workload
@@ -194,7 +196,10 @@ def _layer_s(rate: Rates, n: float, cached: float, pairs: float) -> float:
 
 
 def _rounded(weight: np.ndarray, most: list[int], layers: int) -> tuple[int, ...]:
-    """Whole layers in proportion to weights, from 1 to what each stage holds, adding up."""
+    """Whole layers in proportion to weights, from 1 to what each stage holds, adding up.
+
+    Source: ThunderServe, appendix B: layers divided unevenly between stages.
+    """
     exact = weight / weight.sum() * layers
     held = [min(max(1, int(share)), limit) for share, limit in zip(exact, most, strict=True)]
     while sum(held) != layers:

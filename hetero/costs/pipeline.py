@@ -196,7 +196,7 @@ class Pipeline(Shown):
         return min(self.model.settings.max_batch, int(self.kv_tokens / max(context_tokens, 1.0)))
 
     def decode_tps(self, context_tokens: float) -> float:
-        """Tokens per second when the batch is as large as memory allows (Appendix B)."""
+        """Tokens per second with the batch that memory allows (ThunderServe, appendix B)."""
         batch = self.decode_batch(context_tokens)
         if batch < 1:
             return 0.0

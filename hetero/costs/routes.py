@@ -27,6 +27,8 @@ Floats = NDArray[np.float64]
 def shortest(counts: Sequence[int], hop_s: Floats) -> tuple[tuple[int, ...], float]:
     """Order of stages with the least total time of hops, and that time [s].
 
+    Source: ThunderServe, appendix B: pipeline route by dynamic programming.
+
     Parameters
     ----------
     counts

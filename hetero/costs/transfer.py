@@ -27,6 +27,8 @@ Bits: TypeAlias = Literal[16, 8, 4]
 class KvTransfer:
     """How KV caches travel.
 
+    Source: ThunderServe, section 4: KV compression to few bits on the way; N_bytes.
+
     Attributes
     ----------
     bits
@@ -74,6 +76,8 @@ class KvTransfer:
 
     def seconds(self, source: Pipeline, target: Pipeline) -> tuple[float, float]:
         """Latency [s] and time per token [s] of a transfer between two groups.
+
+        Source: ThunderServe, eq. 1: time of a KV transfer, the alpha-beta model; T_ij^(kv_comm).
 
         Examples
         --------

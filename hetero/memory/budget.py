@@ -73,7 +73,7 @@ class Budget(Shown):
 
     Notes
     -----
-    Source: Xiong et al., section 3.1, eq. 1; section 4.1, eq. 5 and 8.
+    Source: Xiong et al., eq. 1: memory of an instance for KV caches; KVSize(s), phi_usage.
     """
 
     llm: Llm
@@ -151,7 +151,7 @@ class Budget(Shown):
 
     @property
     def kv_capacity_bytes(self) -> float:
-        """Largest KV cache of the instance [bytes] (eq. 1); negative: weights do not fit."""
+        """Largest KV cache [bytes] (Xiong et al., eq. 1); negative: the weights do not fit."""
         return self.llm.layers * min(stage.free_bytes / stage.layers for stage in self.stages)
 
     @property
@@ -174,7 +174,7 @@ class Budget(Shown):
 
         .. math:: b_r = KVSize / (2 (I_r + O_r)\, l\, h\, b^{bytes}), rounded down
 
-        (eq. 5, which omits the bytes of a value). 0 if not even one fits.
+        (Xiong et al., eq. 5, which omits the bytes of a value). 0 if not even one fits.
         """
         size = input_tokens + output_tokens
         if size < 1 or min(input_tokens, output_tokens) < 0:
@@ -188,7 +188,7 @@ class Budget(Shown):
         """Constraint that keeps the instance from serving a request of that length, or None.
 
         Checked in this order: heads that the tensor-parallel degree cannot divide, a data type
-        the GPU lacks, weights (eq. 1), and the KV cache of the longest request (eq. 2).
+        the GPU lacks, weights, and the KV cache of the longest request (Xiong et al., eq. 1 and 2).
         """
         llm, t = self.llm, self.tensor_parallel
         if llm.heads % t:

@@ -57,7 +57,7 @@ def kv_capacity_bytes(
 def why_not(
     llm: Llm, gpu: Gpu, *, longest_tokens: int = 1, **settings: Unpack[Settings]
 ) -> str | None:
-    """Constraint that keeps an instance from serving the longest request, or None (eq. 1 and 2).
+    """What keeps an instance from serving the longest request, or None (Xiong et al., eq. 1 and 2).
 
     Examples
     --------
@@ -71,6 +71,8 @@ def why_not(
 
 def fits(llm: Llm, gpu: Gpu, *, longest_tokens: int = 1, **settings: Unpack[Settings]) -> bool:
     """Whether an instance holds the weights and the longest request (Xiong et al. eq. 2).
+
+    Source: Xiong et al., eq. 2: constraint that the longest request fits; I_max, O_max.
 
     Examples
     --------

@@ -52,6 +52,8 @@ def kv_bytes(
 ) -> int:
     """KV cache of ``tokens`` tokens on all GPUs of an instance [bytes].
 
+    Source: HeteroServe, eq. 1: KV cache of a request; KV(r_j).
+
     Examples
     --------
     >>> from hetero.catalog import llm

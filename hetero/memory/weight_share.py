@@ -27,6 +27,8 @@ def minimum_gpus(
     default; with GiB only three of its twelve entries do. Parameters counted from the shape and the
     nominal ones (70, 175, 314, 405 billion) give the same numbers.
 
+    Source: Helix, Table 1: fewest GPUs that hold a model.
+
     Examples
     --------
     >>> from hetero.catalog import gpu, llm
@@ -51,6 +53,8 @@ def max_layers(
     The limits in Helix's artifact follow no rule that is stated. With decimal gigabytes this one
     gives the same for 11 of its 14 combinations of model and node, and one layer less for the
     other three (70B on A100; 30B on two and on four T4).
+
+    Source: Helix, section 6.2: layers of a node that leave half of its memory to the KV cache.
 
     Examples
     --------

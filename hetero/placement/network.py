@@ -35,7 +35,7 @@ class Network:
 
     Notes
     -----
-    Source: Helix section 4.3.
+    Source: Helix, section 4.3: graph abstraction of a placement; c_in, c_out.
 
     Examples
     --------
@@ -66,6 +66,8 @@ class Network:
 
     def max_flow(self) -> Flow:
         """Exact maximum flow from source to sink.
+
+        Source: Helix, section 4.3: throughput of a placement as a maximum flow.
 
         Raises
         ------
@@ -121,7 +123,10 @@ def connections(
     partial_inference: bool,
     links: Flags | None = None,
 ) -> Flags:
-    """Valid connections between nodes that hold [start, stop), shape (n + 1, n + 1)."""
+    """Valid connections between nodes that hold [start, stop), shape (n + 1, n + 1).
+
+    Source: Helix, section 4.4: partial inference and valid connections; s_j <= e_i < e_j.
+    """
     n = len(starts)
     used = starts >= 0
     valid = np.zeros((n + 1, n + 1), dtype=bool)

@@ -222,6 +222,8 @@ class Problem(Shown):
         r"""Sum over nodes of max_k k T(k), divided by the layers of the model.
 
         Every token takes each layer once, so no flow is above it (Helix section 4.5).
+
+        Source: Helix, section 4.5: upper bound by compute alone, the early stop.
         """
         work = sum(
             float((node.tokens_per_s * np.arange(len(node.tokens_per_s))).max())

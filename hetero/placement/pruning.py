@@ -12,7 +12,7 @@ from hetero.placement.problem import Problem
 Flags = NDArray[np.bool_]
 
 DEGREE = 12
-"""Fastest links that pruning keeps at every node (section 4.5)."""
+"""Fastest links that pruning keeps at every node (Helix section 4.5)."""
 
 
 def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None = None) -> Flags:
@@ -31,7 +31,8 @@ def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None =
 
     Notes
     -----
-    Source: Helix section 4.5 (the average degree of each node is 12) and its artifact.
+    Source: Helix, section 4.5: pruning of slow links, to an average degree of 12.
+    Read as in its artifact.
 
     Examples
     --------

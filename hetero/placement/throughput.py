@@ -105,7 +105,8 @@ def throughput(
 
     Notes
     -----
-    Source: Helix section 4.3 ("one-time profiling") and its artifact.
+    Source: Helix, section 4.3: throughput of a node with j layers, profiled once; T_j(k).
+    Read as in its artifact.
 
     Examples
     --------

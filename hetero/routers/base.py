@@ -181,7 +181,10 @@ def shares(weights: Sequence[float] | None, deployment: Deployment) -> Floats:
 
 @dataclass(frozen=True)
 class RoundRobin(Builtin):
-    """Each replica in turn."""
+    """Each replica in turn.
+
+    Source: Xiong et al., section 5.2: round-robin scheduling (RR).
+    """
 
     code: ClassVar[int] = kernels.ROUND_ROBIN
     name: str = "round robin"
@@ -203,7 +206,10 @@ class WeightedRandom(Builtin):
 
 @dataclass(frozen=True)
 class WeightedRoundRobin(Builtin):
-    """Smooth interleaved rotation in proportion to weights; by default the number of GPUs."""
+    """Smooth interleaved rotation in proportion to weights; by default the number of GPUs.
+
+    Source: Xiong et al., section 5.2: weighted round-robin scheduling (WRR).
+    """
 
     weights: Sequence[float] | None = None
     name: str = "weighted round robin"
@@ -217,7 +223,10 @@ class WeightedRoundRobin(Builtin):
 
 @dataclass(frozen=True)
 class SingleInstance(Builtin):
-    """Everything to one replica (Xiong et al., SI); while it is down, requests are held."""
+    """Everything to one replica (Xiong et al., SI); while it is down, requests are held.
+
+    Source: Xiong et al., section 5.2: single-instance scheduling (SI).
+    """
 
     replica: int = 0
     name: str = "single instance"

@@ -4,7 +4,7 @@ r"""HeteroServe and the baselines of its paper.
     \kappa_i = F_i^\alpha M_i^\beta B_i^\gamma, \qquad
     \tilde\kappa_i = \hat\kappa_i\, e^{-\lambda q_i / Q_{max}}
 
-(eq. 2, 3, 5) over the devices that admit the length bin of the prompt (eq. 4); queue depths are
+over the devices that admit the length bin of the prompt (HeteroServe, eq. 2 to 5); queue depths are
 those of the last epoch.
 
 Layout of ``RM``: header of :data:`HEADER` entries, then M queue depths, M rotation credits,
@@ -45,7 +45,10 @@ def _observe(RM, window, tokens):
 
 @compiled
 def _regime(RM):
-    """0, 1, 2 for a short, medium or long (lower) median prompt in the window; 1 while empty."""
+    """0, 1, 2 for a short, medium or long (lower) median prompt in the window; 1 while empty.
+
+    Source: HeteroServe, section 3.2: regime of the last 128 prompts, which chooses the exponents.
+    """
     half = min(RM[SEEN], float(WINDOW)) / 2.0
     if RM[DYNAMIC] == 0.0 or RM[SEEN] == 0.0:
         return 1
@@ -56,7 +59,10 @@ def _regime(RM):
 
 @compiled
 def heteroserve(R, E, S, RM, r):
-    """The admitting device of highest weight, or devices in proportion to their weights."""
+    """The admitting device of highest weight, or devices in proportion to their weights.
+
+    Source: HeteroServe, eq. 5: queue-depth feedback with dampening (damping); lambda, Q_max.
+    """
     count = len(E)
     queues, credits = HEADER, HEADER + count
     weights, scratch = HEADER + 2 * count, HEADER + 5 * count

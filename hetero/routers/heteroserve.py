@@ -17,7 +17,7 @@ from hetero.routers.base import Builtin
 
 Floats = NDArray[np.float64]
 Dispatch: TypeAlias = Literal["proportional", "highest"]
-"""Reading of the weights: long-run shares (section 3.2), or the highest wins (3.3 and 3.6)."""
+"""Weights as long-run shares (HeteroServe, section 3.2), or the highest wins (3.3 and 3.6)."""
 Queue: TypeAlias = Literal["waiting", "outstanding"]
 """What counts as queue depth: requests without a first token, or all unfinished ones."""
 
@@ -44,6 +44,9 @@ def capability_scores(deployment: Deployment, exponents: tuple[float, float, flo
         \hat\kappa_i = F_i^\alpha M_i^\beta B_i^\gamma / \sum_j F_j^\alpha M_j^\beta B_j^\gamma
 
     with peak compute F [TFLOPS], memory M [GiB] and bandwidth B [GB/s] of all its GPUs.
+
+    Source: HeteroServe, eq. 2: capability score, the weight of a device; kappa, alpha, beta, gamma.
+    Source: HeteroServe, eq. 3: capability normalised over the cluster; kappa-hat.
     """
     alpha, beta, gamma = exponents
     score = np.array(
@@ -70,6 +73,8 @@ class HeteroServe(Builtin):
     are full the queue limit is dropped, where none admits the bin the bins are (the paper says
     neither). The fourth part of the ablation, the eviction penalty, is the engine's
     ``swap_s_per_gb``.
+
+    Source: HeteroServe, section 3.6: capability-weighted dispatch over length bins.
 
     Parameters
     ----------
@@ -125,6 +130,8 @@ class HeteroServe(Builtin):
         A replica's KV cache is what its memory leaves beside the weights; delta of the whole
         memory comes off it. That is eq. 4 as printed where the cache was counted with a memory
         fraction of 1 and no overhead; other engines keep their own reserve besides delta.
+
+        Source: HeteroServe, eq. 4: bins that a device admits; A_i, delta.
         """
         ends = [*self.bins_tokens, self.longest_tokens]
         rows = []
@@ -168,7 +175,10 @@ class HeteroServe(Builtin):
 
 @dataclass(frozen=True)
 class LatencyAware(Builtin):
-    """Least queue depth over measured speed, refreshed each epoch (baseline of section 4.1)."""
+    """Least queue depth over measured speed, refreshed each epoch (baseline of section 4.1).
+
+    Source: HeteroServe, section 4.1: baseline Latency-Aware.
+    """
 
     speeds: Sequence[float] | None = None
     epoch_s: float = 0.1
@@ -199,6 +209,8 @@ class LatencyAware(Builtin):
 class LengthAware(Builtin):
     """The paper's oracle: fixed shares by bandwidth (short) or compute (long), no feedback.
 
+    Source: HeteroServe, section 4.1: baseline Oracle, the length-aware greedy one.
+
     Parameters
     ----------
     threshold_tokens
@@ -226,7 +238,10 @@ class LengthAware(Builtin):
 
 @dataclass(frozen=True)
 class CapacityProportional(Builtin):
-    """Random shares in proportion to memory, no feedback (baseline of section 4.1)."""
+    """Random shares in proportion to memory, no feedback (baseline of section 4.1).
+
+    Source: HeteroServe, section 4.1: baseline Capacity-proportional.
+    """
 
     name: str = "capacity-proportional"
     code: ClassVar[int] = kernels.WEIGHTED_RANDOM
@@ -247,6 +262,8 @@ def batch_limits(
     with memory M, weights W and KV cache C of a sequence of ``sequence_tokens`` [bytes]; 1,300 is
     the mean prompt of 1,052 plus the mean generation of 256 of the paper's workload. As printed
     where the KV cache was counted with a memory fraction of 1 and no overhead.
+
+    Source: HeteroServe, eq. 6: batch size adaptation; B_i^max.
     """
     limited = []
     for replica, gpu in _gpus(deployment):
@@ -257,7 +274,10 @@ def batch_limits(
 
 
 def uniform_limits(deployment: Deployment) -> Deployment:
-    """Give every replica the smallest batch limit of all (baseline Uniform of section 4.1)."""
+    """Give every replica the smallest batch limit of all (baseline Uniform of section 4.1).
+
+    Source: HeteroServe, section 4.1: baseline Uniform.
+    """
     least = min(replica.engine.max_batch for replica in deployment.replicas)
     return replace(
         deployment,

@@ -50,8 +50,9 @@ class PairShares(Builtin):
 
     Notes
     -----
-    Source: the orchestration of ThunderServe (section 3.3), X of all requests to a prefill replica
-    and Y of those to a decode replica, is the weight X Y of the pair.
+    Source: ThunderServe, section 3.3: routing by the orchestration; X, Y.
+    X of all requests to a prefill replica and Y of those to a decode replica is the weight X Y of
+    the pair.
 
     Examples
     --------

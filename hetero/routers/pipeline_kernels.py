@@ -31,7 +31,10 @@ def draw(p, IM):
 
 @compiled
 def by_weight(p, V, L, i, tokens, expected):
-    """Interleaved weighted round robin over the edges of a node that have room; -1 for none."""
+    """Interleaved weighted round robin over the edges of a node that have room; -1 for none.
+
+    Source: Helix, section 5.1: interleaved weighted round robin (IWRR) over the flow; w_uv.
+    """
     first, stop = V[i].out_first, V[i].out_first + V[i].out_count
     total = 0.0
     for e in range(first, stop):

@@ -110,8 +110,9 @@ class FlowRouter(PipelineRouter):
 
     Notes
     -----
-    Source: Helix sections 5.1 and 5.2. Its artifact expects 0.6 x 240 tokens and fills 90 % when
-    requests arrive by themselves, 240 tokens and 85 % when it feeds the cluster itself.
+    Source: Helix, section 5.1: pipelines per request.
+    Its artifact expects 0.6 x 240 tokens and fills 90 % when requests arrive by themselves, 240
+    tokens and 85 % when it feeds the cluster itself.
 
     Examples
     --------
@@ -163,7 +164,8 @@ class SwarmRouter(PipelineRouter):
 
     Notes
     -----
-    Source: appendix C of SWARM parallelism (Ryabinin et al.), as Helix section 6.2 adopts it.
+    Source: Helix, section 6.7: Swarm scheduling.
+    Helix adopts it from appendix C of SWARM parallelism (Ryabinin et al.).
     """
 
     code: ClassVar[int] = kernels.SWARM
@@ -178,7 +180,10 @@ class SwarmRouter(PipelineRouter):
 
 @dataclass(frozen=True)
 class RandomRouter(PipelineRouter):
-    """A prompt takes a random free edge; on a chain of single nodes, the only one there is."""
+    """A prompt takes a random free edge; on a chain of single nodes, the only one there is.
+
+    Source: Helix, section 6.7: random scheduling.
+    """
 
     code: ClassVar[int] = kernels.RANDOM
     late: ClassVar[bool] = True
@@ -187,7 +192,10 @@ class RandomRouter(PipelineRouter):
 
 @dataclass(frozen=True)
 class ShortestQueueRouter(PipelineRouter):
-    """A prompt takes a random free edge among those to the nodes with the shortest queue."""
+    """A prompt takes a random free edge among those to the nodes with the shortest queue.
+
+    Source: Helix, section 6.7: shortest-queue-first scheduling.
+    """
 
     code: ClassVar[int] = kernels.SHORTEST_QUEUE
     late: ClassVar[bool] = True

@@ -34,6 +34,8 @@ class Oracle:
 class Normal:
     """Independent normal draws with the mean and deviation of a sample (Xiong et al., 5.2).
 
+    Source: Xiong et al., section 4.1: output length predictor, from the distribution of a data set.
+
     Parameters
     ----------
     sample

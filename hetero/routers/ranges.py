@@ -51,8 +51,8 @@ class RangeShares(Builtin):
 
     Notes
     -----
-    Source: Rignall, sections 4.1 and 4.8.1: requests follow the assignment of ranges to islands;
-    section 6.1 leaves the router to future work.
+    Source: Rignall, section 4.1: requests follow the assignment of ranges to islands.
+    The router itself is left to future work (Rignall, section 6.1).
 
     Examples
     --------

@@ -6,9 +6,9 @@ Sending request r to instance s adds the workload
     w = T\,e^{\theta\,kvusage(s)}, \qquad T = \frac{T_{prefill} + T_{decode}}{b}, \qquad
     b = \frac{KV_s}{I + \tilde O}
 
-with eq. 3 and 4 for a batch of b requests like r (eq. 5-7), and kvusage the inputs and predicted
-outputs of unfinished requests over the KV cache (eq. 8). The instance is the one that leaves the
-largest workload smallest; a finished request takes its workload away again.
+with the times of a batch of b requests like r (Xiong et al., eq. 3 to 7), and kvusage the inputs
+and predicted outputs of unfinished requests over the KV cache. The instance is the one that leaves
+the largest workload smallest; a finished request takes its workload away again.
 
 Layout of ``RM``: [theta, memory based, tie rule, then 8 coefficients per replica].
 """
@@ -27,7 +27,11 @@ HEADER = 3
 
 @compiled
 def batch_share_s(RM, i, capacity, inputs, outputs):
-    """Time T of one request in a full batch of its like (eq. 5 and 6)."""
+    """Time T of one request in a full batch of its like (eq. 5 and 6).
+
+    Source: Xiong et al., eq. 5: ideal batch of identical requests; b_r^s.
+    Source: Xiong et al., eq. 6: processing time of a request in that batch; T_r^s.
+    """
     p = HEADER + 8 * i
     b = max(capacity / max(inputs + outputs, 1.0), 1.0)
     prefill = RM[p] * b * inputs + RM[p + 1] * b + RM[p + 2] * inputs + RM[p + 3]
@@ -42,6 +46,10 @@ def workload(R, E, S, RM, r):
 
     The printed algorithm starts its minimum at 0 and could never assign; infinity is meant. Tie
     rule 0 keeps the first instance, as its strict comparison does; 1 takes the smallest own load.
+
+    Source: Xiong et al., Algorithm 2: request scheduling, the mapper.
+    Source: Xiong et al., eq. 7: workload that a request adds to an instance; w_r^s, theta.
+    Source: Xiong et al., eq. 8: usage of the KV cache; kvusage(s).
     """
     inputs = float(R[r].input_tokens)
     outputs = float(R[r].predicted_tokens)

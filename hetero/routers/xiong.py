@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Ties: TypeAlias = Literal["first", "least"]
 """Which instance wins when several keep the largest workload equally small.
 
-``"first"``: the one of lowest number, as the strict comparison of Algorithm 2 has it.
+``"first"``: the one of lowest number, as Xiong et al.'s Algorithm 2 compares strictly.
 ``"least"``: the one whose own workload stays smallest, which is what the text wants.
 """
 
@@ -37,7 +37,8 @@ def profile(
 
     Notes
     -----
-    Source: Xiong et al., sections 3.1 and 4.1; relative weights, no negative coefficient.
+    Source: Xiong et al., section 4.1: instance profiler; p1 to p8.
+    Weights are relative, and no coefficient is negative.
     """
     return _fitted(
         replica.step, replica.kv_tokens, tuple(batches), tuple(lengths_tokens), replica.name
@@ -71,6 +72,8 @@ def _fitted(
 @dataclass(frozen=True)
 class Workload(Builtin):
     r"""Xiong et al.'s scheduler (OS): least of the largest workloads, see the kernel.
+
+    Source: Xiong et al., section 5.2: their scheduler (OS) and the memory-based one (MB); theta.
 
     Parameters
     ----------

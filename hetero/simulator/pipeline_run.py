@@ -54,6 +54,8 @@ class Latency:
 class Serving(Shown):
     """Decode throughput and latencies inside a window, as Helix reports them.
 
+    Source: Helix, section 6.2: decode throughput, prompt latency and decode latency.
+
     Attributes
     ----------
     decode_tps

@@ -77,7 +77,7 @@ class Feed:
 
     Notes
     -----
-    Source: offline serving of Helix's artifact, with 20 requests at the start.
+    Source: Helix, section 6.2: offline serving, with 20 requests at the start as in the artifact.
     """
 
     first: int = 20
@@ -140,7 +140,7 @@ def simulate_pipelines(
 
     Notes
     -----
-    Source: the simulator of Helix (section 6.1) as its artifact has it.
+    Source: Helix, section 6.1: simulator, as the artifact has it.
 
     Examples
     --------

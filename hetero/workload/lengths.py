@@ -88,6 +88,8 @@ def ranges(source: Source, width_tokens: int, *, limit_tokens: int | None = None
     share is p_k = sum of p(s) over its lengths. The thesis leaves out lengths beyond the last
     whole range; here the last range is whole and holds the largest length.
 
+    Source: Rignall, section 4.6.3: ranges of input lengths; W, p_k.
+
     Parameters
     ----------
     limit_tokens
@@ -129,6 +131,8 @@ def bins(source: Source, edges_tokens: Sequence[int], *, limit_tokens: int) -> L
     """K ranges [0, l_1), [l_1, l_2), ..., [l_(K-1), limit) (HeteroServe, section 3.3).
 
     The middle is half way between the ends.
+
+    Source: HeteroServe, section 3.3: length bins; K, l_1 to l_(K-1).
 
     Raises
     ------

@@ -68,6 +68,8 @@ class Lognormal:
     most 4,096 tokens, but not how longer ones are handled: clipped they have a mean of 910
     tokens, drawn again 771, without a ceiling 1,052.
 
+    Source: HeteroServe, section 4.1: lognormal prompt lengths.
+
     Parameters
     ----------
     ceiling_tokens
@@ -130,6 +132,8 @@ class TruncatedNormal:
 
     Rignall, Fig. 4.2: mu = 500, sigma = 2000, 0 <= s <= 8000. A prompt of length 0 is drawn as 1.
 
+    Source: Rignall, section 4.3.1: distribution of input lengths; p(s).
+
     Examples
     --------
     >>> lengths = TruncatedNormal(500, 2000, 0, 8000)
@@ -174,6 +178,8 @@ class Exponential:
     The scale is chosen so that the whole-token mean is ``mean_tokens`` (a geometric law).
     HeteroServe (section 4.1) draws generations with a mean of 256.
 
+    Source: HeteroServe, section 4.1: exponential generation lengths.
+
     Examples
     --------
     >>> draws = Exponential(256).draw(100_000, np.random.default_rng(0))
@@ -207,6 +213,8 @@ class Bimodal:
 
     HeteroServe (section 4.4): half of the prompts under 128 tokens, half over 2,048. The upper
     end is not printed; 4,096 is that paper's longest input (section 4.3).
+
+    Source: HeteroServe, section 4.4: bimodal prompt lengths.
 
     Examples
     --------

@@ -35,11 +35,11 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 ONLINE_S = 1800.0
-"""Test of 30 minutes (section 6.2)."""
+"""Test of 30 minutes (Helix section 6.2)."""
 WARM_UP_S = 30.0
-"""Warm-up of online serving (section 6.2); the artifact has none."""
+"""Warm-up of online serving (Helix section 6.2); the artifact has none."""
 PEAK_SHARE = 0.75
-"""Online rate over the peak (section 6.2)."""
+"""Online rate over the peak (Helix section 6.2)."""
 
 # Cluster, model, method: placement, requests in flight offline, tokens per second offered online.
 _PARTS = """
@@ -70,7 +70,7 @@ SETTINGS = (
     ("geo-24", "70B"),
     ("hetero-42", "70B"),
 )
-"""Clusters and models of Fig. 6 to 8."""
+"""Clusters and models of Helix's Fig. 6 to 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Case:
 
 @lru_cache(maxsize=1)
 def cases() -> dict[str, Case]:
-    """Every method of Fig. 6 to 8 by its name, such as ``"geo-24 70B swarm"``.
+    """Every method of Helix's Fig. 6 to 8 by its name, such as ``"geo-24 70B swarm"``.
 
     Examples
     --------

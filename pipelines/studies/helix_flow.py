@@ -23,7 +23,7 @@ def preflow(network: Network, order: list[int]) -> Floats:
 
     Notes
     -----
-    Source: Helix section 4.3, which names the algorithm.
+    Source: Helix, section 4.3: preflow-push algorithm.
     """
     import networkx
 

@@ -27,7 +27,7 @@ def expected(
     how
         ``"simulation"``, or ``"prototype"`` for its real 24 nodes.
     experiment
-        ``"model_placement"`` or ``"request_scheduling"`` where not that of Fig. 6 to 8.
+        ``"model_placement"`` or ``"request_scheduling"`` where not that of Helix's Fig. 6 to 8.
 
     Examples
     --------

@@ -286,7 +286,7 @@ def flow_and_delivered(
 
 
 def methods(row: Sequence[Axes], served: Served, setting: str) -> None:
-    """Decode throughput, prompt and decode latency of every method of a setting (Fig. 6 to 8).
+    """Decode throughput and latencies of every method of a setting (Helix Fig. 6 to 8).
 
     Lines and crosses are the artifact's simulator and cluster; boxes are quartiles, whiskers 5 to
     95 %.
@@ -324,7 +324,7 @@ def _box(axis: Axes, at: int, latency: Latency, colour: str) -> None:
 
 
 def schedulers(table: pd.DataFrame) -> Figure:
-    """Decode throughput by scheduler, and how long prompts wait for the worst links (Fig. 10)."""
+    """Decode throughput by scheduler, and how long prompts wait for links (Helix Fig. 10)."""
     fig, axes = plt.subplots(1, 2, figsize=(8.5, 3.2))
     labels = ("decoded [tokens/s]", "mean wait, three worst links [s]")
     for ax, column, label in zip(axes, ("decoded", "waited"), labels, strict=True):

@@ -60,7 +60,10 @@ TABLE2: Final = {2: (1024,), 3: (512, 2048), 4: (512, 1024, 2048)}
 
 
 def printed_steps(*, reads_kv: bool) -> StepSource:
-    """Prefill at Table 4's rates (31.2 GFLOP per token), decode at the speed of memory."""
+    """Prefill at Table 4's rates (31.2 GFLOP per token), decode at the speed of memory.
+
+    Source: HeteroServe, Table 4: step times at the calibrated prefill rates.
+    """
 
     def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
         weights_s = llm.weight_bytes() / (gpu.mem_bw_gbs * 1e9)
@@ -95,7 +98,7 @@ WORKLOADS: Final[dict[str, tuple[Lengths, Lengths]]] = {
 def fleet(
     decode: str, devices: str = DEVICES, safety: float = 0.1, swap_s_per_gb: float = 2.0
 ) -> Deployment:
-    """One engine per device, its batch limited by eq. 6 at the mean length of a request."""
+    """One engine per device, its batch limited at the mean length (HeteroServe eq. 6)."""
     llm, steps = DECODES[decode]
     machines = cluster.cluster(devices)
     whole = replicated(
@@ -114,7 +117,7 @@ class LongToFastest(routers.HeteroServe):
     """HeteroServe as sections 4.2 and 4.4 tell it: the last bin on the fastest devices only."""
 
     def admissions(self, deployment: Deployment) -> NDArray[np.bool_]:
-        """Eq. 4, and for the last bin only the devices of highest compute."""
+        """HeteroServe's eq. 4, and for the last bin only the devices of highest compute."""
         rows = super().admissions(deployment)
         compute = np.array([gpu.fp16_tflops for gpu in _gpus(deployment)])
         rows[-1] &= compute == compute.max()
@@ -122,7 +125,7 @@ class LongToFastest(routers.HeteroServe):
 
 
 def memory_limits(deployment: Deployment) -> Deployment:
-    """Batch limits in proportion to memory (Capacity-prop.): the largest of eq. 6, scaled."""
+    """Batch limits in proportion to memory (Capacity-prop.): HeteroServe's eq. 6, scaled."""
     top = max(replica.engine.max_batch for replica in deployment.replicas)
     memory_gib = [gpu.mem_gib for gpu in _gpus(deployment)]
     limits = [int(top * gib / max(memory_gib)) for gib in memory_gib]
@@ -134,7 +137,7 @@ def memory_limits(deployment: Deployment) -> Deployment:
 
 
 def eq6(deployment: Deployment) -> Deployment:
-    """Batch limits as they are, by eq. 6."""
+    """Batch limits as they are, by HeteroServe's eq. 6."""
     return deployment
 
 
@@ -382,7 +385,7 @@ class Study:
     ) -> pd.DataFrame:
         """HeteroServe over delta, Q_max, lambda and K at load factor 1.0 (4.5 and Table 2).
 
-        K bins have Table 2's edges where the paper gives them, else equal shares of the prompts.
+        K bins have the edges of HeteroServe's Table 2, else equal shares of the prompts.
         A row is a setting, what is ``swept``, its ``value`` and a seed.
         """
         prompts = self.trace("lognormal", 1.0, 0, 20_000).input_tokens
@@ -445,7 +448,7 @@ class Study:
 
 
 def prefill_rates() -> pd.DataFrame:
-    """Prefill rates of Table 4, from peak compute, and of the calibrated roofline."""
+    """Prefill rates of HeteroServe's Table 4, from peak compute, and of the calibrated roofline."""
     gpus = {machine.gpu.name: machine.gpu for machine in cluster.cluster(DEVICES).machines}
     rows = []
     for gpu, (batch, prompt) in product(gpus.values(), ((1, 512), (4, 1024))):

@@ -267,7 +267,7 @@ def claims() -> dict[str, Claim]:
 
 
 def table1() -> dict[str, dict[str, float]]:
-    """Table 1 as published: metric, scheduler, value."""
+    """HeteroServe's Table 1 as published: metric, scheduler, value."""
     return {
         metric: {
             name: float(claims()[f"heteroserve-{k}-{row}"].published) for name, row in _ROWS.items()

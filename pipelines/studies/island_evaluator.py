@@ -81,6 +81,8 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
     island that gives the share x of its time to a range serves
     :math:`x / \sum_{s \in r} (p(s) / p_r) / b(s)` of its mix; ``carried_rps`` is that.
 
+    Source: Rignall, section 5.2.2: evaluator of an assignment at every single length.
+
     Parameters
     ----------
     exact

@@ -145,7 +145,7 @@ Solutions = Mapping[tuple[str, str], Solution]
 
 
 def solutions(width_tokens: int) -> dict[tuple[str, str], Solution]:
-    """Every layout of Table 5.2 under every reading."""
+    """Every layout of Rignall's Table 5.2 under every reading."""
     solved = {}
     for reading, (name, layout) in product(READINGS, LAYOUTS.items()):
         rates = islands(reading, width_tokens).rates(layout)

@@ -82,7 +82,7 @@ def claim(number: int | str, value: float, figure: str, note: str, **more: Any) 
 
 @dataclass(frozen=True)
 class Fleets:
-    """Table 5.1: mixed and uniform fleets of the same price, by trace and inventory.
+    """Rignall's Table 5.1: mixed and uniform fleets of the same price, by trace and inventory.
 
     Attributes
     ----------
@@ -142,7 +142,7 @@ class Fleets:
         return sum(each.status == "limit" for each in self.printed[trace, letter])
 
     def table(self) -> pd.DataFrame:
-        """Table 5.1 with the optimum, and beside the searches what the thesis prints."""
+        """Rignall's Table 5.1 with the optimum, and beside the searches what the thesis prints."""
         rows = []
         for (trace, reading, letter), proven in self.optimum.items():
             row: dict[str, object] = {
@@ -189,7 +189,7 @@ class Fleets:
         return fig
 
     def throughput_claims(self) -> Iterator[dict[str, Any]]:
-        """Table 5.1's throughputs (rignall-1, 2) and gains over the uniform fleet (3, 4)."""
+        """Throughputs of Rignall's Table 5.1 (rignall-1, 2), gains over uniform fleets (3, 4)."""
         for trace, letter in product(self.traces, INVENTORIES):
             thesis, fitting = (self.optimum[trace, reading, letter].served_rps for reading in READ)
             best = self.best_rps(trace, letter)
@@ -213,7 +213,7 @@ class Fleets:
             yield claim(number, float(best / uniform), "table51", note)
 
     def deviation_claims(self) -> Iterator[dict[str, Any]]:
-        """Table 5.1's deviations D_total (rignall-17)."""
+        """Deviations D_total of Rignall's Table 5.1 (rignall-17)."""
         for k, (trace, letter) in enumerate(product(self.traces, INVENTORIES)):
             deviation = self.deviation_rps(trace, letter)
             note = (

@@ -1,4 +1,4 @@
-"""Equal replicas divided between the phases: the prefill-to-decode ratio (Fig. 6 and 14)."""
+"""Equal replicas divided between the phases (ThunderServe Fig. 6 and 14)."""
 
 from __future__ import annotations
 

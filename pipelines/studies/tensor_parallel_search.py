@@ -56,7 +56,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
 
 
 def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
-    """Order and throughput of the degrees under every reading of Algorithm 1, by sample."""
+    """Order and throughput of the degrees by sample and reading of Xiong et al.'s Algorithm 1."""
     choices = product(
         links().items(), _FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
     )
@@ -151,7 +151,7 @@ def sensitivity(
 def estimated_figure(table: pd.DataFrame) -> Figure:
     """Bars of the estimated throughput by degree, a panel per link, a shade per sample.
 
-    Of the readings, those of section 3.2 are drawn: instances scale, an engine costs each GPU.
+    Drawn are the readings of Xiong et al., section 3.2: instances scale, an engine costs each GPU.
     """
     drawn = table[(table["scaling"] == "instances") & (table["overhead per"] == "gpu")]
     number = (drawn.groupby("seed", sort=False).ngroup() + 1).astype(str)

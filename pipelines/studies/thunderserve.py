@@ -114,7 +114,7 @@ class ThunderServeStudy:
     def tabu(
         self, name: str, rate_rps: float, steps: int, seed: int, cloud: Cluster | None = None
     ) -> PhasePlan:
-        """The paper's tabu search (Algorithm 1), with its history."""
+        """The paper's tabu search (ThunderServe Algorithm 1), with its history."""
         costs = self.costs if cloud is None else CostModel(cloud, self.llm, self.settings)
         evaluator = Evaluator(costs, self.demand(name, rate_rps), self.target(name))
         search = TabuSearch.start(evaluator, TabuSettings(steps=steps), seed=seed)
@@ -175,7 +175,7 @@ def replicas(planned: Mapping[Key, System]) -> pd.DataFrame:
 
 
 def configurations(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
-    """Groups of plans in the words of Table 3; plans are given by workload and search."""
+    """Groups of plans, by workload and search, in the words of ThunderServe's Table 3."""
     rows = []
     for (name, search), made in plans.items():
         for groups, phase in ((made.prefill, "prefill"), (made.decode, "decode")):
@@ -210,7 +210,7 @@ def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
 def overload(
     study: ThunderServeStudy, planned: Mapping[Key, System], rate_rps: float, at_rps: float = 60.0
 ) -> pd.DataFrame:
-    """Tokens per second while far more arrives than any system sustains (Fig. 9), by seed.
+    """Tokens per second by seed while far more arrives than is sustained (ThunderServe Fig. 9).
 
     Plans are those for ``rate_rps``. Counted until 80 % of the requests have finished, since the
     last ones leave replicas idle.
@@ -232,7 +232,7 @@ def convergence(
     rate_rps: float,
     steps: int,
 ) -> dict[tuple[str, int], Floats]:
-    """Best estimated attainment [%] after each tabu step (Fig. 10), by workload and GPUs.
+    """Best estimate [%] after each tabu step, by workload and GPUs (ThunderServe Fig. 10).
 
     Each array has a row per seed. ``whole`` has the searches on all GPUs, by workload and seed,
     for ``rate_rps``; fewer GPUs are offered the same rate per GPU.
@@ -251,7 +251,7 @@ def convergence(
 
 
 def variants(made: PhasePlan) -> dict[str, System]:
-    """A plan with parts of the system switched off one after the other (Fig. 12)."""
+    """A plan with parts of the system switched off one after the other (ThunderServe Fig. 12)."""
     whole, sent = Service.of(made), KvTransfer(bits=16)
     groups = [(group.pipeline, group.phase) for group in whole.groups]
     plain = Service.given(groups, whole.demand, whole.slo, transfer=sent)
@@ -280,9 +280,9 @@ def ablation(
 
 
 def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
-    """Four A40 and four 3090Ti at 40 and 5 Gbit/s: Tables 5 and 8, and the best designs.
+    """Four A40 and four 3090Ti at 40 and 5 Gbit/s (ThunderServe Tables 5 and 8), best designs.
 
-    Times and throughput are those of the printed designs (Fig. 17); the best of all designs are
+    Times and throughput are of the printed designs (ThunderServe Fig. 17); the best of all are
     those of highest throughput (a rate above any capacity, a wide deadline). The baseline keeps
     both phases on each machine.
     """
@@ -351,7 +351,7 @@ def _alone_ms(made: PhasePlan) -> Floats:
 
 
 def kv_shares() -> pd.DataFrame:
-    """Share of the KV transfer in one request of LLaMA-7B alone on two A5000 (Fig. 18) [%]."""
+    """Share of the KV transfer in a request of LLaMA-7B on two A5000 [%] (ThunderServe Fig. 18)."""
     llm = catalog.llm("LLaMA-1-7B")
     costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm)
     prefill, decode = (costs.pipeline([Stage(k, 1, llm.layers)]) for k in (0, 1))
@@ -388,7 +388,7 @@ def arrivals(
 
 
 def as_printed(cloud: Cluster) -> Cluster:
-    """The cloud with the GPU figures of Table 1."""
+    """The cloud with the GPU figures of ThunderServe's Table 1."""
     named = {m.gpu.name: catalog.gpu(m.gpu.name, preset="thunderserve") for m in cloud.machines}
     machines = tuple(replace(m, gpu=named[m.gpu.name]) for m in cloud.machines)
     name = f"{cloud.name}, figures as printed"

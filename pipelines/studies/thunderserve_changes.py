@@ -42,7 +42,7 @@ _PRINTED_RELOAD_S: Final[dict[Policy, float]] = {"full": 103.0, "light": 0.0}
 
 
 def printed_groups(costs: CostModel) -> dict[str, Groups]:
-    """Groups and phases of Table 3 by workload, layers divided evenly between stages."""
+    """Groups and phases of ThunderServe's Table 3 by workload, layers divided evenly."""
     where = {machine.name: k for k, machine in enumerate(costs.machines)}
 
     def groups(phase: Phase, *parts: tuple[str, int], times: int = 1) -> Groups:
@@ -64,9 +64,9 @@ def printed_groups(costs: CostModel) -> dict[str, Groups]:
 
 
 def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") -> Losses:
-    """A machine is lost, and the service rescheduled by every policy (Fig. 11).
+    """A machine is lost, and the service rescheduled by every policy (ThunderServe Fig. 11).
 
-    From the plan of Table 3 the decode groups on the machine alone are lost; from ours all of it.
+    With ThunderServe's Table 3 only the decode groups on the machine are lost, with ours all of it.
     """
     rescheduled: Losses = {}
     printed_by_name = printed_groups(study.costs)
@@ -87,7 +87,7 @@ def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") 
 def steady(
     study: ThunderServeStudy, rescheduled: Losses, rate_rps: float
 ) -> tuple[pd.DataFrame, dict[tuple[str, str, str], list[Scales]]]:
-    """Attainment before and after a loss, and the scales behind it, which Fig. 11 shows."""
+    """Attainment before and after a loss, and the scales behind it (ThunderServe Fig. 11)."""
     rows, scales = [], {}
     for name, start in dict.fromkeys(key[:2] for key in rescheduled):
         # Before the loss a service is the same under every policy.
@@ -120,7 +120,7 @@ def reload_s(service: Service, reads: Reads) -> float:
 
 
 def rescheduling_times(service: Service, search_s: Mapping[Policy, float | None]) -> pd.DataFrame:
-    """Table 4: recorded times of the search [s] by policy, computed ones of the reload."""
+    """ThunderServe's Table 4: recorded times of the search [s], computed ones of the reload."""
     rows = []
     ways: tuple[Reads, ...] = ("per replica", "per machine")
     for policy, printed in PRINTED_SEARCH_S.items():
@@ -136,7 +136,7 @@ def rescheduling_times(service: Service, search_s: Mapping[Policy, float | None]
 def episodes(
     study: ThunderServeStudy, rescheduled: Losses, rate_rps: float, at_s: float
 ) -> tuple[pd.DataFrame, dict[tuple[str, Policy], Episode]]:
-    """The loss with requests in flight, from the plan of Table 3, by workload and policy.
+    """The loss with requests in flight, by workload and policy, from ThunderServe's Table 3.
 
     The new plan comes after the printed search time.
     """

@@ -1,4 +1,4 @@
-"""``hetero estimate``: throughput of a cluster by Algorithm 1, degree by degree."""
+"""``hetero estimate``: throughput of a cluster by Xiong et al.'s Algorithm 1, degree by degree."""
 
 from __future__ import annotations
 

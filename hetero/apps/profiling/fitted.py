@@ -22,7 +22,7 @@ from hetero.latency.tables import Measurements
 Floats = NDArray[np.float64]
 
 Form = Literal["affine", "bent"]
-"""``"affine"`` is eq. 3 and 4; ``"bent"`` is for engines that pay for the attention of a batch as
+"""``"affine"`` is eq. 3 and 4 of Xiong et al.; ``"bent"`` is for engines that pay for attention as
 if it were one prompt: ``c0 + c1 n + c2 n^2`` of the n tokens of a prefill, and
 ``d0 + d1 b + d2 c + d3 b c`` of b decoding requests with c cached tokens together. Where both are
 bent, n tokens beside decoding requests cost ``c2 n c`` more, with c from the mean context."""

@@ -8,8 +8,8 @@ requests of I input and O output tokens per second (:mod:`hetero.planners.baseli
 the largest load that any shares of them carry is the sum over the engines that are up, at shares in
 proportion to it: as many as possible are at their limit together. The plan is made anew when
 engines are lost or come back, and when requests become much longer or shorter. Engines are neither
-moved nor restarted for it, and no weights are loaded (the light rescheduling of ThunderServe,
-section 3.4, for engines that serve both phases).
+moved nor restarted for it, and no weights are loaded (the light rescheduling of
+ThunderServe, section 3.4, for engines that serve both phases).
 """
 
 from __future__ import annotations

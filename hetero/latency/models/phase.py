@@ -78,7 +78,7 @@ class PhaseFit(Shown):
         return self.linear.expected(design)
 
     def four(self) -> tuple[float, float, float, float]:
-        """The coefficients of eq. 3 (p1..p4) or eq. 4 (p5..p8).
+        """The coefficients of Xiong et al.'s eq. 3 (p1..p4) or eq. 4 (p5..p8).
 
         A cross does not determine the first three singly. The reading taken sets p3 (p7) to 0:
         time then follows the tokens of the batch, as in an engine that does not pad.
@@ -143,7 +143,7 @@ def fit_phase(
     confidence: float = 0.95,
     label: str = "",
 ) -> PhaseFit:
-    """Fit eq. 3 (prefill) or one step of eq. 4 (decode) to measured times.
+    """Fit Xiong et al.'s eq. 3 (prefill) or one step of eq. 4 (decode) to measured times.
 
     Parameters
     ----------

@@ -160,6 +160,8 @@ def hexgen(
 ) -> BaselinePlan:
     """Groups of mixed GPUs for both phases, by genetic search.
 
+    Source: ThunderServe, section 5.1: baseline HexGen.
+
     Parameters
     ----------
     demand

@@ -57,6 +57,8 @@ def colocated(
 ) -> BaselinePlan:
     """vLLM: equal replicas that serve both phases, the division of highest goodput.
 
+    Source: ThunderServe, section 5.1: baseline vLLM.
+
     Parameters
     ----------
     rate_rps
@@ -114,6 +116,8 @@ def distserve(
     seed: int = 0,
 ) -> BaselinePlan:
     """DistServe: replicas of either phase, numbers and configurations of highest goodput.
+
+    Source: ThunderServe, section 5.1: baseline DistServe.
 
     Parameters
     ----------

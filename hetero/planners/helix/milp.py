@@ -2,7 +2,7 @@ r"""Helix's integer program for the placement, as section 4.4 prints it.
 
 Variables of node i: its first layer s_i (integer) and b_i^k (binary), whether it holds k layers;
 e_i = s_i + \sum_k k b_i^k. Of link (i, j): its flow f_ij, whether it is valid d_ij (binary), and
-with partial inference cond^1_ij and cond^2_ij (binary). Tables 5 and 6 of the paper list them.
+with partial inference cond^1_ij and cond^2_ij (binary). Helix's Tables 5 and 6 list them.
 
 The artifact's readings are followed where they differ from the text: the second inequality for
 e_i = s_j is L d <= L + (e_i - s_j) (the paper has a sign wrong), and every node holds a layer.
@@ -52,7 +52,7 @@ class Size(Shown):
         return sum(self.constraints.values())
 
     def table(self) -> Table:
-        """One row per group, as Tables 5 and 6."""
+        """One row per group, as Helix's Tables 5 and 6."""
         rows = [("variables", name, number) for name, number in self.variables.items()]
         rows += [("constraints", name, number) for name, number in self.constraints.items()]
         return Table("", (Column("what"), Column("group"), Column("number")), tuple(rows))
@@ -82,6 +82,8 @@ class MilpResult:
 
 class Milp:
     """The program of one problem.
+
+    Source: Helix, section 4.4: placement as a mixed-integer program (MILP); s_i, b_i^j, f_ij, d_ij.
 
     Parameters
     ----------
@@ -113,7 +115,11 @@ class Milp:
 
     @property
     def size(self) -> Size:
-        """Variables and constraints by group."""
+        """Variables and constraints by group.
+
+        Source: Helix, Table 5: variables of the program.
+        Source: Helix, Table 6: constraints of the program.
+        """
         return Size(self._variables, self._constraints)
 
     def _build(self) -> None:
@@ -211,7 +217,10 @@ class Milp:
         self._f, self._d, self._rows, self._columns = f, d, rows, columns
 
     def start(self, placement: Placement) -> Floats:
-        """Values of the variables for a placement and its maximum flow, shape (variables,)."""
+        """Values of the variables for a placement and its maximum flow, shape (variables,).
+
+        Source: Helix, section 4.5: start of the program from the placement of a heuristic.
+        """
         network = Network(placement, self.partial_inference, self.links)
         valid = network.valid()
         values = np.zeros(self._program.size[1])

@@ -70,6 +70,8 @@ class Alarm:
 class ShiftDetector(Shown):
     """A calibrated detector; made by :meth:`calibrate`.
 
+    Source: ThunderServe, section 4: detection of a workload shift, by a rule of our own.
+
     Attributes
     ----------
     means, deviations

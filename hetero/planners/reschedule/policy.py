@@ -136,6 +136,8 @@ def reschedule(
 ) -> Rescheduling:
     """Adapt a service to a change of its cluster, of its demand, or of both.
 
+    Source: ThunderServe, section 3.4: rescheduling in full, lightly or not at all.
+
     Parameters
     ----------
     demand

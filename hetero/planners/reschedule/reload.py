@@ -6,7 +6,7 @@ bandwidth D [bytes/s] and stage weights :math:`W_g` [bytes],
 .. math:: T = \max_m \frac{1}{D} \sum_{g \in m} W_g + T_0
 
 where every group reads for itself, or with each layer read once per machine where the operating
-system keeps what it has read in main memory. :math:`T_0` is the start of the engine. Source:
+system keeps what it has read in main memory. :math:`T_0` is the start of the engine.
 ThunderServe's introduction gives 1.2 GB/s and Table 4 a reload of 103 s.
 """
 
@@ -86,6 +86,8 @@ class Reload(Shown):
 
 def reload(pipelines: Sequence[Pipeline], disk: Disk | None = None) -> Reload:
     """Time that machines need to load the weights of pipelines.
+
+    Source: ThunderServe, Table 4: time to reload parameters.
 
     Examples
     --------

@@ -141,7 +141,10 @@ class Assignment(Shown):
 
     @property
     def throughput_rps(self) -> float:
-        """R_total: the smaller of the rates of both phases (section 4.4.1) [requests/s]."""
+        """R_total: the smaller of the rates of both phases (section 4.4.1) [requests/s].
+
+        Source: Rignall, section 4.4.1: overall throughput, the smaller of both phases; R_overall.
+        """
         return float(min(self.rate_rps("prefill").sum(), self.rate_rps("decode").sum()))
 
     @property
@@ -159,6 +162,8 @@ class Assignment(Shown):
 
         :math:`\sum_j |R_j - p_j R|` of both phases plus
         :math:`\sum_j |R_j^{decode} - R_j^{prefill}|` (section 4.8.1).
+
+        Source: Rignall, section 4.8.1: total deviation; D_total.
         """
         prefill, decode = self.rate_rps("prefill"), self.rate_rps("decode")
         share = self.rates.share

@@ -18,6 +18,8 @@ Floats = NDArray[np.float64]
 class Direct:
     r"""Search space with K integers per GPU type: :math:`\sum_k x_{tk} \le I_t`.
 
+    Source: Rignall, section 4.9.1: direct island generation, K slots per type; x_tk.
+
     Attributes
     ----------
     inventory

@@ -46,8 +46,8 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
 
     Notes
     -----
-    Source: Rignall, section 4.9.2, preconditions included. Equal remainders go to the island
-    that comes first, which the thesis leaves open.
+    Source: Rignall, section 4.9.2: divider, its preconditions included; N_target, S_skew, I_min.
+    Equal remainders go to the island that comes first, which the thesis leaves open.
 
     Examples
     --------
@@ -82,6 +82,8 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
 @dataclass(frozen=True, slots=True)
 class Divider:
     """Search space with two parameters per GPU type: the number of islands n_t and the skew s_t.
+
+    Source: Rignall, section 4.9.2: search space of the divider; n_t, s_t.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ LEAST_RPS = 0.01  # epsilon of section 4.8.1
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    r"""How deviations from the mix of lengths are bounded and priced (section 4.8.1).
+    r"""How deviations from the mix of lengths are bounded and priced (Rignall section 4.8.1).
 
     Attributes
     ----------
@@ -115,8 +115,9 @@ def solve(
 
     Notes
     -----
-    Source: Rignall, section 4.8.1. Islands of a class are interchangeable, so that the programs
-    with integers per class have the same optimum as those with a binary per island.
+    Source: Rignall, section 4.8.1: inner loop (MILP); x_ij, z_i, R_j, delta_j, lambda_dev, tau.
+    Islands of a class are interchangeable, so that the programs with integers per class have the
+    same optimum as those with a binary per island.
 
     Examples
     --------
@@ -247,7 +248,7 @@ def _flow(program: Program, groups: _Groups, fixed: Ints | None) -> tuple[dict[P
 def _sparse(
     program: Program, groups: _Groups, fixed: Ints | None, deviations: Deviations
 ) -> tuple[dict[Phase, Ints], Ints]:
-    """Section 4.8.1 with R_j and R as variables, and rows 1 and 2 as one capacity per phase."""
+    """Rignall's section 4.8.1: R_j and R are variables, rows 1 and 2 one capacity per phase."""
     count, width = groups.prefill.shape
     decoding = _decoding(program, groups, fixed)
     every = np.arange(count)[:, None]
@@ -293,7 +294,7 @@ def _sparse(
 def _printed(
     program: Program, groups: _Groups, fixed: Ints | None, deviations: Deviations
 ) -> tuple[dict[Phase, Ints], Ints]:
-    """Section 4.8.1 as printed: rates substituted by sums over islands, x <= z row by row."""
+    """Rignall's section 4.8.1 as printed: rates as sums over islands, x <= z row by row."""
     count, width = groups.prefill.shape
     share, price = groups.share, deviations.weight / (1.0 + groups.share)
     decoding = _decoding(program, groups, fixed)

@@ -31,6 +31,8 @@ from hetero.workload.trace import Trace
 class IslandModel:
     """Times islands on the ranges of a workload, each GPU type and size once (section 4.8.3).
 
+    Source: Rignall, section 4.8.3: islands of the same type and size benchmarked once.
+
     Attributes
     ----------
     llm
@@ -214,7 +216,7 @@ class IslandModel:
 
 
 def layout_of(cluster: Cluster) -> dict[IslandClass, int]:
-    """Islands of a cluster whose machines are islands, as in Table 5.2.
+    """Islands of a cluster whose machines are islands, as in Rignall's Table 5.2.
 
     Examples
     --------

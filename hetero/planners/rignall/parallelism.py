@@ -146,6 +146,8 @@ class Benchmark(Shown):
 
         Weighted by the shares, or with each length counted alike; a length that no configuration
         serves counts for none.
+
+        Source: Rignall, section 4.6.1: mean deviation from the best parallelism; delta(c).
         """
         best = self.rps.max(axis=0)
         apart = np.where(best > 0, (best - self.rps) / np.where(best > 0, best, 1.0), 0.0)
@@ -196,6 +198,8 @@ def benchmark_prefill(
     """Prefill throughput of all (tp, dp) with tp dp = size (section 4.6.1).
 
     R = 1000 / t, times dp where the reading counts every group.
+
+    Source: Rignall, section 4.6.1: prefill throughput of every parallelism; R_prefill(s, c).
     """
     lengths, weights = np.asarray(length_tokens, np.float64), np.asarray(share, np.float64)
     tp = _divisors(size)
@@ -228,6 +232,8 @@ def benchmark_decode(
     R = dp * 1000 / sum t times the requests that a step advances, see :data:`Batch`; tp divides
     the GPUs of a group, since attention cannot spread over more than it has. ``output_tokens``
     is one mean for all lengths, or one per length.
+
+    Source: Rignall, section 4.6.2: decode throughput of every parallelism; G_sim, ep, R_decode.
     """
     lengths, weights = np.asarray(length_tokens, np.float64), np.asarray(share, np.float64)
     pairs = [(t, size // e) for e in _divisors(size)[::-1] for t in _divisors(int(e))]
@@ -268,6 +274,8 @@ def batch_rule(most: ArrayLike) -> Ints:
     """Batch of a decode step: whole, rounded down to a multiple of 8, within 8 and 1,024.
 
     Where fewer than 8 fit the rule still says 8, and the latency model then has no result.
+
+    Source: Rignall, section 4.6.2: batch size of the decode; bs(s, c).
 
     Examples
     --------

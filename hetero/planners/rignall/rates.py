@@ -48,6 +48,8 @@ class RateTable(Shown):
     An island of class c that gives the share :math:`x_{cj}` of its time to range j serves
     :math:`b_{cj} x_{cj}` requests/s of it (Rignall, section 4.8.1); ``b`` are the rates here.
 
+    Source: Rignall, section 4.4.2: rates of islands on ranges; b_ij.
+
     Attributes
     ----------
     classes

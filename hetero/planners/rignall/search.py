@@ -213,8 +213,9 @@ def search(
 
     Notes
     -----
-    Source: Rignall, section 4.9. The thesis minimises 1 / R; here R is maximised, which orders
-    layouts the same way and stays finite where a layout cannot serve the workload.
+    Source: Rignall, section 4.9: outer loop, the search of layouts; rho_max.
+    The thesis minimises 1 / R; here R is maximised, which orders layouts the same way and stays
+    finite where a layout cannot serve the workload.
     """
     if batch < 1 or iterations < 1:
         raise ParameterError(

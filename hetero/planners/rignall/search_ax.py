@@ -106,7 +106,10 @@ def alone(seed: int) -> Iterator[None]:
 def propose(
     space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
 ) -> Floats:
-    """A batch from a client that knows all trials so far."""
+    """A batch from a client that knows all trials so far.
+
+    Source: Rignall, section 4.9: Bayesian optimisation with Ax and BoTorch.
+    """
     seed = int(random.integers(2**31))
     with alone(seed):
         found = client(space, "throughput", seed)

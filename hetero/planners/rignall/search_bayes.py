@@ -71,14 +71,20 @@ class _Matern(MaternKernel):  # type: ignore[misc]
 
 
 def gaussian(x: Any, y: Any) -> Any:
-    """The standard model: one Gaussian process with fitted length scales."""
+    """The standard model: one Gaussian process with fitted length scales.
+
+    Source: Rignall, section 4.9.2: Gaussian process as surrogate model (SingleTaskGP).
+    """
     model = SingleTaskGP(x, y, outcome_transform=None)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     return model
 
 
 def saas(x: Any, y: Any) -> Any:
-    """The sparse model: length scales sampled by NUTS, most of them such as not to matter."""
+    """The sparse model: length scales sampled by NUTS, most of them such as not to matter.
+
+    Source: Rignall, section 4.9.1: sparse surrogate model (SAASBO).
+    """
     model = SaasFullyBayesianSingleTaskGP(x, y)
     fit_fully_bayesian_model_nuts(
         model,

@@ -1,4 +1,4 @@
-"""Neighbours of a design: flip a phase, split a group, merge two, move GPUs (section 3.2)."""
+"""Neighbours of a design by flip, split, merge or move of groups (ThunderServe, section 3.2)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def neighbour(fleet: Fleet, current: Design, move: Move, rng: np.random.Generato
     """A random neighbour by one move, None where the draw leads to none.
 
     Early checks: every new group's memory together holds the weights, and both phases remain.
+
+    Source: ThunderServe, section 3.2: tabu neighbourhoods, by flip, split, merge and move; g_(i,t).
     """
     found = _BY_NAME[move](list(current), rng)
     if found is None:

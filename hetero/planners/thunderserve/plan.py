@@ -34,7 +34,7 @@ from hetero.simulator.metrics import Slo
 Floats = NDArray[np.float64]
 _MOST_ALL = 7  # groups of which all choices of phases are tried
 Search: TypeAlias = Literal["tabu", "patterns", "exact"]
-"""``"tabu"``: Algorithm 1. ``"patterns"``: our integer program over groups, then local search.
+"""``"tabu"``: ThunderServe's Algorithm 1. ``"patterns"``: our integer program, then local search.
 ``"exact"``: every design, for small fleets."""
 
 
@@ -249,6 +249,8 @@ def plan(
 ) -> PhasePlan:
     """Plan how a cluster serves a model with prefill and decode on different groups of GPUs.
 
+    Source: ThunderServe, section 3.1: the scheduling problem of two levels.
+
     Parameters
     ----------
     search
@@ -303,6 +305,8 @@ def replan(
     """Light rescheduling: new phases and orchestration for groups that stay as they are.
 
     Up to seven groups take all choices of phases; more are searched by flips, as in the paper.
+
+    Source: ThunderServe, section 3.4: lightweight rescheduling.
 
     Parameters
     ----------

@@ -64,6 +64,8 @@ class Step:
 class TabuSearch:
     """A search that can stop after any step, be saved, and go on as if it had not stopped.
 
+    Source: ThunderServe, Algorithm 1: tabu search over groups and phases; N_step, N_nghb, N_mem.
+
     Attributes
     ----------
     current, best, tabu

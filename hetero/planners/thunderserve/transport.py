@@ -23,6 +23,8 @@ Floats = NDArray[np.float64]
 def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None = None) -> Floats:
     """Shares Z of the requests per pair that maximise the gain; shape (m, n).
 
+    Source: ThunderServe, section 3.3: orchestration as a transportation problem (TSTP); X, Y, D.
+
     Parameters
     ----------
     gain

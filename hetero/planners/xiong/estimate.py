@@ -22,9 +22,9 @@ from hetero.workload import Trace
 Scaling: TypeAlias = Literal["instances", "line 17"]
 """How the throughput of one instance becomes that of the machine.
 
-``"instances"``: times the number of instances u / t (section 3.2 of the paper, the default).
-``"line 17"``: times the degree t, as the last line of Algorithm 1 prints; it ranks the degrees
-in nearly the opposite way and is kept to show so.
+``"instances"``: times the number of instances u / t (Xiong et al., section 3.2; the default).
+``"line 17"``: times the degree t, as the last line of Xiong et al.'s Algorithm 1 prints; it ranks
+the degrees in nearly the opposite way and is kept to show so.
 """
 
 
@@ -85,7 +85,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Shown):
-    """Outcome of Algorithm 1 for one instance and for the machine it stands on.
+    """Outcome of Xiong et al.'s Algorithm 1 for one instance and for the machine it stands on.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Estimate(Shown):
         Requests per second of the machine, with the same scaling.
     too_long
         Indices of requests whose KV cache exceeds the instance's; they are left out of the
-        estimate (Algorithm 1 as printed would repeat forever on them).
+        estimate (Xiong et al.'s Algorithm 1 as printed would repeat forever on them).
     """
 
     batches: tuple[Batch, ...]
@@ -154,6 +154,8 @@ def pack(
 
     with inputs ``I`` and outputs ``O`` in tokens, ``kappa`` the KV cache of one token [bytes] and
     ``KV`` the capacity of the instance [bytes].
+
+    Source: Xiong et al., Algorithm 1, lines 4-15: requests grouped into static batches.
 
     Returns
     -------
@@ -224,8 +226,8 @@ def throughput(
 
     Notes
     -----
-    Source: Xiong et al., Algorithm 1. Its ``until batchedReqNum > q`` is read as
-    "until all q requests are batched".
+    Source: Xiong et al., Algorithm 1: throughput estimation; TP_s, TP_system.
+    Its ``until batchedReqNum > q`` is read as "until all q requests are batched".
     """
     if tensor_parallel < 1 or gpus % tensor_parallel:
         raise ParameterError(

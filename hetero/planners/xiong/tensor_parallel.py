@@ -59,7 +59,7 @@ def profiled(
 
     Notes
     -----
-    Source: Xiong et al., section 3.1.
+    Source: Xiong et al., section 3.1: lightweight profiling; p1 to p8.
     """
 
     def latency(gpu: Gpu, llm: Llm, tensor_parallel: int) -> BatchLatency:
@@ -233,7 +233,7 @@ def search(
 
     Notes
     -----
-    Source: Xiong et al., sections 3.1 and 3.2.
+    Source: Xiong et al., section 3.2: search of the tensor-parallel degree of every machine; t_i.
     """
     longest = int(trace.input_tokens.max()) + int(trace.output_tokens.max())
     latency = latency or roofline_source()
