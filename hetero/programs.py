@@ -27,7 +27,7 @@ GAP = 1e-6  # relative distance to the bound at which a program counts as solved
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SolverLimits:
     """Where a solver stops; by count, not by time, so that results do not change from run to run.
 
     Attributes
@@ -167,7 +167,7 @@ class Program:
 
     def solve(
         self,
-        limits: Limits | None = None,
+        limits: SolverLimits | None = None,
         *,
         solver: Solver = "highs",
         relaxed: bool = False,
@@ -194,7 +194,7 @@ class Program:
         """
         from ortools.math_opt.python import mathopt
 
-        limits = limits or Limits()
+        limits = limits or SolverLimits()
         integer = np.concatenate(self._integer) & (not relaxed)
         model = mathopt.Model.from_model_proto(self._proto(integer))
         kind = mathopt.SolverType[solver.upper()]
@@ -298,7 +298,7 @@ def _hints(model: object, start: ArrayLike | None) -> object:
     return mathopt.ModelSolveParameters(solution_hints=[hint])
 
 
-def _parameters(limits: Limits, mixed: bool) -> object:
+def _parameters(limits: SolverLimits, mixed: bool) -> object:
     import datetime
 
     from ortools.math_opt.python import mathopt

@@ -37,12 +37,12 @@ from hetero.catalog import Gpu, Link, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.rates import Rates, Settings, Stage
+from hetero.costs.rates import CostSettings, PipelineStage, Rates
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
 
-__all__ = ["CostModel", "Pipeline", "Rates", "Settings", "Stage"]
+__all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
 Floats = NDArray[np.float64]
 _GIB = 2**30
@@ -69,8 +69,8 @@ class CostModel:
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
     >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-    >>> a40s = model.pipeline([Stage(0, 4, 60)])
-    >>> mixed = model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)])
+    >>> a40s = model.pipeline([PipelineStage(0, 4, 60)])
+    >>> mixed = model.pipeline([PipelineStage(0, 2, 36), PipelineStage(1, 2, 24)])
     >>> bool(0.3 < a40s.prefill_latency_s(1024) < mixed.prefill_latency_s(1024) < 1.2)
     True
     >>> bool(mixed.prefill_occupancy_s(1024) < mixed.prefill_latency_s(1024))
@@ -79,7 +79,7 @@ class CostModel:
 
     cluster: Cluster
     llm: Llm
-    settings: Settings = field(default_factory=Settings)
+    settings: CostSettings = field(default_factory=CostSettings)
     _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class CostModel:
         # A stage needs room for a cache as well, so weights that fill it exactly do not fit.
         return max(0, int(np.ceil(free / rates.layer_bytes)) - 1)
 
-    def pipeline(self, stages: Sequence[Stage]) -> Pipeline:
+    def pipeline(self, stages: Sequence[PipelineStage]) -> Pipeline:
         """A pipeline over ``stages``, in order.
 
         Raises
@@ -200,7 +200,7 @@ class CostModel:
         self._check(stages)
         return Pipeline(self, tuple(stages))
 
-    def _check(self, stages: Sequence[Stage]) -> None:
+    def _check(self, stages: Sequence[PipelineStage]) -> None:
         held = [stage.layers for stage in stages]
         if not stages or sum(held) != self.llm.layers or min(held) < 1:
             raise ParameterError(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.simulator.metrics import Slo
@@ -126,7 +126,7 @@ class Demand(Shown):
 
 
 def reference(
-    llm: Llm, demand: Demand, *, on: Cluster | None = None, settings: Settings | None = None
+    llm: Llm, demand: Demand, *, on: Cluster | None = None, settings: CostSettings | None = None
 ) -> Slo:
     """Latencies that targets are multiples of: a mean request alone on the A100 of the paper.
 
@@ -150,12 +150,12 @@ def reference(
     >>> bool(0.1 < target.ttft_s < 0.5), bool(0.02 < target.tpot_s < 0.06)
     (True, True)
     """
-    model = CostModel(on or cluster("thunderserve-a100-8"), llm, settings or Settings())
+    model = CostModel(on or cluster("thunderserve-a100-8"), llm, settings or CostSettings())
     for gpus in range(1, model.machines[0].count + 1):
         if not model.divides(gpus):
             continue
         if model.most_layers(0, gpus, first=True, last=True) >= llm.layers:
-            alone = model.pipeline([Stage(0, gpus, llm.layers)])
+            alone = model.pipeline([PipelineStage(0, gpus, llm.layers)])
             first = float(alone.prefill_latency_s(demand.mean_input))
             token = float(alone.decode_step_s(1, demand.context_tokens))
             last = first + token * max(demand.mean_output - 1.0, 0.0)

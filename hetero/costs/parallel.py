@@ -15,7 +15,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from hetero.costs.cost import CostModel, Pipeline, Rates, Stage
+from hetero.costs.cost import CostModel, Pipeline, PipelineStage, Rates
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Group, Phase
 from hetero.costs.routes import shortest
@@ -61,7 +61,8 @@ class Configurations:
                 None
                 if found is None
                 else Pipeline(
-                    self.model, tuple(Stage(group[k][0], t, layers) for k, t, layers in found)
+                    self.model,
+                    tuple(PipelineStage(group[k][0], t, layers) for k, t, layers in found),
                 )
             )
         return self._pipelines[at]

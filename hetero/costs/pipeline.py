@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.catalog import Gpu
-from hetero.costs.rates import Rates, Stage
+from hetero.costs.rates import PipelineStage, Rates
 from hetero.display import Column, Shown, Table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Pipeline(Shown):
     >>> from hetero.cluster import cluster
     >>> from hetero.costs.cost import CostModel
     >>> model = CostModel(cluster("thunderserve-a100-8"), llm("LLaMA-1-30B"))
-    >>> pair = model.pipeline([Stage(0, 2, 60)])
+    >>> pair = model.pipeline([PipelineStage(0, 2, 60)])
     >>> pair.label, pair.gpus, pair.kv_tokens > 30_000
     ('2xA100-SXM-80GB', 2, True)
     >>> bool(0.015 < pair.decode_step_s(1, 1024) < 0.03)
@@ -37,7 +37,7 @@ class Pipeline(Shown):
     """
 
     model: CostModel
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineStage, ...]
 
     # Shape ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from hetero.latency.models.roofline import Efficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CostSettings:
     """Assumptions of the cost model.
 
     Attributes
@@ -59,7 +59,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """``gpus`` GPUs of the machine number ``machine`` that share ``layers`` layers."""
 
     machine: int

@@ -8,16 +8,16 @@ flow), :mod:`pruning` (which links Helix keeps), :mod:`published` (Helix's clust
 
 from hetero.placement.links import Links
 from hetero.placement.machines import MachineKind, machine_kind, machine_kinds
-from hetero.placement.network import Flow, Network, Path
+from hetero.placement.network import Flow, FlowNetwork, Path
 from hetero.placement.placement import LayerRange, Placement
 from hetero.placement.problem import Node, Problem
 
 __all__ = [
     "Flow",
+    "FlowNetwork",
     "LayerRange",
     "Links",
     "MachineKind",
-    "Network",
     "Node",
     "Path",
     "Placement",

@@ -18,7 +18,7 @@ _SCALE = float(2**20)  # capacities are whole numbers to the solver: steps of 1e
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
+class FlowNetwork:
     """Vertices in and out of every node, and the coordinator as source and sink.
 
     A connection is valid from the coordinator to a node with the first layer, from a node with
@@ -40,7 +40,7 @@ class Network:
     Examples
     --------
     >>> from pipelines.studies.helix_artifact import placement
-    >>> round(Network(placement("single-24 70B helix")).max_flow().tokens_per_s, 2)
+    >>> round(FlowNetwork(placement("single-24 70B helix")).max_flow().tokens_per_s, 2)
     1289.56
     """
 
@@ -213,7 +213,7 @@ class Flow(Shown):
         A smallest cut: nodes on the diagonal, links elsewhere.
     """
 
-    network: Network
+    network: FlowNetwork
     tokens_per_s: float
     link_tokens_per_s: Floats
     cut: Flags

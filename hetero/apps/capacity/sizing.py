@@ -22,7 +22,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
 from hetero.apps.capacity.trial import Load, Outcome
 from hetero.catalog import Llm
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
@@ -195,7 +195,7 @@ def size(
     precision: str = "fp16",
     requests: int | None = None,
     seeds: tuple[int, ...] = (0, 1, 2),
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> Sizing:
     """The cheapest fleet for a load and its targets.
 
@@ -228,7 +228,9 @@ def size(
     True
     """
     load = Load(trace, rate_rps, slo or Slo(), goal, requests, seeds)
-    market = Market(prices or from_catalog(), llm, load, settings or Settings(precision=precision))
+    market = Market(
+        prices or from_catalog(), llm, load, settings or CostSettings(precision=precision)
+    )
     return cheapest(market)
 
 

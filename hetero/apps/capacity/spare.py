@@ -19,7 +19,7 @@ from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
 from hetero.apps.capacity.trial import Load, Outcome, outcome
 from hetero.apps.portfolio.case import Case
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
@@ -120,7 +120,7 @@ def spare(
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
     load = Load(case.trace, case.rate_rps, case.slo, case.goal, requests, tuple(seeds))
-    market = Market(prices, case.llm, load, Settings(precision=case.precision))
+    market = Market(prices, case.llm, load, CostSettings(precision=case.precision))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(entry, case.cluster)]
     tried = 0
     columns = _undominated(market)

@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet, Group, group
 from hetero.costs.parallel import Configurations
@@ -81,7 +81,9 @@ class _Search:
                 if found is None
                 else (
                     found[0],
-                    Pipeline(self.costs, tuple(Stage(order[k][0], t, n) for k, t, n in found[1])),
+                    Pipeline(
+                        self.costs, tuple(PipelineStage(order[k][0], t, n) for k, t, n in found[1])
+                    ),
                 )
             )
         return self._groups[one]
@@ -94,7 +96,7 @@ class _Search:
         mean = Bucket(d.mean_input, d.mean_output, 1.0, (0.0, np.inf))
         best, node, value = None, None, 0.0
         for found in self.configurations.configurations(one):
-            stages = tuple(Stage(one[k][0], t, layers) for k, t, layers in found)
+            stages = tuple(PipelineStage(one[k][0], t, layers) for k, t, layers in found)
             pipeline = Pipeline(self.costs, stages)
             if pipeline.kv_tokens < 1:
                 continue

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica
 from hetero.costs.transfer import KvTransfer
@@ -52,7 +52,7 @@ def colocated(
     goal: float = 0.9,
     rate_rps: float | None = None,
     most_rps: float = np.inf,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
     """vLLM: equal replicas that serve both phases, the division of highest goodput.
@@ -110,7 +110,7 @@ def distserve(
     rate_rps: float | None = None,
     most_rps: float = np.inf,
     transfer: KvTransfer | None = None,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
     """DistServe: replicas of either phase, numbers and configurations of highest goodput.
@@ -191,8 +191,8 @@ def _best(
     return BaselinePlan(system, deployment, pipelines, weights, objective, value, tuple(tried))
 
 
-def _alike(cluster: Cluster, llm: Llm, settings: Settings | None) -> CostModel:
-    costs = CostModel(cluster, llm, settings or Settings())
+def _alike(cluster: Cluster, llm: Llm, settings: CostSettings | None) -> CostModel:
+    costs = CostModel(cluster, llm, settings or CostSettings())
     if len({(m.gpu, m.count, m.link) for m in cluster.machines}) > 1:
         raise ParameterError(
             f"{cluster.name} has machines of several kinds; this planner divides equal ones.",
@@ -225,7 +225,7 @@ def _shapes(costs: CostModel) -> list[Shape]:
 def _pipeline(costs: CostModel, machine: int, shape: Shape) -> Pipeline:
     least, over = divmod(costs.llm.layers, shape.stages)
     layers = [least + (k < over) for k in range(shape.stages)]
-    return costs.pipeline([Stage(machine, shape.tensor_parallel, held) for held in layers])
+    return costs.pipeline([PipelineStage(machine, shape.tensor_parallel, held) for held in layers])
 
 
 def _per_machine(costs: CostModel, shape: Shape) -> int:

@@ -30,19 +30,19 @@ from numpy.typing import ArrayLike
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
-from hetero.programs import Ints, Limits, Program, Solver
+from hetero.programs import Ints, Program, Solver, SolverLimits
 from hetero.routers import RangeShares
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
-_LIMITS = Limits(gap=1e-4, nodes=20_000)
+_LIMITS = SolverLimits(gap=1e-4, nodes=20_000)
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,7 +158,7 @@ def cheapest(
     slo: Slo | None = None,
     slices: int | None = None,
     load: float = 0.85,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> MelangePlan:
     """The cheapest machines of a cluster that serve a rate of requests like those of a trace.
 
@@ -208,7 +208,7 @@ def fastest(
     slo: Slo | None = None,
     load: float = 0.85,
     usd_per_h: float | None = None,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> MelangePlan:
     """The largest rate that a cluster, or machines of it within a budget, serves.
 
@@ -245,7 +245,7 @@ class MelangeProgram:
         *,
         slices: int | None = None,
         load: float = 0.85,
-        settings: Settings | None = None,
+        settings: CostSettings | None = None,
         kinds: Sequence[Kind] | None = None,
         most_gpus: Mapping[str, int] | None = None,
         parts: tuple[int, int] = (6, 4),

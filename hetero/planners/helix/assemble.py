@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hetero.placement import Problem
 from hetero.placement.network import connections, solve
 from hetero.planners.helix.blocks import Block, Line
-from hetero.planners.helix.groups import Group
+from hetero.planners.helix.groups import NodeGroup
 
 Ints = NDArray[np.int64]
 
@@ -53,12 +53,14 @@ class Layout:
         return self.starts.tobytes() + self.stops.tobytes()
 
 
-def of_chain(problem: Problem, found: Sequence[Group], nodes: Sequence[tuple[int, int]]) -> Layout:
+def of_chain(
+    problem: Problem, found: Sequence[NodeGroup], nodes: Sequence[tuple[int, int]]
+) -> Layout:
     """Layout of one chain of (group, layers)."""
     return _place(problem, found, [Block(k, ((t, 0, k),)) for t, k in nodes])
 
 
-def of_line(problem: Problem, found: Sequence[Group], found_line: Line, first: int) -> Layout:
+def of_line(problem: Problem, found: Sequence[NodeGroup], found_line: Line, first: int) -> Layout:
     """Best layout of a line of blocks over the orders of its regions.
 
     Regions before ``first`` end with their entry block, those behind it begin with it.
@@ -76,7 +78,7 @@ def of_line(problem: Problem, found: Sequence[Group], found_line: Line, first: i
     return max(layouts, key=lambda layout: layout.value)
 
 
-def _place(problem: Problem, found: Sequence[Group], blocks: Sequence[Block]) -> Layout:
+def _place(problem: Problem, found: Sequence[NodeGroup], blocks: Sequence[Block]) -> Layout:
     free: list[Iterator[int]] = [iter(group.members) for group in found]
     starts = np.full(len(problem.nodes), -1, dtype=np.int64)
     stops = starts.copy()

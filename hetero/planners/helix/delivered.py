@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError
-from hetero.placement import LayerRange, Network, Placement, Problem
+from hetero.placement import FlowNetwork, LayerRange, Placement, Problem
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
@@ -55,11 +55,11 @@ class Option:
     @property
     def tokens_per_s(self) -> float:
         """Maximum flow, added up."""
-        return sum(Network(one).max_flow().tokens_per_s for one in self.placements)
+        return sum(FlowNetwork(one).max_flow().tokens_per_s for one in self.placements)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delivered:
+class DeliveredOption:
     """An option and what it delivers when it is kept full.
 
     Attributes
@@ -87,15 +87,15 @@ class Ranking(Shown):
     """Options by what they deliver, the best first."""
 
     problem: Problem
-    ranked: tuple[Delivered, ...]
+    ranked: tuple[DeliveredOption, ...]
 
     @property
-    def best(self) -> Delivered:
+    def best(self) -> DeliveredOption:
         """The option with the largest decode throughput."""
         return self.ranked[0]
 
     @property
-    def by_flow(self) -> Delivered:
+    def by_flow(self) -> DeliveredOption:
         """The option with the largest maximum flow."""
         return max(self.ranked, key=lambda one: one.flow_tps)
 
@@ -262,14 +262,14 @@ def deliver(
     option: Option,
     requests: Trace,
     window_s: tuple[float, float] = OFFLINE_S,
-    flows: Callable[[Network], Floats] | None = None,
+    flows: Callable[[FlowNetwork], Floats] | None = None,
 ) -> tuple[tuple[PipelineRun, ...], Serving]:
     """Simulate an option offline: Helix's router and feed, each pipeline fed on its own."""
     runs = tuple(
         simulate_pipelines(
-            Network(one),
+            FlowNetwork(one),
             requests,
-            FlowRouter.offline(flows(Network(one)) if flows else None),
+            FlowRouter.offline(flows(FlowNetwork(one)) if flows else None),
             feed=Feed(),
             window_s=window_s,
             until_s=window_s[1],
@@ -310,13 +310,13 @@ def rank(
     found = []
     for option in candidates:
         try:
-            flows = [Network(one).max_flow() for one in option.placements]
+            flows = [FlowNetwork(one).max_flow() for one in option.placements]
             runs, serving = deliver(option, requests, window_s)
         except HeteroError:
             continue
         total = sum(flow.tokens_per_s for flow in flows)
         found.append(
-            Delivered(
+            DeliveredOption(
                 option,
                 total,
                 sum(flow.tokens_per_s * flow.depth for flow in flows) / total,

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.placement import Network, Placement, Problem
+from hetero.placement import FlowNetwork, Placement, Problem
 from hetero.placement.pruning import all_links
-from hetero.programs import Limits, Program, Solver, Status
+from hetero.programs import Program, Solver, SolverLimits, Status
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Size(Shown):
+class ProgramSize(Shown):
     """Number of variables and constraints of the program, by group.
 
     Examples
@@ -112,9 +112,9 @@ class Milp:
         self._build()
 
     @property
-    def size(self) -> Size:
+    def size(self) -> ProgramSize:
         """Variables and constraints by group."""
-        return Size(self._variables, self._constraints)
+        return ProgramSize(self._variables, self._constraints)
 
     def _build(self) -> None:
         problem, program = self.problem, Program()
@@ -212,7 +212,7 @@ class Milp:
 
     def start(self, placement: Placement) -> Floats:
         """Values of the variables for a placement and its maximum flow, shape (variables,)."""
-        network = Network(placement, self.partial_inference, self.links)
+        network = FlowNetwork(placement, self.partial_inference, self.links)
         valid = network.valid()
         values = np.zeros(self._program.size[1])
         for k, _, (first, stop) in placement.nodes():
@@ -227,7 +227,7 @@ class Milp:
 
     def solve(
         self,
-        limits: Limits | None = None,
+        limits: SolverLimits | None = None,
         *,
         solver: Solver = "highs",
         start: Placement | None = None,
@@ -265,6 +265,6 @@ def judge(
 ) -> float:
     """Exact maximum flow of a placement, 0 where nothing flows [tokens/s]."""
     try:
-        return Network(placement, partial_inference, links).max_flow().tokens_per_s
+        return FlowNetwork(placement, partial_inference, links).max_flow().tokens_per_s
     except InfeasibleError:
         return 0.0

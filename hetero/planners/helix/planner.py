@@ -16,16 +16,16 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.placement import Flow, Links, Network, Placement, Problem
+from hetero.placement import Flow, FlowNetwork, Links, Placement, Problem
 from hetero.placement.throughput import HELIX_POINT, OperatingPoint
 from hetero.planners.helix.bound import PROOF, FlowBound, flow_bound, simple_bound
 from hetero.planners.helix.exact import exact
 from hetero.planners.helix.groups import groups
-from hetero.planners.helix.regions import Effort, Found, regions, too_small
+from hetero.planners.helix.regions import LayoutPool, PlacementEffort, regions, too_small
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Candidate(Shown):
+class PlacementCandidate(Shown):
     """A placement with its maximum flow.
 
     Attributes
@@ -57,7 +57,7 @@ class Candidate(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannerStep:
     """What was known after a step of the planner [tokens/s]."""
 
     name: str
@@ -82,9 +82,9 @@ class FlowPlan(Shown):
     """
 
     problem: Problem
-    best: tuple[Candidate, ...]
+    best: tuple[PlacementCandidate, ...]
     bound: FlowBound
-    steps: tuple[Step, ...]
+    steps: tuple[PlannerStep, ...]
 
     @property
     def tokens_per_s(self) -> float:
@@ -162,7 +162,7 @@ def plan(
     *,
     links: Links | None = None,
     point: OperatingPoint = HELIX_POINT,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     seed: int = 0,
 ) -> FlowPlan:
     """Plan of a cluster: see :func:`search`."""
@@ -173,9 +173,9 @@ def plan(
 def search(
     problem: Problem,
     *,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     seed: int = 0,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[PlannerStep], None] | None = None,
 ) -> FlowPlan:
     """Placements of the largest flow that the planner finds, and a bound on every placement.
 
@@ -199,7 +199,7 @@ def search(
     (2045.64, True)
     """
     began = time.perf_counter()
-    effort = effort or Effort()
+    effort = effort or PlacementEffort()
     if reason := too_small(problem):
         raise InfeasibleError(reason, resolve="add nodes, or take a smaller model.")
     if _parted(problem):
@@ -207,12 +207,12 @@ def search(
     whole = groups(problem, by_region=False)
     layers = problem.llm.layers
     upper = simple_bound(whole, layers)
-    found = Found(effort.keep)
-    steps: list[Step] = []
+    found = LayoutPool(effort.keep)
+    steps: list[PlannerStep] = []
 
     def done(name: str) -> None:
         best = found.best.value if found.layouts else 0.0
-        steps.append(Step(name, best, max(upper, best), time.perf_counter() - began))
+        steps.append(PlannerStep(name, best, max(upper, best), time.perf_counter() - began))
         if progress is not None:
             progress(steps[-1])
 
@@ -250,7 +250,7 @@ def search(
             for s, e in zip(layout.starts, layout.stops, strict=True)
         )
         placement = Placement(problem, ranges, f"{problem.name}, {method}")
-        best.append(Candidate(placement, Network(placement).max_flow(), method, upper))
+        best.append(PlacementCandidate(placement, FlowNetwork(placement).max_flow(), method, upper))
     return FlowPlan(
         problem,
         tuple(best),

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from hetero.catalog import Link
 from hetero.cluster import Cluster, Network
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ClusterChange:
     """A cluster after something has happened to it.
 
     Attributes
@@ -29,7 +29,7 @@ class Change:
     lost: frozenset[str] = frozenset()
 
 
-def lose_gpu(service: Service, group: str, machine: str | None = None) -> Change:
+def lose_gpu(service: PhaseService, group: str, machine: str | None = None) -> ClusterChange:
     """One GPU of a group fails; the group is lost with it.
 
     Parameters
@@ -45,21 +45,23 @@ def lose_gpu(service: Service, group: str, machine: str | None = None) -> Change
             f"Group {group} has no GPU of machine '{where}'.",
             resolve=f"use {' or '.join(sorted(service.group(group).machines))}.",
         )
-    return Change(
+    return ClusterChange(
         f"a GPU of {where} in group {group} fails",
         fewer(service.cluster, {where: 1}),
         frozenset({group}),
     )
 
 
-def lose_machine(service: Service, machine: str) -> Change:
+def lose_machine(service: PhaseService, machine: str) -> ClusterChange:
     """A whole machine fails, and every group that uses it."""
     gone = service.cluster.machine(machine)
     lost = frozenset(one.name for one in service.groups if machine in one.machines)
-    return Change(f"machine {machine} fails", fewer(service.cluster, {machine: gone.count}), lost)
+    return ClusterChange(
+        f"machine {machine} fails", fewer(service.cluster, {machine: gone.count}), lost
+    )
 
 
-def lose_groups(service: Service, names: frozenset[str]) -> Change:
+def lose_groups(service: PhaseService, names: frozenset[str]) -> ClusterChange:
     """All GPUs of some groups become unavailable."""
     counts: dict[str, int] = {}
     for name in names:
@@ -67,10 +69,10 @@ def lose_groups(service: Service, names: frozenset[str]) -> Change:
             where = service.model.machines[stage.machine].name
             counts[where] = counts.get(where, 0) + stage.gpus
     what = f"{sum(counts.values())} GPUs of {', '.join(sorted(counts))} become unavailable"
-    return Change(what, fewer(service.cluster, counts), names)
+    return ClusterChange(what, fewer(service.cluster, counts), names)
 
 
-def slow_link(service: Service, a: str, b: str, share: float = 0.1) -> Change:
+def slow_link(service: PhaseService, a: str, b: str, share: float = 0.1) -> ClusterChange:
     """The link between two machines drops to a share of its bandwidth."""
     cluster = service.cluster
     link = cluster.link(a, b)
@@ -88,7 +90,7 @@ def slow_link(service: Service, a: str, b: str, share: float = 0.1) -> Change:
     )
     network = cluster.network or Network()
     pairs = {**network.machines, frozenset((a, b)): slow}
-    return Change(
+    return ClusterChange(
         f"the link between {a} and {b} drops to {share:g}",
         replace(cluster, network=replace(network, machines=pairs)),
     )

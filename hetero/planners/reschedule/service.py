@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import PHASES, Design, Phase, design
 from hetero.costs.pipeline import Pipeline
@@ -38,7 +38,7 @@ class ServingGroup:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Service(Shown):
+class PhaseService(Shown):
     """Groups in service, and the share of the requests of every pair.
 
     Attributes
@@ -60,7 +60,9 @@ class Service(Shown):
     label: str = ""
 
     @classmethod
-    def of(cls, plan: PhasePlan, label: str = "", names: Iterable[str] | None = None) -> Service:
+    def of(
+        cls, plan: PhasePlan, label: str = "", names: Iterable[str] | None = None
+    ) -> PhaseService:
         """A plan with names for its groups: given ones, or G1, G2, ... in its order."""
         built: list[tuple[Pipeline, Phase]] = [(one, "prefill") for one in plan.prefill]
         built += [(one, "decode") for one in plan.decode]
@@ -91,7 +93,7 @@ class Service(Shown):
         *,
         transfer: KvTransfer | None = None,
         label: str = "",
-    ) -> Service:
+    ) -> PhaseService:
         """Groups and phases set by hand, such as those of a published plan; shares are planned.
 
         Raises
@@ -105,7 +107,7 @@ class Service(Shown):
         bare = cls(groups, {}, demand, slo, transfer or KvTransfer(), 0.0, label)
         return bare.planned(bare.evaluator())
 
-    def planned(self, evaluator: Evaluator, phases: Design | None = None) -> Service:
+    def planned(self, evaluator: Evaluator, phases: Design | None = None) -> PhaseService:
         """The same groups with other phases, and with shares planned for them.
 
         Parameters
@@ -120,7 +122,7 @@ class Service(Shown):
             for members, own in chosen
             if own == phase
         ]
-        return Service.of(PhasePlan.of(evaluator, chosen), self.label, ordered)
+        return PhaseService.of(PhasePlan.of(evaluator, chosen), self.label, ordered)
 
     def phases(self) -> Design:
         """Group k as ((k, 1),) with its phase."""
@@ -176,7 +178,7 @@ class Service(Shown):
         """The shares as a router of the deployment."""
         return PairShares(self.weights, drawn=drawn)
 
-    def without(self, names: frozenset[str]) -> Service:
+    def without(self, names: frozenset[str]) -> PhaseService:
         """What is left when groups are gone, the other shares as they were.
 
         Raises
@@ -268,5 +270,5 @@ def moved(pipeline: Pipeline, model: CostModel) -> Pipeline:
                 f"{pipeline.label} used machine '{name}', which is gone.",
                 resolve="count the group among the lost ones.",
             )
-        stages.append(Stage(index[name], stage.gpus, stage.layers))
+        stages.append(PipelineStage(index[name], stage.gpus, stage.layers))
     return Pipeline(model, tuple(stages))

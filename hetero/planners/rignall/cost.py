@@ -13,7 +13,7 @@ from hetero.planners.rignall import exact_program
 from hetero.planners.rignall.assignment import PHASES, Assignment, Inventory, gpus_used
 from hetero.planners.rignall.exact import GAP, assigned, usable
 from hetero.planners.rignall.rates import RateTable
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 
 Prices = Mapping[str, float]
 """Price of a GPU of each type [$/h]."""
@@ -92,7 +92,7 @@ def front(
     *,
     minimum: int = 1,
     sizes: Collection[int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
 ) -> Front:
     """The most throughput of each budget, dominated plans left out.
 
@@ -128,7 +128,7 @@ def front(
         found = exact_program.solve(
             rates,
             held,
-            limits or Limits(gap=GAP),
+            limits or SolverLimits(gap=GAP),
             usd_per_gpu_h=price,
             budget_usd_per_h=budget,
         )
@@ -195,7 +195,7 @@ def cheapest(
     most: Inventory | None = None,
     minimum: int = 1,
     sizes: Collection[int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
 ) -> Purchase:
     """The cheapest inventory that carries a load of the given mix of lengths.
 
@@ -226,7 +226,7 @@ def cheapest(
     price = check_prices(rates, prices, held)
     try:
         found = exact_program.solve(
-            rates, held, limits or Limits(gap=1e-3), load_rps=load_rps, usd_per_gpu_h=price
+            rates, held, limits or SolverLimits(gap=1e-3), load_rps=load_rps, usd_per_gpu_h=price
         )
     except InfeasibleError as error:
         named = ", ".join(f"{count} {gpu}" for gpu, count in held.items())

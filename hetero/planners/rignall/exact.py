@@ -10,7 +10,7 @@ from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.rignall import exact_program, exact_splits, inner
 from hetero.planners.rignall.assignment import Assignment, Inventory, check_inventory
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits, Status
+from hetero.programs import SolverLimits, Status
 
 Method: TypeAlias = Literal["auto", "splits", "program"]
 
@@ -25,7 +25,7 @@ def exact(
     pairs: bool = False,
     sizes: Collection[int] | None = None,
     method: Method = "auto",
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
 ) -> Assignment:
     """The layout, phases and work that carry the largest load of the given mix of lengths.
 
@@ -69,7 +69,7 @@ def exact(
             f"There is no method called '{method}'.",
             resolve=f"use one of {', '.join(get_args(Method))}.",
         )
-    limits = limits or Limits(gap=GAP)
+    limits = limits or SolverLimits(gap=GAP)
     rates, held = usable(rates, inventory, minimum=minimum, pairs=pairs, sizes=sizes)
     small = exact_splits.cells(rates, held) <= exact_splits.CELLS
     if method == "splits" and not small:

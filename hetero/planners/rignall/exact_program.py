@@ -9,7 +9,7 @@ import numpy as np
 
 from hetero.planners.rignall.assignment import PHASES
 from hetero.planners.rignall.rates import Phase, RateTable
-from hetero.programs import Limits, Program, Solution
+from hetero.programs import Program, Solution, SolverLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Layouts:
 def solve(
     rates: RateTable,
     inventory: Mapping[str, int],
-    limits: Limits,
+    limits: SolverLimits,
     *,
     load_rps: float | None = None,
     usd_per_gpu_h: Mapping[str, float] | None = None,

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hetero.planners.rignall.rates import Phase, RateTable
-from hetero.programs import Floats, Ints, Limits, Program, SolverError, Status
+from hetero.programs import Floats, Ints, Program, SolverError, SolverLimits, Status
 
 Split = tuple[int, ...]
 Partition = tuple[tuple[int, int], ...]
@@ -63,7 +63,7 @@ def cells(rates: RateTable, inventory: dict[str, int]) -> int:
     return math.prod(count // unit[gpu] + 1 for gpu, count in inventory.items())
 
 
-def solve(rates: RateTable, inventory: dict[str, int], limits: Limits) -> Found:
+def solve(rates: RateTable, inventory: dict[str, int], limits: SolverLimits) -> Found:
     """The layout with the largest load; ``limits.nodes`` counts splits that are looked at.
 
     Every type of the inventory must have a class that fits it.
@@ -198,7 +198,9 @@ class _Side:
                 self.settled[at] = (0.0, {})
                 bound = worth
             else:
-                found = program.solve(Limits(gap=gap), names=f"the {self.phase} side of a split")
+                found = program.solve(
+                    SolverLimits(gap=gap), names=f"the {self.phase} side of a split"
+                )
                 chosen = {row: round(found.values[column]) for row, column in columns}
                 self.settled[at] = (found.objective, {r: n for r, n in chosen.items() if n})
                 bound = max(found.bound, worth)

@@ -17,7 +17,7 @@ import numpy as np
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.rignall.assignment import PHASES, Assignment, IslandGroup, Layout
 from hetero.planners.rignall.rates import IslandClass, Phase, RateTable
-from hetero.programs import Floats, Ints, Limits, Program, Solution, Solver
+from hetero.programs import Floats, Ints, Program, Solution, Solver, SolverLimits
 
 Form: TypeAlias = Literal["thesis", "sparse", "aggregated", "flow", "flow aggregated"]
 Capacity: TypeAlias = Literal["all", "at most"]
@@ -84,7 +84,7 @@ def solve(
     *,
     deviations: Deviations | None = None,
     phases: Mapping[IslandClass, int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
     solver: Solver = "highs",
     relaxed: bool = False,
 ) -> Assignment:
@@ -345,7 +345,7 @@ def _why_infeasible(groups: _Groups) -> InfeasibleError:
     """
     program = Program()
     _flow(program, groups, None)
-    load = program.solve(Limits(gap=1e-3)).objective
+    load = program.solve(SolverLimits(gap=1e-3)).objective
     if load <= 0:
         return InfeasibleError(
             "No choice of phases lets the islands serve every range in both phases.",

@@ -17,7 +17,7 @@ from hetero.files import writing
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.assignment import Assignment, Layout
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 from hetero.streams import stream
 
 Floats = NDArray[np.float64]
@@ -104,7 +104,7 @@ class Objective:
         """
         if not layout:
             raise InfeasibleError("The layout has no island.", resolve="give at least two islands.")
-        return inner.solve(self.rates, layout, limits=Limits(gap=_GAP))
+        return inner.solve(self.rates, layout, limits=SolverLimits(gap=_GAP))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -8,7 +8,7 @@ from itertools import product
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, Settings
+from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
 from hetero.costs.transfer import KvTransfer
 from hetero.errors import InfeasibleError, ParameterError
@@ -101,7 +101,7 @@ def best_part(
     demand: Demand,
     slo: Slo,
     *,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     transfer: KvTransfer | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Cluster:
@@ -114,7 +114,7 @@ def best_part(
     """
     best, value, reason = None, -1.0, ""
     for part in within(offer, usd_per_h):
-        model = CostModel(part, llm, settings or Settings())
+        model = CostModel(part, llm, settings or CostSettings())
         evaluator = Evaluator(model, demand, slo, transfer or KvTransfer())
         try:
             found = max((evaluator.value(one).score for one in starts(evaluator)), default=-1.0)

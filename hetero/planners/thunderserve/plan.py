@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Settings
+from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
 from hetero.costs.groups import PHASES, Design, design, other
 from hetero.costs.pipeline import Pipeline
@@ -27,7 +27,7 @@ from hetero.planners.thunderserve.exact import enumerate_all
 from hetero.planners.thunderserve.moves import MOVES
 from hetero.planners.thunderserve.orchestrate import Orchestration
 from hetero.planners.thunderserve.patterns import polish
-from hetero.planners.thunderserve.tabu import Step, TabuSearch, TabuSettings
+from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, TabuStep
 from hetero.routers.pairs import PairShares
 from hetero.simulator.metrics import Slo
 
@@ -60,7 +60,7 @@ class PhasePlan(Shown):
     orchestration: Orchestration
     search: str = ""
     tried: int = 0
-    history: tuple[Step, ...] = ()
+    history: tuple[TabuStep, ...] = ()
 
     @classmethod
     def of(
@@ -69,7 +69,7 @@ class PhasePlan(Shown):
         design: Design,
         *,
         search: str = "",
-        history: tuple[Step, ...] = (),
+        history: tuple[TabuStep, ...] = (),
     ) -> PhasePlan:
         """The plan of a design.
 
@@ -240,12 +240,12 @@ def plan(
     slo: Slo,
     *,
     search: Search = "patterns",
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     transfer: KvTransfer | None = None,
     tabu: TabuSettings | None = None,
     seed: int = 0,
     jobs: int = 1,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[TabuStep], None] | None = None,
 ) -> PhasePlan:
     """Plan how a cluster serves a model with prefill and decode on different groups of GPUs.
 
@@ -276,7 +276,7 @@ def plan(
     >>> bool(0.5 < found.value.attainment <= 1.0)
     True
     """
-    model = CostModel(cluster, llm, settings or Settings())
+    model = CostModel(cluster, llm, settings or CostSettings())
     evaluator = Evaluator(model, demand, slo, transfer or KvTransfer())
     if search == "exact":
         return PhasePlan.of(evaluator, enumerate_all(evaluator, jobs=jobs).best, search=search)

@@ -52,7 +52,7 @@ class TabuSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TabuStep:
     """One step of a search: best value so far, value of the step, designs evaluated so far."""
 
     best: float
@@ -78,7 +78,7 @@ class TabuSearch:
     current: Design
     best: Design
     tabu: list[Design] = field(default_factory=list)
-    history: list[Step] = field(default_factory=list)
+    history: list[TabuStep] = field(default_factory=list)
     improved: int = 0  # the step that found the best design
     restarted: int = 0  # the latest step that started again from it
 
@@ -117,7 +117,7 @@ class TabuSearch:
             )
         search = cls(evaluator, settings or TabuSettings(), rng, start, start)
         value = evaluator.value(start).score
-        search.history.append(Step(value, value, evaluator.evaluated))
+        search.history.append(TabuStep(value, value, evaluator.evaluated))
         return search
 
     @property
@@ -152,9 +152,9 @@ class TabuSearch:
             self.tabu = [*self.tabu, self.current][-settings.memory :] if settings.memory else []
         best = self.evaluator.value(self.best).score
         current = self.evaluator.value(self.current).score
-        self.history.append(Step(best, current, self.evaluator.evaluated))
+        self.history.append(TabuStep(best, current, self.evaluator.evaluated))
 
-    def run(self, *, jobs: int = 1, progress: Callable[[Step], None] | None = None) -> Design:
+    def run(self, *, jobs: int = 1, progress: Callable[[TabuStep], None] | None = None) -> Design:
         """All steps that are left; returns the best design."""
         while not self.done:
             self.step(jobs)
@@ -207,7 +207,7 @@ class TabuSearch:
                 _design(state["current"]),
                 _design(state["best"]),
                 [_design(one) for one in state["tabu"]],
-                [Step(*one) for one in state["history"]],
+                [TabuStep(*one) for one in state["history"]],
                 state["improved"],
                 state["restarted"],
             )

@@ -84,7 +84,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate(Shown):
+class BatchEstimate(Shown):
     """Outcome of Algorithm 1 for one instance and for the machine it stands on.
 
     Attributes
@@ -194,7 +194,7 @@ def throughput(
     tensor_parallel: int,
     gpus: int,
     scaling: Scaling = "instances",
-) -> Estimate:
+) -> BatchEstimate:
     r"""Estimated throughput of a machine that runs ``gpus / tensor_parallel`` equal instances.
 
     .. math::
@@ -264,7 +264,7 @@ def throughput(
     tokens = sum(inputs[r] + outputs[r] for r in served)
     time_s = sum(batch.prefill_s + batch.decode_s for batch in batches)
     factor = gpus // tensor_parallel if scaling == "instances" else tensor_parallel
-    return Estimate(
+    return BatchEstimate(
         batches=tuple(batches),
         tokens=tokens,
         time_s=time_s,

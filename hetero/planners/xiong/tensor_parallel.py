@@ -17,7 +17,7 @@ from hetero.latency.models.phase import fit_phase
 from hetero.memory import Budget, OverheadPer
 from hetero.planners.replicated import roofline_steps
 from hetero.planners.xiong import estimate
-from hetero.planners.xiong.estimate import BatchLatency, Estimate, Padded, Scaling
+from hetero.planners.xiong.estimate import BatchEstimate, BatchLatency, Padded, Scaling
 from hetero.workload import Trace
 
 LatencySource = Callable[[Gpu, Llm, int], BatchLatency]
@@ -84,7 +84,7 @@ class Degree(Shown):
     machine: Machine
     tensor_parallel: int
     kv_capacity_bytes: float
-    estimate: Estimate | None
+    estimate: BatchEstimate | None
     reason: str = ""
 
     @property
@@ -113,7 +113,7 @@ class Degree(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class TensorParallelSearch(Shown):
+class DegreeSearch(Shown):
     """Every degree of every machine, feasible or not, and the best of each.
 
     Instances never span machines, so the throughput of a cluster is the sum over its machines and
@@ -202,7 +202,7 @@ def search(
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
     require_longest: bool = True,
-) -> TensorParallelSearch:
+) -> DegreeSearch:
     r"""Estimate every tensor-parallel degree of every machine and keep the best of each.
 
     For machine i with u GPUs and each degree t that divides u and the attention heads, the KV
@@ -273,7 +273,7 @@ def search(
                 else:
                     reason = f"{len(result.too_long)} too long" if result.too_long else ""
             degrees.append(Degree(machine, t, budget.kv_capacity_bytes, result, reason))
-    found = TensorParallelSearch(tuple(degrees), llm)
+    found = DegreeSearch(tuple(degrees), llm)
     if not found.best:
         # Machines alike fail alike, and more GPUs fall less short: one line per kind says it.
         kinds = {(d.machine.gpu.name, d.machine.count): d for d in degrees}
