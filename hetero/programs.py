@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.errors import SolverError as SolverError  # for those who solve
 
 Floats = NDArray[np.float64]
@@ -45,16 +45,17 @@ class SolverLimits:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gap < 1:
-            raise ParameterError(
-                f"A gap of {self.gap} is no relative distance.", resolve="give 0 <= gap < 1."
-            )
+        require(
+            0 <= self.gap < 1,
+            f"A gap of {self.gap} is no relative distance.",
+            resolve="give 0 <= gap < 1.",
+        )
         for what, value in (("nodes", self.nodes), ("seconds", self.seconds)):
-            if value is not None and not value > 0:
-                raise ParameterError(
-                    f"A limit of {value} {what} leaves nothing to solve.",
-                    resolve=f"give more than 0 {what}, or None for no limit.",
-                )
+            require(
+                value is None or value > 0,
+                f"A limit of {value} {what} leaves nothing to solve.",
+                resolve=f"give more than 0 {what}, or None for no limit.",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

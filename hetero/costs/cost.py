@@ -33,12 +33,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero import memory
-from hetero.catalog import Gpu, Link, Llm
+from hetero.catalog import Llm
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.rates import CostSettings, PipelineStage, Rates
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
 
@@ -83,12 +83,12 @@ class CostModel:
     _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.llm.experts:
-            raise ParameterError(
-                f"{self.llm.name} is a mixture of experts; groups of mixed GPUs are costed for "
-                "dense models.",
-                resolve="choose a dense model.",
-            )
+        require(
+            not self.llm.experts,
+            f"{self.llm.name} is a mixture of experts; groups of mixed GPUs are costed for "
+            "dense models.",
+            resolve="choose a dense model.",
+        )
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -132,16 +132,15 @@ class CostModel:
         return self._rates[key]
 
     def _compute(self, machine: Machine, gpus: int) -> Rates:
-        if not self.divides(gpus):
-            raise ParameterError(
-                f"{self.llm.name} has {self.llm.heads} attention heads, which {gpus} GPUs cannot "
-                "share equally.",
-                resolve="choose a degree that divides the heads.",
-            )
+        require(
+            self.divides(gpus),
+            f"{self.llm.name} has {self.llm.heads} attention heads, which {gpus} GPUs cannot "
+            "share equally.",
+            resolve="choose a degree that divides the heads.",
+        )
         s, llm = self.settings, self.llm
-        gpu = _linked(machine.gpu, machine.link) if machine.link else machine.gpu
         roofline = Roofline(
-            gpu=gpu,
+            gpu=machine.linked_gpu,
             llm=llm,
             efficiency=s.efficiency or efficiencies.efficiency(machine.gpu),
             tensor_parallel=gpus,
@@ -202,22 +201,21 @@ class CostModel:
 
     def _check(self, stages: Sequence[PipelineStage]) -> None:
         held = [stage.layers for stage in stages]
-        if not stages or sum(held) != self.llm.layers or min(held) < 1:
-            raise ParameterError(
-                f"Stages of {held} layers do not hold the {self.llm.layers} layers of "
-                f"{self.llm.name}.",
-                resolve="give every stage one layer or more, and all of them together once.",
-            )
+        require(
+            bool(stages) and sum(held) == self.llm.layers and min(held) >= 1,
+            f"Stages of {held} layers do not hold the {self.llm.layers} layers of {self.llm.name}.",
+            resolve="give every stage one layer or more, and all of them together once.",
+        )
         used = np.zeros(len(self.machines), np.int64)
         for k, stage in enumerate(stages):
             used[stage.machine] += stage.gpus
             machine = self.machines[stage.machine]
-            if used[stage.machine] > machine.count:
-                raise ParameterError(
-                    f"Stages take {used[stage.machine]} GPUs of machine {machine.name}, which has "
-                    f"{machine.count}.",
-                    resolve="use each GPU once.",
-                )
+            require(
+                used[stage.machine] <= machine.count,
+                f"Stages take {used[stage.machine]} GPUs of machine {machine.name}, which has "
+                f"{machine.count}.",
+                resolve="use each GPU once.",
+            )
             most = self.most_layers(
                 stage.machine, stage.gpus, first=k == 0, last=k == len(stages) - 1
             )
@@ -227,7 +225,3 @@ class CostModel:
                     f"{machine.gpu.name} of machine {machine.name}, which hold {most}.",
                     resolve="move layers to other stages, or use more GPUs.",
                 )
-
-
-def _linked(gpu: Gpu, link: Link) -> Gpu:
-    return replace(gpu, link_type=link.name, link_gbs=link.bandwidth_gbs)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.costs.pipeline import Pipeline
-from hetero.deployment import Engine, Replica, Role
+from hetero.costs.transfer import KvTransfer
+from hetero.deployment import Deployment, Engine, Replica, Role
 from hetero.latency.step import Piece, StepModel
 
 Floats = NDArray[np.float64]
@@ -112,3 +115,21 @@ def replica(
         lag_s=fixed,
         lag_s_per_token=per_token,
     )
+
+
+def split(
+    name: str,
+    parts: Sequence[tuple[str, Pipeline, Role]],
+    transfer: KvTransfer,
+    *,
+    engine: Engine | None = None,
+) -> Deployment:
+    """Pipelines that prefill and pipelines that decode, with a KV link between each two of them."""
+    nodes = tuple(replica(pipeline, label, role, engine=engine) for label, pipeline, role in parts)
+    links = tuple(
+        (a, b, transfer.link(source, target))
+        for a, source, first in parts
+        for b, target, second in parts
+        if (first, second) == ("prefill", "decode")
+    )
+    return Deployment(name, nodes, links)

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import KvLink
-from hetero.errors import ParameterError
+from hetero.errors import require, require_not_negative, require_positive
 
 Bits: TypeAlias = Literal[16, 8, 4]
 
@@ -55,17 +55,13 @@ class KvTransfer:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in (16, 8, 4):
-            raise ParameterError(
-                f"KV caches of {self.bits} bits per value cannot be sent.",
-                resolve="send 16, 8 or 4 bits.",
-            )
-        if not (self.scale_bits >= 0 and min(self.compress_gbs, self.decompress_gbs) > 0):
-            raise ParameterError(
-                f"A codec with {self.scale_bits} bits of scales, {self.compress_gbs} and "
-                f"{self.decompress_gbs} GB/s.",
-                resolve="give rates above 0 and scales of 0 bits or more.",
-            )
+        require(
+            self.bits in (16, 8, 4),
+            f"KV caches of {self.bits} bits per value cannot be sent.",
+            resolve="send 16, 8 or 4 bits.",
+        )
+        require_not_negative(scale_bits=self.scale_bits)
+        require_positive(compress_gbs=self.compress_gbs, decompress_gbs=self.decompress_gbs)
 
     @property
     def ratio(self) -> float:

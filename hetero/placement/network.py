@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.csgraph import breadth_first_order
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
@@ -57,12 +58,8 @@ class FlowNetwork:
 
     def node_tokens_per_s(self) -> Floats:
         """Capacity from in to out of every node [tokens/s], shape (n,)."""
-        return np.array(
-            [
-                self.placement.tokens_per_s(k) if held else 0.0
-                for k, held in enumerate(self.placement.ranges)
-            ]
-        )
+        held = enumerate(self.placement.ranges)
+        return np.array([self.placement.tokens_per_s(k) if layers else 0.0 for k, layers in held])
 
     def max_flow(self) -> Flow:
         """Exact maximum flow from source to sink.
@@ -96,7 +93,7 @@ class FlowNetwork:
                 resolve="give the link a bandwidth, or place the layers so that it is not needed.",
             )
         reached = _reached(valid)
-        last = max(reached, key=lambda k: bounds(self.placement)[1][k], default=-1)
+        last = max(sorted(reached), key=lambda k: bounds(self.placement)[1][k], default=-1)
         where = self._name(last) if last >= 0 else "the coordinator"
         return InfeasibleError(
             f"No node of {problem.name} goes on where {where} stops.",
@@ -180,15 +177,10 @@ def solve(
 
 
 def _reached(valid: Flags) -> set[int]:
+    """Nodes that a path from the coordinator leads to."""
     n = len(valid) - 1
-    found: set[int] = set()
-    stack = [int(k) for k in np.flatnonzero(valid[n, :n])]
-    while stack:
-        k = stack.pop()
-        if k not in found:
-            found.add(k)
-            stack += [int(j) for j in np.flatnonzero(valid[k, :n])]
-    return found
+    order = breadth_first_order(valid & (np.arange(n + 1) < n), n, return_predecessors=False)
+    return set(order[1:].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,33 +266,21 @@ class Flow(Shown):
         """One row per node that holds layers, by their first layer."""
         placement = self.network.placement
         through, busy = self.node_tokens_per_s, self.utilisation
-        rows = tuple(
-            (
-                node.name,
-                node.kind.name,
-                f"{start}-{stop - 1}",
-                placement.tokens_per_s(k),
-                float(through[k]),
-                100 * float(busy[k]),
-                bool(self.cut[k, k]),
-            )
-            for k, node, (start, stop) in sorted(
-                placement.nodes(), key=lambda item: (item[2], item[0])
-            )
-        )
+        node, gpus, layers, throughput, _ = placement.columns()
         columns = (
-            Column("node"),
-            Column("GPUs"),
-            Column("layers"),
-            Column("throughput", "tokens/s"),
-            Column("flow", "tokens/s"),
-            Column("used", "%", 3),
-            Column("bottleneck"),
+            node,
+            gpus,
+            layers,
+            throughput,
+            Column("flow", "tokens/s", of=lambda k: float(through[k])),
+            Column("used", "%", 3, of=lambda k: 100 * float(busy[k])),
+            Column("bottleneck", of=lambda k: bool(self.cut[k, k])),
         )
         title = placement.name or f"{placement.problem.llm.name} on {placement.problem.name}"
-        return Table(
+        return Table.of(
             f"{title}: {self.tokens_per_s:,.2f} tokens/s",
             columns,
-            rows,
-            (f"Bottleneck: {self.bottleneck}.", f"Mean depth: {self.depth:.1f} nodes."),
+            placement.by_layer(),
+            f"Bottleneck: {self.bottleneck}.",
+            f"Mean depth: {self.depth:.1f} nodes.",
         )

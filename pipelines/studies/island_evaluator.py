@@ -8,8 +8,8 @@ import numpy as np
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.planners.rignall.assignment import PHASES, Assignment
-from hetero.planners.rignall.rates import Floats, Phase, RateTable
+from hetero.planners.rignall.assignment import Assignment
+from hetero.planners.rignall.rates import PHASES, Floats, Phase, RateTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -212,7 +212,7 @@ def test_errors_name_the_cause(rates: RateTable) -> None:
         run(rates, "random", iterations=0)
     with pytest.raises(InfeasibleError, match="1 gpu1 GPUs are fewer than the smallest island"):
         Divider({"gpu0": 4, "gpu1": 1})
-    with pytest.raises(ParameterError, match="0 slots"):
+    with pytest.raises(ParameterError, match="slots is 0"):
         Direct(INVENTORY, slots=0)
 
     def lazy(

@@ -223,10 +223,7 @@ def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., Baselin
 
 def _linked(machine: Machine) -> Machine:
     """The machine with its link among the figures of its GPU, where estimates look for it."""
-    if machine.link is None:
-        return machine
-    gpu = replace(machine.gpu, link_type=machine.link.name, link_gbs=machine.link.bandwidth_gbs)
-    return replace(machine, gpu=gpu)
+    return replace(machine, gpu=machine.linked_gpu)
 
 
 def _latency(precision: str) -> tensor_parallel.LatencySource:

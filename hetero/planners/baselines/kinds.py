@@ -12,7 +12,8 @@ from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
 
-_DEGREES = (1, 2, 4, 8)
+DEGREES = (1, 2, 4, 8)
+"""Tensor-parallel degrees that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def kinds(cluster: Cluster, llm: Llm, settings: CostSettings | None = None) -> t
     for numbers in alike.values():
         machine = cluster.machines[numbers[0]]
         instances = {}
-        for degree in _DEGREES:
+        for degree in DEGREES:
             if degree > machine.count or not costs.divides(degree):
                 continue
             try:

@@ -106,33 +106,19 @@ class Ranking(Shown):
 
     def table(self) -> Table:
         """One row per option."""
-        rows = tuple(
-            (
-                one.option.name,
-                len(one.option.placements),
-                one.flow_tps,
-                one.depth,
-                one.serving.decode_tps,
-                one.serving.prompt.mean_s,
-                one.serving.decode.mean_s,
-                one.in_flight,
-                100 * one.node_use,
-            )
-            for one in self.ranked
-        )
         columns = (
-            Column("option"),
-            Column("pipelines apart"),
-            Column("flow", "tokens/s"),
+            Column("option", of="option.name"),
+            Column("pipelines apart", of=lambda one: len(one.option.placements)),
+            Column("flow", "tokens/s", of="flow_tps"),
             Column("depth", "nodes", 3),
-            Column("decoded", "tokens/s"),
-            Column("prompt latency", "s", 3),
-            Column("decode latency", "s", 3),
-            Column("in flight"),
-            Column("nodes busy", "%", 3),
+            Column("decoded", "tokens/s", of="serving.decode_tps"),
+            Column("prompt latency", "s", 3, "serving.prompt.mean_s"),
+            Column("decode latency", "s", 3, "serving.decode.mean_s"),
+            Column("in flight", of="in_flight"),
+            Column("nodes busy", "%", 3, lambda one: 100 * one.node_use),
         )
-        name = f"{self.problem.llm.name} on {self.problem.name}"
-        return Table(f"{name}: flow and what is delivered", columns, rows)
+        title = f"{self.problem.llm.name} on {self.problem.name}: flow and what is delivered"
+        return Table.of(title, columns, self.ranked)
 
 
 def chain(problem: Problem, nodes: Sequence[int], share: float = 1.0) -> Placement:

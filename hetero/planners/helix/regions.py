@@ -79,6 +79,11 @@ class LayoutPool:
         """The layout of the largest flow."""
         return max((layout for layout, _ in self.layouts.values()), key=lambda one: one.value)
 
+    @property
+    def value(self) -> float:
+        """The largest flow [tokens/s], 0 where there is no layout."""
+        return self.best.value if self.layouts else 0.0
+
     def sorted(self) -> list[tuple[Layout, str]]:
         """Layouts by falling flow."""
         order = sorted(self.layouts.values(), key=lambda item: -item[0].value)
@@ -262,8 +267,7 @@ def _sets(
     tops = {s: simple_bound(groups(problem.only(nodes[s])), problem.llm.layers) for s in sets}
     done: dict[tuple[int, ...], Layout] = {}
     for cover in _covers(sets, tops):
-        known = found.best.value if found.layouts else 0.0
-        if sum(tops[s] for s in cover) <= known * (1 + 1e-3) or len(cover) < 2 <= len(sets):
+        if sum(tops[s] for s in cover) <= found.value * (1 + 1e-3) or len(cover) < 2 <= len(sets):
             continue
         for s in cover:
             if s not in done:

@@ -13,8 +13,7 @@ from hetero.costs.demand import Demand
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.planners.reschedule.change import ClusterChange
-from hetero.planners.reschedule.episode import ClusterChange as Ending
-from hetero.planners.reschedule.episode import Episode, Era, play
+from hetero.planners.reschedule.episode import Ending, Episode, Era, play
 from hetero.planners.reschedule.reload import Disk, Reload, reload
 from hetero.planners.reschedule.service import PhaseService, moved
 from hetero.planners.thunderserve.plan import Search, plan, replan
@@ -99,18 +98,12 @@ class Rescheduling(Shown):
         """Groups before and after."""
         old = {one.name: one for one in self.before.groups}
         new = {one.name: one for one in self.after.groups}
-        rows = []
-        for name in dict.fromkeys([*old, *new]):
-            group = old.get(name) or new[name]
-            rows.append(
-                (
-                    name,
-                    group.pipeline.label,
-                    old[name].phase if name in old else "-",
-                    new[name].phase if name in new else "gone",
-                )
-            )
-        columns = (Column("group"), Column("GPUs by stage"), Column("before"), Column("after"))
+        columns = (
+            Column("group", of=str),
+            Column("GPUs by stage", of=lambda name: (old.get(name) or new[name]).pipeline.label),
+            Column("before", of=lambda name: old[name].phase if name in old else "-"),
+            Column("after", of=lambda name: new[name].phase if name in new else "gone"),
+        )
         notes = (
             self.change.what,
             f"{self.before.ratio[0]}:{self.before.ratio[1]} prefill:decode groups before, "
@@ -120,7 +113,8 @@ class Rescheduling(Shown):
             if self.reload_s
             else "nothing is loaded",
         )
-        return Table(f"Rescheduling: {self.policy}", columns, tuple(rows), notes)
+        names = dict.fromkeys([*old, *new])
+        return Table.of(f"Rescheduling: {self.policy}", columns, names, *notes)
 
 
 def reschedule(

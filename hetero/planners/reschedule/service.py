@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, PipelineStage
+from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand
 from hetero.costs.groups import PHASES, Design, Phase, design
-from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import replica
+from hetero.costs.pipeline import Pipeline, table_of_shares
+from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
+from hetero.deployment import Deployment, Role
+from hetero.display import Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.plan import PhasePlan
@@ -33,8 +35,7 @@ class ServingGroup:
     @property
     def machines(self) -> frozenset[str]:
         """Names of its machines."""
-        known = self.pipeline.model.machines
-        return frozenset(known[stage.machine].name for stage in self.pipeline.stages)
+        return frozenset(machine.name for machine in self.pipeline.machines)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -72,12 +73,9 @@ class PhaseService(Shown):
             for name, (pipeline, phase) in zip(called, built, strict=True)
         )
         share = plan.orchestration.share
-        count = len(plan.prefill)
         weights = {
-            (called[i], called[count + j]): float(share[i, j])
-            for i in range(share.shape[0])
-            for j in range(share.shape[1])
-            if share[i, j] > 0
+            (called[i], called[len(plan.prefill) + j]): float(share[i, j])
+            for i, j in zip(*np.nonzero(share > 0), strict=True)
         }
         if not weights:
             plan.router()  # which says why
@@ -163,16 +161,14 @@ class PhaseService(Shown):
             resolve=f"use one of {', '.join(one.name for one in self.groups)}.",
         )
 
+    @property
+    def _parts(self) -> list[tuple[str, Pipeline, Role]]:
+        return [(one.name, one.pipeline, one.phase) for one in self.groups]
+
     @cached_property
     def deployment(self) -> Deployment:
         """The groups as replicas, with the KV links between them."""
-        nodes = tuple(replica(one.pipeline, one.name, one.phase) for one in self.groups)
-        links = tuple(
-            (a.name, b.name, self.transfer.link(a.pipeline, b.pipeline))
-            for a in self.in_phase("prefill")
-            for b in self.in_phase("decode")
-        )
-        return Deployment(self.label or "service", nodes, links)
+        return split(self.label or "service", self._parts, self.transfer)
 
     def router(self, *, drawn: bool = False) -> PairShares:
         """The shares as a router of the deployment."""
@@ -209,30 +205,8 @@ class PhaseService(Shown):
 
     def table(self) -> Table:
         """One row per group."""
-        shares: dict[str, float] = {}
-        for pair, weight in self.weights.items():
-            for name in pair:
-                shares[name] = shares.get(name, 0.0) + weight
-        total = sum(self.weights.values())
-        rows = tuple(
-            (
-                one.name,
-                one.pipeline.label,
-                "TP={}, PP={}".format(*one.pipeline.degrees),
-                one.phase,
-                100.0 * shares.get(one.name, 0.0) / total,
-            )
-            for one in self.groups
-        )
-        columns = (
-            Column("group"),
-            Column("GPUs by stage"),
-            Column("strategy"),
-            Column("phase"),
-            Column("requests", "%", 3),
-        )
         note = f"{100 * self.attainment:.1f} % meet their targets, by estimate"
-        return Table(self.label or "Service", columns, rows, (note,))
+        return table_of_shares(self.label or "Service", "group", self._parts, self.weights, note)
 
 
 class _Everything:
@@ -263,12 +237,11 @@ def moved(pipeline: Pipeline, model: CostModel) -> Pipeline:
     """
     index = {machine.name: k for k, machine in enumerate(model.machines)}
     stages = []
-    for stage in pipeline.stages:
-        name = pipeline.model.machines[stage.machine].name
-        if name not in index:
+    for stage, machine in zip(pipeline.stages, pipeline.machines, strict=True):
+        if machine.name not in index:
             raise InfeasibleError(
-                f"{pipeline.label} used machine '{name}', which is gone.",
+                f"{pipeline.label} used machine '{machine.name}', which is gone.",
                 resolve="count the group among the lost ones.",
             )
-        stages.append(PipelineStage(index[name], stage.gpus, stage.layers))
+        stages.append(replace(stage, machine=index[machine.name]))
     return Pipeline(model, tuple(stages))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.errors import ParameterError
+from hetero.errors import require_positive
 from hetero.planners.rignall.assignment import Inventory, Layout, check_inventory
 from hetero.planners.rignall.rates import IslandClass
 
@@ -41,12 +41,7 @@ class Direct:
     minimum: int = 2
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.minimum < 1:
-            raise ParameterError(
-                f"{self.slots} slots of islands of at least {self.minimum} GPUs are no search "
-                "space.",
-                resolve="give 1 or more of both.",
-            )
+        require_positive(slots=self.slots, minimum=self.minimum)
         object.__setattr__(self, "inventory", check_inventory(self.inventory))
 
     @property

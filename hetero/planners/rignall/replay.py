@@ -15,7 +15,7 @@ from hetero.latency.step import StepModel
 from hetero.planners.rignall.assignment import Assignment, IslandGroup
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import BATCH_MOST
-from hetero.planners.rignall.rates import IslandClass, Phase
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.routers.ranges import Among, RangeShares
 
 Floats = NDArray[np.float64]
@@ -53,7 +53,7 @@ def deployment(
     """
     made: list[Replica] = []
     islands: Counter[tuple[str, IslandClass]] = Counter()
-    for phase in _PHASES:
+    for phase in PHASES:
         for group in plan.of(phase):
             if group.share.any():
                 first = islands[phase, group.island]
@@ -74,12 +74,12 @@ def router(model: IslandModel, plan: Assignment, *, among: Among = "shares") -> 
     becomes; replicas stand in the order of :func:`deployment`.
     """
     weights: dict[Phase, list[Floats]] = {"prefill": [], "decode": []}
-    for phase in _PHASES:
+    for phase in PHASES:
         for group, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True):
             if group.share.any():
                 count = group.count * _groups(model, group.island, phase)
                 idle = np.zeros_like(flow)
-                for other in _PHASES:
+                for other in PHASES:
                     weights[other] += [flow / count if other == phase else idle] * count
     return RangeShares(
         plan.rates.ranges.end_tokens,
@@ -88,9 +88,6 @@ def router(model: IslandModel, plan: Assignment, *, among: Among = "shares") -> 
         among=among,
         name=f"islands, by {among}",
     )
-
-
-_PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def _groups(model: IslandModel, island: IslandClass, phase: Phase) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -15,15 +14,15 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
-from hetero.costs.groups import PHASES, Design, design, other
+from hetero.costs.groups import PHASES, Design, Group, design, other
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import replica
+from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment, Engine, Replica
+from hetero.deployment import Deployment, Engine, Role
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.planners.thunderserve.evaluate import Evaluator, Value
-from hetero.planners.thunderserve.exact import enumerate_all
+from hetero.planners.thunderserve.exact import enumerate_all, phase_choices
 from hetero.planners.thunderserve.moves import MOVES
 from hetero.planners.thunderserve.orchestrate import Orchestration
 from hetero.planners.thunderserve.patterns import polish
@@ -122,13 +121,12 @@ class PhasePlan(Shown):
 
     def gpu_share(self, gpu: str, phase: str = "prefill") -> float:
         """Share of the GPUs of a type that serve a phase."""
-        built = {"prefill": self.prefill, "decode": self.decode}
-        if phase not in built:
-            raise ParameterError(
-                f"There is no phase '{phase}'.", resolve="use 'prefill' or 'decode'."
-            )
+        require(
+            phase in PHASES, f"There is no phase '{phase}'.", resolve="use 'prefill' or 'decode'."
+        )
         counts = {
-            name: sum(one.gpu_counts.get(gpu, 0) for one in some) for name, some in built.items()
+            name: sum(one.gpu_counts.get(gpu, 0) for one in built)
+            for name, built in zip(PHASES, self._built, strict=True)
         }
         return counts[phase] / max(sum(counts.values()), 1)
 
@@ -136,21 +134,11 @@ class PhasePlan(Shown):
 
     def deployment(self, *, engine: Engine | None = None, name: str = "") -> Deployment:
         """The flow network of the plan."""
-        replicas: list[Replica] = [
-            replica(pipeline, label, "prefill", engine=engine)
-            for label, pipeline in zip(self.names[0], self.prefill, strict=True)
-        ]
-        replicas += [
-            replica(pipeline, label, "decode", engine=engine)
-            for label, pipeline in zip(self.names[1], self.decode, strict=True)
-        ]
-        links = tuple(
-            (a, b, self.evaluator.transfer.link(source, target))
-            for a, source in zip(self.names[0], self.prefill, strict=True)
-            for b, target in zip(self.names[1], self.decode, strict=True)
-        )
-        label = name or f"{self.evaluator.model.llm.name} on {self.evaluator.model.cluster.name}"
-        return Deployment(label, tuple(replicas), links)
+        llm, fleet = self.evaluator.model.llm.name, self.evaluator.model.cluster.name
+        parts: list[tuple[str, Pipeline, Role]] = []
+        for names, pipelines, phase in zip(self.names, self._built, PHASES, strict=True):
+            parts += [(n, one, phase) for n, one in zip(names, pipelines, strict=True)]
+        return split(name or f"{llm} on {fleet}", parts, self.evaluator.transfer, engine=engine)
 
     def router(self, *, drawn: bool = False) -> PairShares:
         """The orchestration as a router of the deployment.
@@ -179,26 +167,13 @@ class PhasePlan(Shown):
     def table(self) -> Table:
         """One row per replica: its GPUs, degrees, layers and share of the requests."""
         share = self.orchestration.share
-        rows = []
-        for names, built, part, phase in (
-            (self.names[0], self.prefill, share.sum(axis=1), "prefill"),
-            (self.names[1], self.decode, share.sum(axis=0), "decode"),
-        ):
-            for label, pipeline, load in zip(names, built, part, strict=True):
-                machines = [
-                    self.evaluator.model.machines[stage.machine].name for stage in pipeline.stages
-                ]
-                rows.append(
-                    (
-                        label,
-                        phase,
-                        "({}, {})".format(*pipeline.degrees),
-                        ", ".join(dict.fromkeys(machines)),
-                        "-".join(str(stage.layers) for stage in pipeline.stages),
-                        pipeline.kv_tokens,
-                        100.0 * float(load),
-                    )
-                )
+        parts = [
+            (name, pipeline, phase, load)
+            for names, pipelines, phase, loads in zip(
+                self.names, self._built, PHASES, (share.sum(axis=1), share.sum(axis=0)), strict=True
+            )
+            for name, pipeline, load in zip(names, pipelines, loads, strict=True)
+        ]
         demand = self.evaluator.demand
         notes = [
             f"{demand.rate_rps:g} requests/s {demand.name}: {100 * self.value.attainment:.1f} % "
@@ -211,16 +186,16 @@ class PhasePlan(Shown):
             cost = self.usd_per_h / (tokens * max(self.orchestration.served, 1e-9)) * 1e6
             notes.append(f"{self.usd_per_h:,.3f} $/h, {cost:,.3f} $ per 10^6 tokens served.")
         columns = (
-            Column("replica"),
-            Column("phase"),
-            Column("(TP, PP)"),
-            Column("machines"),
-            Column("layers"),
-            Column("KV cache", "tokens"),
-            Column("requests", "%", 3),
+            Column("replica", of=lambda part: part[0]),
+            Column("phase", of=lambda part: part[2]),
+            Column("(TP, PP)", of=lambda part: "({}, {})".format(*part[1].degrees)),
+            Column("machines", of=lambda part: part[1].where),
+            Column("layers", of=lambda part: "-".join(str(s.layers) for s in part[1].stages)),
+            Column("KV cache", "tokens", of=lambda part: part[1].kv_tokens),
+            Column("requests", "%", 3, lambda part: 100.0 * float(part[3])),
         )
         llm, fleet = self.evaluator.model.llm.name, self.evaluator.model.cluster.name
-        return Table(f"{llm} on {fleet}", columns, tuple(rows), tuple(filter(None, notes)))
+        return Table.of(f"{llm} on {fleet}", columns, parts, *notes)
 
 
 def describe(evaluator: Evaluator, design: Design) -> str:
@@ -325,12 +300,7 @@ def replan(
             resolve="reschedule in full, which may divide the group.",
         )
     if moves == "flip" and tabu is None and len(current) <= _MOST_ALL:
-        groups = [members for members, _ in current]
-        options = [
-            design(zip(groups, phases, strict=True))
-            for phases in product(PHASES, repeat=len(groups))
-            if set(phases) == set(PHASES)
-        ]
+        options = phase_choices([members for members, _ in current])
         best = max(options, key=lambda one: evaluator.value(one).score)
         return PhasePlan.of(evaluator, best, search="light rescheduling")
     chosen = tabu or TabuSettings(steps=20, stall=8, moves=("flip",) if moves == "flip" else MOVES)
@@ -350,7 +320,7 @@ def _both_phases(current: Design) -> Design:
     return design([(members, other(phase)), *rest])
 
 
-def keep(plan: PhasePlan) -> tuple[tuple[tuple[tuple[int, int], ...], Pipeline], ...]:
+def keep(plan: PhasePlan) -> tuple[tuple[Group, Pipeline], ...]:
     """The pipelines of a plan by group, as :class:`Evaluator` takes them for rescheduling."""
     built = {"prefill": iter(plan.prefill), "decode": iter(plan.decode)}
     return tuple((group, next(built[phase])) for group, phase in plan.design)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hetero.costs.groups import Design, design, group
-from hetero.errors import DataError, InfeasibleError, ParameterError
+from hetero.errors import DataError, InfeasibleError, require_not_negative, require_positive
 from hetero.files import writing
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.moves import MOVES, Move, neighbours
@@ -43,12 +43,8 @@ class TabuSettings:
     stall: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.memory) < 0 or self.neighbours < 1 or not self.moves:
-            raise ParameterError(
-                f"A search of {self.steps} steps with {self.neighbours} neighbours, a memory of "
-                f"{self.memory} and the moves {self.moves}.",
-                resolve="give 0 or more steps, 1 or more neighbours, and at least one move.",
-            )
+        require_not_negative(steps=self.steps, memory=self.memory)
+        require_positive(neighbours=self.neighbours, moves=len(self.moves))
 
 
 @dataclass(frozen=True, slots=True)

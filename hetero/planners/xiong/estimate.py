@@ -14,8 +14,8 @@ from typing import Literal, Protocol, SupportsFloat, TypeAlias
 
 import numpy as np
 
-from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.display import Shown, Table
+from hetero.errors import InfeasibleError, require
 from hetero.latency.step import StepModel
 from hetero.workload import Trace
 
@@ -110,32 +110,33 @@ class BatchEstimate(Shown):
     too_long: tuple[int, ...]
 
     @property
+    def largest_batch(self) -> int:
+        """Most requests in one batch."""
+        return max(len(batch.requests) for batch in self.batches)
+
+    @property
     def prefill_share(self) -> float:
         """Share of the time spent in prefill."""
         return sum(batch.prefill_s for batch in self.batches) / self.time_s
 
     def table(self) -> Table:
         """The figures a reader asks for first."""
-        notes: tuple[str, ...] = ()
+        note = ""
         if self.too_long:
-            notes = (
+            note = (
                 f"{len(self.too_long)} requests exceed the KV cache of one instance and are "
-                f"left out (first: request {self.too_long[0]}).",
+                f"left out (first: request {self.too_long[0]})."
             )
-        largest = max(len(batch.requests) for batch in self.batches)
-        return Table(
+        return Table.figures(
             "Estimate by static batches (Xiong et al., Algorithm 1)",
-            (Column("figure"), Column("value"), Column("unit")),
-            (
-                ("batches", len(self.batches), ""),
-                ("largest batch", largest, "requests"),
-                ("time of one instance", self.time_s, "s"),
-                ("share of prefill", self.prefill_share, ""),
-                ("throughput of one instance", self.instance_tps, "tokens/s"),
-                ("throughput of the machine", self.system_tps, "tokens/s"),
-                ("requests of the machine", self.requests_per_s, "requests/s"),
-            ),
-            notes,
+            ("batches", len(self.batches), ""),
+            ("largest batch", self.largest_batch, "requests"),
+            ("time of one instance", self.time_s, "s"),
+            ("share of prefill", self.prefill_share, ""),
+            ("throughput of one instance", self.instance_tps, "tokens/s"),
+            ("throughput of the machine", self.system_tps, "tokens/s"),
+            ("requests of the machine", self.requests_per_s, "requests/s"),
+            notes=(note,),
         )
 
 
@@ -227,11 +228,11 @@ def throughput(
     Source: Xiong et al., Algorithm 1. Its ``until batchedReqNum > q`` is read as
     "until all q requests are batched".
     """
-    if tensor_parallel < 1 or gpus % tensor_parallel:
-        raise ParameterError(
-            f"{gpus} GPUs cannot be divided into instances of {tensor_parallel}.",
-            resolve="choose a tensor-parallel degree that divides the number of GPUs.",
-        )
+    require(
+        tensor_parallel >= 1 and gpus % tensor_parallel == 0,
+        f"{gpus} GPUs cannot be divided into instances of {tensor_parallel}.",
+        resolve="choose a tensor-parallel degree that divides the number of GPUs.",
+    )
     inputs, outputs = trace.input_tokens.tolist(), trace.output_tokens.tolist()
     groups, too_long = pack(
         inputs,

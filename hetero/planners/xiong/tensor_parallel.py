@@ -99,16 +99,12 @@ class Degree(Shown):
 
     def table(self) -> Table:
         """Instances, their KV cache and the estimate, or why there is none."""
-        rows: tuple[tuple[object, ...], ...] = (
+        return Table.figures(
+            f"{self.machine.name}, tensor-parallel degree {self.tensor_parallel}",
             ("instances", self.instances, ""),
             ("KV cache of each", self.kv_capacity_bytes / 2**30, "GiB"),
             ("estimate of the machine", self.system_tps if self.estimate else None, "tokens/s"),
-        )
-        return Table(
-            f"{self.machine.name}, tensor-parallel degree {self.tensor_parallel}",
-            (Column("figure"), Column("value"), Column("unit")),
-            rows,
-            (f"{self.reason}.",) if self.reason else (),
+            notes=(f"{self.reason}." if self.reason else "",),
         )
 
 
@@ -149,42 +145,26 @@ class DegreeSearch(Shown):
     def table(self) -> Table:
         """One row per machine and degree."""
         best = {(d.machine.name, d.tensor_parallel) for d in self.best}
-        rows = tuple(
-            (
-                degree.machine.name,
-                degree.machine.gpu.name,
-                degree.tensor_parallel,
-                degree.instances,
-                degree.kv_capacity_bytes / 2**30,
-                max(len(b.requests) for b in degree.estimate.batches) if degree.estimate else None,
-                degree.estimate.instance_tps if degree.estimate else None,
-                degree.system_tps if degree.estimate else None,
-                ", ".join(
-                    part
-                    for part in (
-                        "best" if (degree.machine.name, degree.tensor_parallel) in best else "",
-                        degree.reason,
-                    )
-                    if part
-                ),
-            )
-            for degree in self.degrees
-        )
-        return Table(
+
+        def remark(degree: Degree) -> str:
+            known = (degree.machine.name, degree.tensor_parallel) in best
+            return ", ".join(filter(None, ("best" if known else "", degree.reason)))
+
+        return Table.of(
             f"Tensor-parallel degrees for {self.llm.name}: "
             f"{self.system_tps:,.0f} tokens/s with the best of each machine (estimate)",
             (
-                Column("machine"),
-                Column("GPU"),
-                Column("degree"),
+                Column("machine", of="machine.name"),
+                Column("GPU", of="machine.gpu.name"),
+                Column("degree", of="tensor_parallel"),
                 Column("instances"),
-                Column("KV cache", "GiB", 3),
-                Column("largest batch", "requests"),
-                Column("instance", "tokens/s"),
-                Column("machine total", "tokens/s"),
-                Column("remark"),
+                Column("KV cache", "GiB", 3, lambda degree: degree.kv_capacity_bytes / 2**30),
+                Column("largest batch", "requests", of="estimate.largest_batch"),
+                Column("instance", "tokens/s", of="estimate.instance_tps"),
+                Column("machine total", "tokens/s", of="estimate.system_tps"),
+                Column("remark", of=remark),
             ),
-            rows,
+            self.degrees,
         )
 
 
@@ -251,11 +231,10 @@ def search(
                 kv_precision=kv_precision,
                 kv_formula=kv_formula,
             )
-            reason = ""
             if llm.heads % t:
                 reason = f"{llm.heads} attention heads cannot be divided by {t}"
-            elif why_not := budget.why_not(longest if require_longest else 1):
-                reason = why_not
+            else:
+                reason = budget.why_not(longest if require_longest else 1) or ""
             result = None
             if not reason:
                 try:
