@@ -35,7 +35,6 @@ from scipy.stats import norm
 
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.transfer import KvTransfer
 from hetero.simulator.metrics import Slo
 
 Floats = NDArray[np.float64]
@@ -142,27 +141,6 @@ class Pairs:
     decode: tuple[Decode, ...]
     fixed_s: Floats
     per_token_s: Floats
-
-    @classmethod
-    def of(
-        cls,
-        demand: Demand,
-        slo: Slo,
-        prefill: list[Pipeline],
-        decode: list[Pipeline],
-        transfer: KvTransfer,
-    ) -> Pairs:
-        """All pairs of some pipelines."""
-        found = np.array([[transfer.seconds(a, b) for b in decode] for a in prefill])
-        found = found.reshape(len(prefill), len(decode), 2)
-        return cls(
-            demand,
-            slo,
-            tuple(Prefill.of(one, demand) for one in prefill),
-            tuple(Decode.of(one, demand) for one in decode),
-            found[..., 0],
-            found[..., 1],
-        )
 
     @cached_property
     def prefill_share(self) -> Floats:

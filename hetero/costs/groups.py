@@ -70,6 +70,11 @@ def other(phase: Phase) -> Phase:
 class Fleet:
     """What the search needs to know of a cluster beside costs.
 
+    Attributes
+    ----------
+    held
+        Groups that hold the model already, whatever the machines are now.
+
     Examples
     --------
     >>> from hetero.catalog import llm
@@ -80,6 +85,7 @@ class Fleet:
     """
 
     model: CostModel
+    held: frozenset[Group] = frozenset()
 
     @cached_property
     def inventory(self) -> tuple[int, ...]:
@@ -98,6 +104,8 @@ class Fleet:
 
     def fits(self, one: Group) -> bool:
         """The early checks: memory together exceeds the weights, and stages are not too many."""
+        if one in self.held:
+            return True
         if sum(n * self.gpu_bytes[m] for m, n in one) <= self.needed_bytes:
             return False
         return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages

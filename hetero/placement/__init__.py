@@ -3,7 +3,7 @@
 Read in this order: :mod:`machines` (what one node can hold and how fast it is), :mod:`throughput`
 (tokens per second over the number of layers held), :mod:`problem` (nodes and links),
 :mod:`placement` (which node holds which layers), :mod:`network` (the flow network and its maximum
-flow), :mod:`pruning` (which links Helix keeps), :mod:`published` (Helix's clusters and placements).
+flow), :mod:`pruning` (which links Helix keeps).
 """
 
 from hetero.placement.links import Links

@@ -19,6 +19,7 @@ from hetero.costs.groups import Fleet
 from hetero.costs.parallel import Configurations
 from hetero.costs.routes import shortest
 from hetero.costs.transfer import KvTransfer
+from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.orchestrate import orchestrate
 from hetero.planners.thunderserve.transport import transport
 from hetero.simulator import Slo
@@ -193,15 +194,19 @@ def test_transport_without_capacities_takes_the_best_pair():
 # Attainment -----------------------------------------------------------------------------------
 
 
+def pairs_of(cloud, demand, slo, prefill, decode) -> Pairs:
+    parts = [(one, "prefill") for one in prefill] + [(one, "decode") for one in decode]
+    named = [(((k, 1),), cloud.pipeline([one]), phase) for k, (one, phase) in enumerate(parts)]
+    fixed = tuple((group, pipeline) for group, pipeline, _ in named)
+    design = tuple((group, phase) for group, _, phase in named)
+    found = Evaluator(cloud, demand, slo, fixed=fixed).pairs(design)
+    assert found is not None
+    return found
+
+
 def one_pair(cloud, slo, rate=1.0, inputs=1024.0, outputs=100.0) -> Pairs:
     demand = Demand(rate, np.array([inputs]), np.array([outputs]), np.array([1.0]))
-    return Pairs.of(
-        demand,
-        slo,
-        [cloud.pipeline([PipelineStage(4, 4, 60)])],
-        [cloud.pipeline([PipelineStage(5, 4, 60)])],
-        KvTransfer(),
-    )
+    return pairs_of(cloud, demand, slo, [PipelineStage(4, 4, 60)], [PipelineStage(5, 4, 60)])
 
 
 def test_attainment_without_load_is_a_matter_of_the_targets(cloud):
@@ -240,12 +245,12 @@ def test_waiting_follows_pollaczek_and_khinchine(cloud):
 
 def test_orchestration_keeps_to_capacities_and_settles(cloud, conversation):
     demand = conversation.at(4.0)
-    pairs = Pairs.of(
+    pairs = pairs_of(
+        cloud,
         demand,
         Slo(ttft_s=2.0, tpot_s=0.3, e2e_s=60.0),
-        [cloud.pipeline([PipelineStage(4, 4, 60)]), cloud.pipeline([PipelineStage(0, 4, 60)])],
-        [cloud.pipeline([PipelineStage(5, 4, 60)]), cloud.pipeline([PipelineStage(1, 4, 60)])],
-        KvTransfer(),
+        [PipelineStage(4, 4, 60), PipelineStage(0, 4, 60)],
+        [PipelineStage(5, 4, 60), PipelineStage(1, 4, 60)],
     )
     found = orchestrate(pairs, iterations=20)
     assert found.settled

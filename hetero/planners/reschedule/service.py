@@ -199,7 +199,7 @@ class PhaseService(Shown):
     def evaluator(self, demand: Demand | None = None, model: CostModel | None = None) -> Evaluator:
         """Evaluator whose group k is group k in service, with the configuration that it has."""
         tagged = tuple((((k, 1),), one.pipeline) for k, one in enumerate(self.groups))
-        return _Kept(
+        return Evaluator(
             model or self.model, demand or self.demand, self.slo, self.transfer, fixed=tagged
         )
 
@@ -207,24 +207,6 @@ class PhaseService(Shown):
         """One row per group."""
         note = f"{100 * self.attainment:.1f} % meet their targets, by estimate"
         return table_of_shares(self.label or "Service", "group", self._parts, self.weights, note)
-
-
-class _Everything:
-    """A fleet whose groups are fixed, so that every one of them fits."""
-
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
-
-    def fits(self, one: object) -> bool:
-        return True
-
-
-class _Kept(Evaluator):
-    """Evaluates phases of groups in service, which hold the model already."""
-
-    @cached_property
-    def fleet(self) -> _Everything:  # type: ignore[override]
-        return _Everything(self.model)
 
 
 def moved(pipeline: Pipeline, model: CostModel) -> Pipeline:
