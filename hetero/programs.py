@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Flags, Floats, Ints
 from hetero.errors import InfeasibleError, require
 from hetero.errors import SolverError as SolverError  # for those who solve
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Solver: TypeAlias = Literal["highs", "gscip", "glop"]
 Status: TypeAlias = Literal["optimal", "limit"]
 
@@ -122,7 +121,7 @@ class Program:
     _lower: list[Floats] = field(default_factory=list)
     _upper: list[Floats] = field(default_factory=list)
     _objective: list[Floats] = field(default_factory=list)
-    _integer: list[NDArray[np.bool_]] = field(default_factory=list)
+    _integer: list[Flags] = field(default_factory=list)
     _row_lower: list[Floats] = field(default_factory=list)
     _row_upper: list[Floats] = field(default_factory=list)
     _triplets: list[tuple[Ints, Ints, Floats]] = field(default_factory=list)
@@ -242,7 +241,7 @@ class Program:
         status: Status = "optimal" if reason == stopped.OPTIMAL else "limit"
         return Solution(values, objective, bound, dual_bound, status, duals, reduced)
 
-    def _proto(self, integer: NDArray[np.bool_]) -> object:
+    def _proto(self, integer: Flags) -> object:
         # Arrays go straight into the message: adding variables one by one costs more than solving.
         from ortools.math_opt import model_pb2
 

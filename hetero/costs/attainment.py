@@ -30,14 +30,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm
 
+from hetero.arrays import Flags, Floats
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
 from hetero.simulator.metrics import Slo
-
-Floats = NDArray[np.float64]
 
 MOST_LOAD = 0.95
 """Largest utilisation of a prefill replica, a link or a batch that a plan may count on."""
@@ -175,7 +173,7 @@ class Pairs:
         return np.array([[self.demand.mean(t**power) for t in times] for power in (1, 2)])
 
     @cached_property
-    def _room(self) -> NDArray[np.bool_]:
+    def _room(self) -> Flags:
         """Kinds that fit the cache of each decode replica, shape (n, K)."""
         longest = self.demand.input_tokens + self.demand.output_tokens
         return np.array([longest <= one.kv_tokens for one in self.decode])

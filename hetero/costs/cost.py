@@ -30,9 +30,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero import memory
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
@@ -44,7 +44,6 @@ from hetero.latency.models.roofline import Roofline
 
 __all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
-Floats = NDArray[np.float64]
 _GIB = 2**30
 
 

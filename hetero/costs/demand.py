@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, cluster
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
@@ -15,8 +15,6 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
 from hetero.simulator.metrics import Slo
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

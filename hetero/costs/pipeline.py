@@ -9,8 +9,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.catalog import Gpu
 from hetero.cluster import Machine
 from hetero.costs.rates import PipelineStage, Rates
@@ -18,8 +19,6 @@ from hetero.display import Column, Shown, Table
 
 if TYPE_CHECKING:
     from hetero.costs.cost import CostModel
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Engine, Replica, Role
 from hetero.latency.step import Piece, StepModel
 
-Floats = NDArray[np.float64]
 _PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight line
 
 

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero import paths
+from hetero.arrays import Ints
 from hetero.catalog import Gpu
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.models.layers import LayerLatency, layer_latencies
-
-Integers = NDArray[np.int64]
 
 BLOCK_TOKENS = 16
 """Tokens of one block of the KV cache (vLLM)."""
@@ -50,9 +48,9 @@ class MachineKind(Shown):
     tensor_parallel: int
     llm: str
     latency: LayerLatency
-    kv_blocks: Integers
-    prompt_max_requests: Integers
-    decode_max_requests: Integers
+    kv_blocks: Ints
+    prompt_max_requests: Ints
+    decode_max_requests: Ints
     typical_layers: int
     spec: Gpu | None = None
 

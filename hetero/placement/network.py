@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse.csgraph import breadth_first_order
 
+from hetero.arrays import Flags, Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement.placement import Placement
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 _SCALE = float(2**20)  # capacities are whole numbers to the solver: steps of 1e-6 tokens/s
 
@@ -105,15 +102,15 @@ class FlowNetwork:
         return "the coordinator" if node == len(nodes) else f"'{nodes[node].name}'"
 
 
-def bounds(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def bounds(placement: Placement) -> tuple[Ints, Ints]:
     """First layer and layer behind the last one of every node, -1 where it holds none."""
     pairs = np.array([held or (-1, -1) for held in placement.ranges], dtype=np.int64)
     return pairs[:, 0], pairs[:, 1]
 
 
 def connections(
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
+    starts: Ints,
+    stops: Ints,
     layers: int,
     partial_inference: bool,
     links: Flags | None = None,

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
@@ -15,8 +15,6 @@ from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.placement.links import Links
 from hetero.placement.machines import MachineKind, machine_kind
 from hetero.placement.throughput import HELIX_POINT, OperatingPoint, throughput
-
-Floats = NDArray[np.float64]
 
 TOKEN_BYTES = 2
 """Bytes of a token id on the links to and from the coordinator."""

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.errors import InfeasibleError, require_positive, require_share
 from hetero.placement.machines import MachineKind
-
-Floats = NDArray[np.float64]
 
 _ROUNDS = 10  # rounds of the fixed point, as Helix runs it
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.arrays import Floats
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.planners.rignall.assignment import gpus_used
 from hetero.planners.rignall.direct import Direct
 from hetero.planners.rignall.divider import Divider, divide
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.planners.rignall.search import Floats, Objective, Search, Space, search
+from hetero.planners.rignall.search import Objective, Search, Space, search
 from hetero.workload.lengths import LengthRanges
 
 BAYES = all(importlib.util.find_spec(name) for name in ("botorch", "ax", "numpyro"))

@@ -29,10 +29,11 @@ from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.trial import Outcome
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.melange import MelangeProgram
-from hetero.programs import Floats, Ints, Program, SolverLimits
+from hetero.programs import Program, SolverLimits
 
 _PARTS = (3, 2)
 _ROUNDS = 20

@@ -28,10 +28,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.kinds import Kind
-from hetero.programs import Floats, Ints, Program, SolverLimits
+from hetero.programs import Program, SolverLimits
 from hetero.workload import Trace
 
 Flags = NDArray[np.bool_]

@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetero.arrays import Ints
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
@@ -37,7 +38,7 @@ from hetero.errors import InfeasibleError, SolverError, require, require_positiv
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
-from hetero.programs import Ints, Program, Solver, SolverLimits
+from hetero.programs import Program, Solver, SolverLimits
 from hetero.routers import RangeShares
 from hetero.simulator import Slo
 from hetero.workload import Trace

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Ints
 from hetero.placement import Problem
 from hetero.placement.network import connections, solve
 from hetero.planners.helix.blocks import Block, Line
 from hetero.planners.helix.groups import NodeGroup
-
-Ints = NDArray[np.int64]
 
 _ORDERS = 24  # orders of regions tried at most
 

@@ -25,14 +25,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.errors import InfeasibleError
 from hetero.planners.helix.groups import NodeGroup
 from hetero.planners.helix.kernels import narrow, series_parallel
 from hetero.programs import Program, SolverError, SolverLimits
 from hetero.streams import stream
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _ROUNDS = 80  # rounds of column generation at most
 _NODES = 2_000  # nodes of the integer program's search tree

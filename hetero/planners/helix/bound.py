@@ -21,13 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.planners.helix.groups import NodeGroup
 from hetero.planners.helix.kernels import cover
 from hetero.programs import Program
-
-Floats = NDArray[np.float64]
 
 _COARSE, _FINE = 24_000, 400_000  # steps that throughputs are rounded to
 PROOF = 5e-6  # a bound this close to a placement proves it optimal; twice the finest step
@@ -148,9 +146,7 @@ def _reachable(
     return True, _ROUNDS
 
 
-def _master(
-    group: NDArray[np.int64], held: Floats, counts: Floats, columns: Floats
-) -> tuple[float, Floats]:
+def _master(group: Ints, held: Floats, counts: Floats, columns: Floats) -> tuple[float, Floats]:
     """Layers that the known configurations carry, and the price of a layer of every pair."""
     program = Program()
     share = program.variables(len(held))

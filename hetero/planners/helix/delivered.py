@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.placement import FlowNetwork, LayerRange, Placement, Problem
@@ -27,8 +27,6 @@ from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 PROMPT_TOKENS = 750.0
 """Prompt that speeds of nodes are compared with (Helix's operating point)."""

@@ -14,16 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork, Placement, Problem
 from hetero.placement.pruning import all_links
 from hetero.programs import Program, Solver, SolverLimits, Status
-
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ class Milp:
         # Which holding variables belong to the tail and the head of every link.
         of_tail = [np.flatnonzero(owner == node) for node in range(n)]
 
-        def ends_of(target: NDArray[np.int64], nodes: NDArray[np.int64], sign: float) -> None:
+        def ends_of(target: Ints, nodes: Ints, sign: float) -> None:
             """Add sign times e_i to the rows."""
             program.entries(target, s[nodes], sign)
             count = np.array([len(of_tail[node]) for node in nodes])

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import require
 from hetero.streams import stream
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 FIGURES = ("input length", "output length", "rate")
 _LEAST_BLOCKS = 20

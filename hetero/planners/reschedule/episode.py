@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import require
@@ -28,7 +28,6 @@ from hetero.routers import PairShares
 from hetero.simulator import Event, Run, simulate
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
 Ending: TypeAlias = Literal["abrupt", "drain"]
 """How replicas end: at once, or after the requests that they hold."""
 
@@ -122,7 +121,7 @@ class Episode(Shown):
         before = records["arrival_s"] < at_s
         return int((before & ~(records["finish_s"] <= at_s)).sum())
 
-    def arrived(self, era: int) -> NDArray[np.bool_]:
+    def arrived(self, era: int) -> Flags:
         """Which requests arrived in an era."""
         times = [one.start_s for one in self.eras[1:]] + [np.inf]
         start = 0.0 if era == 0 else self.eras[era].start_s

@@ -196,12 +196,11 @@ class PhaseService(Shown):
         weights = weights or {(a, b): 1.0 for a in first for b in second}
         return replace(self, groups=left, weights=weights)
 
-    def evaluator(self, demand: Demand | None = None, model: CostModel | None = None) -> Evaluator:
+    def evaluator(self, demand: Demand | None = None) -> Evaluator:
         """Evaluator whose group k is group k in service, with the configuration that it has."""
         tagged = tuple((((k, 1),), one.pipeline) for k, one in enumerate(self.groups))
-        return Evaluator(
-            model or self.model, demand or self.demand, self.slo, self.transfer, fixed=tagged
-        )
+        asked = demand or self.demand
+        return Evaluator(self.model, asked, self.slo, self.transfer, fixed=tagged)
 
     def table(self) -> Table:
         """One row per group."""

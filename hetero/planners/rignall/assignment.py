@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import require
-from hetero.planners.rignall.rates import PHASES, Floats, IslandClass, Phase, RateTable
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase, RateTable
 from hetero.programs import Status
 
 Layout: TypeAlias = Mapping[IslandClass, int]

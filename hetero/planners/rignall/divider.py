@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.errors import InfeasibleError, require, require_not_negative, require_positive
 from hetero.planners.rignall.assignment import Inventory, Layout, check_inventory
 from hetero.planners.rignall.rates import IslandClass
-
-Floats = NDArray[np.float64]
 
 EVEN = 1e-9  # |skew| below which all islands weigh the same
 
@@ -132,7 +130,7 @@ class Divider:
         return tuple(f"{letter} {gpu}" for gpu in self.inventory for letter in ("n", "s"))
 
     @property
-    def integer(self) -> NDArray[np.bool_]:
+    def integer(self) -> Flags:
         """Which parameters are whole numbers, shape (2 types,)."""
         return np.tile([True, False], len(self.inventory))
 

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetero.arrays import Floats, Ints
 from hetero.planners.rignall.assignment import Layouts
 from hetero.planners.rignall.rates import Phase, RateTable
-from hetero.programs import Floats, Ints, Program, SolverError, SolverLimits
+from hetero.programs import Program, SolverError, SolverLimits
 
 Split = tuple[int, ...]
 Partition = tuple[tuple[int, int], ...]

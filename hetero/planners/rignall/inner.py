@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from hetero.arrays import Floats, Ints
 from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.planners.rignall.assignment import Assignment, IslandGroup, Layout
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase, RateTable
-from hetero.programs import Floats, Ints, Program, Solution, Solver, SolverLimits
+from hetero.programs import Program, Solution, Solver, SolverLimits
 
 Form: TypeAlias = Literal["thesis", "sparse", "aggregated", "flow", "flow aggregated"]
 Capacity: TypeAlias = Literal["all", "at most"]

@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import require
 from hetero.latency.models.moe import MoeModel
 from hetero.planners.rignall.rates import Phase
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Batch: TypeAlias = Literal["one", "group", "gpu"]
 """Requests that a decode step advances: one, a batch per tensor-parallel group, or per GPU."""
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.workload.lengths import LengthRanges
 
-Floats = NDArray[np.float64]
 Phase: TypeAlias = Literal["prefill", "decode"]
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
@@ -158,7 +157,7 @@ class RateTable(Shown):
         return tuple(dict.fromkeys(c.gpu for c in self.classes))
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """Shape (C,); GPUs of one island of each class."""
         return np.array([c.size for c in self.classes], dtype=np.int64)
 

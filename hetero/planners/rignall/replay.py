@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import InfeasibleError
 from hetero.latency.models.moe_reduction import decode_group, prefill_group
@@ -17,8 +17,6 @@ from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import BATCH_MOST
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.routers.ranges import Among, RangeShares
-
-Floats = NDArray[np.float64]
 
 
 def deployment(

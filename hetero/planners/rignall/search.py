@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import DataError, InfeasibleError, ParameterError, require
 from hetero.files import writing
@@ -22,7 +22,6 @@ from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.programs import SolverLimits
 from hetero.streams import stream
 
-Floats = NDArray[np.float64]
 Method: TypeAlias = Literal["bo", "saasbo", "ax", "sobol", "random", "mutation"]
 
 _GAP = 5e-4  # of the inner program, a fraction of what good layouts differ by
@@ -40,7 +39,7 @@ class Space(Protocol):
         """Names of the parameters."""
 
     @property
-    def integer(self) -> NDArray[np.bool_]:
+    def integer(self) -> Flags:
         """Which parameters are whole numbers."""
 
     @property

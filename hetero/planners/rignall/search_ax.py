@@ -15,8 +15,9 @@ import numpy as np
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig
 
+from hetero.arrays import Floats
 from hetero.errors import ParameterError
-from hetero.planners.rignall.search import Floats, Space, alone
+from hetero.planners.rignall.search import Space, alone
 
 _ASKS = 8  # times a batch is asked for before it is given up
 

@@ -23,10 +23,10 @@ from botorch.models import SingleTaskGP
 from botorch.models.fully_bayesian import SaasFullyBayesianSingleTaskGP
 from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from hetero.planners.rignall.search import Floats, Proposer, Space, alone, fresh
+from hetero.arrays import Floats, Ints
+from hetero.planners.rignall.search import Proposer, Space, alone, fresh
 
 DRAWS = 512  # candidates from the whole space
 AROUND = 512  # candidates around the best trials, and in each further round
@@ -182,7 +182,7 @@ def _pool(
     return pool
 
 
-def _choose(mean: Floats, covariance: Floats, best: float, count: int) -> NDArray[np.int64]:
+def _choose(mean: Floats, covariance: Floats, best: float, count: int) -> Ints:
     """Greedy batch under the kriging believer."""
     chosen: list[int] = []
     for _ in range(count):

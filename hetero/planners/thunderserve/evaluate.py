@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.costs.attainment import Decode, Pairs, Prefill
 from hetero.costs.cost import CostModel
@@ -19,7 +18,6 @@ from hetero.costs.transfer import KvTransfer
 from hetero.planners.thunderserve.orchestrate import Orchestration, orchestrate
 from hetero.simulator.metrics import Slo
 
-Floats = NDArray[np.float64]
 _TIE = 1e-3
 _MOST_HEADROOM = 3.0
 

@@ -25,7 +25,6 @@ from functools import reduce
 from itertools import combinations_with_replacement, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.costs.attainment import MOST_LOAD, Decode, Prefill
 from hetero.costs.groups import PHASES, Design, Fleet, Group, Phase, design, group, merged
@@ -34,7 +33,6 @@ from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, TabuStep
 from hetero.programs import Program, SolverLimits
 
-Floats = NDArray[np.float64]
 Shape = tuple[tuple[int, int], ...]
 """GPUs of a pattern: (kind of machine, number on one machine) pairs, sorted."""
 

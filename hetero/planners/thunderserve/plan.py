@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
@@ -30,7 +29,6 @@ from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, TabuStep
 from hetero.routers.pairs import PairShares
 from hetero.simulator.metrics import Slo
 
-Floats = NDArray[np.float64]
 _MOST_ALL = 7  # groups of which all choices of phases are tried
 Search: TypeAlias = Literal["tabu", "patterns", "exact"]
 """``"tabu"``: Algorithm 1. ``"patterns"``: our integer program over groups, then local search.

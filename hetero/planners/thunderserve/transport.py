@@ -12,12 +12,10 @@ linear, and capacities, without which everything takes the best pair, enter in t
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.errors import require
 from hetero.programs import Program
-
-Floats = NDArray[np.float64]
 
 
 def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None = None) -> Floats:
