@@ -125,21 +125,13 @@ def machine_kinds(*, raw: bool = False) -> tuple[MachineKind, ...]:
     found = []
     for latency in layer_latencies(raw=raw):
         rows = limits[latency.gpu, latency.llm, latency.tensor_parallel].sort_values("layers")
-        table = {
-            name: rows[name].to_numpy(dtype=np.int64)
+        kv_blocks, prompts, decoding = (
+            rows[name].to_numpy(dtype=np.int64)
             for name in ("kv_blocks", "prompt_max_requests", "decode_max_requests")
-        }
-        typical = int(rows.loc[rows["typical"] == 1, "layers"].iloc[0])
-        found.append(
-            MachineKind(
-                latency.gpu,
-                latency.tensor_parallel,
-                latency.llm,
-                latency,
-                **table,
-                typical_layers=typical,
-            )
         )
+        typical = int(rows.loc[rows["typical"] == 1, "layers"].iloc[0])
+        of = latency.gpu, latency.tensor_parallel, latency.llm
+        found.append(MachineKind(*of, latency, kv_blocks, prompts, decoding, typical))
     return tuple(found)
 
 

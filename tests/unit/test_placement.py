@@ -84,7 +84,7 @@ def test_throughput_follows_the_operating_point() -> None:
     fuller = throughput(kinds, 80, point=OperatingPoint(kv_share=0.6))["L4"]
     # Larger decode batches share the reading of the weights.
     assert (fuller[1:] > usual[1:]).all()
-    with pytest.raises(ParameterError, match="share of the KV cache"):
+    with pytest.raises(ParameterError, match="kv_share is 0"):
         OperatingPoint(kv_share=0)
 
 

@@ -18,6 +18,7 @@ when a shift is obvious; this is our answer. The sums are Page's (1954).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -210,18 +211,16 @@ class ShiftDetector(Shown):
 
     def table(self) -> Table:
         """Reference and what it takes to notice a shift, per figure."""
+
+        def after(factor: float) -> Callable[[int], float]:
+            return lambda k: self.delay_requests(factor, FIGURES[k])
+
         columns = (
             Column("figure", of=lambda k: FIGURES[k]),
             Column("geometric mean", "tokens; req/s", of=lambda k: float(np.exp(self.means[k]))),
             Column("spread of a block", "factor", 3, lambda k: float(np.exp(self.deviations[k]))),
-            *(
-                Column(
-                    f"found after, x {factor:g}",
-                    "requests",
-                    of=lambda k, factor=factor: self.delay_requests(factor, FIGURES[k]),
-                )
-                for factor in (1.25, 2.0)
-            ),
+            Column("found after, x 1.25", "requests", of=after(1.25)),
+            Column("found after, x 2", "requests", of=after(2.0)),
         )
         note = (
             f"an alarm at {self.threshold:.1f} standard deviations: by calibration, "

@@ -65,12 +65,10 @@ class PhaseService(Shown):
         cls, plan: PhasePlan, label: str = "", names: Iterable[str] | None = None
     ) -> PhaseService:
         """A plan with names for its groups: given ones, or G1, G2, ... in its order."""
-        built: list[tuple[Pipeline, Phase]] = [(one, "prefill") for one in plan.prefill]
-        built += [(one, "decode") for one in plan.decode]
-        called = list(names) if names is not None else [f"G{k + 1}" for k in range(len(built))]
+        called = list(names or (f"G{k + 1}" for k in range(len(plan.parts))))
         groups = tuple(
             ServingGroup(name, pipeline, phase)
-            for name, (pipeline, phase) in zip(called, built, strict=True)
+            for name, (_, pipeline, phase) in zip(called, plan.parts, strict=True)
         )
         share = plan.orchestration.share
         weights = {

@@ -12,6 +12,7 @@ is taken (Rignall, sections 4.6.1 and 4.6.2). What R counts is a matter of readi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -171,16 +172,16 @@ class Benchmark(Shown):
         """One row per configuration: deviations, and throughput at a few lengths."""
         shown = np.unique(np.linspace(0, len(self.length_tokens) - 1, 4).round().astype(int))
         names, weighted, plain = self.names, self.deviation(), self.deviation(weighted=False)
+
+        def rate(j: int) -> Callable[[int], float]:
+            return lambda k: float(self.rps[k, j])
+
         columns = (
             Column("parallelism", of=lambda k: names[k] + (" *" if k == self.chosen else "")),
             Column("deviation, weighted", "%", 3, lambda k: 100 * float(weighted[k])),
             Column("deviation, uniform", "%", 3, lambda k: 100 * float(plain[k])),
             *(
-                Column(
-                    f"{self.length_tokens[j]:,.0f} tokens",
-                    "requests/s",
-                    of=lambda k, j=j: float(self.rps[k, j]),
-                )
+                Column(f"{self.length_tokens[j]:,.0f} tokens", "requests/s", of=rate(j))
                 for j in shown
             ),
         )

@@ -13,11 +13,11 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
-from hetero.costs.groups import PHASES, Design, Group, design, other
+from hetero.costs.groups import PHASES, Design, Group, Phase, design, other
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment, Engine, Role
+from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.planners.thunderserve.evaluate import Evaluator, Value
@@ -113,6 +113,15 @@ class PhasePlan(Shown):
         )
 
     @property
+    def parts(self) -> list[tuple[str, Pipeline, Phase]]:
+        """Name, pipeline and phase of every replica, those that prefill first."""
+        return [
+            (name, pipeline, phase)
+            for phase, names, built in zip(PHASES, self.names, self._built, strict=True)
+            for name, pipeline in zip(names, built, strict=True)
+        ]
+
+    @property
     def usd_per_h(self) -> float | None:
         """Price of the cluster [$/h]; None if unknown."""
         return self.evaluator.model.cluster.usd_per_h
@@ -122,7 +131,7 @@ class PhasePlan(Shown):
         require(
             phase in PHASES, f"There is no phase '{phase}'.", resolve="use 'prefill' or 'decode'."
         )
-        counts = {
+        counts: dict[str, int] = {
             name: sum(one.gpu_counts.get(gpu, 0) for one in built)
             for name, built in zip(PHASES, self._built, strict=True)
         }
@@ -133,10 +142,8 @@ class PhasePlan(Shown):
     def deployment(self, *, engine: Engine | None = None, name: str = "") -> Deployment:
         """The flow network of the plan."""
         llm, fleet = self.evaluator.model.llm.name, self.evaluator.model.cluster.name
-        parts: list[tuple[str, Pipeline, Role]] = []
-        for names, pipelines, phase in zip(self.names, self._built, PHASES, strict=True):
-            parts += [(n, one, phase) for n, one in zip(names, pipelines, strict=True)]
-        return split(name or f"{llm} on {fleet}", parts, self.evaluator.transfer, engine=engine)
+        label = name or f"{llm} on {fleet}"
+        return split(label, self.parts, self.evaluator.transfer, engine=engine)
 
     def router(self, *, drawn: bool = False) -> PairShares:
         """The orchestration as a router of the deployment.
@@ -165,13 +172,8 @@ class PhasePlan(Shown):
     def table(self) -> Table:
         """One row per replica: its GPUs, degrees, layers and share of the requests."""
         share = self.orchestration.share
-        parts = [
-            (name, pipeline, phase, load)
-            for names, pipelines, phase, loads in zip(
-                self.names, self._built, PHASES, (share.sum(axis=1), share.sum(axis=0)), strict=True
-            )
-            for name, pipeline, load in zip(names, pipelines, loads, strict=True)
-        ]
+        loads = np.concatenate([share.sum(axis=1), share.sum(axis=0)])
+        parts = [(*part, load) for part, load in zip(self.parts, loads, strict=True)]
         demand = self.evaluator.demand
         notes = [
             f"{demand.rate_rps:g} requests/s {demand.name}: {100 * self.value.attainment:.1f} % "
