@@ -92,9 +92,10 @@ def replica(
     --------
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import CostModel, Stage
+    >>> from hetero.costs.cost import CostModel, PipelineStage
     >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-    >>> mixed = replica(model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)]), "mixed", "prefill")
+    >>> stages = [PipelineStage(0, 2, 36), PipelineStage(1, 2, 24)]
+    >>> mixed = replica(model.pipeline(stages), "mixed", "prefill")
     >>> mixed.gpus, round(mixed.usd_per_h, 2), mixed.lag_s_per_token > 0
     (4, 1.42, True)
     """

@@ -75,9 +75,9 @@ class KvTransfer:
         --------
         >>> from hetero.catalog import llm
         >>> from hetero.cluster import cluster
-        >>> from hetero.costs.cost import CostModel, Stage
+        >>> from hetero.costs.cost import CostModel, PipelineStage
         >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-        >>> ends = [model.pipeline([Stage(k, 4, 60)]) for k in (0, 1)]
+        >>> ends = [model.pipeline([PipelineStage(k, 4, 60)]) for k in (0, 1)]
         >>> fixed, per_token = KvTransfer(bits=16).seconds(*ends)  # Table 8: 584 ms
         >>> round(1e3 * (fixed + 1024 * per_token))
         584

@@ -150,13 +150,13 @@ def reschedule(
     >>> from hetero import workload
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import Settings
+    >>> from hetero.costs.cost import CostSettings
     >>> from hetero.costs.demand import reference, scaled
     >>> from hetero.planners.reschedule.change import lose_gpu
     >>> model, chats = llm("LLaMA-1-13B"), workload.load("azure2023_conv")
     >>> demand = Demand.of(chats, 4.0)
     >>> fleet = cluster("thunderserve-a5000-12")
-    >>> target, short = scaled(reference(model, demand), 6.0), Settings(max_stages=1)
+    >>> target, short = scaled(reference(model, demand), 6.0), CostSettings(max_stages=1)
     >>> running = PhaseService.of(plan(fleet, model, demand, target, settings=short))
     >>> less = lose_gpu(running, running.groups[-1].name)
     >>> found = reschedule(running, less, "light")

@@ -88,9 +88,9 @@ def reload(pipelines: Sequence[Pipeline], disk: Disk | None = None) -> Reload:
     --------
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import CostModel, Stage
+    >>> from hetero.costs.cost import CostModel, PipelineStage
     >>> model = CostModel(cluster("thunderserve-cloud-32"), llm("LLaMA-1-30B"))
-    >>> pairs = [model.pipeline([Stage(0, 2, 60)]), model.pipeline([Stage(0, 2, 60)])]
+    >>> pairs = [model.pipeline([PipelineStage(0, 2, 60)]) for _ in range(2)]
     >>> round(reload(pairs).seconds)  # ThunderServe, Table 4: 103 s
     108
     >>> round(reload(pairs, Disk(reads="per machine")).seconds)
