@@ -20,7 +20,7 @@ from hetero.display import Column, Shown, Table
 from hetero.encoding import Decoder, Encoder, EncodingError
 from hetero.errors import DataError
 from hetero.files import writing
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.routers import Builtin
 from hetero.routers.pipelines import PipelineRouter
 from hetero.simulator import Event, simulate
@@ -94,9 +94,9 @@ class Layers:
     prompt_tokens: float = 8.0
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> FlowNetwork:
         """The flow network of the placement."""
-        return Network(self.placement, self.partial_inference)
+        return FlowNetwork(self.placement, self.partial_inference)
 
 
 Serving: TypeAlias = Deployment | Layers

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hetero import paths
+from hetero.catalog.links import Link
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.catalog.tables import Records, read_rows, read_table
 from hetero.display import Column, Shown, Table
@@ -93,6 +94,10 @@ class Gpu(Shown):
                 f"GPU '{self.name}' lists the unknown precision '{min(unknown)}'.",
                 resolve=f"use {', '.join(PRECISION_BITS)}.",
             )
+
+    def linked(self, link: Link) -> Gpu:
+        """The same GPU with another link to its peers."""
+        return dataclasses.replace(self, link_type=link.name, link_gbs=link.bandwidth_gbs)
 
     @property
     def mem_bytes(self) -> int:

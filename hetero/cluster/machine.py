@@ -61,6 +61,11 @@ class Machine(Shown):
         )
 
     @property
+    def linked_gpu(self) -> Gpu:
+        """Its GPU with the machine's link among its figures, where estimates look for it."""
+        return self.gpu if self.link is None else self.gpu.linked(self.link)
+
+    @property
     def mem_bytes(self) -> int:
         """Memory of all its GPUs [bytes]."""
         return self.count * self.gpu.mem_bytes

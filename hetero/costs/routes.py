@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hetero.arrays import Floats
 
 
 def shortest(counts: Sequence[int], hop_s: Floats) -> tuple[tuple[int, ...], float]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.placement.problem import Problem
-
-Flags = NDArray[np.bool_]
 
 DEGREE = 12
 """Fastest links that pruning keeps at every node (Helix section 4.5)."""
@@ -64,7 +62,7 @@ def all_links(problem: Problem) -> Flags:
     return kept & (problem.links.bandwidth_bytes_s > 0)
 
 
-def _fastest(bandwidth: NDArray[np.float64], degree: int) -> list[int]:
+def _fastest(bandwidth: Floats, degree: int) -> list[int]:
     order = sorted(range(len(bandwidth)), key=lambda k: (bandwidth[k], k), reverse=True)
     return order[:degree]
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.routers import pipeline_kernels as kernels
 from hetero.routers.base import Request
 
@@ -58,7 +58,7 @@ class PipelineRouter:
     """Whether it counts on KV cache and masks nodes that have too little."""
     name: str = ""
 
-    def weights(self, network: Network, links: Flags) -> Floats:
+    def weights(self, network: FlowNetwork, links: Flags) -> Floats:
         """Weight of every connection over working links, shape (n + 1, n + 1)."""
         return np.ones(links.shape)
 
@@ -144,12 +144,12 @@ class FlowRouter(PipelineRouter):
         """As the artifact routes when it keeps the cluster full."""
         return cls(high_water=0.85, expected_output_tokens=240.0, flow=flow)
 
-    def weights(self, network: Network, links: Flags) -> Floats:
+    def weights(self, network: FlowNetwork, links: Flags) -> Floats:
         """Flow on every link; none where nothing flows."""
         if self.flow is not None:
             return np.where(links, self.flow, 0.0)
         try:
-            working = Network(network.placement, network.partial_inference, links)
+            working = FlowNetwork(network.placement, network.partial_inference, links)
             return working.max_flow().link_tokens_per_s
         except InfeasibleError:
             return np.zeros(links.shape)

@@ -16,7 +16,7 @@ from hetero.display import Column, Shown, Table
 from hetero.engine import pipeline_state as state
 from hetero.engine.state import FINISHED, GAP_BINS, REJECTED
 from hetero.errors import InfeasibleError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.placement.placement import Placement
 from hetero.simulator.run import Run
 from hetero.workload import Trace
@@ -100,7 +100,7 @@ class PipelineRun(Run):
         Sum and number of the decode latencies inside the window.
     """
 
-    network: Network
+    network: FlowNetwork
     edges: Any
     pairs: NDArray[np.int64]
     window_s: tuple[float, float]
@@ -289,7 +289,7 @@ def combine(name: str, runs: tuple[PipelineRun, ...]) -> Serving:
     )
 
 
-def _deployment(network: Network, nodes: tuple[int, ...]) -> Deployment:
+def _deployment(network: FlowNetwork, nodes: tuple[int, ...]) -> Deployment:
     """The nodes as replicas of their layers, for names, GPUs and tables."""
     problem = network.placement.problem
     replicas = []

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hetero.engine import pipeline_state as state
 from hetero.engine.state import NO_REPLICA, REJECTED, WAITING
 from hetero.errors import ParameterError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.placement.problem import NIC_BYTES_S
 from hetero.routers.pipeline_kernels import FLOW
 from hetero.routers.pipelines import PipelineRouter, SwarmRouter
@@ -87,7 +87,7 @@ class Feed:
 
 
 def simulate_pipelines(
-    network: Network,
+    network: FlowNetwork,
     trace: Trace,
     router: PipelineRouter,
     *,
@@ -149,7 +149,7 @@ def simulate_pipelines(
     >>> from hetero.routers.pipelines import FlowRouter
     >>> trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(200)
     >>> run = simulate_pipelines(
-    ...     Network(placement("single-24 70B helix")), trace.rescale(rate_rps=0.5), FlowRouter()
+    ...     FlowNetwork(placement("single-24 70B helix")), trace.rescale(rate_rps=0.5), FlowRouter()
     ... )
     >>> run.counts
     {'finished': 200, 'rejected': 0, 'in flight': 0}
@@ -194,7 +194,7 @@ class Simulation:
 
     def __init__(
         self,
-        network: Network,
+        network: FlowNetwork,
         trace: Trace,
         router: PipelineRouter,
         *,

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero import workload
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.direct import Direct
@@ -17,7 +18,7 @@ from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.rates import RateTable
-from hetero.planners.rignall.search import Floats, Method, Objective, Proposer, Space, search
+from hetero.planners.rignall.search import Method, Objective, Proposer, Space, search
 from hetero.streams import stream
 from hetero.timings import Timing
 from hetero.workload.synthetic import TruncatedNormal

@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from hetero.display import Column, Shown, Table
-from hetero.placement import Network
+from hetero.placement import FlowNetwork
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import OFFLINE_S
 from pipelines.studies.helix import run_offline
@@ -59,7 +59,7 @@ def bench(repeats: int = 3) -> Bench:
     """Time every setting; the first run compiles and does not count."""
     rows = []
     for setting in SETTINGS:
-        network = Network(placement(f"{setting} helix"))
+        network = FlowNetwork(placement(f"{setting} helix"))
         router = FlowRouter.offline(network.max_flow().link_tokens_per_s)
         run = run_offline(network, router, "twin", window_s=(1.0, 5.0))
         best = float("inf")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetero import workload
 from hetero.errors import ParameterError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.routers.pipelines import (
     FlowRouter,
     PipelineRouter,
@@ -230,7 +230,7 @@ class Result:
 
 
 def run_offline(
-    network: Network,
+    network: FlowNetwork,
     chosen: PipelineRouter,
     source: TraceSource,
     *,
@@ -252,7 +252,7 @@ def run_offline(
 
 
 def run_online(
-    network: Network,
+    network: FlowNetwork,
     chosen: PipelineRouter,
     source: TraceSource,
     offered_tps: float,

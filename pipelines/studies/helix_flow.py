@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.placement.problem import NIC_BYTES_S
 from hetero.placement.pruning import pruned
 from pipelines.studies.helix_artifact import numbering, placement
@@ -13,7 +13,7 @@ from pipelines.studies.helix_artifact import numbering, placement
 Floats = NDArray[np.float64]
 
 
-def preflow(network: Network, order: list[int]) -> Floats:
+def preflow(network: FlowNetwork, order: list[int]) -> Floats:
     """The maximum flow that preflow-push ends with on the artifact's graph, shape (n + 1, n + 1).
 
     A maximum flow is not unique, and the router follows the one it is given. Vertices and links
@@ -58,7 +58,7 @@ def preflow(network: Network, order: list[int]) -> Floats:
     return found
 
 
-def artifact_network(name: str, *, raw: bool = False) -> Network:
+def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
     """Network of a published placement: on pruned links and with partial inference as it was found.
 
     Helix's own placements of LLaMA-70B on several regions or many types were found on pruned
@@ -71,10 +71,10 @@ def artifact_network(name: str, *, raw: bool = False) -> Network:
     if was_pruned and method in ("helix", "helix-scheduling", "helix-no-start"):
         whole = found.problem
         links = pruned(whole, order=[whole.index(node) for node in numbering(cluster)])
-    return Network(found, method == "petals", links)
+    return FlowNetwork(found, method == "petals", links)
 
 
-def artifact_flow(network: Network, cluster: str) -> Floats:
+def artifact_flow(network: FlowNetwork, cluster: str) -> Floats:
     """Its preflow-push flow, in the artifact's numbering."""
     names = {node.name: k for k, node in enumerate(network.placement.problem.nodes)}
     return preflow(network, [names[name] for name in numbering(cluster) if name in names])

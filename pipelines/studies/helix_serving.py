@@ -13,8 +13,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from hetero.placement import Network, Placement
-from hetero.planners.helix import Effort, delivered, search
+from hetero.placement import FlowNetwork, Placement
+from hetero.planners.helix import PlacementEffort, delivered, search
 from hetero.plots import figures
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import Latency, PipelineRun, Serving, combine
@@ -97,7 +97,7 @@ class HelixServing:
         the largest flow for which shallower placements are sought.
         """
         whole = problem(*setting.split(), raw=self.raw)
-        effort = Effort(exchanges=200, variety=10, shallow=tuple(shallow))
+        effort = PlacementEffort(exchanges=200, variety=10, shallow=tuple(shallow))
         best = search(whole, effort=effort, seed=self.seed).best
         flows = [delivered.Option(f"flow: {one.method}", (one.placement,)) for one in best]
         chains = delivered.options(whole, shares=tuple(shares))
@@ -109,7 +109,7 @@ class HelixServing:
         requests = helix.offline_requests(self.source, seed=self.seed)
         return delivered.deliver(delivered.Option("one", (one,)), requests, self.window_s)[1]
 
-    def ours(self, name: str, best: delivered.Delivered, published: Serving) -> Served:
+    def ours(self, name: str, best: delivered.DeliveredOption, published: Serving) -> Served:
         """Our plan offline, and online at 75 % of the peak of Helix's placement.
 
         Parts are offered what they decode of the whole.
@@ -120,7 +120,7 @@ class HelixServing:
             share = self.placement(one).decode_tps / best.serving.decode_tps
             runs.append(
                 helix.run_online(
-                    Network(one), FlowRouter(), self.source, offered * share,
+                    FlowNetwork(one), FlowRouter(), self.source, offered * share,
                     warm_up_s=helix.WARM_UP_S, duration_s=self.online_s, seed=self.seed,
                 )
             )  # fmt: skip
@@ -162,7 +162,7 @@ class HelixServing:
         back = NetworkEvent(2 * self.online_s / 3, victim, "recover")
         arriving = helix.online_requests(self.source, load, self.online_s, self.seed)
         return victim, simulate_pipelines(
-            Network(placement), arriving, FlowRouter(),
+            FlowNetwork(placement), arriving, FlowRouter(),
             events=[NetworkEvent(self.online_s / 3, victim), back], seed=self.seed,
         )  # fmt: skip
 

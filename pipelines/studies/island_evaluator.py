@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.planners.rignall.assignment import PHASES, Assignment
-from hetero.planners.rignall.rates import Floats, Phase, RateTable
+from hetero.planners.rignall.assignment import Assignment
+from hetero.planners.rignall.rates import PHASES, Phase, RateTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

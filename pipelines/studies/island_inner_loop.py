@@ -16,12 +16,12 @@ from hetero.latency.models.moe import MoeModel
 from hetero.latency.models.moe_devices import moe_device, moe_devices
 from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL, LETTERS, Oddities
 from hetero.planners.rignall import parallelism
-from hetero.planners.rignall.assignment import PHASES, Assignment
+from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.inner import solve
 from hetero.planners.rignall.model import IslandModel, layout_of
 from hetero.planners.rignall.parallelism import READINGS, Benchmark
-from hetero.planners.rignall.rates import Phase, RateTable
+from hetero.planners.rignall.rates import PHASES, Phase, RateTable
 from hetero.planners.rignall.replay import deployment, router
 from hetero.routers import LeastTokens
 from hetero.simulator import metrics, simulate

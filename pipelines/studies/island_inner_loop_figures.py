@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import ScalarFormatter
 
-from hetero.planners.rignall.assignment import PHASES
+from hetero.planners.rignall.rates import PHASES
 from hetero.plots import figures
 from pipelines.studies import island_inner_loop as study
 from pipelines.studies.island_inner_loop import LAYOUTS, SEEN, SHOWN, Solutions, benchmark64, count

@@ -21,7 +21,7 @@ from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.search import Method, Objective, Search, Space, search
 from hetero.plots import figures
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ class Fleets:
     ) -> Fleets:
         """Search and solve every inventory for the model of each trace and reading."""
         fleets = cls({}, {}, {})
-        limits = Limits(gap=1e-4, nodes=200)
+        limits = SolverLimits(gap=1e-4, nodes=200)
         for (trace, reading), model in models.items():
             objective = tabulated(model, ("H200", "H800", "H20"), 128)
             rates = objective.rates

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 
-from hetero.placement import Flow, Network, Placement
+from hetero.placement import Flow, FlowNetwork, Placement
 from hetero.placement.pruning import all_links, pruned
 from hetero.planners.helix import FlowPlan
 from hetero.planners.helix.milp import Milp, judge
@@ -285,7 +285,7 @@ def plan_claims(plans: Mapping[str, FlowPlan]) -> Rows:
         note += f"({100 * small.gap:.4f} % to the bound); {recorded.note}"
         rows += claim_rows("helix", "fig12_progress", note, {"18": recorded.seconds / 60})
     geo, *others = (
-        Network(placement(f"{name}")).max_flow().depth
+        FlowNetwork(placement(f"{name}")).max_flow().depth
         for name in ("geo-24 70B helix", "geo-24 70B swarm", "single-24 70B helix")
     )
     for number, other in zip(("19a", "19b"), others, strict=True):

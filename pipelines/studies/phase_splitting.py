@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from hetero import catalog, cluster
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import KvTransfer
@@ -71,7 +71,7 @@ def _alone(gpu: Gpu) -> Pipeline:
     """LLaMA-7B on one GPU."""
     small = catalog.llm("LLaMA-1-7B")
     model = CostModel(Cluster("one", (Machine("one", gpu),)), small)
-    return model.pipeline([Stage(0, 1, small.layers)])
+    return model.pipeline([PipelineStage(0, 1, small.layers)])
 
 
 def prices() -> pd.DataFrame:
@@ -252,7 +252,7 @@ class PhaseStudy:
             made = plan(
                 replace(fleet, machines=machines), large, demand,
                 scaled(reference(large, demand), self.slo_scale), seed=self.seeds[0],
-                settings=Settings(max_stages=depth), tabu=TabuSettings(steps=steps),
+                settings=CostSettings(max_stages=depth), tabu=TabuSettings(steps=steps),
             )  # fmt: skip
             shares = (100 * made.gpu_share(gpu) for gpu in fleet.gpu_counts)
             counts = len(made.prefill), len(made.decode)

@@ -21,8 +21,8 @@ def three_nodes() -> Placement:
 
     Examples
     --------
-    >>> from hetero.placement import Network
-    >>> round(Network(three_nodes(), partial_inference=True).max_flow().tokens_per_s)
+    >>> from hetero.placement import FlowNetwork
+    >>> round(FlowNetwork(three_nodes(), partial_inference=True).max_flow().tokens_per_s)
     5534
     """
     cluster = Cluster(

@@ -17,7 +17,7 @@ from hetero.catalog import Link, Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Engine
 from hetero.planners.replicated import replicated, roofline_steps
-from hetero.planners.xiong.tensor_parallel import TensorParallelSearch, roofline_source
+from hetero.planners.xiong.tensor_parallel import DegreeSearch, roofline_source
 from hetero.plots.figures import CYCLE, heat_map, shared_legend
 from hetero.routers import RoundRobin
 from hetero.simulator import metrics, simulate
@@ -39,7 +39,7 @@ _FORMULAS: Final = (("full", "2 l h"), ("model", "grouped queries"))
 
 #: :func:`hetero.planners.xiong.tensor_parallel.search` with its machine and model given: it takes a
 #: sample of requests and a reading.
-Search = Callable[..., TensorParallelSearch]
+Search = Callable[..., DegreeSearch]
 
 
 @cache
@@ -173,9 +173,7 @@ def estimated_figure(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def simulated_figure(
-    simulated: pd.DataFrame, estimated: Mapping[str, TensorParallelSearch]
-) -> Figure:
+def simulated_figure(simulated: pd.DataFrame, estimated: Mapping[str, DegreeSearch]) -> Figure:
     """Estimated beside simulated throughput by link, and when each instance is done.
 
     ``simulated`` comes from :func:`simulations`; ``estimated`` has the first sample by link.

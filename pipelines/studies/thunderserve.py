@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hetero import catalog, cluster
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand, reference
 from hetero.costs.groups import Group
 from hetero.costs.replicas import replica
@@ -25,7 +25,7 @@ from hetero.deployment import Deployment
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.baselines.homogeneous import colocated, distserve
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.plan import PhasePlan, plan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
@@ -75,7 +75,7 @@ class ThunderServeStudy:
     seeds: Sequence[int]
     requests: int
     plan_scale: float
-    settings: Settings
+    settings: CostSettings
     steps: TabuSettings
 
     @cached_property
@@ -252,9 +252,9 @@ def convergence(
 
 def variants(made: PhasePlan) -> dict[str, System]:
     """A plan with parts of the system switched off one after the other (ThunderServe Fig. 12)."""
-    whole, sent = Service.of(made), KvTransfer(bits=16)
+    whole, sent = PhaseService.of(made), KvTransfer(bits=16)
     groups = [(group.pipeline, group.phase) for group in whole.groups]
-    plain = Service.given(groups, whole.demand, whole.slo, transfer=sent)
+    plain = PhaseService.given(groups, whole.demand, whole.slo, transfer=sent)
     phases = (plain.in_phase("prefill"), plain.in_phase("decode"))
     pairs = {(a.name, b.name): 1.0 for a, b in product(*phases)}
     return {
@@ -315,7 +315,7 @@ def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
 def _baseline(llm: Llm, pair: Cluster, trace: Trace) -> tuple[float, float, float, float]:
     """Prefill, transfer and decode of a request alone [ms], and tokens per second when fed."""
     costs = CostModel(pair, llm)
-    alone = [costs.pipeline([Stage(k, 4, llm.layers)]) for k in (0, 1)]
+    alone = [costs.pipeline([PipelineStage(k, 4, llm.layers)]) for k in (0, 1)]
     nodes = tuple(replica(p, name) for p, name in zip(alone, ("a40", "3090ti"), strict=True))
     prefill = [float(p.prefill_latency_s(INPUTS)) for p in alone]
     step = [float(p.decode_step_s(1, 1040)) for p in alone]
@@ -354,7 +354,7 @@ def kv_shares() -> pd.DataFrame:
     """Share of the KV transfer in a request of LLaMA-7B on two A5000 [%] (ThunderServe Fig. 18)."""
     llm = catalog.llm("LLaMA-1-7B")
     costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm)
-    prefill, decode = (costs.pipeline([Stage(k, 1, llm.layers)]) for k in (0, 1))
+    prefill, decode = (costs.pipeline([PipelineStage(k, 1, llm.layers)]) for k in (0, 1))
     rows = []
     ways: tuple[Bits, ...] = (16, 8, 4)
     for bits, outputs, inputs in product(ways, (16, OUTPUTS, 64), LENGTHS):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hetero import timings
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Phase
 from hetero.costs.pipeline import Pipeline
@@ -22,7 +22,7 @@ from hetero.planners.reschedule.detector import ShiftDetector
 from hetero.planners.reschedule.episode import Episode, Era, play
 from hetero.planners.reschedule.policy import Policy, Rescheduling, reschedule
 from hetero.planners.reschedule.reload import Disk, Reads, reload
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
@@ -47,7 +47,7 @@ def printed_groups(costs: CostModel) -> dict[str, Groups]:
 
     def groups(phase: Phase, *parts: tuple[str, int], times: int = 1) -> Groups:
         each = costs.llm.layers // len(parts)
-        stages = [Stage(where[name], degree, each) for name, degree in parts]
+        stages = [PipelineStage(where[name], degree, each) for name, degree in parts]
         return [(costs.pipeline(stages), phase) for _ in range(times)]
 
     mixed, ti = (("a5000-2", 2), ("3090ti-2", 2)), (("3090ti-1", 2), ("3090ti-1", 2))
@@ -72,8 +72,8 @@ def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") 
     printed_by_name = printed_groups(study.costs)
     for name in study.traces:
         asked, slo = study.demand(name, rate_rps), study.target(name)
-        printed = Service.given(printed_by_name[name], asked, slo, label="Table 3")
-        own = Service.of(study.plan(name, rate_rps), "our plan")
+        printed = PhaseService.given(printed_by_name[name], asked, slo, label="Table 3")
+        own = PhaseService.of(study.plan(name, rate_rps), "our plan")
         decode = (group for group in printed.in_phase("decode") if group.machines == {machine})
         lost = frozenset(group.name for group in decode)
         cases = ((printed, lose_groups(printed, lost)), (own, lose_machine(own, machine)))
@@ -114,12 +114,14 @@ def recorded_s(key: str) -> float | None:
         return None
 
 
-def reload_s(service: Service, reads: Reads) -> float:
+def reload_s(service: PhaseService, reads: Reads) -> float:
     """Time to load all groups of a service [s] from a disk of 1.2 GB/s."""
     return reload([group.pipeline for group in service.groups], Disk(reads=reads)).seconds
 
 
-def rescheduling_times(service: Service, search_s: Mapping[Policy, float | None]) -> pd.DataFrame:
+def rescheduling_times(
+    service: PhaseService, search_s: Mapping[Policy, float | None]
+) -> pd.DataFrame:
     """ThunderServe's Table 4: recorded times of the search [s], computed ones of the reload."""
     rows = []
     ways: tuple[Reads, ...] = ("per replica", "per machine")
@@ -230,7 +232,7 @@ def shift(
     alarm = detector.first(stream)
     if alarm is None:
         return detector, pd.DataFrame()
-    service, slo = Service.of(made, "for coding"), study.target("conversation")
+    service, slo = PhaseService.of(made, "for coding"), study.target("conversation")
     since = stream.take(np.arange(alarm.since, alarm.request + 1))
     turned = replace(service, slo=slo)
     seen = Demand.of(since, rate_rps)

@@ -15,7 +15,7 @@ from hetero import timings
 from hetero.errors import DataError
 from hetero.intervals import interval
 from hetero.planners.reschedule.policy import Policy
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.plan import PhasePlan
 from pipelines.studies.deadlines import Scales
 from pipelines.studies.results import claim_rows
@@ -142,7 +142,7 @@ def search_times() -> Rows:
 
 def rescheduling(
     steady: pd.DataFrame,
-    service: Service,
+    service: PhaseService,
     search_s: Mapping[Policy, float | None],
     rate_rps: float,
     plan_scale: float,

@@ -15,7 +15,7 @@ from hetero.apps.portfolio import bound as bounds
 from hetero.apps.portfolio.bound import WORK, Bound, amounts, bound
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError
@@ -134,7 +134,7 @@ def test_no_run_exceeds_it(
     left = [machine.count for machine in where.machines]
     pipelines = []
     if mixed and len(left) > 1:
-        halves = [Stage(0, 1, 20), Stage(1, 1, 12)]
+        halves = [PipelineStage(0, 1, 20), PipelineStage(1, 1, 12)]
         pipelines.append(costs.pipeline(halves))
         left[0] -= 1
         left[1] -= 1
@@ -145,7 +145,7 @@ def test_no_run_exceeds_it(
         held = [32 // (stages + 1)] * (stages + 1)
         held[-1] += 32 - sum(held)
         try:
-            pipelines.append(costs.pipeline([Stage(m, gpus, n) for n in held]))
+            pipelines.append(costs.pipeline([PipelineStage(m, gpus, n) for n in held]))
         except InfeasibleError:
             continue
         left[m] -= count
@@ -179,7 +179,8 @@ def test_it_is_not_far_from_what_a_good_plan_reaches() -> None:
     case = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
     costs = assumptions.costs(case)
     nodes = tuple(
-        assumptions.replica(costs.pipeline([Stage(0, 1, EIGHT.layers)]), f"r{k}") for k in range(2)
+        assumptions.replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), f"r{k}")
+        for k in range(2)
     )
     many = Trace(np.zeros(4000), np.full(4000, 500), np.full(4000, 100))
     run = simulate(Deployment("two", nodes), many, LeastTokens())

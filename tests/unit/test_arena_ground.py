@@ -9,7 +9,7 @@ from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nodes
 from hetero.cluster import cluster
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.errors import InfeasibleError
 from hetero.planners.replicated import replicated
 from hetero.question import MOST_REQUESTS, Question
@@ -30,7 +30,7 @@ def case() -> Question:
 def test_replicas_are_those_of_the_roofline(case: Question, machine: str, degree: int) -> None:
     costs = assumptions.costs(case)
     number = [m.name for m in MIXED.machines].index(machine)
-    here = assumptions.replica(costs.pipeline([Stage(number, degree, SEVENTY.layers)]), "r")
+    here = assumptions.replica(costs.pipeline([PipelineStage(number, degree, SEVENTY.layers)]), "r")
     there = replicated(MIXED, SEVENTY, {machine: (degree,)}).replicas[0]
     n = np.array([1.0, 17.0, 300.0, 2048.0])
     for one in ((n, n, 900.0 * n, 0.0), (n, 0, 0.0, n * n / 2)):
@@ -41,7 +41,7 @@ def test_replicas_are_those_of_the_roofline(case: Question, machine: str, degree
 
 def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Question) -> None:
     costs = assumptions.costs(case)
-    stages = [Stage(0, 2, 40), Stage(2, 4, 30), Stage(3, 4, 10)]
+    stages = [PipelineStage(0, 2, 40), PipelineStage(2, 4, 30), PipelineStage(3, 4, 10)]
     pipeline = costs.pipeline(stages)
     both, prefill = (assumptions.replica(pipeline, "r", role) for role in ("both", "prefill"))
     n = np.unique(np.geomspace(1, 60_000, 200).round())
@@ -55,7 +55,7 @@ def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Question
 
 
 def test_equal_stages_are_played_as_they_are_planned(case: Question) -> None:
-    pipeline = assumptions.costs(case).pipeline([Stage(1, 2, 40), Stage(1, 2, 40)])
+    pipeline = assumptions.costs(case).pipeline([PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)])
     from hetero.costs.replicas import step_model
 
     n = np.array([1.0, 64.0, 2000.0])
@@ -66,7 +66,7 @@ def test_equal_stages_are_played_as_they_are_planned(case: Question) -> None:
 def test_layers_of_a_node_take_what_a_replica_takes(case: Question) -> None:
     """All layers on one node: a step of mean contexts as long as the replica's, and its cache."""
     costs, means = assumptions.costs(case), Means.of(case)
-    alone = assumptions.replica(costs.pipeline([Stage(1, 4, SEVENTY.layers)]), "r")
+    alone = assumptions.replica(costs.pipeline([PipelineStage(1, 4, SEVENTY.layers)]), "r")
     table = latency(costs, 1, 4, means)
     for b in (1.0, 40.0, 256.0):
         layer_ms = float(table.decode_layer_ms(b))

@@ -11,7 +11,7 @@ from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of
 from hetero.apps.portfolio.score import PRECISION, Estimate, goodput, margin, score, screened
 from hetero.cluster import cluster
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
 from hetero.plans import Plan
@@ -35,7 +35,7 @@ def case() -> Question:
 @pytest.fixture(scope="module")
 def entry(case: Question) -> Plan:
     costs = assumptions.costs(case)
-    pipelines = [costs.pipeline([Stage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
+    pipelines = [costs.pipeline([PipelineStage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
 
@@ -135,7 +135,7 @@ def test_estimates_are_student_intervals() -> None:
 def test_load_aware_routing_carries_more_than_rotation(case: Question, entry: Plan) -> None:
     """The score tells routers apart: an L40S beside a pair that shares a replica."""
     costs = assumptions.costs(case)
-    pipelines = [costs.pipeline([Stage(0, 1, EIGHT.layers)]), *entry.pipelines]
+    pipelines = [costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), *entry.pipelines]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
         entry_of("test", Deployment("test", nodes), pipelines, router, "")

@@ -17,7 +17,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.sizing import Candidate, cheapest, size
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.apps.cli import main
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
@@ -177,10 +177,10 @@ def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None
 def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
     listed = prices.from_catalog(["A40", "L40S"], sizes=(1,))
     load = Load(CHATS, 5.0, SLO, precision=0.05)
-    here = Market(listed, MODEL, load, Settings(precision="fp8"))
+    here = Market(listed, MODEL, load, CostSettings(precision="fp8"))
     assert [offer.gpu.name for offer in here.offers] == ["L40S"]
     with pytest.raises(InfeasibleError, match="computes in fp8"):
-        Market(prices.from_catalog(["A40"]), MODEL, load, Settings(precision="fp8"))
+        Market(prices.from_catalog(["A40"]), MODEL, load, CostSettings(precision="fp8"))
 
 
 def test_a_load_without_targets_must_keep_up() -> None:

@@ -29,15 +29,16 @@ from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.trial import Outcome
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.melange import MelangeProgram
-from hetero.programs import Floats, Ints, Limits, Program
+from hetero.programs import Program, SolverLimits
 
 _PARTS = (3, 2)
 _ROUNDS = 20
 _RAISE = 1.08
-_LIMITS = Limits(gap=2e-3, nodes=5000)
+_LIMITS = SolverLimits(gap=2e-3, nodes=5000)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

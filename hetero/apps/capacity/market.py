@@ -13,7 +13,7 @@ from hetero.apps.capacity.prices import Offer, PriceList
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
@@ -45,7 +45,7 @@ class Market:
     prices: PriceList
     llm: Llm
     load: Load
-    settings: Settings = field(default_factory=Settings)
+    settings: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
         precision = self.settings.precision

@@ -22,7 +22,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
 from hetero.apps.capacity.trial import Outcome
 from hetero.catalog import Llm
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
@@ -184,7 +184,7 @@ def size(
     precision: str = "fp16",
     within: float = 0.02,
     seeds: tuple[int, ...] = (0, 1, 2),
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> Sizing:
     """The cheapest fleet for a load and its targets.
 
@@ -217,7 +217,9 @@ def size(
     True
     """
     load = Load(trace, rate_rps, slo or Slo(), goal, within, seeds)
-    market = Market(prices or from_catalog(), llm, load, settings or Settings(precision=precision))
+    market = Market(
+        prices or from_catalog(), llm, load, settings or CostSettings(precision=precision)
+    )
     return cheapest(market)
 
 

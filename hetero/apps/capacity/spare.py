@@ -18,7 +18,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
@@ -119,7 +119,7 @@ def spare(
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
     load = case.load(precision=precision, seeds=seeds)
-    market = Market(prices, case.llm, load, Settings(precision=case.precision))
+    market = Market(prices, case.llm, load, CostSettings(precision=case.precision))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(entry, case.cluster)]
     tried = 0
     columns = _undominated(market)

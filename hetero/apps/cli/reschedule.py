@@ -9,10 +9,10 @@ import typer
 from hetero.apps.cli import options
 
 if TYPE_CHECKING:
-    from hetero.planners.reschedule.change import Change
+    from hetero.planners.reschedule.change import ClusterChange
     from hetero.planners.reschedule.episode import Episode
     from hetero.planners.reschedule.policy import Rescheduling
-    from hetero.planners.reschedule.service import Service
+    from hetero.planners.reschedule.service import PhaseService
 
 _POLICIES = ("none", "light", "full")
 
@@ -76,12 +76,12 @@ def reschedule(
 
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.costs.cost import Settings
+    from hetero.costs.cost import CostSettings
     from hetero.costs.demand import Demand, reference, scaled
     from hetero.errors import InfeasibleError, ParameterError
     from hetero.planners.reschedule import policy as policy_
     from hetero.planners.reschedule.reload import Disk
-    from hetero.planners.reschedule.service import Service
+    from hetero.planners.reschedule.service import PhaseService
     from hetero.planners.thunderserve.budget import best_part
     from hetero.planners.thunderserve.plan import plan
     from hetero.planners.thunderserve.tabu import TabuSettings
@@ -108,7 +108,7 @@ def reschedule(
     lengths = workload.open_trace(trace, source=kind, seed=seed)
     demand = Demand.of(lengths, rate)
     target = options.targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
-    settings = Settings(max_stages=max_stages)
+    settings = CostSettings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings)
         rented = [machine.name for machine in fleet.machines]
@@ -120,7 +120,7 @@ def reschedule(
                 )
     tabu = None if steps is None else TabuSettings(steps=steps)
     made = plan(fleet, llm, demand, target, settings=settings, tabu=tabu, seed=seed)
-    service = Service.of(made, "service")
+    service = PhaseService.of(made, "service")
     later = workload.open_trace(shift, source=kind, seed=seed) if shift else None
     change = _change(service, lose or [], lose_gpu, slow, shift)
     new = Demand.of(later, rate) if later is not None else None
@@ -189,17 +189,19 @@ def _slowed(text: str) -> tuple[str, str, float]:
         ) from None
 
 
-def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) -> Change:
+def _change(
+    service: PhaseService, lose: list[str], gpu: str, slow: str, shift: str
+) -> ClusterChange:
     """What happens, from the options."""
     from hetero.planners.reschedule import change
 
     if shift:
-        return change.Change(f"the workload shifts to {shift}", service.cluster)
+        return change.ClusterChange(f"the workload shifts to {shift}", service.cluster)
     if gpu:
         service.cluster.machine(gpu)
         users = [one.name for one in service.groups if gpu in one.machines]
         if not users:
-            return change.Change(
+            return change.ClusterChange(
                 f"an idle GPU of {gpu} fails", change.fewer(service.cluster, {gpu: 1})
             )
         return change.lose_gpu(service, users[0], gpu)
@@ -210,7 +212,9 @@ def _change(service: Service, lose: list[str], gpu: str, slow: str, shift: str) 
     )
     counts = {name: service.cluster.machine(name).count for name in lose}
     verb = "fails" if len(lose) == 1 else "fail"
-    return change.Change(f"{', '.join(lose)} {verb}", change.fewer(service.cluster, counts), lost)
+    return change.ClusterChange(
+        f"{', '.join(lose)} {verb}", change.fewer(service.cluster, counts), lost
+    )
 
 
 def _joined(first: Any, later: Any, at_s: float, rng: Any) -> Any:
@@ -231,8 +235,8 @@ def _joined(first: Any, later: Any, at_s: float, rng: Any) -> Any:
 
 
 def _record(
-    service: Service,
-    change: Change,
+    service: PhaseService,
+    change: ClusterChange,
     found: dict[str, tuple[Rescheduling, Episode, float] | str],
     at_s: float,
     target: Any,

@@ -91,7 +91,7 @@ def size(
     from hetero.apps.capacity import sizing
     from hetero.apps.capacity.load_curve import LoadCurve
     from hetero.apps.capacity.market import Market
-    from hetero.costs.cost import Settings
+    from hetero.costs.cost import CostSettings
     from hetero.errors import ParameterError
     from hetero.files import check_new
     from hetero.question import Load
@@ -120,7 +120,7 @@ def size(
         requested, offered, options.targets(slo), goal, seeds=tuple(range(seed, seed + seeds))
     )
     market = Market(
-        listed(prices, gpu, most), catalog.find_llm(model), load, Settings(precision=precision)
+        listed(prices, gpu, most), catalog.find_llm(model), load, CostSettings(precision=precision)
     )
     if spot is not None:
         from hetero.apps.capacity.spot import cheapest_mix

@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica as costed_replica
@@ -51,7 +51,7 @@ def costs(case: Question) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    return CostModel(case.cluster, case.llm, Settings(precision=case.precision))
+    return CostModel(case.cluster, case.llm, CostSettings(precision=case.precision))
 
 
 @lru_cache(maxsize=16)
@@ -75,7 +75,7 @@ def targets(case: Question) -> Slo:
         for gpus in (t for t in (1, 2, 4, 8) if t <= machine.count and model.divides(t)):
             if model.most_layers(number, gpus, first=True, last=True) < case.llm.layers:
                 continue
-            alone = model.pipeline([Stage(number, gpus, case.llm.layers)])
+            alone = model.pipeline([PipelineStage(number, gpus, case.llm.layers)])
             token_s = float(alone.decode_step_s(1, wanted.context_tokens))
             first_s = float(alone.prefill_latency_s(wanted.mean_input))
             best = min(best, first_s + token_s * wanted.mean_output)

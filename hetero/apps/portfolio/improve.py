@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.build import entry_of
 from hetero.apps.portfolio.score import margin, screened
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment, KvLink, Role
@@ -350,7 +350,7 @@ def _redivided(
             whole = role == "both" and len(pipeline.stages) == 1
             before[pipeline.stages[0].machine, pipeline.stages[0].gpus if whole else 0] += 1
     made: list[tuple[Pipeline, Role]] = [
-        (costs.pipeline([Stage(m, degree, costs.llm.layers)]), "both")
+        (costs.pipeline([PipelineStage(m, degree, costs.llm.layers)]), "both")
         for m in machines
         for degree in division
     ]

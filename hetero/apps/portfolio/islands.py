@@ -13,11 +13,11 @@ from hetero.deployment import Deployment
 from hetero.errors import CatalogError, InfeasibleError
 from hetero.latency.models.moe_devices import moe_device
 from hetero.planners.rignall import replay
-from hetero.planners.rignall.assignment import PHASES, Assignment
+from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel, devices_of
-from hetero.planners.rignall.rates import IslandClass, Phase
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
 from hetero.plans import Group, Plan
 from hetero.question import Question

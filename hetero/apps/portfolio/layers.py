@@ -12,7 +12,7 @@ from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.layer_kinds import Nodes, degrees, nodes
 from hetero.apps.portfolio.score import margin, screened
 from hetero.errors import InfeasibleError
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.planners import helix
 from hetero.planners.helix import heuristics
 from hetero.plans import Group, Layers, Plan
@@ -36,7 +36,7 @@ class LayerPlacement(Adapter):
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
     def _plan(self, case: Question) -> Plan:
-        effort = helix.Effort(
+        effort = helix.PlacementEffort(
             steps=300,
             variety=self.effort.variety,
             exchanges=self.effort.exchanges,
@@ -93,7 +93,7 @@ class Heuristics(Adapter):
 
     def _plan(self, case: Question) -> Plan:
         def placed(where: Nodes) -> list[Plan]:
-            network = Network(self._placement(where, case.seed), self.kind == "Petals")
+            network = FlowNetwork(self._placement(where, case.seed), self.kind == "Petals")
             if self.kind == "Petals":
                 network.max_flow()  # says which layer or link is missing
             notes = ("Requests are admitted as KV cache is free, as for all plans of layers here.",)
@@ -156,7 +156,7 @@ def entry_of_layers(
     planner: str,
     case: Question,
     where: Nodes,
-    network: Network,
+    network: FlowNetwork,
     routing: str,
     notes: tuple[str, ...] = (),
     *,

@@ -11,7 +11,7 @@ from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of, of_baseline
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
@@ -65,7 +65,7 @@ class TensorParallelSearch(Adapter):
                 continue
             for m in numbers:
                 for k in range(costs.machines[m].count // degree):
-                    pipelines.append(costs.pipeline([Stage(m, degree, case.llm.layers)]))
+                    pipelines.append(costs.pipeline([PipelineStage(m, degree, case.llm.layers)]))
                     nodes.append(
                         assumptions.replica(pipelines[-1], f"{costs.machines[m].name}/{k}")
                     )
@@ -109,7 +109,7 @@ class Melange(Adapter):
         )
         numbers = {machine.name: k for k, machine in enumerate(costs.machines)}
         pipelines = [
-            costs.pipeline([Stage(numbers[machine], degree, case.llm.layers)])
+            costs.pipeline([PipelineStage(numbers[machine], degree, case.llm.layers)])
             for machine, degree, _ in found.places()
         ]
         nodes = [
@@ -206,7 +206,9 @@ def _best_kind(case: Question, name: str, requests: int, plan: Callable[..., Bas
         if best is None or found.value > best[0]:
             # The same pipelines as parts of the whole cluster.
             pipelines = [
-                costs.pipeline([Stage(numbers[s.machine], s.gpus, s.layers) for s in one.stages])
+                costs.pipeline(
+                    [PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages]
+                )
                 for one in found.pipelines
             ]
             best = found.value, replace(found, pipelines=tuple(pipelines))
@@ -221,10 +223,7 @@ def _best_kind(case: Question, name: str, requests: int, plan: Callable[..., Bas
 
 def _linked(machine: Machine) -> Machine:
     """The machine with its link among the figures of its GPU, where estimates look for it."""
-    if machine.link is None:
-        return machine
-    gpu = replace(machine.gpu, link_type=machine.link.name, link_gbs=machine.link.bandwidth_gbs)
-    return replace(machine, gpu=gpu)
+    return replace(machine, gpu=machine.linked_gpu)
 
 
 def _latency(precision: str) -> tensor_parallel.LatencySource:

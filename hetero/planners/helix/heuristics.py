@@ -33,10 +33,10 @@ def swarm(problem: Problem, stages: int | None = None) -> Placement:
 
     Examples
     --------
-    >>> from hetero.placement import Network
+    >>> from hetero.placement import FlowNetwork
     >>> from pipelines.studies.helix_artifact import problem
     >>> placement = swarm(problem("single-24", "70B"))
-    >>> round(Network(placement).max_flow().tokens_per_s, 2)
+    >>> round(FlowNetwork(placement).max_flow().tokens_per_s, 2)
     757.85
     """
     layers = problem.llm.layers

@@ -14,20 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.placement import Network, Placement, Problem
+from hetero.placement import FlowNetwork, Placement, Problem
 from hetero.placement.pruning import all_links
-from hetero.programs import Limits, Program, Solver, Status
-
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+from hetero.programs import Program, Solver, SolverLimits, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Size(Shown):
+class ProgramSize(Shown):
     """Number of variables and constraints of the program, by group.
 
     Examples
@@ -114,13 +111,13 @@ class Milp:
         self._build()
 
     @property
-    def size(self) -> Size:
+    def size(self) -> ProgramSize:
         """Variables and constraints by group.
 
         Source: Helix, Table 5: variables of the program.
         Source: Helix, Table 6: constraints of the program.
         """
-        return Size(self._variables, self._constraints)
+        return ProgramSize(self._variables, self._constraints)
 
     def _build(self) -> None:
         problem, program = self.problem, Program()
@@ -170,7 +167,7 @@ class Milp:
         # Which holding variables belong to the tail and the head of every link.
         of_tail = [np.flatnonzero(owner == node) for node in range(n)]
 
-        def ends_of(target: NDArray[np.int64], nodes: NDArray[np.int64], sign: float) -> None:
+        def ends_of(target: Ints, nodes: Ints, sign: float) -> None:
             """Add sign times e_i to the rows."""
             program.entries(target, s[nodes], sign)
             count = np.array([len(of_tail[node]) for node in nodes])
@@ -221,7 +218,7 @@ class Milp:
 
         Source: Helix, section 4.5: start of the program from the placement of a heuristic.
         """
-        network = Network(placement, self.partial_inference, self.links)
+        network = FlowNetwork(placement, self.partial_inference, self.links)
         valid = network.valid()
         values = np.zeros(self._program.size[1])
         for k, _, (first, stop) in placement.nodes():
@@ -236,7 +233,7 @@ class Milp:
 
     def solve(
         self,
-        limits: Limits | None = None,
+        limits: SolverLimits | None = None,
         *,
         solver: Solver = "highs",
         start: Placement | None = None,
@@ -274,6 +271,6 @@ def judge(
 ) -> float:
     """Exact maximum flow of a placement, 0 where nothing flows [tokens/s]."""
     try:
-        return Network(placement, partial_inference, links).max_flow().tokens_per_s
+        return FlowNetwork(placement, partial_inference, links).max_flow().tokens_per_s
     except InfeasibleError:
         return 0.0

@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.rignall.assignment import PHASES, Assignment, IslandGroup, Layout
-from hetero.planners.rignall.rates import IslandClass, Phase, RateTable
-from hetero.programs import Floats, Ints, Limits, Program, Solution, Solver
+from hetero.arrays import Floats, Ints
+from hetero.errors import InfeasibleError, ParameterError, require
+from hetero.planners.rignall.assignment import Assignment, IslandGroup, Layout
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase, RateTable
+from hetero.programs import Program, Solution, Solver, SolverLimits
 
 Form: TypeAlias = Literal["thesis", "sparse", "aggregated", "flow", "flow aggregated"]
 Capacity: TypeAlias = Literal["all", "at most"]
@@ -52,15 +53,16 @@ class Deviations:
                 f"No assignment deviates by less than nothing: tau = {self.tau}.",
                 resolve="give a deviation bound tau of 0 or more; 0 asks for the mix exactly.",
             )
-        if not self.weight >= 0:
-            raise ParameterError(
-                f"M = {self.weight} would reward deviations.", resolve="give 0 or more."
-            )
-        if self.capacity not in get_args(Capacity):
-            raise ParameterError(
-                f"There is no rule of capacity called '{self.capacity}'.",
-                resolve=f"use one of {', '.join(get_args(Capacity))}.",
-            )
+        require(
+            self.weight >= 0,
+            f"M = {self.weight} would reward deviations.",
+            resolve="give 0 or more.",
+        )
+        require(
+            self.capacity in get_args(Capacity),
+            f"There is no rule of capacity called '{self.capacity}'.",
+            resolve=f"use one of {', '.join(get_args(Capacity))}.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def solve(
     *,
     deviations: Deviations | None = None,
     phases: Mapping[IslandClass, int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
     solver: Solver = "highs",
     relaxed: bool = False,
 ) -> Assignment:
@@ -129,11 +131,11 @@ def solve(
     >>> round(found.served_rps, 6), [(g.count, str(g.island)) for g in found.of("decode")]
     (8.0, [(2, '8 x H20')])
     """
-    if form not in get_args(Form):
-        raise ParameterError(
-            f"There is no program called '{form}'.",
-            resolve=f"use one of {', '.join(get_args(Form))}.",
-        )
+    require(
+        form in get_args(Form),
+        f"There is no program called '{form}'.",
+        resolve=f"use one of {', '.join(get_args(Form))}.",
+    )
     deviations = deviations or Deviations()
     groups = _groups(rates, layout, each=form in ("thesis", "sparse", "flow"))
     _check_served(rates, groups)
@@ -160,19 +162,18 @@ def _groups(rates: RateTable, layout: Layout, *, each: bool) -> _Groups:
     classes: list[IslandClass] = []
     counts: list[int] = []
     for island, count in layout.items():
-        if count < 0 or int(count) != count:
-            raise ParameterError(
-                f"A layout of {count} islands of {island} does not exist.",
-                resolve="give whole numbers of 0 or more.",
-            )
+        require(
+            count >= 0 and int(count) == count,
+            f"A layout of {count} islands of {island} does not exist.",
+            resolve="give whole numbers of 0 or more.",
+        )
         if each:
             classes += [island] * int(count)
             counts += [1] * int(count)
         elif count:
             classes.append(island)
             counts.append(int(count))
-    if not classes:
-        raise ParameterError("The layout has no island.", resolve="give at least two islands.")
+    require(bool(classes), "The layout has no island.", resolve="give at least two islands.")
     rows = [rates.index(c.gpu, c.size) for c in classes]
     return _Groups(
         tuple(classes),
@@ -346,7 +347,7 @@ def _why_infeasible(groups: _Groups) -> InfeasibleError:
     """
     program = Program()
     _flow(program, groups, None)
-    load = program.solve(Limits(gap=1e-3)).objective
+    load = program.solve(SolverLimits(gap=1e-3)).objective
     if load <= 0:
         return InfeasibleError(
             "No choice of phases lets the islands serve every range in both phases.",

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Ints
 from hetero.catalog import Llm, gpu, llm
 from hetero.cluster import Cluster
 from hetero.errors import CatalogError, ParameterError
@@ -60,7 +60,7 @@ class IslandModel:
 
     llm: Llm
     ranges: LengthRanges
-    output_tokens: int | NDArray[np.int64]
+    output_tokens: int | Ints
     max_output_tokens: int
     reading: Reading = READINGS["fitting"]
     oddities: Oddities = FAITHFUL

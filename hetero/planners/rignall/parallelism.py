@@ -12,19 +12,19 @@ is taken (Rignall, sections 4.6.1 and 4.6.2). What R counts is a matter of readi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.latency.models.moe import MoeModel
 from hetero.planners.rignall.rates import Phase
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Batch: TypeAlias = Literal["one", "group", "gpu"]
 """Requests that a decode step advances: one, a batch per tensor-parallel group, or per GPU."""
 
@@ -100,10 +100,11 @@ def reading(name: str) -> Reading:
     >>> reading("fitting").weights_must_fit
     True
     """
-    if name not in READINGS:
-        raise ParameterError(
-            f"No reading is called '{name}'.", resolve=f"use one of {', '.join(READINGS)}."
-        )
+    require(
+        name in READINGS,
+        f"No reading is called '{name}'.",
+        resolve=f"use one of {', '.join(READINGS)}.",
+    )
     return READINGS[name]
 
 
@@ -172,24 +173,22 @@ class Benchmark(Shown):
     def table(self) -> Table:
         """One row per configuration: deviations, and throughput at a few lengths."""
         shown = np.unique(np.linspace(0, len(self.length_tokens) - 1, 4).round().astype(int))
-        weighted, plain = self.deviation(), self.deviation(weighted=False)
-        rows = tuple(
-            (
-                name + (" *" if k == self.chosen else ""),
-                100 * float(weighted[k]),
-                100 * float(plain[k]),
-                *(float(self.rps[k, j]) for j in shown),
-            )
-            for k, name in enumerate(self.names)
-        )
+        names, weighted, plain = self.names, self.deviation(), self.deviation(weighted=False)
+
+        def rate(j: int) -> Callable[[int], float]:
+            return lambda k: float(self.rps[k, j])
+
         columns = (
-            Column("parallelism"),
-            Column("deviation, weighted", "%", 3),
-            Column("deviation, uniform", "%", 3),
-            *(Column(f"{self.length_tokens[j]:,.0f} tokens", "requests/s") for j in shown),
+            Column("parallelism", of=lambda k: names[k] + (" *" if k == self.chosen else "")),
+            Column("deviation, weighted", "%", 3, lambda k: 100 * float(weighted[k])),
+            Column("deviation, uniform", "%", 3, lambda k: 100 * float(plain[k])),
+            *(
+                Column(f"{self.length_tokens[j]:,.0f} tokens", "requests/s", of=rate(j))
+                for j in shown
+            ),
         )
         title = f"{self.phase.capitalize()} on {self.size} x {self.gpu}"
-        return Table(title, columns, rows, ("* chosen",))
+        return Table.of(title, columns, range(len(names)), "* chosen")
 
 
 def benchmark_prefill(

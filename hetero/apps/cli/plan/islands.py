@@ -252,7 +252,7 @@ def _draw(plan: Assignment, file: Path, force: bool) -> None:
 
 def _record(plan: Assignment, prices: dict[str, float], optimum: float) -> dict[str, object]:
     from hetero.planners.rignall import cost
-    from hetero.planners.rignall.assignment import PHASES
+    from hetero.planners.rignall.rates import PHASES
 
     groups = [
         {

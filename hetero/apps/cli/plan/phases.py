@@ -67,7 +67,7 @@ def phases(
     """
     from hetero import catalog, workload
     from hetero import cluster as clusters
-    from hetero.costs.cost import Settings
+    from hetero.costs.cost import CostSettings
     from hetero.costs.demand import Demand, reference, scaled
     from hetero.costs.transfer import KvTransfer
     from hetero.files import check_new, writing
@@ -92,7 +92,7 @@ def phases(
     )
     demand = Demand.of(lengths, rate)
     target = options.targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
-    settings = Settings(max_stages=max_stages)
+    settings = CostSettings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
     tabu = TabuSettings() if steps is None else TabuSettings(steps=steps)
