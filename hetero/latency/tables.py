@@ -232,8 +232,8 @@ def read_csv(
             rule = "measure some with hetero profile, or give another file."
             raise rows.error(what, None, None, rule)
     names = {name: own.get(name, name) for name in COLUMNS}
-    in_seconds = names["seconds"] in rows.frame
-    for name in {*own, "phase", "batch", *(() if in_seconds or "ms" in own else ("seconds",))}:
+    in_ms = names["ms"] in rows.frame and names["seconds"] not in rows.frame
+    for name in (*own, "phase", "batch", "ms" if in_ms else "seconds"):
         _require_column(rows, name, names[name])
 
     def numbers(
@@ -261,8 +261,8 @@ def read_csv(
     inputs = numbers("input_tokens", ~per_step, least=1)
     context = numbers("context_tokens", per_step, least=0)
     outputs = numbers("output_tokens", total, least=1)
-    seconds = numbers("seconds" if in_seconds else "ms", every, above=0)
-    seconds = seconds if in_seconds else seconds / 1e3
+    seconds = numbers("ms" if in_ms else "seconds", every, above=0)
+    seconds = seconds / 1e3 if in_ms else seconds
     return Measurements(
         decode=decode,
         batch=batch,

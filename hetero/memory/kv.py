@@ -31,6 +31,8 @@ def kv_bytes_per_token(
     >>> from hetero.catalog import llm
     >>> [kv_bytes_per_token(llm("Qwen3-30B-A3B"), tensor_parallel=t) for t in (1, 4, 8)]
     [98304, 98304, 196608]
+    >>> 1024 * kv_bytes_per_token(llm("LLaMA-1-30B")) / 1e9  # ThunderServe, Table 8: 1.64 GB
+    1.63577856
     """
     values = llm.kv_values_per_token_layer(formula)
     if formula == "model":
@@ -40,24 +42,3 @@ def kv_bytes_per_token(
             else 2 * kv_heads_held(llm, tensor_parallel) * llm.head_dim
         )
     return bytes_of(llm.layers * values, precision)
-
-
-def kv_bytes(
-    llm: Llm,
-    tokens: int,
-    *,
-    tensor_parallel: int = 1,
-    precision: str = "fp16",
-    formula: KvFormula = "model",
-) -> int:
-    """KV cache of ``tokens`` tokens on all GPUs of an instance [bytes].
-
-    Examples
-    --------
-    >>> from hetero.catalog import llm
-    >>> kv_bytes(llm("LLaMA-1-30B"), 1024) / 1e9  # ThunderServe, Table 8: 1.64 GB
-    1.63577856
-    """
-    return tokens * kv_bytes_per_token(
-        llm, tensor_parallel=tensor_parallel, precision=precision, formula=formula
-    )
