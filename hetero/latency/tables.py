@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -125,29 +125,25 @@ class Measurements(Shown):
 
     def table(self) -> Table:
         """What the rows cover, one line per phase."""
-        rows = []
-        for phase in PHASES:
-            part = self.phase(phase)
-            if len(part.batch):
-                rows.append(
-                    (
-                        phase,
-                        len(part.batch),
-                        f"{part.batch.min():g} to {part.batch.max():g}",
-                        f"{part.length_tokens.min():g} to {part.length_tokens.max():g}",
-                        f"{1e3 * part.seconds.min():.4g} to {1e3 * part.seconds.max():.4g}",
-                    )
-                )
+
+        def span(name: str, factor: float = 1.0, form: str = "g") -> Callable[[Any], str]:
+            def told(item: tuple[Phase, Measurements]) -> str:
+                values = getattr(item[1], name)
+                return f"{factor * values.min():{form}} to {factor * values.max():{form}}"
+
+            return told
+
         columns = (
-            Column("phase"),
-            Column("rows"),
-            Column("batch", "requests"),
-            Column("length", "tokens per request"),
-            Column("time", "ms"),
+            Column("phase", of=lambda item: item[0]),
+            Column("rows", of=lambda item: len(item[1].batch)),
+            Column("batch", "requests", of=span("batch")),
+            Column("length", "tokens per request", of=span("length_tokens")),
+            Column("time", "ms", of=span("seconds", 1e3, ".4g")),
         )
+        parts = [(phase, part) for phase in PHASES if len((part := self.phase(phase)).batch)]
         covers = "" if self.layers is None else f", {self.layers} layer(s)"
-        notes = tuple(filter(None, (self.engine, f"{self.provenance}: {self.source}{covers}")))
-        return Table(self.label or "Measurements", columns, tuple(rows), notes)
+        source = f"{self.provenance}: {self.source}{covers}"
+        return Table.of(self.label or "Measurements", columns, parts, self.engine, source)
 
 
 def one_generation(tables: Iterable[Measurements]) -> str:

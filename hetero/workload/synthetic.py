@@ -19,7 +19,7 @@ Ceiling: TypeAlias = Literal["clip", "resample"]
 
 
 @runtime_checkable
-class Lengths(Protocol):
+class LengthDistribution(Protocol):
     """A distribution of lengths in whole tokens."""
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
@@ -249,8 +249,8 @@ HETEROSERVE_OUTPUT = Exponential(256)
 
 def synthetic(
     count: int,
-    input_tokens: Lengths,
-    output_tokens: Lengths,
+    input_tokens: LengthDistribution,
+    output_tokens: LengthDistribution,
     *,
     rate_rps: float | None,
     seed: int = 0,
