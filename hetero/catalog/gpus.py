@@ -74,19 +74,15 @@ class Gpu(Shown):
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("mem_gib", "mem_bw_gbs", "fp16_tflops", "link_gbs", "pcie_gbs"):
+        needed = ("mem_gib", "mem_bw_gbs", "fp16_tflops", "link_gbs", "pcie_gbs")
+        for field in (*needed, "fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
             value = getattr(self, field)
-            if not 0 < value < float("inf"):
+            if value is None and field not in needed:
+                continue
+            if not 0 <= value < float("inf") or (value == 0 and field in needed):
                 raise CatalogError(
                     f"GPU '{self.name}' has {field} = {value}.",
                     resolve="give a number above 0 in the unit of the field's name.",
-                )
-        for field in ("fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
-            value = getattr(self, field)
-            if value is not None and not 0 <= value < float("inf"):
-                raise CatalogError(
-                    f"GPU '{self.name}' has {field} = {value}.",
-                    resolve="give a number of 0 or more, or leave it out.",
                 )
         unknown = set(self.precisions) - PRECISION_BITS.keys()
         if unknown:

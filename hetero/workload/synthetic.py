@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.workload.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -30,10 +30,8 @@ class LengthDistribution(Protocol):
 
 
 def _require(good: bool, received: str, rule: str) -> None:
-    if not good:
-        raise ParameterError(
-            f"Lengths cannot be drawn from {received}.", resolve=f"it takes {rule}."
-        )
+    what = f"Lengths cannot be drawn from {received}."
+    require(good, what, resolve=f"it takes {rule}.")
 
 
 @dataclass(frozen=True, slots=True)
