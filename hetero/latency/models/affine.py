@@ -297,9 +297,9 @@ def fit(
         decode = phase == "decode"
         return fit_phase(*data, decode=decode, form=form, non_negative=non_negative, **common)
 
-    decode = one("decode")
+    prefill, decode = one("prefill"), one("decode")
     assert not isinstance(decode, FloorFit)
-    return one("prefill"), decode
+    return prefill, decode
 
 
 def _accuracy(reduced: Floats, printed: Floats) -> Accuracy:
