@@ -240,8 +240,8 @@ def read_csv(
         return rows.numbers(names[name], needed=needed, above=above, least=least)
 
     phases = rows.frame[names["phase"]].str.strip().str.lower()
-    unknown = ~np.asarray(phases.isin(PHASES))
-    rows.refuse(unknown, names["phase"], "a phase", "write prefill or decode.")
+    strange = ~np.asarray(phases.isin(PHASES))
+    rows.refuse(strange, names["phase"], "a phase", "write prefill or decode.")
     every, decode = np.ones(len(rows), dtype=bool), np.asarray(phases == "decode")
     batch = numbers("batch", every, least=1)
     per_step = decode & rows.filled(names["context_tokens"])
@@ -273,5 +273,5 @@ def read_csv(
 
 def _require_column(rows: Rows, name: str, column: str) -> None:
     if column not in rows.frame:
-        what = f"has no column '{column}' for {name}; it has {listed(rows.frame)}."
+        what = f"has no column '{column}' for {name}; it has {listed(map(str, rows.frame))}."
         raise rows.error(what, None, None, f"name the column with --column {name}=YOUR_HEADING.")
