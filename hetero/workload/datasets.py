@@ -94,8 +94,10 @@ def registry() -> dict[str, Dataset]:
     for name, file, size_bytes, sha256, address in listed.itertuples(index=False, name=None):
         files.setdefault(name, []).append(RawFile(file, int(size_bytes), sha256, address or None))
     return {
-        name: Dataset(name, *described, tuple(files[name]))
-        for name, *described in sets.itertuples(index=False, name=None)
+        name: Dataset(name, what, licence, citation, home, made_from, tuple(files[name]))
+        for name, what, licence, citation, home, made_from in sets.itertuples(
+            index=False, name=None
+        )
     }
 
 
