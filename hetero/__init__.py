@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from hetero.plans import Plan as Plan
     from hetero.question import Question as Question
     from hetero.simulator import Slo as Slo
-    from hetero.simulator import metrics as metrics
     from hetero.simulator import simulate as simulate
+    from hetero.simulator.metrics import metrics as metrics
     from hetero.workload import Trace as Trace
 
 __version__ = "0.1.0"
@@ -84,7 +84,7 @@ LAZY = {
     "Slo": "hetero.simulator",
     "Trace": "hetero.workload",
     "explore": "hetero.apps.explorer",
-    "metrics": "hetero.simulator",
+    "metrics": "hetero.simulator.metrics",
     "plan": "hetero.apps.cards.answer",
     "replicated": "hetero.planners.replicated",
     "resilience": "hetero.apps.capacity.resilience",

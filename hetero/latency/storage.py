@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json as to_json_bytes
 
 from hetero.errors import DataError
 from hetero.files import writing
@@ -17,24 +18,22 @@ from hetero.latency.step import Bends, Mixed, Piece, StepModel
 FORMAT: Literal["hetero step model 1"] = "hetero step model 1"
 
 
-class _MixedText(BaseModel):
+class _Text(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+
+class _MixedText(_Text):
     per_cached_token_s: list[float]
     level_s: list[float]
     per_token_s: list[float]
 
 
-class _BendsText(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _BendsText(_Text):
     context_tokens: list[float]
     extra_s: list[list[float]]
 
 
-class _PieceText(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _PieceText(_Text):
     knots_tokens: list[float]
     knots_s: list[float]
     per_cached_token_s: list[float]
@@ -44,9 +43,7 @@ class _PieceText(BaseModel):
     bends: _BendsText | None = None
 
 
-class _StepModelText(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class _StepModelText(_Text):
     format: Literal["hetero step model 1"]
     source: str
     provenance: Literal["measured", "derived", "estimated", "assumed"]
@@ -65,39 +62,19 @@ def to_json(model: StepModel) -> str:
     >>> float(from_json(to_json(model)).seconds(512)) == float(model.seconds(512))
     True
     """
-    text = _StepModelText(
-        format=FORMAT,
-        source=model.source,
-        provenance=model.provenance,  # type: ignore[arg-type]  # pydantic checks it
-        pieces=[
-            _PieceText(
-                knots_tokens=piece.knots_tokens.tolist(),
-                knots_s=piece.knots_s.tolist(),
-                per_cached_token_s=piece.per_cached_token_s.tolist(),
-                per_pair_s=piece.per_pair_s,
-                mixed=None
-                if piece.mixed is None
-                else _MixedText(
-                    per_cached_token_s=piece.mixed.per_cached_token_s.tolist(),
-                    level_s=piece.mixed.level_s.tolist(),
-                    per_token_s=piece.mixed.per_token_s.tolist(),
-                ),
-                decode_level_s=None
-                if piece.decode_level_s is None
-                else piece.decode_level_s.tolist(),
-                bends=None
-                if piece.bends is None
-                else _BendsText(
-                    context_tokens=piece.bends.context_tokens.tolist(),
-                    extra_s=piece.bends.extra_s.tolist(),
-                ),
-            )
-            for piece in model.pieces
-        ],
-        max_tokens=None if np.isinf(model.max_tokens) else model.max_tokens,
-        max_decoding=None if np.isinf(model.max_decoding) else model.max_decoding,
-    )
-    return text.model_dump_json(indent=1) + "\n"
+    head = {"format": FORMAT, "source": model.source, "provenance": model.provenance}
+    return to_json_bytes(head | _plain(model), indent=1).decode() + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: arrays as lists, dataclasses as objects, infinity as null."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return None if isinstance(value, float) and np.isinf(value) else value
 
 
 def from_json(text: str, path: Path | str = "step model") -> StepModel:
@@ -119,26 +96,7 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
             resolve=f'give a file with "format": "{FORMAT}", as hetero fit --output writes it.',
         ) from None
     return StepModel(
-        tuple(
-            Piece(
-                np.array(piece.knots_tokens),
-                np.array(piece.knots_s),
-                np.array(piece.per_cached_token_s),
-                piece.per_pair_s,
-                None
-                if piece.mixed is None
-                else Mixed(
-                    np.array(piece.mixed.per_cached_token_s),
-                    np.array(piece.mixed.level_s),
-                    np.array(piece.mixed.per_token_s),
-                ),
-                None if piece.decode_level_s is None else np.array(piece.decode_level_s),
-                None
-                if piece.bends is None
-                else Bends(np.array(piece.bends.context_tokens), _rows(piece.bends.extra_s)),
-            )
-            for piece in read.pieces
-        ),
+        tuple(_piece(piece) for piece in read.pieces),
         source=read.source,
         provenance=read.provenance,
         max_tokens=np.inf if read.max_tokens is None else read.max_tokens,
@@ -146,10 +104,22 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
     )
 
 
-def _rows(lists: list[list[float]]) -> NDArray[np.float64]:
-    """A matrix of lists; empty where they differ in length, which no piece takes."""
-    same = len({len(row) for row in lists}) == 1
-    return np.array(lists, dtype=np.float64) if same else np.zeros((0, 0))
+def _piece(text: _PieceText) -> Piece:
+    mixed = None if text.mixed is None else Mixed(**_arrays(text.mixed))
+    bends = None if text.bends is None else Bends(**_arrays(text.bends))
+    return Piece(**_arrays(text) | {"mixed": mixed, "bends": bends})
+
+
+def _arrays(text: _Text) -> dict[str, Any]:
+    """Fields with lists as arrays; rows of unequal length as an empty one, which nothing takes."""
+
+    def array(value: object) -> object:
+        if not isinstance(value, list):
+            return value
+        ragged = len({len(row) for row in value if isinstance(row, list)}) > 1
+        return np.zeros((0, 0)) if ragged else np.array(value)
+
+    return {name: array(value) for name, value in text}
 
 
 def load(path: Path | str) -> StepModel:

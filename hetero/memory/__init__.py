@@ -12,22 +12,16 @@ holds back belongs into ``overhead_gib``.
 """
 
 from hetero.catalog import KvFormula
-from hetero.memory.budget import Budget, OverheadPer, Stage
-from hetero.memory.fitting import Settings, fits, kv_capacity_bytes, why_not
-from hetero.memory.kv import kv_bytes, kv_bytes_per_token
+from hetero.memory.budget import Budget, OverheadPer, StageMemory
+from hetero.memory.kv import kv_bytes_per_token
 from hetero.memory.weight_share import max_layers, minimum_gpus
 
 __all__ = [
     "Budget",
     "KvFormula",
     "OverheadPer",
-    "Settings",
-    "Stage",
-    "fits",
-    "kv_bytes",
+    "StageMemory",
     "kv_bytes_per_token",
-    "kv_capacity_bytes",
     "max_layers",
     "minimum_gpus",
-    "why_not",
 ]

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from hetero.catalog import Gpu, Llm
-from hetero.errors import ParameterError
+from hetero.errors import require, require_share
 
 _UNITS = {"GB": 10**9, "GiB": 2**30}
 
@@ -67,10 +67,6 @@ def max_layers(
 
 
 def _share_bytes(gpu: Gpu, weight_share: float, unit: str) -> float:
-    if not 0 < weight_share <= 1:
-        raise ParameterError(
-            f"weight_share is {weight_share}.", resolve="give a share above 0 and up to 1."
-        )
-    if unit not in _UNITS:
-        raise ParameterError(f"unit is '{unit}'.", resolve="use 'GB' or 'GiB'.")
+    require_share(weight_share=weight_share)
+    require(unit in _UNITS, f"unit is '{unit}'.", resolve="use 'GB' or 'GiB'.")
     return weight_share * gpu.mem_gib * _UNITS[unit]

@@ -29,10 +29,10 @@ from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.engine.gaps import gap_edges
 from hetero.errors import DataError, ParameterError
+from hetero.files import reading
 from hetero.routers import Builtin, RoundRobin
 from hetero.simulator import Run, simulate
 from hetero.workload import Trace
-from hetero.workload.columns import readable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -303,7 +303,7 @@ def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[tuple[Floats, Ints, I
     DataError
         If the file cannot be read, or lacks a column.
     """
-    with readable(path), pyarrow.parquet.ParquetFile(path) as file:
+    with reading(path), pyarrow.parquet.ParquetFile(path) as file:
         missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
         if missing:
             raise DataError(

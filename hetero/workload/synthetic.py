@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.workload.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -19,7 +19,7 @@ Ceiling: TypeAlias = Literal["clip", "resample"]
 
 
 @runtime_checkable
-class Lengths(Protocol):
+class LengthDistribution(Protocol):
     """A distribution of lengths in whole tokens."""
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
@@ -30,10 +30,8 @@ class Lengths(Protocol):
 
 
 def _require(good: bool, received: str, rule: str) -> None:
-    if not good:
-        raise ParameterError(
-            f"Lengths cannot be drawn from {received}.", resolve=f"it takes {rule}."
-        )
+    what = f"Lengths cannot be drawn from {received}."
+    require(good, what, resolve=f"it takes {rule}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +255,8 @@ HETEROSERVE_OUTPUT = Exponential(256)
 
 def synthetic(
     count: int,
-    input_tokens: Lengths,
-    output_tokens: Lengths,
+    input_tokens: LengthDistribution,
+    output_tokens: LengthDistribution,
     *,
     rate_rps: float | None,
     seed: int = 0,

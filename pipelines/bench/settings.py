@@ -46,7 +46,7 @@ from hetero.workload.synthetic import (
     HETEROSERVE_OUTPUT,
     Bimodal,
     Exponential,
-    Lengths,
+    LengthDistribution,
     Lognormal,
     TruncatedNormal,
     synthetic,
@@ -147,7 +147,7 @@ _XIONG: tuple[tuple[str, Builtin, Limits], ...] = (
     *_COMMON,
 )
 _P90 = Quantile(0.9, sample=1_000_000)
-_WORKLOADS: dict[str, tuple[Lengths, Lengths]] = {
+_WORKLOADS: dict[str, tuple[LengthDistribution, LengthDistribution]] = {
     "lognormal": (HETEROSERVE_INPUT, HETEROSERVE_OUTPUT),
     "short prompts": (Lognormal(128, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
     "long prompts": (Lognormal(1024, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
@@ -231,7 +231,7 @@ def heteroserve(requests: int, decodes: Sequence[str], loads: Sequence[float]) -
 
 
 def _synthetic(
-    count: int, lengths: tuple[Lengths, Lengths], rate_rps: float
+    count: int, lengths: tuple[LengthDistribution, LengthDistribution], rate_rps: float
 ) -> Callable[[int], Trace]:
     return lambda seed: synthetic(count, *lengths, rate_rps=rate_rps, seed=seed)
 

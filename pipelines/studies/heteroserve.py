@@ -23,7 +23,7 @@ from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.simulator.sustained import saturation
 from hetero.workload import Trace, synthetic
 from hetero.workload.lengths import percentile_edges
-from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, Lengths
+from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, LengthDistribution
 
 #: A router, and what it does to the batch limits of eq. 6.
 Scheduler = tuple[routers.Builtin, Callable[[Deployment], Deployment]]
@@ -83,7 +83,7 @@ DECODES: Final[dict[str, tuple[Llm, StepSource]]] = {
     "calibrated, 8 KV heads": (_GROUPED, roofline_steps()),
 }
 #: Prompts and outputs.
-WORKLOADS: Final[dict[str, tuple[Lengths, Lengths]]] = {
+WORKLOADS: Final[dict[str, tuple[LengthDistribution, LengthDistribution]]] = {
     "lognormal": (HETEROSERVE_INPUT, HETEROSERVE_OUTPUT),
     "short prompts": (synthetic.Lognormal(128, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
     "long prompts": (synthetic.Lognormal(1024, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from hetero.errors import DataError
-from hetero.files import csv_lines
+from hetero.files import reading
 from pipelines.studies import results
 
 PAPERS = ("xiong", "heteroserve", "rignall", "helix", "thunderserve")
@@ -78,7 +78,7 @@ def rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """
     if not path.is_file():
         raise DataError("The file is missing.", path=path, resolve="restore it from the project.")
-    with csv_lines(path) as file:
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         head = next(reader, [])
         if head != list(columns):

@@ -123,8 +123,7 @@ def _open(
 ) -> Trace:
     from hetero import workload
     from hetero.errors import ParameterError
-    from hetero.workload.columns import TimeUnit
-    from hetero.workload.readers import read_table
+    from hetero.workload.readers import TimeUnit, read_table
 
     if not any(columns) and time_unit == "s" and not rebase:
         chosen = options.choice("--source", source, workload.TraceSource)

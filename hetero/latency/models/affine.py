@@ -13,6 +13,7 @@ steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -257,6 +258,12 @@ class Affine(Shown):
         return Table(f"Affine latency: {self.source}", columns, tuple(rows), (self.provenance,))
 
 
+class _Common(TypedDict):
+    weights: Weights
+    confidence: float
+    label: str
+
+
 def fit(
     measured: Measurements,
     *,
@@ -282,43 +289,25 @@ def fit(
     FitError
         If the rows of a phase do not determine its coefficients.
     """
-    prefill, decode = measured.phase("prefill"), measured.phase("decode")
-    first: PhaseFit | FloorFit | None = None
-    second: PhaseFit | None = None
-    if len(prefill.batch) and floor:
-        first = fit_floor(
-            prefill.batch,
-            prefill.length_tokens,
-            prefill.seconds,
-            weights=weights,
-            confidence=confidence,
-            label=measured.label,
-        )
-    elif len(prefill.batch):
-        first = fit_phase(
-            prefill.batch,
-            prefill.length_tokens,
-            prefill.seconds,
-            decode=False,
-            form=form,
-            weights=weights,
-            non_negative=non_negative,
-            confidence=confidence,
-            label=measured.label,
-        )
-    if len(decode.batch):
-        second = fit_phase(
-            decode.batch,
-            decode.length_tokens,
-            decode.seconds,
-            decode=True,
-            form=form,
-            weights=weights,
-            non_negative=non_negative,
-            confidence=confidence,
-            label=measured.label,
-        )
-    return first, second
+
+    def one(phase: Phase) -> PhaseFit | FloorFit | None:
+        rows = measured.phase(phase)
+        if not len(rows.batch):
+            return None
+        data = (rows.batch, rows.length_tokens, rows.seconds)
+        common: _Common = {
+            "weights": weights,
+            "confidence": confidence,
+            "label": measured.label,
+        }
+        if floor and phase == "prefill":
+            return fit_floor(*data, **common)
+        decode = phase == "decode"
+        return fit_phase(*data, decode=decode, form=form, non_negative=non_negative, **common)
+
+    prefill, decode = one("prefill"), one("decode")
+    assert not isinstance(decode, FloorFit)
+    return prefill, decode
 
 
 def _accuracy(reduced: Floats, printed: Floats) -> Accuracy:

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.latency.models.moe_costs import MoeCosts
 
 Floats = NDArray[np.float64]
@@ -330,8 +330,5 @@ class MoeModel(MoeCosts):
 
 
 def _require(good: bool, rule: str) -> None:
-    if not good:
-        raise ParameterError(
-            "The mixture-of-experts model was asked for a step that does not exist.",
-            resolve=f"give {rule}.",
-        )
+    what = "The mixture-of-experts model was asked for a step that does not exist."
+    require(good, what, resolve=f"give {rule}.")

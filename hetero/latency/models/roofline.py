@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from hetero.catalog import Gpu, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.reduction import Reduction
 from hetero.latency.step import Piece, StepModel
@@ -164,11 +164,11 @@ class Roofline(Shown):
     layers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel < 1:
-            raise ParameterError(
-                f"A replica on {self.tensor_parallel} GPUs does not exist.",
-                resolve="give a tensor-parallel degree of 1 or more.",
-            )
+        require(
+            self.tensor_parallel >= 1,
+            f"A replica on {self.tensor_parallel} GPUs does not exist.",
+            resolve="give a tensor-parallel degree of 1 or more.",
+        )
         if self.layers is not None and not 1 <= self.layers <= self.llm.layers:
             raise ParameterError(
                 f"{self.llm.name} has {self.llm.layers} layers; received layers = {self.layers}.",

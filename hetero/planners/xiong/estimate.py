@@ -211,7 +211,7 @@ def throughput(
     latency
         Batch times of one instance; :class:`Padded` makes them from any step model.
     kv_capacity_bytes
-        KV cache of one instance [bytes] (eq. 1, :func:`hetero.memory.kv_capacity_bytes`).
+        KV cache of one instance [bytes] (eq. 1, :attr:`hetero.memory.Budget.kv_capacity_bytes`).
     kv_bytes_per_token
         KV cache of one token [bytes].
     tensor_parallel, gpus
