@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hetero.planners.rignall import inner
@@ -22,10 +24,6 @@ from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.search import Method, Objective, Search, Space, search
 from hetero.plots import figures
 from hetero.programs import Limits
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Inventories of Table 5.1, 512 $/h each [H200, H800, H20], and what the thesis prints for them.
 INVENTORIES: Final = {"a": (64, 64, 128), "b": (32, 128, 128), "c": (128, 0, 0)}

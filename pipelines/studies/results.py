@@ -183,12 +183,6 @@ def _show_link(file: str) -> None:
     display(shown, raw=True, metadata={"hetero": {"figure": file}})  # type: ignore[no-untyped-call]
 
 
-def manifests(folder: Path) -> list[tuple[Path, dict[str, object]]]:
-    """Every manifest below a results folder, with its own folder, sorted by path."""
-    found = sorted(folder.glob(f"*/*/{MANIFEST}"))
-    return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
-
-
 def claim_rows(
     paper: str, figure: str, note: str, values: Mapping[str, float | str]
 ) -> list[dict[str, Any]]:
