@@ -19,11 +19,9 @@ from hetero.streams import stream
 from hetero.timings import Timing
 from hetero.workload.synthetic import TruncatedNormal
 from pipelines.bench.measured import Say, Times, silent, stopwatch
+from pipelines.studies.island_outer_loop import GPUS, INVENTORIES, held
 
-#: Inventories of Rignall's Table 5.1, by letter, as GPUs of H200, H800 and H20.
-INVENTORIES = {"a": (64, 64, 128), "b": (32, 128, 128), "c": (128, 0, 0)}
-GPUS = ("H200", "H800", "H20")
-#: Inventory of section 5.3.
+#: Inventory of Rignall's section 5.3.
 SEARCHED = {"B300": 128, "H200": 256}
 MANY = ("B300", "B200", "H200", "H800", "H20", "H20-3E", "MI300X", "MI308X")
 BATCHES = (4, 8, 16)
@@ -37,11 +35,6 @@ def rates_of(
     """Rates of DeepSeek-V3 on a public trace's twin, in ranges of ``width_tokens``."""
     model = IslandModel.of_trace(workload.load(trace), width_tokens)
     return model.rates([(gpu, size) for gpu in gpus for size in sizes])
-
-
-def held(rates: RateTable, counts: Sequence[int]) -> dict[str, int]:
-    """Inventory of the table's GPU types, those without a GPU left out."""
-    return {gpu: n for gpu, n in zip(rates.gpus, counts, strict=True) if n}
 
 
 def bench(

@@ -15,7 +15,6 @@ import datetime
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,7 +52,7 @@ from hetero.simulator import simulate
 from hetero.simulator.run import Run
 from hetero.streams import stream
 from hetero.workload import Trace
-from pipelines.bench.engines import Running, engine, free_port, wait, write_model
+from pipelines.bench.engines import Running, engine, free_port, started, write_model
 from pipelines.bench.measured import Measured, Say, cpu_s, silent
 from pipelines.studies import live_data
 
@@ -308,18 +307,12 @@ class _Work:
         self.url = f"http://127.0.0.1:{port}"
         self._write(self.fleet, RoundRobin())
         command = [sys.executable, "-c", "from hetero.apps.cli import main; main()", "serve"]
+        command += [str(self.file), "--port", str(port)]
         log = self.folder / "serve.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, str(self.file), "--port", str(port)], stdout=out, stderr=out
-            )
-        try:
-            wait(self.url, process, log, 240.0)  # the first start compiles the routers
+        # The first start compiles the routers.
+        with started(command, self.url, log, limit_s=240.0) as process:
             self.dispatcher = psutil.Process(process.pid)
             yield
-        finally:
-            process.kill()
-            process.wait()
 
     def _write(self, fleet: Deployment, router: Builtin) -> Settings:
         return write(

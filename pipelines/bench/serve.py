@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from hetero.errors import EndpointError
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.timings import Timing
-from pipelines.bench.engines import free_port, wait
+from pipelines.bench.engines import free_port, started
 from pipelines.bench.measured import Measured, Say, cpu_s, silent
 
 Floats = NDArray[np.float64]
@@ -286,8 +285,8 @@ def _with_traffic(measure: Callable[[_Traffic], Awaitable[None]]) -> list[int]:
         async with aiohttp.ClientSession(connector=connector) as session:
             await measure(_Traffic(session, direct, served, dispatcher))
 
-    with _processes(cores) as started:
-        asyncio.run(work(*started))
+    with _processes(cores) as served:
+        asyncio.run(work(*served))
     return cores
 
 
@@ -315,16 +314,12 @@ def _processes(cores: Sequence[int]) -> Iterator[tuple[str, str, psutil.Process]
         paced = ["-m", "pipelines.bench.paced", "--step-ms", str(_STEP_MS), "--port"]
         serve = ["-c", "from hetero.apps.cli import main; main()", "serve"]
         serve += [str(folder / "deployment.yaml"), "--port", str(ports[2])]
-        started = []
-        for k, command in enumerate(([*paced, str(ports[0])], [*paced, str(ports[1])], serve)):
-            child = subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL)
-            ends.callback(child.wait)
-            ends.callback(child.kill)
-            started.append(psutil.Process(child.pid))
-            if before is not None:
-                started[-1].cpu_affinity([cores[-1] if k == 2 else cores[0]])
-            wait(urls[k], child)
+        commands = ([*paced, str(ports[0])], [*paced, str(ports[1])], serve)
+        for url, command, core in zip(urls, commands, (0, 0, -1), strict=True):
+            log = folder / f"{url.rpartition(':')[2]}.log"
+            run = started([sys.executable, *command], url, log, core=cores[core])
+            process = ends.enter_context(run)
         if before is not None:
             mine.cpu_affinity([cores[0]])
             ends.callback(mine.cpu_affinity, before)
-        yield urls[0], urls[2], started[2]
+        yield urls[0], urls[2], psutil.Process(process.pid)
