@@ -137,10 +137,10 @@ def heteroserve(
             rate = study.saturated_rps(decode, workload=name)
             add(decode, hs.DEVICES, name, name, load, rate)
         for devices in (*(f"heteroserve-{n}" for n in (4, 16, 32)), *list(hs.MIXES.values())[1:]):
-            if devices[-1].isdigit():
-                rate = study.saturated_rps(decode) * len(hs.fleet(decode, devices).replicas) / 8
-            else:
+            if devices in hs.MIXES.values():
                 rate = study.saturated_rps(decode, devices=devices)
+            else:
+                rate = study.saturated_rps(decode) * len(hs.fleet(decode, devices).replicas) / 8
             add(decode, devices, devices, "lognormal", 0.9, rate)
     return found
 

@@ -177,14 +177,10 @@ class SimulatorBench(Measured):
             return asdict(one) | {"load": load, "requests_per_cpu_s": one.requests_per_cpu_s}
 
         own = self.recorded.requests_per_cpu_s
-        return {
+        return asdict(self) | {
             "speeds": [plain(one) for one in self.speeds],
             "plain": plain(self.plain),
             "recorded": plain(self.recorded) | {"source": self.source},
-            "decision_us": self.decision_us,
-            "bytes_per_request": self.bytes_per_request,
-            "exponent": self.exponent,
-            "first_call": self.first_call,
             "peers": [
                 asdict(peer)
                 | {

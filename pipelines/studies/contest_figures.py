@@ -212,7 +212,7 @@ def _panels(
     height: tuple[float, float],
     *,
     sharey: bool = False,
-) -> tuple[Figure, Any, Sequence[Axes]]:
+) -> tuple[Figure, Any, list[Axes]]:
     """So many panels, those of the grid that are left over hidden, and the lowest of each column.
 
     Sizes are those of a panel and of what is beside them [inches].
@@ -223,7 +223,7 @@ def _panels(
     fig, axes = plt.subplots(down, across, figsize=size, sharey=sharey, squeeze=False)
     for axis in axes.flat[count:]:
         axis.set_visible(False)
-    return fig, axes, axes.flat[max(0, count - across) : count]
+    return fig, axes, list(axes.flat[max(0, count - across) : count])
 
 
 def _names_above(axis: Axes) -> None:

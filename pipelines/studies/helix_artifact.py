@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hetero import paths
 from hetero.catalog import llm as find_llm
 from hetero.cluster import cluster as find_cluster
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.placement.links import Links
 from hetero.placement.network import Network
 from hetero.placement.placement import LayerRange, Placement
@@ -118,11 +118,11 @@ def problem(cluster: str, model: str, *, raw: bool = False) -> Problem:
     >>> problem("geo-24", "70B").regions
     ('region-1', 'region-2', 'region-3')
     """
-    if cluster not in CLUSTERS or model not in MODELS:
-        raise ParameterError(
-            f"Helix has no cluster '{cluster}' with a model '{model}'.",
-            resolve=f"use {', '.join(CLUSTERS)} and {' or '.join(MODELS)}.",
-        )
+    require(
+        cluster in CLUSTERS and model in MODELS,
+        f"Helix has no cluster '{cluster}' with a model '{model}'.",
+        resolve=f"use {', '.join(CLUSTERS)} and {' or '.join(MODELS)}.",
+    )
     fleet = find_cluster(CLUSTERS[cluster])
     links = geo_links() if cluster == "geo-24" else None
     return Problem.of(fleet, find_llm(MODELS[model]), links=links, raw=raw)
@@ -174,11 +174,11 @@ def solver_log(cluster: str, *, start: str = "") -> tuple[Floats, Floats, Floats
     -----
     Gurobi 11 on 20 threads; see the README of ``data/published``.
     """
-    if (cluster, start) not in _LOGS:
-        raise ParameterError(
-            f"The artifact has no solver log of '{cluster}' with the start '{start}'.",
-            resolve=f"use one of {', '.join(f'{c} {s}'.strip() for c, s in _LOGS)}.",
-        )
+    require(
+        (cluster, start) in _LOGS,
+        f"The artifact has no solver log of '{cluster}' with the start '{start}'.",
+        resolve=f"use one of {', '.join(f'{c} {s}'.strip() for c, s in _LOGS)}.",
+    )
     frame = _table("solver_logs")
     log = frame[frame["run"] == _LOGS[cluster, start]]
     return tuple(log[name].to_numpy(dtype=np.float64) for name in ("time_s", "incumbent", "bound"))  # type: ignore[return-value]
@@ -193,10 +193,8 @@ def placement(name: str, *, raw: bool = False) -> Placement:
         If there is none of that name.
     """
     known = published()
-    if name not in known:
-        raise ParameterError(
-            f"Helix's artifact has no placement '{name}'.", resolve=f"use {', '.join(known)}."
-        )
+    missing = f"Helix's artifact has no placement '{name}'."
+    require(name in known, missing, resolve=f"use {', '.join(known)}.")
     found = known[name]
     cluster, model, _ = name.split(" ", 2)
     whole = problem(cluster, model, raw=raw)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from hetero import paths
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from pipelines.studies.published import PAPERS, CsvRow, near, rows
 
 Judgement = Literal["reproduced", "direction only", "not reproduced"]
@@ -85,22 +85,22 @@ class Order:
                 strict = above[high, middle] or above[middle, low]
                 above[high, low] = above.get((high, low), False) or strict
         for name in names:
-            if above.get((name, name), False):
-                raise ParameterError(
-                    f"The order '{self.text}' puts {name} above itself.",
-                    resolve="write each thing at one place of the order.",
-                )
+            require(
+                not above.get((name, name), False),
+                f"The order '{self.text}' puts {name} above itself.",
+                resolve="write each thing at one place of the order.",
+            )
         object.__setattr__(self, "_above", above)
 
     def _direct(self) -> dict[tuple[str, str], bool]:
         above: dict[tuple[str, str], bool] = {}
         for chain in re.split("[,;]", self.text):
             names = [part.strip() for part in _SIGN.split(chain)]
-            if len(names) < 3 or "" in names:
-                raise ParameterError(
-                    f"'{self.text}' is not an order.",
-                    resolve="write names with <, >, <=, >= or = between them, such as '2>4>1>8'.",
-                )
+            require(
+                len(names) > 2 and "" not in names,
+                f"'{self.text}' is not an order.",
+                resolve="write names with <, >, <=, >= or = between them, such as '2>4>1>8'.",
+            )
             for (left, right), sign in zip(pairwise(names[::2]), names[1::2], strict=True):
                 pairs = {"<": [(right, left)], ">": [(left, right)]}.get(
                     sign[0], [(left, right), (right, left)]
@@ -226,11 +226,11 @@ class Claim:
         >>> [claim.judge(ratio) for ratio in (2.0, 1.2, 0.9)]
         ['reproduced', 'direction only', 'not reproduced']
         """
-        if self.op == "none":
-            raise ParameterError(
-                f"Claim {self.id} has no check, because it needs {self.requires}.",
-                resolve="quote what the paper prints and judge nothing.",
-            )
+        require(
+            self.op != "none",
+            f"Claim {self.id} has no check, because it needs {self.requires}.",
+            resolve="quote what the paper prints and judge nothing.",
+        )
         measured = self._measured(value)
         passes = _meets(measured, self.check())
         side = self.side()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from hetero.errors import ParameterError
+from hetero.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,11 +145,11 @@ class ResultFolder:
         interval
             Low and high end over seeds, where there are several.
         """
-        if any(row["id"] == claim for row in self._claims):
-            raise ParameterError(
-                f"Claim '{claim}' was recorded twice by notebook {self.notebook}.",
-                resolve="record each claim once, with the reading it takes in its note.",
-            )
+        require(
+            all(row["id"] != claim for row in self._claims),
+            f"Claim '{claim}' was recorded twice by notebook {self.notebook}.",
+            resolve="record each claim once, with the reading it takes in its note.",
+        )
         number = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         row: dict[str, object] = {"id": claim, "value": number, "figure": figure}
         if note:
