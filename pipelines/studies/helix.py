@@ -295,12 +295,11 @@ def run(
         flow = artifact_flow(network, case.cluster) if case.method in ("helix", "petals") else None
         served = network, router(case.method, mode, flow), source
         if mode == "offline":
-            kept = {"in_flight": part.in_flight, "seed": seed}
-            runs.append(run_offline(*served, window_s=offline_s, **kept))
+            made = run_offline(*served, in_flight=part.in_flight, window_s=offline_s, seed=seed)
         else:
             rate = part.offered_tps if offered_tps is None else offered_tps[k]
-            times_s = {"warm_up_s": warm_up_s, "duration_s": online_s}
-            runs.append(run_online(*served, rate, **times_s, seed=seed))
+            made = run_online(*served, rate, warm_up_s=warm_up_s, duration_s=online_s, seed=seed)
+        runs.append(made)
     found = tuple(runs)
     return Result(case.name, mode, found, combine(case.name, found))
 
