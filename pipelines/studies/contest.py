@@ -25,7 +25,7 @@ from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.apps.portfolio.score import Estimate, Score, goodput, score
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.errors import HeteroError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
 from hetero.plans import Plan
 from hetero.question import Question
@@ -97,17 +97,12 @@ class Rules:
     source: TraceSource = "twin"
 
     def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ParameterError(
-                "Without a seed nothing is played.", resolve="give one seed or more."
-            )
-        values = (*self.loads, self.span_s, self.demand, self.slo_scale)
-        if not all(0 < x < float("inf") for x in values):
-            raise ParameterError(
-                f"Loads {self.loads}, span {self.span_s} s, demand {self.demand} and SLO scale "
-                f"{self.slo_scale} must be numbers above 0.",
-                resolve="give shares such as 0.5, some seconds, and a scale such as 4.",
-            )
+        require(
+            len(self.seeds) > 0, "Without a seed nothing is played.", resolve="give one or more."
+        )
+        require_positive(span_s=self.span_s, demand=self.demand, slo_scale=self.slo_scale)
+        for load in self.loads:
+            require_positive(load=load)
 
 
 def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:

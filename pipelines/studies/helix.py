@@ -27,9 +27,7 @@ from hetero.routers.pipelines import (
 from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace, TraceSource, datasets
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
-from pipelines.studies.helix_published import Mode
-from pipelines.studies.helix_published import expected as expected
+from pipelines.studies.helix_artifact import Mode, artifact_flow, artifact_network
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -74,7 +72,7 @@ SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ServedPart:
     """A cluster, or the nodes of one type in it, that serves on its own.
 
     Attributes
@@ -91,13 +89,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ServedMethod:
     """A method on a cluster."""
 
     cluster: str
     model: str
     method: str
-    parts: tuple[Part, ...]
+    parts: tuple[ServedPart, ...]
 
     @property
     def name(self) -> str:
@@ -106,7 +104,7 @@ class Case:
 
 
 @lru_cache(maxsize=1)
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, ServedMethod]:
     """Every method of Helix's Fig. 6 to 8 by its name, such as ``"geo-24 70B swarm"``.
 
     Examples
@@ -121,8 +119,8 @@ def cases() -> dict[str, Case]:
         parts = []
         for part in rest.split(", "):
             which, count, rate = part.split()
-            parts.append(Part(f"{cluster} {model} {which}", int(count), float(rate)))
-        found[name] = Case(cluster, model, method, tuple(parts))
+            parts.append(ServedPart(f"{cluster} {model} {which}", int(count), float(rate)))
+        found[name] = ServedMethod(cluster, model, method, tuple(parts))
     return found
 
 
@@ -273,7 +271,7 @@ def run_online(
 
 
 def run(
-    case: Case,
+    case: ServedMethod,
     mode: Mode,
     source: TraceSource,
     *,
@@ -295,31 +293,13 @@ def run(
     for k, part in enumerate(case.parts):
         network = artifact_network(part.placement, raw=raw)
         flow = artifact_flow(network, case.cluster) if case.method in ("helix", "petals") else None
-        chosen = router(case.method, mode, flow)
+        served = network, router(case.method, mode, flow), source
         if mode == "offline":
-            runs.append(
-                run_offline(
-                    network,
-                    chosen,
-                    source,
-                    in_flight=part.in_flight,
-                    window_s=offline_s,
-                    seed=seed,
-                )
-            )
+            made = run_offline(*served, in_flight=part.in_flight, window_s=offline_s, seed=seed)
         else:
             rate = part.offered_tps if offered_tps is None else offered_tps[k]
-            runs.append(
-                run_online(
-                    network,
-                    chosen,
-                    source,
-                    rate,
-                    warm_up_s=warm_up_s,
-                    duration_s=online_s,
-                    seed=seed,
-                )
-            )
+            made = run_online(*served, rate, warm_up_s=warm_up_s, duration_s=online_s, seed=seed)
+        runs.append(made)
     found = tuple(runs)
     return Result(case.name, mode, found, combine(case.name, found))
 

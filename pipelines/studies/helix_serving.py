@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from hetero.placement import FlowNetwork, Placement
@@ -21,14 +23,14 @@ from hetero.simulator.pipeline_run import Latency, PipelineRun, Serving, combine
 from hetero.simulator.pipelines import NetworkEvent, simulate_pipelines
 from hetero.workload import TraceSource
 from pipelines.studies import helix
-from pipelines.studies.helix_artifact import problem
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
-from pipelines.studies.helix_published import Mode
+from pipelines.studies.helix_artifact import (
+    Mode,
+    artifact_flow,
+    artifact_network,
+    expected,
+    problem,
+)
 from pipelines.studies.results import claim_rows
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Served: TypeAlias = dict[tuple[str, str], Serving]
 """By ``"<cluster> <model> <method>"`` and protocol."""
@@ -73,7 +75,7 @@ class HelixServing:
     online_s: float
     seed: int
 
-    def case(self, case: helix.Case) -> Served:
+    def case(self, case: helix.ServedMethod) -> Served:
         """A case offline, and online by the artifact's protocol and by the paper's.
 
         The paper offers 75 % of what each part reached offline, after a warm-up.
@@ -170,7 +172,7 @@ class HelixServing:
 def _published(name: str, how: str, where: str = "simulation") -> dict[str, float]:
     """What the artifact prints for a case and protocol; nothing for the paper's protocol."""
     mode: Mode = "offline" if how == OFFLINE else "online"
-    return {} if how == PRINTED else helix.expected(name, mode, how=where)
+    return {} if how == PRINTED else expected(name, mode, how=where)
 
 
 def serving_table(served: Served) -> pd.DataFrame:

@@ -136,7 +136,7 @@ def memory_limits(deployment: Deployment) -> Deployment:
     return replace(deployment, replicas=tuple(replicas))
 
 
-def eq6(deployment: Deployment) -> Deployment:
+def as_is(deployment: Deployment) -> Deployment:
     """Batch limits as they are, by HeteroServe's eq. 6."""
     return deployment
 
@@ -144,19 +144,19 @@ def eq6(deployment: Deployment) -> Deployment:
 PAPER: Final[dict[str, Scheduler]] = {
     "Uniform": (routers.RoundRobin(name="Uniform"), routers.uniform_limits),
     "Capacity-prop.": (routers.CapacityProportional(), memory_limits),
-    "Oracle": (routers.LengthAware(), eq6),
-    "Latency-Aware": (routers.LatencyAware(queue="outstanding"), eq6),
-    "HeteroServe": (routers.HeteroServe(queue="outstanding"), eq6),
+    "Oracle": (routers.LengthAware(), as_is),
+    "Latency-Aware": (routers.LatencyAware(queue="outstanding"), as_is),
+    "HeteroServe": (routers.HeteroServe(queue="outstanding"), as_is),
 }
-OURS: Final[dict[str, Scheduler]] = {"hetero": (routers.Predictive(), eq6)}
+OURS: Final[dict[str, Scheduler]] = {"hetero": (routers.Predictive(), as_is)}
 _SHARES: Final = routers.HeteroServe(dispatch="proportional", queue="waiting")
 READINGS: Final[dict[str, Scheduler]] = {
-    "Oracle, long to H100": (routers.LengthAware(exclusive=True), eq6),
-    "Latency-Aware, waiting": (routers.LatencyAware(queue="waiting"), eq6),
-    "HeteroServe, highest, waiting": (routers.HeteroServe(queue="waiting"), eq6),
-    "HeteroServe, proportional, waiting": (_SHARES, eq6),
-    "HeteroServe, proportional, outstanding": (replace(_SHARES, queue="outstanding"), eq6),
-    "HeteroServe, long to H100": (LongToFastest(queue="outstanding"), eq6),
+    "Oracle, long to H100": (routers.LengthAware(exclusive=True), as_is),
+    "Latency-Aware, waiting": (routers.LatencyAware(queue="waiting"), as_is),
+    "HeteroServe, highest, waiting": (routers.HeteroServe(queue="waiting"), as_is),
+    "HeteroServe, proportional, waiting": (_SHARES, as_is),
+    "HeteroServe, proportional, outstanding": (replace(_SHARES, queue="outstanding"), as_is),
+    "HeteroServe, long to H100": (LongToFastest(queue="outstanding"), as_is),
 }
 ALL: Final = PAPER | OURS | READINGS
 #: Parts of HeteroServe switched off: fields of the router, and whether evictions cost time.
@@ -168,7 +168,7 @@ SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "long to H100": {},
     "proportional, no queue-awareness": {"feedback": False, "dispatch": "proportional"},
 }
-_P90: Final = routers.Quantile(0.9, sample=1_000_000)
+P90: Final = routers.Quantile(0.9, sample=1_000_000)
 
 
 def at(rows: pd.DataFrame, setting: Setting) -> pd.DataFrame:
@@ -271,7 +271,7 @@ class Study:
         router, limits = scheduler
         trace = self.trace(workload, rate_rps, seed, count)
         deployment = limits(fleet(decode, **engine))
-        return simulate(deployment, trace, router, predictor=_P90, seed=seed)
+        return simulate(deployment, trace, router, predictor=P90, seed=seed)
 
     @cache  # noqa: B019 - by value, and few
     def saturated_rps(
@@ -290,7 +290,7 @@ class Study:
                 self.trace(workload, 1.0, seed),
                 router,
                 precision=0.02,
-                predictor=_P90,
+                predictor=P90,
                 seed=seed,
             ).rate_rps
             for seed in self.seeds
@@ -349,7 +349,7 @@ class Study:
         """HeteroServe with each part switched off at 0.9 of the nominal rate (fig. 5)."""
         return pd.concat(
             self.runs(
-                {name: (_kind(name)(queue="outstanding", **switch), eq6)},
+                {name: (_kind(name)(queue="outstanding", **switch), as_is)},
                 0.9,
                 swap_s_per_gb=0.0 if name == "no memory penalty" else 2.0,
             )
@@ -407,7 +407,7 @@ class Study:
             engines = [{"safety": value} if name == "delta" else {} for value in given]
             for (value, engine), seed in product(zip(given, engines, strict=True), self.seeds):
                 router = _kind(name)(queue="outstanding", **{option: given[value]})
-                run = self.play(setting[0], (router, eq6), rate, seed, **engine)
+                run = self.play(setting[0], (router, as_is), rate, seed, **engine)
                 row = {"swept": name, "value": value, COV: load_cov(run), PASSED: passed_best(run)}
                 rows.append(_labels(setting) | row | measured(run))
         return pd.DataFrame(rows)
@@ -420,31 +420,56 @@ class Study:
         A win or a loss is a paired difference beyond its 95 % interval and beyond what counts as
         none: 1 %, 0.5 points of attainment.
         """
-        modes = {"hetero": OURS["hetero"], "with a target": (routers.Predictive(target_s=0.5), eq6)}
+        modes = {
+            "hetero": OURS["hetero"],
+            "with a target": (routers.Predictive(target_s=0.5), as_is),
+        }
         ours = self.runs(modes, load, settings=[setting], **options)
         rows: list[dict[str, object]] = []
         for (metric, least), mode in product({TPS: 0.01, SLO: 0.5, P95: 0.01}.items(), modes):
-            sign = -1.0 if metric == P95 else 1.0
             others = {name: values(at(rivals, setting), metric, scheduler=name) for name in PAPER}
-            best = max(others, key=lambda name: sign * others[name].mean())
-            scale = 1.0 if metric == SLO else others[best].mean()
             mine = values(ours, metric, scheduler=mode)
-            gain = sign * (mine - others[best]) / scale
-            low, high = interval(gain)
-            clear = abs(gain.mean()) > least and (low > 0 or high < 0)
-            rows.append(
-                {
-                    "decode": setting[0],
-                    "setting": where,
-                    "router": mode,
-                    "metric": metric,
-                    "ours": mine.mean(),
-                    "best other": best,
-                    "its": others[best].mean(),
-                    "verdict": ("win" if gain.mean() > 0 else "loss") if clear else "tie",
-                }
-            )
+            found = against_best(mine, others, least, lower=metric == P95, scaled=metric != SLO)
+            labels = {"decode": setting[0], "setting": where, "router": mode, "metric": metric}
+            rows.append(labels | {name: found[name] for name in found if name != "margin"})
         return rows
+
+
+def against_best(
+    mine: NDArray[np.float64],
+    others: Mapping[str, NDArray[np.float64]],
+    least: float,
+    *,
+    lower: bool,
+    scaled: bool,
+) -> dict[str, object]:
+    """Our mean over the seeds, the best of the others by mean, and who wins by what margin.
+
+    Parameters
+    ----------
+    least
+        A gain that counts as none, of the other's mean where they are ``scaled`` by it.
+    lower
+        Whether lower values are better.
+    """
+    sign = -1.0 if lower else 1.0
+    best = max(others, key=lambda name: float(sign * others[name].mean()))
+    theirs = others[best]
+    gain = sign * (mine - theirs) / (theirs.mean() if scaled else 1.0)
+    return {
+        "ours": mine.mean(),
+        "best other": best,
+        "its": theirs.mean(),
+        "margin": gain.mean(),
+        "verdict": verdict(gain, least),
+    }
+
+
+def verdict(gain: NDArray[np.float64], least: float) -> str:
+    """Win or loss by paired gains over the seeds, a tie unless clear and more than ``least``."""
+    low, high = interval(gain)
+    clear = abs(gain.mean()) > least and (low > 0 or high < 0)
+    return ("win" if gain.mean() > 0 else "loss") if clear else "tie"
 
 
 def prefill_rates() -> pd.DataFrame:

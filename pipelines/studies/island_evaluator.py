@@ -8,7 +8,7 @@ import numpy as np
 
 from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.rates import PHASES, Phase, RateTable
 
@@ -53,26 +53,20 @@ class Evaluation(Shown):
 
     def table(self) -> Table:
         """One row per phase."""
-        rows = tuple(
-            (
-                phase,
-                float(self.model_rps[phase].sum()),
-                float(self.evaluated_rps[phase].sum()),
-                self.carried_rps[phase],
-            )
-            for phase in PHASES
-        )
+        unit = "requests/s"
         columns = (
-            Column("phase"),
-            Column("model", "requests/s"),
-            Column("evaluated", "requests/s"),
-            Column("carried", "requests/s"),
+            Column("phase", of=str),
+            Column("model", unit, of=lambda phase: float(self.model_rps[phase].sum())),
+            Column("evaluated", unit, of=lambda phase: float(self.evaluated_rps[phase].sum())),
+            Column("carried", unit, of=lambda phase: self.carried_rps[phase]),
         )
-        notes = (
+        return Table.of(
+            f"Evaluation at {len(self.tokens)} lengths",
+            columns,
+            PHASES,
             "Model: rates at the middle of each range. Evaluated: at each exact length, weighted "
             "by its share (5.2.2). Carried: each length takes its own time, at the given mix.",
         )
-        return Table(f"Evaluation at {len(self.tokens)} lengths", columns, rows, notes)
 
 
 def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
@@ -96,11 +90,11 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
         If a range of ``exact`` holds several lengths, or lies outside the assignment's ranges.
     """
     fine, coarse = exact.ranges, assignment.rates.ranges
-    if np.any(fine.end_tokens - fine.start_tokens != 1):
-        raise ParameterError(
-            "The exact rates are on ranges of several lengths.",
-            resolve="tabulate them on ranges of width 1.",
-        )
+    require(
+        bool(np.all(fine.end_tokens - fine.start_tokens == 1)),
+        "The exact rates are on ranges of several lengths.",
+        resolve="tabulate them on ranges of width 1.",
+    )
     of = coarse.index(fine.start_tokens)
     mass = np.bincount(of, fine.share, minlength=len(coarse))
     within = fine.share / mass[of]  # p(s) / p_r

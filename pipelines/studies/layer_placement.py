@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from hetero.placement import Flow, FlowNetwork, Placement
 from hetero.placement.pruning import all_links, pruned
@@ -21,12 +22,15 @@ from hetero.simulator.pipeline_run import PipelineRun
 from hetero.timings import timing
 from hetero.workload import TraceSource
 from pipelines.studies.helix import router, run_offline
-from pipelines.studies.helix_artifact import placement, problem, published, solver_log
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
+from pipelines.studies.helix_artifact import (
+    artifact_flow,
+    artifact_network,
+    placement,
+    problem,
+    published,
+    solver_log,
+)
 from pipelines.studies.results import claim_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 REFERENCES: Final = {
     "single-24 70B": "single-24 70B helix",

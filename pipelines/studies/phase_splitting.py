@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
@@ -20,19 +21,17 @@ from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand, reference, scaled
+from hetero.costs.groups import Design, Group, design, group
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import KvTransfer
+from hetero.errors import require
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.plan import PhasePlan, plan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.plots import figures
 from hetero.simulator import metrics, simulate
 from hetero.workload import Trace
-from pipelines.studies.phase_ratios import divided, equal_groups
 from pipelines.studies.results import claim_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Advance: TypeAlias = Callable[[int], object]
 NAMES: Final = ("A100-SXM-80GB", "RTX-A6000", "RTX-A5000", "A40", "RTX-3090Ti")
@@ -171,6 +170,49 @@ def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
     bar.ax.set_yticklabels([str(tick) for tick in ticks])
     bar.ax.minorticks_off()
     return fig
+
+
+def equal_groups(model: CostModel, gpus: int) -> list[Group]:
+    """Every machine of a cluster divided into groups of so many GPUs.
+
+    Raises
+    ------
+    ParameterError
+        If a machine cannot be divided that way.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> equal_groups(CostModel(cluster("thunderserve-a5000-8"), llm("LLaMA-1-13B")), 2)
+    [((0, 2),), ((0, 2),), ((1, 2),), ((1, 2),)]
+    """
+    found = []
+    for m, machine in enumerate(model.machines):
+        require(
+            gpus > 0 and machine.count % gpus == 0,
+            f"Machine {machine.name} has {machine.count} GPUs, which groups of {gpus} cannot "
+            "share out.",
+            resolve=f"choose a size that divides {machine.count}.",
+        )
+        found += [group([(m, gpus)])] * (machine.count // gpus)
+    return found
+
+
+def divided(groups: list[Group], prefill: int) -> Design:
+    """The first ``prefill`` groups prefill, the others decode.
+
+    Raises
+    ------
+    ParameterError
+        If a phase would have none.
+    """
+    require(
+        0 < prefill < len(groups),
+        f"{prefill} of {len(groups)} groups for prefill leave a phase with none.",
+        resolve=f"choose 1 to {len(groups) - 1}.",
+    )
+    return design((one, "prefill" if k < prefill else "decode") for k, one in enumerate(groups))
 
 
 @dataclass(frozen=True, eq=False)

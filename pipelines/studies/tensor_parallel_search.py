@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from hetero import catalog
 from hetero.catalog import Link, Llm
@@ -22,9 +23,6 @@ from hetero.plots.figures import CYCLE, heat_map, shared_legend
 from hetero.routers import RoundRobin
 from hetero.simulator import metrics, simulate
 from hetero.workload import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Order of the degrees that the paper prints.
 PUBLISHED: Final = "2>4>1>8"

@@ -27,8 +27,7 @@ from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.workload import Trace
-from pipelines.studies.deadlines import Scales
-from pipelines.studies.thunderserve import Floats, ThunderServeStudy
+from pipelines.studies.thunderserve import Floats, Scales, ThunderServeStudy
 
 Groups: TypeAlias = list[tuple[Pipeline, Phase]]
 Losses: TypeAlias = dict[tuple[str, str, Policy], Rescheduling]

@@ -17,9 +17,17 @@ from hetero.intervals import interval
 from hetero.planners.reschedule.policy import Policy
 from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.plan import PhasePlan
-from pipelines.studies.deadlines import Scales
 from pipelines.studies.results import claim_rows
-from pipelines.studies.thunderserve import KINDS, LENGTHS, OUTPUTS, SCALE, TPS, Key, mean_attained
+from pipelines.studies.thunderserve import (
+    KINDS,
+    LENGTHS,
+    OUTPUTS,
+    SCALE,
+    TPS,
+    Key,
+    Scales,
+    mean_attained,
+)
 from pipelines.studies.thunderserve_changes import ATTAINED, Losses, reload_s
 
 Rows: TypeAlias = list[dict[str, Any]]

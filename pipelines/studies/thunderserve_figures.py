@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
@@ -18,13 +20,17 @@ from hetero.planners.reschedule.policy import Policy
 from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.plots import figures
 from pipelines.studies import thunderserve
-from pipelines.studies.deadlines import Scales
-from pipelines.studies.thunderserve import GRID, KINDS, LENGTHS, SYSTEMS, TPS, Key, mean_attained
+from pipelines.studies.thunderserve import (
+    GRID,
+    KINDS,
+    LENGTHS,
+    SYSTEMS,
+    TPS,
+    Key,
+    Scales,
+    mean_attained,
+)
 from pipelines.studies.thunderserve_changes import POLICIES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Style: TypeAlias = dict[str, Any]
 _HUES: Final = (figures.CYCLE[4], figures.CYCLE[2], figures.CYCLE[0], "#777777")

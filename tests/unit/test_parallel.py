@@ -7,8 +7,8 @@ import pytest
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork
 from hetero.planners.helix import delivered
-from pipelines.studies.helix import expected, offline_requests
-from pipelines.studies.helix_artifact import problem
+from pipelines.studies.helix import offline_requests
+from pipelines.studies.helix_artifact import expected, problem
 
 
 def of_kind(whole, gpu: str) -> list[int]:

@@ -28,8 +28,7 @@ from hetero.simulator.pipeline_run import gap_percentiles
 from hetero.simulator.pipelines import Feed, NetworkEvent, Simulation, simulate_pipelines
 from hetero.workload import Trace, datasets
 from pipelines.studies import helix
-from pipelines.studies.helix_artifact import placement
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
+from pipelines.studies.helix_artifact import artifact_flow, artifact_network, placement
 
 MS = 2.0**-10
 
@@ -258,7 +257,7 @@ def test_preflow_push_finds_a_maximum_flow() -> None:
 def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
     code = (
         "import hashlib\n"
-        "from pipelines.studies.helix_flow import artifact_flow, artifact_network\n"
+        "from pipelines.studies.helix_artifact import artifact_flow, artifact_network\n"
         "for name in ('geo-24 70B petals', 'hetero-42 70B helix'):\n"
         "    flow = artifact_flow(artifact_network(name), name.split()[0])\n"
         "    print(hashlib.sha256(flow.tobytes()).hexdigest())\n"
