@@ -33,7 +33,7 @@ from hetero import timings
 from hetero.apps import profiling
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.replay import replay
-from hetero.apps.serving.settings import Settings
+from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.written import write
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
@@ -231,7 +231,7 @@ class _Work:
             process.kill()
             process.wait()
 
-    def _write(self, fleet: Deployment, router: Builtin) -> Settings:
+    def _write(self, fleet: Deployment, router: Builtin) -> DeploymentFile:
         return write(
             fleet,
             self.file,
