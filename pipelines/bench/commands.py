@@ -74,17 +74,12 @@ def routers(
     share of first tokens within the target, P95 of the time to first token. Without a target and
     with it. The same numbers come out in every run.
     """
-    from hetero import workload
-    from hetero.files import check_new, writing
+    from hetero.files import writing
     from hetero.progress import progress
     from pipelines.bench.contest import contest, settings
 
-    if output is not None:
-        options.ending(output, (".csv", ".csv.gz"))
-        check_new(output, force=force)
-    chosen = settings(
-        requests=requests, source=options.choice("--source", source, workload.TraceSource)
-    )
+    options.new_file(output, force, ".csv", ".csv.gz")
+    chosen = settings(requests=requests, source=source)
     with progress(len(chosen), "routers", unit="settings") as advance:
         found = contest(chosen, seeds=range(seeds), progress=advance)
     if output is not None:

@@ -33,7 +33,7 @@ from hetero import timings, workload
 from hetero.apps import profiling
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.replay import replay
-from hetero.apps.serving.settings import Settings
+from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.written import write
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment, Engine, Replica
@@ -314,7 +314,7 @@ class _Work:
             self.dispatcher = psutil.Process(process.pid)
             yield
 
-    def _write(self, fleet: Deployment, router: Builtin) -> Settings:
+    def _write(self, fleet: Deployment, router: Builtin) -> DeploymentFile:
         return write(
             fleet,
             self.file,

@@ -250,7 +250,7 @@ def preflow(network: FlowNetwork, order: list[int]) -> Floats:
 
 
 def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
-    """FlowNetwork of a published placement: on pruned links and with partial inference as it was found.
+    """Network of a published placement: on pruned links and with partial inference as it was found.
 
     Helix's own placements of LLaMA-70B on several regions or many types were found on pruned
     links; only Petals starts in the middle of a node.

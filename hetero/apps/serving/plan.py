@@ -129,17 +129,12 @@ class FleetPlan(Shown):
 
     def table(self) -> Table:
         """One row per engine."""
-        rows = tuple(
-            (name, "yes" if up else "no", capacity, 100 * share)
-            for name, up, capacity, share in zip(
-                self.names, self.up, self.capacities_rps, self.shares, strict=True
-            )
-        )
         columns = (
-            Column("engine"),
-            Column("up"),
-            Column("carries", "requests/s", 3),
-            Column("requests", "%", 3),
+            Column("engine", of=lambda row: row[0]),
+            Column("up", of=lambda row: "yes" if row[1] else "no"),
+            Column("carries", "requests/s", 3, of=lambda row: row[2]),
+            Column("requests", "%", 3, of=lambda row: 100 * row[3]),
         )
+        rows = zip(self.names, self.up, self.capacities_rps, self.shares, strict=True)
         note = f"requests of {self.input_tokens:.0f} + {self.output_tokens:.0f} tokens on average"
-        return Table("Planned shares", columns, rows, (note,))
+        return Table.of("Planned shares", columns, rows, note)
