@@ -110,7 +110,7 @@ class Outcomes(Shown):
             score = np.quantile(sign * self.values[:, :, k], (1 - share) / 2, axis=1)
         else:
             raise ParameterError(
-                f"'{rule}' is no rule to choose by.",
+                f"There is no rule '{rule}'.",
                 resolve=f"use one of {', '.join(get_args(Rule))}.",
             )
         return self.names[int(np.argmax(score))]
