@@ -127,7 +127,10 @@ class Outcomes(Shown):
         columns = (
             Column("plan", of=lambda pair: pair[0]),
             Column("against", of=lambda pair: pair[1]),
-            Column("probability of the other order", of=lambda pair: self.flips(*pair, measure)),
+            Column(
+                "probability of the other order",
+                of=lambda pair: self.flips(pair[0], pair[1], measure),
+            ),
         )
         return Table.of(f"Orders by {measure}", columns, combinations(self.names, 2))
 
