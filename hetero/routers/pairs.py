@@ -138,7 +138,7 @@ class PairShares(Builtin):
             matrix = np.asarray(weights, np.float64)
         good = matrix.shape == (count, count) and (matrix >= 0).all() and np.isfinite(matrix).all()
         require(
-            good and bool(matrix.any()),
+            bool(good and matrix.any()),
             f"The weights of router '{self.name}' have the shape {matrix.shape}, for {count} "
             "replicas, or one of them is no number of 0 or more, or none is above 0.",
             resolve=f"give a matrix of shape ({count}, {count}) with weights of 0 or more.",
