@@ -1,56 +1,20 @@
-"""Step models as JSON files."""
+"""Step models as JSON files, written as :mod:`hetero.encoding` writes any value."""
 
 from __future__ import annotations
 
-import textwrap
-from dataclasses import fields, is_dataclass
+import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Final
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import to_json as to_json_bytes
-
+from hetero.encoding import Decoder, Encoder, EncodingError
 from hetero.errors import DataError
 from hetero.files import writing
 from hetero.latency.step import Bends, Mixed, Piece, StepModel
 
-FORMAT: Literal["hetero step model 1"] = "hetero step model 1"
-
-
-class _Text(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _MixedText(_Text):
-    per_cached_token_s: list[float]
-    level_s: list[float]
-    per_token_s: list[float]
-
-
-class _BendsText(_Text):
-    context_tokens: list[float]
-    extra_s: list[list[float]]
-
-
-class _PieceText(_Text):
-    knots_tokens: list[float]
-    knots_s: list[float]
-    per_cached_token_s: list[float]
-    per_pair_s: float = 0.0
-    mixed: _MixedText | None = None
-    decode_level_s: list[float] | None = None
-    bends: _BendsText | None = None
-
-
-class _StepModelText(_Text):
-    format: Literal["hetero step model 1"]
-    source: str
-    provenance: Literal["measured", "derived", "estimated", "assumed"]
-    pieces: list[_PieceText]
-    # JSON knows no infinity: null means that the model claims no limit.
-    max_tokens: float | None = None
-    max_decoding: float | None = None
+FORMAT: Final = "hetero step model 2"
+_KNOWN = (StepModel, Piece, Mixed, Bends)
+_PROVENANCES = ("measured", "derived", "estimated", "assumed")
+_RESOLVE = f'give a file with "format": "{FORMAT}", as hetero fit --output writes it.'
 
 
 def to_json(model: StepModel) -> str:
@@ -62,19 +26,7 @@ def to_json(model: StepModel) -> str:
     >>> float(from_json(to_json(model)).seconds(512)) == float(model.seconds(512))
     True
     """
-    head = {"format": FORMAT, "source": model.source, "provenance": model.provenance}
-    return to_json_bytes(head | _plain(model), indent=1).decode() + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it: arrays as lists, dataclasses as objects, infinity as null."""
-    if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return None if isinstance(value, float) and np.isinf(value) else value
+    return json.dumps({"format": FORMAT, "model": Encoder(_KNOWN).encode(model)}, indent=1) + "\n"
 
 
 def from_json(text: str, path: Path | str = "step model") -> StepModel:
@@ -86,40 +38,19 @@ def from_json(text: str, path: Path | str = "step model") -> StepModel:
         If the text is not a step model; the first offending field is named.
     """
     try:
-        read = _StepModelText.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = textwrap.shorten(".".join(map(str, first["loc"])), 100) or "the text as a whole"
-        raise DataError(
-            f"{where}: {first['msg']}.",
-            path=path,
-            resolve=f'give a file with "format": "{FORMAT}", as hetero fit --output writes it.',
-        ) from None
-    return StepModel(
-        tuple(_piece(piece) for piece in read.pieces),
-        source=read.source,
-        provenance=read.provenance,
-        max_tokens=np.inf if read.max_tokens is None else read.max_tokens,
-        max_decoding=np.inf if read.max_decoding is None else read.max_decoding,
-    )
-
-
-def _piece(text: _PieceText) -> Piece:
-    mixed = None if text.mixed is None else Mixed(**_arrays(text.mixed))
-    bends = None if text.bends is None else Bends(**_arrays(text.bends))
-    return Piece(**_arrays(text) | {"mixed": mixed, "bends": bends})
-
-
-def _arrays(text: _Text) -> dict[str, Any]:
-    """Fields with lists as arrays; rows of unequal length as an empty one, which nothing takes."""
-
-    def array(value: object) -> object:
-        if not isinstance(value, list):
-            return value
-        ragged = len({len(row) for row in value if isinstance(row, list)}) > 1
-        return np.zeros((0, 0)) if ragged else np.array(value)
-
-    return {name: array(value) for name, value in text}
+        values = json.loads(text)
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            raise EncodingError("format: this is no step model, or one of another version")
+        model = Decoder(_KNOWN).decode(values.get("model"), "model")
+        if not isinstance(model, StepModel):
+            raise EncodingError("model: no StepModel")
+        if model.provenance not in _PROVENANCES:
+            raise EncodingError(f"model.provenance: none of {', '.join(_PROVENANCES)}")
+    except EncodingError as error:
+        raise DataError(f"{error}.", path=path, resolve=_RESOLVE) from None
+    except (ValueError, RecursionError):
+        raise DataError("the text as a whole: no JSON.", path=path, resolve=_RESOLVE) from None
+    return model
 
 
 def load(path: Path | str) -> StepModel:

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from hetero.engine import pipeline_state as state
 from hetero.engine.state import NO_REPLICA, REJECTED, WAITING
-from hetero.errors import ParameterError
+from hetero.errors import require, require_not_negative
 from hetero.placement.network import FlowNetwork
 from hetero.placement.problem import NIC_BYTES_S
-from hetero.routers.pipeline_kernels import FLOW
-from hetero.routers.pipelines import PipelineRouter, SwarmRouter
+from hetero.routers.pipelines import FLOW, PipelineRouter, SwarmRouter
 from hetero.simulator import pipeline_failure as failure
 from hetero.simulator import pipeline_loop as loop
 from hetero.simulator.pipeline_graph import Graph, complete
@@ -154,10 +153,11 @@ def simulate_pipelines(
     >>> run.counts
     {'finished': 200, 'rejected': 0, 'in flight': 0}
     """
-    if feed is not None and not np.isfinite(until_s):
-        raise ParameterError(
-            "A feed goes on for ever, and the run has no end.", resolve="give until_s."
-        )
+    require(
+        feed is None or bool(np.isfinite(until_s)),
+        "A feed goes on for ever, and the run has no end.",
+        resolve="give until_s.",
+    )
     engine = Simulation(
         network,
         trace,
@@ -181,11 +181,7 @@ def simulate_pipelines(
 def _ordered(events: Sequence[NetworkEvent], engine: Simulation) -> list[NetworkEvent]:
     for event in events:
         engine.element(event)
-        if not (np.isfinite(event.time_s) and event.time_s >= 0):
-            raise ParameterError(
-                f"An event of {event.node} is at {event.time_s} s.",
-                resolve="give a time of 0 or more.",
-            )
+        require_not_negative(time_s=event.time_s)
     return sorted(events, key=lambda event: event.time_s)
 
 
@@ -355,12 +351,11 @@ class Simulation:
         names["coordinator"] = len(problem.nodes)
         ends = (event.node,) if isinstance(event.node, str) else event.node
         for name in ends:
-            if name not in names or (len(ends) == 1 and name == "coordinator"):
-                raise ParameterError(
-                    f"An event at {event.time_s} s names '{name}', which {problem.name} does not "
-                    "have.",
-                    resolve=f"use one of {', '.join(node.name for node in problem.nodes)}.",
-                )
+            require(
+                name in names and (len(ends) == 2 or name != "coordinator"),
+                f"An event at {event.time_s} s names '{name}', which {problem.name} does not have.",
+                resolve=f"use one of {', '.join(node.name for node in problem.nodes)}.",
+            )
         if len(ends) == 1:
             k = names[ends[0]]
             return "node", np.array([self.at[k]] if k in self.at else [], np.int64)

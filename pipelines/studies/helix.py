@@ -24,7 +24,7 @@ from hetero.routers.pipelines import (
     ShortestQueueRouter,
     SwarmRouter,
 )
-from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
+from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace, TraceSource, datasets
 from pipelines.studies.helix_artifact import Mode, artifact_flow, artifact_network
@@ -224,7 +224,7 @@ class Result:
     name: str
     mode: Mode
     runs: tuple[PipelineRun, ...]
-    serving: Serving
+    serving: WindowFigures
 
 
 def run_offline(
@@ -304,7 +304,7 @@ def run(
     return Result(case.name, mode, found, combine(case.name, found))
 
 
-def peak_tps(served: Serving, source: TraceSource) -> float:
+def peak_tps(served: WindowFigures, source: TraceSource) -> float:
     """Prompt and output tokens per second of a cluster that decodes so much offline."""
     inputs, outputs = mean_tokens(source)
     return served.decode_tps * (inputs + outputs) / outputs

@@ -19,7 +19,7 @@ from hetero.placement import FlowNetwork, Placement
 from hetero.planners.helix import PlacementEffort, delivered, search
 from hetero.plots import figures
 from hetero.routers.pipelines import FlowRouter
-from hetero.simulator.pipeline_run import Latency, PipelineRun, Serving, combine
+from hetero.simulator.pipeline_run import Latency, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import NetworkEvent, simulate_pipelines
 from hetero.workload import TraceSource
 from pipelines.studies import helix
@@ -32,7 +32,7 @@ from pipelines.studies.helix_artifact import (
 )
 from pipelines.studies.results import claim_rows
 
-Served: TypeAlias = dict[tuple[str, str], Serving]
+Served: TypeAlias = dict[tuple[str, str], WindowFigures]
 """By ``"<cluster> <model> <method>"`` and protocol."""
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -106,12 +106,12 @@ class HelixServing:
         requests = helix.offline_requests(self.source, seed=self.seed)
         return delivered.rank(whole, [*flows, *chains], requests, self.window_s)
 
-    def placement(self, one: Placement) -> Serving:
+    def placement(self, one: Placement) -> WindowFigures:
         """What one placement serves offline with Helix's scheduler and feed."""
         requests = helix.offline_requests(self.source, seed=self.seed)
         return delivered.deliver(delivered.Option("one", (one,)), requests, self.window_s)[1]
 
-    def ours(self, name: str, best: delivered.DeliveredOption, published: Serving) -> Served:
+    def ours(self, name: str, best: delivered.DeliveredOption, published: WindowFigures) -> Served:
         """Our plan offline, and online at 75 % of the peak of Helix's placement.
 
         Parts are offered what they decode of the whole.
@@ -248,7 +248,7 @@ def agreement(pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def gains(
-    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, Serving]
+    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> pd.DataFrame:
     """The option of largest flow, the one that delivers most, and Helix's placement."""
     columns = ["setting", "largest flow [tokens/s]", "it decodes [tokens/s]", "chosen"]
@@ -264,7 +264,7 @@ def gains(
 
 
 def flow_and_delivered(
-    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, Serving]
+    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> Figure:
     """Decode throughput over the flow, and the time of a token over the requests in flight."""
     fig, axes = plt.subplots(2, len(ranked), figsize=(2.4 * len(ranked), 5.0), squeeze=False)

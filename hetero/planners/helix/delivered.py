@@ -24,7 +24,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.placement import FlowNetwork, LayerRange, Placement, Problem
 from hetero.routers.pipelines import FlowRouter
-from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
+from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace
 
@@ -75,7 +75,7 @@ class DeliveredOption:
     option: Option
     flow_tps: float
     depth: float
-    serving: Serving
+    serving: WindowFigures
     in_flight: int
     node_use: float
 
@@ -247,7 +247,7 @@ def deliver(
     requests: Trace,
     window_s: tuple[float, float] = OFFLINE_S,
     flows: Callable[[FlowNetwork], Floats] | None = None,
-) -> tuple[tuple[PipelineRun, ...], Serving]:
+) -> tuple[tuple[PipelineRun, ...], WindowFigures]:
     """Simulate an option offline: Helix's router and feed, each pipeline fed on its own."""
     runs = tuple(
         simulate_pipelines(

@@ -184,7 +184,7 @@ def _robust(plans: dict[str, PhasePlan], lengths: Trace, rule: Rule, seed: int) 
     rng = stream(seed, "arrivals")
     served = lengths.sample(_CHOICE_REQUESTS, rng).poisson(first.demand.rate_rps, rng)
     cases = {
-        name: uncertainty.Case(
+        name: uncertainty.JudgedPlan(
             _of_one_type(one), uncertainty.served(one.router(), served, first.slo, seed=seed)
         )
         for name, one in plans.items()
