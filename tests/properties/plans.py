@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from hetero import catalog
 from hetero.apps.cards.card import (
-    Bound,
-    Change,
+    ChangeEffect,
+    GoodputBound,
     Limit,
     Limits,
     PlanCard,
@@ -15,7 +15,7 @@ from hetero.apps.cards.card import (
     Replicas,
     Sampled,
     Source,
-    Tried,
+    TriedPlanner,
 )
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.latency.step import StepModel
@@ -66,10 +66,10 @@ CARD = PlanCard(
     latencies_s={name: {50: _FIGURE, 90: _FIGURE} for name in ("ttft", "tpot", "e2e")},
     usd_per_h=3.5,
     usd_per_mtok=_FIGURE,
-    bound=Bound(4.0, "the flow of tokens", 50.0),
+    bound=GoodputBound(4.0, "the flow of tokens", 50.0),
     limits=Limits("memory", "Memory binds.", "ttft", (Limit("memory", 3.0, 90.0),)),
-    changes=(Change("one more L4", _FIGURE, Sampled(0.1, (0.1,)), 4.0, "hetero plan"),),
-    tried=(Tried("search", "fp16", 2.0, 3.5, 4.0, ""), Tried("other", "fp16", 1.0, None, None, "")),
+    changes=(ChangeEffect("one more L4", _FIGURE, Sampled(0.1, (0.1,)), 4.0, "hetero plan"),),
+    tried=(TriedPlanner("search", "fp16", 2.0, 3.5, 4.0, ""), TriedPlanner("other", "fp16", 1.0, None, None, "")),
     sources=(
         Source("L4", 4, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", 0.7, "catalog"),
         Source("A10", 1, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", None, ""),

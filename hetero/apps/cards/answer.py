@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hetero.apps.cards.card import Bound, CardQuestion, PlanCard, Replicas, Sampled, Source, Tried
+from hetero.apps.cards.card import (
+    CardQuestion,
+    GoodputBound,
+    PlanCard,
+    Replicas,
+    Sampled,
+    Source,
+    TriedPlanner,
+)
 from hetero.apps.cards.contenders import (
     Contender,
     Progress,
@@ -23,7 +31,7 @@ from hetero.apps.cards.contenders import (
 )
 from hetero.apps.cards.delivery import (
     LATENCIES,
-    Effort,
+    CardEffort,
     delivered,
     drawable,
     goodput,
@@ -31,7 +39,7 @@ from hetero.apps.cards.delivery import (
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
-from hetero.apps.cards.request import Request, request
+from hetero.apps.cards.request import CardRequest, request
 from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
@@ -149,7 +157,7 @@ def plan(
 
 
 def _unmet(
-    asked: Request, best: Contender | None, found: Sequence[Contender], say: Progress
+    asked: CardRequest, best: Contender | None, found: Sequence[Contender], say: Progress
 ) -> NoPlanError:
     say("why not, and what would do")
 
@@ -177,7 +185,7 @@ def _unmet(
 
 
 def _card(
-    asked: Request,
+    asked: CardRequest,
     best: Contender,
     case: Question,
     carried: Sampled,
@@ -254,7 +262,7 @@ def _card(
     )
 
 
-def _how(plan: Plan, case: Question, rate_rps: float, effort: Effort) -> str:
+def _how(plan: Plan, case: Question, rate_rps: float, effort: CardEffort) -> str:
     """How the goodput was judged, in one sentence."""
     _, seen = judged(plan, case.load(rate_rps, precision=effort.precision), case.seed)
     return (
@@ -310,7 +318,7 @@ def _unaffordable(entry: Plan, case: Question) -> str:
     return f"{cheapest.count} x {cheapest.gpu.name} ({cheapest.usd_per_h:,.4g} $/h)"
 
 
-def _bound(case: Question, carried: Sampled) -> Bound | None:
+def _bound(case: Question, carried: Sampled) -> GoodputBound | None:
     try:
         offer = parts(case, 1)[0]
     except HeteroError:
@@ -320,12 +328,12 @@ def _bound(case: Question, carried: Sampled) -> Bound | None:
         return None
     most = limit.rps(case.goal)
     what = "work of the requests over the speed of the GPUs"
-    return Bound(most, what, 100.0 * (1.0 - carried.value / most))
+    return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
 
 
-def _tried(one: Contender) -> Tried:
+def _tried(one: Contender) -> TriedPlanner:
     asked, score = one.asked, one.asked.score
-    return Tried(
+    return TriedPlanner(
         asked.planner,
         one.case.precision,
         one.rate_rps,

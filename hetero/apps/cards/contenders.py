@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from hetero.apps.cards.delivery import drawable, goodput
-from hetero.apps.cards.request import Request
+from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sensitivity import steps
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
@@ -58,7 +58,7 @@ class Contender:
         return self.asked.score.key if self.asked.score else (-1.0, -1.0, -1.0)
 
 
-def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> list[Contender]:
+def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None) -> list[Contender]:
     """Rows of all planners in every precision; empty if none has a plan."""
     rows: list[Contender] = []
     for precision in asked.precisions:
@@ -79,7 +79,7 @@ def _labelled(say: Progress, label: str, name: str) -> None:
     say(f"{label}{name}")
 
 
-def compete(case: Question, asked: Request, say: Progress | None = None) -> Portfolio:
+def compete(case: Question, asked: CardRequest, say: Progress | None = None) -> Portfolio:
     """Every planner asked.
 
     Planners of layers over a network take as long as all others together and seldom carry as
@@ -114,7 +114,7 @@ def compete(case: Question, asked: Request, say: Progress | None = None) -> Port
     return replace(found, tried=(*found.tried, *more.tried), best=best)
 
 
-def fastest(asked: Request, found: list[Contender], say: Progress) -> list[Contender]:
+def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[Contender]:
     """Plans for the largest rate: planned again where that is far from the one planned for."""
     best = max(found, key=lambda one: one.key, default=None)
     if best is None or best.asked.score is None:
@@ -127,7 +127,7 @@ def fastest(asked: Request, found: list[Contender], say: Progress) -> list[Conte
     return found
 
 
-def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
+def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> str:
     """Planner that plans a changed case: the one of the best plan that is not an improvement."""
     names = {one.name for one in planners(ARENA[asked.effort_name])}
     if best.entry.planner in names:
@@ -136,14 +136,14 @@ def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
     return max(single, key=lambda one: one.key).entry.planner
 
 
-def planned_by(name: str, asked: Request, case: Question) -> Plan:
+def planned_by(name: str, asked: CardRequest, case: Question) -> Plan:
     """Plan of one planner, improved."""
     effort = ARENA[asked.effort_name]
     one = planner(name, effort)
     return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
 
 
-def fast(case: Question, asked: Request) -> Plan:
+def fast(case: Question, asked: CardRequest) -> Plan:
     """The best plan of the planners that answer within a second or so, as it came.
 
     Raises
@@ -169,7 +169,9 @@ def fast(case: Question, asked: Request) -> Plan:
     return best
 
 
-def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dict[str, Contender]:
+def neighbours(
+    asked: CardRequest, found: Sequence[Contender], say: Progress
+) -> dict[str, Contender]:
     """What the best planner makes of other targets, judged by those asked for.
 
     Planners search among a few plans only, and one made for stricter targets may carry more.
@@ -193,7 +195,7 @@ def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dic
     return rows
 
 
-def chosen(asked: Request, found: Sequence[Contender], say: Progress) -> Contender:
+def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Contender:
     """The plan that the rule takes."""
     good = [one for one in found if one.asked.entry is not None]
     best = max(good, key=lambda one: one.key)

@@ -30,7 +30,7 @@ LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class CardEffort:
     """How much is played for a card.
 
     Attributes
@@ -53,9 +53,9 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.02),
-    "normal": Effort(),
-    "thorough": Effort(requests=8000, seeds=10, draws=200, precision=0.005),
+    "quick": CardEffort(requests=2000, seeds=4, draws=24, precision=0.02),
+    "normal": CardEffort(),
+    "thorough": CardEffort(requests=8000, seeds=10, draws=200, precision=0.005),
 }
 """By name, as those of :mod:`hetero.apps.portfolio.effort`."""
 
@@ -135,7 +135,9 @@ def drawn(entry: Plan, case: Question, draws: int) -> Iterator[Plan]:
         yield rescaled(entry, factors)
 
 
-def goodput(entry: Plan, case: Question, effort: Effort, *, draws: int | None = None) -> Sampled:
+def goodput(
+    entry: Plan, case: Question, effort: CardEffort, *, draws: int | None = None
+) -> Sampled:
     """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
     load = case.load(precision=effort.precision)
     seeds: list[float] = []
@@ -173,7 +175,7 @@ class Delivered:
     usd_per_mtok: Sampled | None
 
 
-def delivered(entry: Plan, case: Question, rate_rps: float, effort: Effort) -> Delivered:
+def delivered(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) -> Delivered:
     """Throughput, attainment, latencies and cost per token at a rate."""
     load = case.load(rate_rps, precision=effort.precision)
 

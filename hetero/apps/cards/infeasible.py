@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.apps.cards.delivery import LATENCIES, Effort
+from hetero.apps.cards.delivery import LATENCIES, CardEffort
 from hetero.apps.cards.remedies import (
     Nearest,
     Replan,
@@ -27,7 +27,7 @@ from hetero.apps.cards.remedies import (
     suffices,
     words,
 )
-from hetero.apps.cards.request import Request
+from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sections import by_reason
 from hetero.apps.cards.sensitivity import STEP
 from hetero.display import Column, Shown, Table
@@ -175,7 +175,7 @@ class NoPlanError(InfeasibleError):
         return f"{self.explanation}\n\nResolve: {self.resolve}"
 
 
-def met(entry: Plan, case: Question, rate_rps: float, effort: Effort) -> float:
+def met(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) -> float:
     """Share of the requests that meet every target at a rate, mean over the seeds."""
     load = case.load(rate_rps, precision=effort.precision)
     shown = [judged(entry, load, case.seed + k)[1] for k in range(effort.seeds)]
@@ -183,7 +183,7 @@ def met(entry: Plan, case: Question, rate_rps: float, effort: Effort) -> float:
 
 
 def explain(
-    asked: Request,
+    asked: CardRequest,
     case: Question,
     best: Plan | None,
     tried: Sequence[tuple[str, str]],
@@ -287,7 +287,7 @@ def _classes(case: Question, run: Run, idle: Run) -> Iterator[Missed]:
 
 
 def _unplanned(
-    asked: Request, case: Question, tried: Sequence[tuple[str, str]], replan: Replan
+    asked: CardRequest, case: Question, tried: Sequence[tuple[str, str]], replan: Replan
 ) -> Explanation:
     weights = case.llm.weight_bytes(case.precision)
     memory = case.cluster.mem_bytes

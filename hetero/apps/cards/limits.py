@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero.apps.cards.card import Limit, Limits, Sampled
-from hetero.apps.cards.delivery import LATENCIES, Effort, redeployed
+from hetero.apps.cards.delivery import LATENCIES, CardEffort, redeployed
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.latency.scaled import scaled
 from hetero.plans import Plan
@@ -66,7 +66,7 @@ _BETTER: dict[str, Better] = {
 
 
 def limits(
-    entry: Plan, case: Question, goodput: Sampled, effort: Effort, *, unaffordable: str = ""
+    entry: Plan, case: Question, goodput: Sampled, effort: CardEffort, *, unaffordable: str = ""
 ) -> Limits:
     """What binds a plan at the largest rate that it carries.
 

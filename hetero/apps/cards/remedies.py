@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.cards.delivery import LATENCIES, Effort
-from hetero.apps.cards.request import PRECISIONS, Request, more
+from hetero.apps.cards.delivery import LATENCIES, CardEffort
+from hetero.apps.cards.request import PRECISIONS, CardRequest, more
 from hetero.apps.cards.sensitivity import machines
 from hetero.apps.portfolio.bound import bound
 from hetero.cluster import Machine
@@ -73,7 +73,7 @@ def by_targets(case: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
         yield Nearest("targets", text, factor, "times")
 
 
-def by_rate(best: Plan, case: Question, idle: float, effort: Effort) -> tuple[Nearest, ...]:
+def by_rate(best: Plan, case: Question, idle: float, effort: CardEffort) -> tuple[Nearest, ...]:
     """The rate that the best plan carries, where an idle fleet meets the targets."""
     if idle < case.goal:
         return ()
@@ -95,7 +95,7 @@ def suffices(case: Question, replan: Replan) -> bool:
     return judged(entry, case.load(), case.seed)[1].sustained
 
 
-def by_precision(asked: Request, case: Question, replan: Replan) -> Iterator[Nearest]:
+def by_precision(asked: CardRequest, case: Question, replan: Replan) -> Iterator[Nearest]:
     """The most exact of the smaller data types of weights that does."""
     if asked.precision == "auto":
         return

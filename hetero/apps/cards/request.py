@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from hetero import catalog, workload
-from hetero.apps.cards.delivery import EFFORTS, Effort
+from hetero.apps.cards.delivery import EFFORTS, CardEffort
 from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import Llm
 from hetero.catalog.precision import PRECISION_BITS
@@ -42,7 +42,7 @@ RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Request(Shown):
+class CardRequest(Shown):
     """A case, and how its answer is to be made.
 
     Attributes
@@ -67,7 +67,7 @@ class Request(Shown):
     precision: str
     precisions: tuple[str, ...]
     choose: Rule
-    effort: Effort
+    effort: CardEffort
     effort_name: str
 
     def at(self, precision: str) -> Question | None:
@@ -110,7 +110,7 @@ def request(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
-) -> Request:
+) -> CardRequest:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.
 
     Raises
@@ -178,7 +178,7 @@ def request(
         seed=seed,
         drawn_from=whole,
     )
-    made = Request(
+    made = CardRequest(
         case, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
     )
     first = made.at(usable[0])

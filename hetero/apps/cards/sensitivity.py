@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.apps.cards.card import Change, Sampled
-from hetero.apps.cards.delivery import LATENCIES, Effort, difference, goodput
+from hetero.apps.cards.card import ChangeEffect, Sampled
+from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput
 from hetero.apps.cards.request import more
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
@@ -82,9 +82,9 @@ def changes(
     case: Question,
     now: Sampled,
     replan: Replan,
-    effort: Effort,
+    effort: CardEffort,
     planned: Mapping[str, Plan] | None = None,
-) -> tuple[Change, ...]:
+) -> tuple[ChangeEffect, ...]:
     """What becomes of the goodput after each change.
 
     Parameters
@@ -107,8 +107,8 @@ def changes(
 
 
 def _changed(
-    step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: Effort
-) -> Change:
+    step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: CardEffort
+) -> ChangeEffect:
     draws = effort.draws // 2
     candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]
     if step.dearest is not None:
@@ -125,14 +125,14 @@ def _changed(
         reason = error.what
     if not candidates:
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
-        return Change(step.what, none, difference(none, now), None, reason)
+        return ChangeEffect(step.what, none, difference(none, now), None, reason)
     # One seed picks, all of them judge; of equals the one at hand stays.
     near, seed = now.value or step.case.rate_rps, step.case.seed
     load = step.case.load(precision=_PICK)
     quick = [sustained_rps(one, load, seed, near_rps=near) for one, _ in candidates]
     best, how = candidates[int(np.argmax(quick))]
     found = goodput(best, step.case, effort, draws=draws)
-    return Change(step.what, found, difference(found, now), best.usd_per_h, how)
+    return ChangeEffect(step.what, found, difference(found, now), best.usd_per_h, how)
 
 
 def _ms(seconds: float) -> str:

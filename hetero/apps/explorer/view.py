@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.explorer.setting import Setting, setting
+from hetero.apps.explorer.setting import Exploration, setting
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
@@ -75,7 +75,7 @@ class View(Shown):
         requests would last too short a time to settle are left out.
     """
 
-    setting: Setting
+    setting: Exploration
     slo: Slo
     run: Run
     metrics: Metrics
@@ -230,7 +230,7 @@ def explore(
 
 
 def _play(
-    where: Setting,
+    where: Exploration,
     rate_rps: float,
     router: Router | Builtin,
     seed: int,
@@ -241,7 +241,7 @@ def _play(
 
 
 @lru_cache(maxsize=64)
-def _goodput_rps(where: Setting, slo: Slo, router: Builtin) -> float:
+def _goodput_rps(where: Exploration, slo: Slo, router: Builtin) -> float:
     plan = Plan("explorer", (), where.deployment, router, router.name, None)
     load = Load(where.requests, where.bound_rps or 1.0, slo, precision=_PRECISION, seeds=(0,))
     return sustained_rps(plan, load, 0)
