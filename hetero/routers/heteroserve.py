@@ -4,8 +4,8 @@ r"""HeteroServe (section 3) and the baselines of its paper (section 4.1) as rout
     \kappa_i = F_i^\alpha M_i^\beta B_i^\gamma, \qquad
     \tilde\kappa_i = \hat\kappa_i\, e^{-\lambda q_i / Q_{max}}
 
-(eq. 2, 3, 5) over the devices that admit the length bin of the prompt (eq. 4); queue depths are
-those of the last epoch.
+(HeteroServe, eq. 2, 3, 5) over the devices that admit the length bin of the prompt by
+HeteroServe's eq. 4; queue depths are those of the last epoch.
 
 Layout of ``RM``: header of :data:`HEADER` entries, then M queue depths, M rotation credits,
 3 M weights by regime, M scratch, K - 1 bin edges, K M admissions, 128 prompt lengths.

@@ -7,9 +7,9 @@ Sending request r to instance s adds the workload
     b = \frac{KV_s}{I + \tilde O}
 
 with Xiong et al. eq. 3 and 4 for a batch of b requests like r (eq. 5-7), and kvusage the inputs
-and predicted outputs of unfinished requests over the KV cache (eq. 8). With every T set to 1 it is
-their memory-based scheduler (MB). The instance is the one that leaves the
-largest workload smallest; a finished request takes its workload away again.
+and predicted outputs of unfinished requests over the KV cache (Xiong et al. eq. 8). With every T
+set to 1 it is their memory-based scheduler (MB). The instance is the one that leaves the largest
+workload smallest; a finished request takes its workload away again.
 
 Layout of ``RM``: [theta, memory based, tie rule, then 8 coefficients per replica].
 """

@@ -214,7 +214,7 @@ def preflow(network: FlowNetwork, order: list[int]) -> Floats:
 
     Notes
     -----
-    Source: Helix section 4.3, which names the algorithm.
+    Source: Helix, section 4.3: preflow-push algorithm.
     """
     import networkx
 
@@ -281,7 +281,7 @@ def expected(
     how
         ``"simulation"``, or ``"prototype"`` for its real 24 nodes.
     experiment
-        ``"model_placement"`` or ``"request_scheduling"`` where not that of Fig. 6 to 8.
+        ``"model_placement"`` or ``"request_scheduling"`` where not that of Helix Fig. 6 to 8.
 
     Examples
     --------

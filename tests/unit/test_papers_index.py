@@ -15,20 +15,20 @@ from pipelines.docs import build, papers
 
 LOOKUPS = {
     "Xiong Algorithm 1": "planners/xiong/estimate.py:throughput",
-    "Xiong Algorithm 2": "routers/workload.py:workload",
+    "Xiong Algorithm 2": "routers/xiong.py:workload",
     "Xiong eq. 3": "latency/models/affine.py:Affine.prefill_batch_s",
     "Xiong eq. 4": "latency/models/affine.py:Affine.decode_batch_s",
-    "Xiong eq. 7": "routers/workload.py:workload",
+    "Xiong eq. 7": "routers/xiong.py:workload",
     "HeteroServe capability weight": "routers/heteroserve.py:capability_scores",
     "HeteroServe bins": "workload/lengths.py:bins",
     "HeteroServe eq. 4": "routers/heteroserve.py:HeteroServe.admissions",
-    "HeteroServe damping": "routers/capability.py:heteroserve",
+    "HeteroServe damping": "routers/heteroserve.py:heteroserve",
     "Rignall ranges": "workload/lengths.py:ranges",
     "Rignall inner MILP": "planners/rignall/inner.py:solve",
     "Rignall divider": "planners/rignall/divider.py:divide",
     "Helix MILP": "planners/helix/milp.py:Milp",
     "Helix T_j(k)": "placement/throughput.py:throughput",
-    "IWRR": "routers/pipeline_kernels.py:by_weight",
+    "IWRR": "routers/pipelines.py:by_weight",
     "Helix KV mask": "engine/pipeline_kv.py:room",
     "ThunderServe tabu neighbourhoods": "planners/thunderserve/moves.py:neighbour",
     "ThunderServe transport": "planners/thunderserve/transport.py:transport",
@@ -70,10 +70,10 @@ def test_the_committed_page_is_what_the_docstrings_say():
 
 
 def test_the_site_leads_to_pages_of_the_api(monkeypatch):
-    monkeypatch.setattr(build, "api", lambda: {"api/hetero.routers.base.md": ""})
+    monkeypatch.setattr(build, "api", lambda: {"api/hetero.routers.rotation.md": ""})
     monkeypatch.setattr(build, "diagrams", str)
     text = build.generated()["papers.md"]
-    assert "[`hetero/routers/base.py`](api/hetero.routers.base.md) `RoundRobin`" in text
+    assert "[`hetero/routers/rotation.py`](api/hetero.routers.rotation.md) `RoundRobin`" in text
     assert "../" not in text
 
 
@@ -124,5 +124,5 @@ def test_the_command_prints_the_rows_of_a_word():
     app.command()(commands.papers)
     ended = CliRunner().invoke(app, ["IWRR"])
     assert ended.exit_code == 0
-    assert "hetero/routers/pipeline_kernels.py:by_weight" in ended.stdout
+    assert "hetero/routers/pipelines.py:by_weight" in ended.stdout
     assert "section 5.2" not in ended.stdout
