@@ -69,7 +69,10 @@ CARD = PlanCard(
     bound=GoodputBound(4.0, "the flow of tokens", 50.0),
     limits=Limits("memory", "Memory binds.", "ttft", (Limit("memory", 3.0, 90.0),)),
     changes=(ChangeEffect("one more L4", _FIGURE, Sampled(0.1, (0.1,)), 4.0, "hetero plan"),),
-    tried=(TriedPlanner("search", "fp16", 2.0, 3.5, 4.0, ""), TriedPlanner("other", "fp16", 1.0, None, None, "")),
+    tried=(
+        TriedPlanner("search", "fp16", 2.0, 3.5, 4.0, ""),
+        TriedPlanner("other", "fp16", 1.0, None, None, ""),
+    ),
     sources=(
         Source("L4", 4, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", 0.7, "catalog"),
         Source("A10", 1, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", None, ""),
