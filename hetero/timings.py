@@ -17,7 +17,8 @@ from pathlib import Path
 
 from hetero import paths
 from hetero.errors import DataError
-from hetero.files import heading, read_records, writing
+from hetero.files import writing
+from hetero.rows import heading, read_records
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from hetero.catalog.precision import PRECISION_BITS
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
-from hetero.files import read_records
+from hetero.rows import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

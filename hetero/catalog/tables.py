@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar, overload
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError
-from hetero.files import read_records
 from hetero.naming import RULE, good, one_line
+from hetero.rows import read_records
 
 
 class Record(Protocol):

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError, ParameterError
-from hetero.files import Rows, listed, read_rows
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.step import StepModel
+from hetero.rows import Rows, listed, read_rows
 
 Floats = NDArray[np.float64]
 Phase = Literal["prefill", "decode"]

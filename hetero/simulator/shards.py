@@ -29,8 +29,8 @@ from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.engine.gaps import gap_edges
 from hetero.errors import DataError, require
-from hetero.files import reading
 from hetero.routers import Builtin, RoundRobin
+from hetero.rows import reading
 from hetero.simulator import Run, simulate
 from hetero.simulator.metrics import METRIC_COLUMNS, PERCENTILES, percentile_rows
 from hetero.workload import Trace

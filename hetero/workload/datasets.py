@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import DownloadError
-from hetero.files import read_rows
+from hetero.rows import read_rows
 
 MIRROR = "HETERO_DATA_MIRROR"
 TIMEOUT_S = 30

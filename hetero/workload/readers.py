@@ -13,7 +13,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from hetero.errors import DataError
-from hetero.files import Rows, heading, listed, read_rows, reading
+from hetero.rows import Rows, heading, listed, read_rows, reading
 from hetero.workload.statistics import rate_rps
 from hetero.workload.trace import Trace
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, V
 
 from hetero.display import Shown
 from hetero.errors import DataError
-from hetero.files import reading
+from hetero.rows import reading
 from pipelines.studies import results
 
 PAPERS = ("xiong", "heteroserve", "rignall", "helix", "thunderserve")

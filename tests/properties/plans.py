@@ -6,12 +6,12 @@ from dataclasses import asdict
 
 from hetero import catalog
 from hetero.apps.cards.card import (
+    CardQuestion,
     ChangeEffect,
     GoodputBound,
     Limit,
     Limits,
     PlanCard,
-    Question,
     Replicas,
     Sampled,
     Source,
@@ -45,7 +45,7 @@ PLAN = Plan(
     options={"theta": 2.0},
 )
 CARD = PlanCard(
-    question=Question(
+    question=CardQuestion(
         "fleet", {"L4": 4, "A10": 1}, "Llama-3-8B", "azure2023_conv", 1.0, True,
         {"ttft": 0.5, "tpot": 0.05}, 0.9, None, "fp16", "nominal", 0, 100,
     ),

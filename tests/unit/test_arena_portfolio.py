@@ -134,7 +134,7 @@ def test_shares_move_away_from_replicas_that_miss() -> None:
 def test_no_moves_no_changes() -> None:
     case = CASES["two kinds"]
     entry = planner("tensor-parallel search", LITTLE).plan(case)
-    better = improve(entry, case, (1.0,), seeds=(0,), moves=0)
+    better = improve(entry, case, 1.0, seeds=(0,), moves=0)
     assert better.entry is entry
     assert better.changes == ()
 

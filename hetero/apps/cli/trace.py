@@ -31,7 +31,7 @@ Output = Annotated[str, typer.Option("--output-column", help="Column of the outp
 Unit = Annotated[
     Any,
     options.one_of(
-        "hetero.workload.columns:TimeUnit", "Unit of the arrivals: s, ms, us, ns or datetime."
+        "hetero.workload.readers:TimeUnit", "Unit of the arrivals: s, ms, us, ns or datetime."
     ),
 ]
 Rebase = Annotated[bool, typer.Option("--rebase", help="Count arrivals from the first request.")]

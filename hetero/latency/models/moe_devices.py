@@ -10,7 +10,7 @@ from hetero.catalog import Gpu, gpu, gpus
 from hetero.catalog.tables import Records
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, ParameterError
-from hetero.files import read_records
+from hetero.rows import read_records
 
 #: Share of every peak rate that is reached (eta of the model).
 DISCOUNT = 0.85
