@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -141,7 +141,9 @@ class View(Shown):
         Of routers of plain Python, which plans do not hold, none is known.
         """
         router = self.router
-        return _goodput_rps(self.setting, self.slo, router) if isinstance(router, Builtin) else None
+        if not isinstance(router, Builtin):
+            return None
+        return _goodput_rps(_Asked(self.setting, self.slo, repr(router), router))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -240,10 +242,21 @@ def _play(
     return simulate(where.deployment, trace, router, seed=seed, sample_s=sample_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a goodput depends on; routers with arrays have no hash, but a text."""
+
+    where: Exploration
+    slo: Slo
+    text: str
+    router: Builtin = field(compare=False)
+
+
 @lru_cache(maxsize=64)
-def _goodput_rps(where: Exploration, slo: Slo, router: Builtin) -> float:
+def _goodput_rps(asked: _Asked) -> float:
+    where, router = asked.where, asked.router
     plan = Plan("explorer", (), where.deployment, router, router.name, None)
-    load = Load(where.requests, where.bound_rps or 1.0, slo, precision=_PRECISION, seeds=(0,))
+    load = Load(where.requests, where.bound_rps or 1.0, asked.slo, precision=_PRECISION)
     return sustained_rps(plan, load, 0)
 
 
