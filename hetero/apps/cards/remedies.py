@@ -17,6 +17,7 @@ from hetero.errors import HeteroError
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.simulator import Run, Slo
+from hetero.simulator.sustained import window
 
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
@@ -52,10 +53,11 @@ def by_targets(case: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
     if not steady:
         return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
+    counted = slice(*window(len(run.requests)))
     for name, field in LATENCIES.items():
         target = getattr(case.slo, field)
         if target is not None:
-            over[name] = (latencies(run, field), float(target))
+            over[name] = (latencies(run, field)[counted], float(target))
     for name, (values, _) in over.items():
         others = [other <= goal for key, (other, goal) in over.items() if key != name]
         kept = np.logical_and.reduce([np.ones(len(values), bool), *others])
