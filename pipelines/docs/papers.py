@@ -76,7 +76,7 @@ def find(text: str = "") -> tuple[Item, ...]:
     Examples
     --------
     >>> [item.places for item in find("IWRR")]
-    [(('hetero/routers/pipeline_kernels.py', 'by_weight'),)]
+    [(('hetero/routers/pipelines.py', 'by_weight'),)]
     """
     return tuple(item for item in items() if item.matches(_words(text)))
 
