@@ -21,7 +21,6 @@ from hetero.display import Shown, Table
 from hetero.errors import ParameterError, require, require_positive
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
-from hetero.simulator.saturation import largest_rate
 from hetero.simulator.sustained import Judged, SustainedRule, arrivals
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -29,7 +28,7 @@ from hetero.workload import Trace
 MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
 
-_FACTOR = 1.3  # between rates until the largest that is sustained is enclosed
+_FACTOR = 1.3  # of the first step from where a search begins
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
 
@@ -131,15 +130,27 @@ def sustained_rps(
     >>> judged(plan, load.at(1.06 * most), 0)[1].sustained
     False
     """
-    near = near_rps or load.rate_rps
-    return largest_rate(
-        lambda rate_rps: judged(plan, load.at(rate_rps), seed, events=events)[1].sustained,
-        near,
-        factor=_FACTOR,
-        precision=bracket or load.precision,
-        least_rps=_LEAST_SHARE * near,
-        most_rps=_MOST_RPS,
-    )
+
+    def good(rate_rps: float) -> bool:
+        return judged(plan, load.at(rate_rps), seed, events=events)[1].sustained
+
+    low = high = near = near_rps or load.rate_rps
+    step, width = _FACTOR, 1.0 + (bracket or load.precision)
+    # Steps grow, since what is asked for first may be far off; close by, one step is enough.
+    if good(near):
+        while good(high := min(high * step, _MOST_RPS)):
+            if high >= _MOST_RPS:
+                return _MOST_RPS
+            low, step = high, step * step
+    else:
+        while not good(low := low / step):
+            if low < _LEAST_SHARE * near:
+                return 0.0
+            high, step = low, step * step
+    while high > low * width:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if good(middle) else (low, middle)
+    return low
 
 
 @dataclass(frozen=True, eq=False, repr=False)
