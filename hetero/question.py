@@ -29,6 +29,7 @@ MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
 
 _FACTOR = 1.3  # of the first step from where a search begins
+_FAR = 0.1  # below the goal
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
 
@@ -132,7 +133,14 @@ def sustained_rps(
     """
 
     def good(rate_rps: float) -> bool:
-        return judged(plan, load.at(rate_rps), seed, events=events)[1].sustained
+        at = load.at(rate_rps)
+        few = load.rule.requests(rate_rps, life_s=0.0)
+        if at.requests(plan) > 2 * few:
+            # Far beyond its limit a fleet fails from the beginning, and long runs are slow there.
+            run = plan.simulate(at.arrivals(few, seed), seed, events=events)
+            if load.rule.judge(run).attained < load.goal - _FAR:
+                return False
+        return judged(plan, at, seed, events=events)[1].sustained
 
     low = high = near = near_rps or load.rate_rps
     step, width = _FACTOR, 1.0 + (bracket or load.precision)
