@@ -39,6 +39,8 @@ from hetero.latency.tables import Phase
 
 Floats = NDArray[np.float64]
 
+_MANY = 2.0**40  # tokens or pairs of a step whose time is its rate
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency(Shown):
@@ -279,7 +281,8 @@ class Roofline(Shown):
             knots = np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
         else:
             knots = np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
-        rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+        # Of one token or pair the difference would drown in the rounding of an empty step.
+        rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, _MANY, 0.0], [0.0, 0.0, _MANY]) / _MANY
         return StepModel(
             (
                 Piece(
