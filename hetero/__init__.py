@@ -23,7 +23,8 @@ from the ground up; a module imports only from those before its own:
 Beside the library, ``pipelines/`` runs the notebooks as ``dvc.yaml`` says; ``pipelines/studies``
 holds the papers' claims and experiments, ``pipelines/bench`` how fast things are. Every number has
 a source: ``data/specs``, ``data/measured``, ``data/published``. Where to add a GPU, a router or a
-planner, and which file holds which equation, is in ``pipelines/docs/pages/reading.md``.
+planner is in ``pipelines/docs/pages/reading.md``, which function holds which equation of the papers
+in ``papers.md`` beside it.
 
 Examples
 --------
@@ -51,22 +52,57 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hetero import catalog as catalog
+    from hetero import cluster as cluster
+    from hetero import routers as routers
+    from hetero import workload as workload
+    from hetero.apps.capacity.resilience import resilience as resilience
+    from hetero.apps.capacity.sizing import size as size
     from hetero.apps.cards.answer import plan as plan
+    from hetero.apps.cards.card import PlanCard as PlanCard
+    from hetero.apps.explorer import explore as explore
+    from hetero.cluster import Cluster as Cluster
+    from hetero.deployment import Deployment as Deployment
+    from hetero.planners.replicated import replicated as replicated
+    from hetero.plans import Plan as Plan
+    from hetero.question import Question as Question
+    from hetero.simulator import Slo as Slo
+    from hetero.simulator import simulate as simulate
+    from hetero.simulator.metrics import metrics as metrics
+    from hetero.workload import Trace as Trace
 
 __version__ = "0.1.0"
 
-
 # Planning brings every planner with it; who only imports hetero does not wait for that, and a
 # stage of the pipeline that never plans does not depend on it.
-LAZY = {"plan": "hetero.apps.cards.answer"}
-"""Names that are imported on first use, and where they stand."""
+LAZY = {
+    "Cluster": "hetero.cluster",
+    "Deployment": "hetero.deployment",
+    "Plan": "hetero.plans",
+    "PlanCard": "hetero.apps.cards.card",
+    "Question": "hetero.question",
+    "Slo": "hetero.simulator",
+    "Trace": "hetero.workload",
+    "explore": "hetero.apps.explorer",
+    "metrics": "hetero.simulator.metrics",
+    "plan": "hetero.apps.cards.answer",
+    "replicated": "hetero.planners.replicated",
+    "resilience": "hetero.apps.capacity.resilience",
+    "simulate": "hetero.simulator",
+    "size": "hetero.apps.capacity.sizing",
+}
+"""Names that are imported on first use, and where they stand; with four modules beside them."""
+
+_MODULES = ("catalog", "cluster", "routers", "workload")
 
 
 def __getattr__(name: str) -> Any:
     if name in LAZY:
         return getattr(importlib.import_module(LAZY[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"hetero.{name}")
     raise AttributeError(f"module 'hetero' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *LAZY])
+    return sorted([*globals(), *LAZY, *_MODULES])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, TypeAlias
 
 from hetero.catalog import Gpu, KvFormula, Llm
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require, require_not_negative
 from hetero.latency.step import StepModel
 from hetero.memory import Budget
 
@@ -36,11 +37,14 @@ Eviction: TypeAlias = Literal["recompute", "swap"]
 
 Role: TypeAlias = Literal["both", "prefill", "decode"]
 """Phase that a replica serves."""
+_PHASES = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """How the serving engine of a replica forms batches and manages its KV cache.
+
+    Source: HeteroServe, section 4.1: eviction penalty of memory that overflows; w_3.
 
     Attributes
     ----------
@@ -79,39 +83,35 @@ class Engine:
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_step_tokens", "max_output_tokens", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise ParameterError(
-                    f"Engine {name} must be at least 1; received {getattr(self, name)}.",
-                    resolve="give a positive number.",
-                )
-        if not self.swap_s_per_gb >= 0:
-            raise ParameterError(
-                f"Engine swap_s_per_gb must be 0 or more; received {self.swap_s_per_gb}.",
-                resolve="give the time to move 10^9 bytes of KV cache [s].",
+            require(
+                getattr(self, name) >= 1,
+                f"Engine {name} must be at least 1; received {getattr(self, name)}.",
+                resolve="give a positive number.",
             )
-        if not 0 <= self.prefix_share < 1:
-            raise ParameterError(
-                f"Engine prefix_share must be from 0 to below 1; received {self.prefix_share}.",
-                resolve="give the share of the KV cache that past prompts may keep.",
-            )
-        if self.batching == "static" and self.prefix_share > 0:
-            raise ParameterError(
-                "Static batches are padded to their longest prompt, which prefix hits cannot "
-                "shorten.",
-                resolve="set prefix_share=0, or use another batching.",
-            )
-        if self.schedule_ahead and self.batching != "chunked":
-            raise ParameterError(
-                "Steps are scheduled ahead where decoding and prefill share them; received "
-                f"batching '{self.batching}'.",
-                resolve="set batching='chunked', or schedule_ahead=False.",
-            )
-        if self.batching == "static" and self.admission != "known":
-            raise ParameterError(
-                "Static batching packs by the longest output and needs admission 'known'; "
-                f"received '{self.admission}'.",
-                resolve="set admission='known', or use another batching.",
-            )
+        require_not_negative(swap_s_per_gb=self.swap_s_per_gb)
+        require(
+            0 <= self.prefix_share < 1,
+            f"Engine prefix_share must be from 0 to below 1; received {self.prefix_share}.",
+            resolve="give the share of the KV cache that past prompts may keep.",
+        )
+        static = self.batching == "static"
+        require(
+            not static or self.prefix_share == 0,
+            "Static batches are padded to their longest prompt, which prefix hits cannot shorten.",
+            resolve="set prefix_share=0, or use another batching.",
+        )
+        require(
+            self.batching == "chunked" or not self.schedule_ahead,
+            "Steps are scheduled ahead where decoding and prefill share them; received "
+            f"batching '{self.batching}'.",
+            resolve="set batching='chunked', or schedule_ahead=False.",
+        )
+        require(
+            not static or self.admission == "known",
+            "Static batching packs by the longest output and needs admission 'known'; "
+            f"received '{self.admission}'.",
+            resolve="set admission='known', or use another batching.",
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -148,25 +148,25 @@ class Replica(Shown):
 
     def __post_init__(self) -> None:
         lagging = self.lag_s > 0 or self.lag_s_per_token > 0
-        if min(self.lag_s, self.lag_s_per_token) < 0 or (lagging and self.role != "prefill"):
-            raise ParameterError(
-                f"Replica {self.name} serves {self.role} with a lag of {self.lag_s} s and "
-                f"{self.lag_s_per_token} s per token.",
-                resolve="give a lag of 0 or more to replicas that only prefill, and to no others.",
-            )
+        require(
+            min(self.lag_s, self.lag_s_per_token) >= 0 and (not lagging or self.role == "prefill"),
+            f"Replica {self.name} serves {self.role} with a lag of {self.lag_s} s and "
+            f"{self.lag_s_per_token} s per token.",
+            resolve="give a lag of 0 or more to replicas that only prefill, and to no others.",
+        )
         least = self.engine.block_tokens if self.engine.admission == "paged" else 1
-        if not (self.kv_tokens >= least and self.kv_bytes_per_token >= 0):
-            raise ParameterError(
-                f"Replica {self.name} has a KV cache of {self.kv_tokens} tokens of "
-                f"{self.kv_bytes_per_token} bytes; its engine needs at least {least} tokens.",
-                resolve="use more GPUs per replica, a lower precision, or smaller blocks.",
-            )
-        if self.engine.batching == "static" and self.role != "both":
-            raise ParameterError(
-                f"Replica {self.name} serves only {self.role} in static batches, which hold a "
-                "request from its prefill to its last token.",
-                resolve="use another batching, or the role 'both'.",
-            )
+        require(
+            self.kv_tokens >= least and self.kv_bytes_per_token >= 0,
+            f"Replica {self.name} has a KV cache of {self.kv_tokens} tokens of "
+            f"{self.kv_bytes_per_token} bytes; its engine needs at least {least} tokens.",
+            resolve="use more GPUs per replica, a lower precision, or smaller blocks.",
+        )
+        require(
+            self.engine.batching != "static" or self.role == "both",
+            f"Replica {self.name} serves only {self.role} in static batches, which hold a "
+            "request from its prefill to its last token.",
+            resolve="use another batching, or the role 'both'.",
+        )
 
     def table(self) -> Table:
         """What it stands on, what it holds and how it serves."""
@@ -207,12 +207,12 @@ class KvLink:
     compression: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (self.bandwidth_gbs > 0 and self.latency_s >= 0 and self.compression > 0):
-            raise ParameterError(
-                f"A KV link needs a bandwidth above 0, received {self.bandwidth_gbs} GB/s, "
-                f"{self.latency_s} s, compression {self.compression}.",
-                resolve="give a link for every pair of a prefill and a decode replica.",
-            )
+        require(
+            self.bandwidth_gbs > 0 and self.latency_s >= 0 and self.compression > 0,
+            f"A KV link needs a bandwidth above 0, received {self.bandwidth_gbs} GB/s, "
+            f"{self.latency_s} s, compression {self.compression}.",
+            resolve="give a link for every pair of a prefill and a decode replica.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,68 +235,52 @@ class Deployment(Shown):
     def __post_init__(self) -> None:
         names = [replica.name for replica in self.replicas]
         twice = sorted({name for name in names if names.count(name) > 1})
-        if twice or not names:
-            raise ParameterError(
-                f"Deployment {self.name} needs replicas with names of their own; "
-                + (f"'{twice[0]}' stands twice." if twice else "it has none."),
-                resolve="name each replica once.",
-            )
+        require(
+            bool(names) and not twice,
+            f"Deployment {self.name} needs replicas with names of their own; "
+            + (f"'{twice[0]}' stands twice." if twice else "it has none."),
+            resolve="name each replica once.",
+        )
         roles = {replica.role for replica in self.replicas}
-        if ("prefill" in roles) != ("decode" in roles):
-            alone = "prefill" if "prefill" in roles else "decode"
-            raise ParameterError(
-                f"Deployment {self.name} has replicas that serve only {alone} and none that serve "
-                "only the other phase.",
-                resolve="add replicas for the other phase, or give them the role 'both'.",
-            )
+        alone = "prefill" if "prefill" in roles else "decode"
+        require(
+            ("prefill" in roles) == ("decode" in roles),
+            f"Deployment {self.name} has replicas that serve only {alone} and none that serve "
+            "only the other phase.",
+            resolve="add replicas for the other phase, or give them the role 'both'.",
+        )
         for start, end, _ in self.links:
-            if (self._role(start), self._role(end)) != ("prefill", "decode"):
-                raise ParameterError(
-                    f"A KV link of {self.name} leads from '{start}' to '{end}', which are not "
-                    "a prefill and a decode replica of it.",
-                    resolve="name the two replicas, the one that prefills first.",
-                )
+            require(
+                (self._role(start), self._role(end)) == _PHASES,
+                f"A KV link of {self.name} leads from '{start}' to '{end}', which are not "
+                "a prefill and a decode replica of it.",
+                resolve="name the two replicas, the one that prefills first.",
+            )
         if roles >= {"prefill", "decode"} and self.default_link is None:
             known = {(source, target) for source, target, _ in self.links}
-            for source in self.replicas:
-                for target in self.replicas:
-                    pair = (source.name, target.name)
-                    if source.role == "prefill" and target.role == "decode" and pair not in known:
-                        raise ParameterError(
-                            f"No KV link from {pair[0]} to {pair[1]}.",
-                            resolve="give the link, or a default_link for all pairs.",
-                        )
+            phases = ([one.name for one in self.replicas if one.role == r] for r in _PHASES)
+            for source, target in product(*phases):
+                require(
+                    (source, target) in known,
+                    f"No KV link from {source} to {target}.",
+                    resolve="give the link, or a default_link for all pairs.",
+                )
 
     def _role(self, name: str) -> Role | None:
         return next((replica.role for replica in self.replicas if replica.name == name), None)
 
     def table(self) -> Table:
         """One row per replica."""
-        rows = tuple(
-            (
-                replica.name,
-                f"{replica.gpus} x {replica.gpu.name}" if replica.gpu else "-",
-                replica.role,
-                replica.engine.batching,
-                replica.engine.max_batch,
-                replica.kv_tokens,
-                replica.step.source,
-            )
-            for replica in self.replicas
+        columns = (
+            Column("replica", of="name"),
+            Column("GPUs", of=lambda one: f"{one.gpus} x {one.gpu.name}" if one.gpu else "-"),
+            Column("phase", of="role"),
+            Column("batching", of="engine.batching"),
+            Column("batch limit", "requests", of="engine.max_batch"),
+            Column("KV cache", "tokens", of="kv_tokens"),
+            Column("latency from", of="step.source"),
         )
-        return Table(
-            self.name,
-            (
-                Column("replica"),
-                Column("GPUs"),
-                Column("phase"),
-                Column("batching"),
-                Column("batch limit", "requests"),
-                Column("KV cache", "tokens"),
-                Column("latency from"),
-            ),
-            rows,
-        )
+        return Table.of(self.name, columns, self.replicas)
 
     @property
     def usd_per_h(self) -> float | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -18,16 +19,34 @@ _WHOLE = 24  # characters of a cell that is never broken into lines
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Heading of one column: its label, its unit, and how many significant digits it shows."""
+    """One column: its label, its unit, how many significant digits it shows, and of what.
+
+    Attributes
+    ----------
+    of
+        What of an object stands in the column (:meth:`Table.of`): the path of an attribute, as
+        ``"gpu.name"``, or a function of the object.
+    """
 
     label: str
     unit: str = ""
     digits: int = 4
+    of: str | Callable[[Any], object] | None = None
 
     @property
     def heading(self) -> str:
         """Label with the unit in brackets, as it stands above the column."""
         return f"{self.label} [{self.unit}]" if self.unit else self.label
+
+    def cell(self, item: object) -> object:
+        """What of an object stands in the column; nothing where a part of the path is None."""
+        if callable(self.of):
+            return self.of(item)
+        for name in (self.of or self.label).split("."):
+            if item is None:
+                return None
+            item = getattr(item, name)
+        return item
 
     def show(self, value: object) -> str:
         """Text of one cell; numbers are rounded to ``digits`` significant digits."""
@@ -68,6 +87,30 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[object, ...], ...]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, title: str, columns: Sequence[Column], items: Iterable[object], *notes: str
+    ) -> Table:
+        """A row per object, each column by its own ``of``; empty notes are left out.
+
+        Examples
+        --------
+        >>> print(Table.of("", (Column("real"), Column("half", "1", of=lambda z: z / 2)), [3]))
+        real  half [1]
+        ----  --------
+           3     1.500
+        """
+        rows = tuple(tuple(column.cell(item) for column in columns) for item in items)
+        return cls(title, tuple(columns), rows, tuple(note for note in notes if note))
+
+    @classmethod
+    def figures(
+        cls, title: str, *figures: tuple[str, object, str], notes: Iterable[str] = ()
+    ) -> Table:
+        """One row per figure: what it is, its value and its unit."""
+        columns = (Column("figure"), Column("value"), Column("unit"))
+        return cls(title, columns, figures, tuple(note for note in notes if note))
 
     def _cells(self) -> list[list[str]]:
         return [

@@ -128,7 +128,7 @@ class Decoder:
         kind, held = next(iter(value.items()), ("", None))
         if kind == "array":
             return self._array(value, where)
-        if len(value) == 1 and kind == "number" and held in _NUMBERS:
+        if len(value) == 1 and kind == "number" and held in tuple(_NUMBERS):
             return _NUMBERS[held]
         if len(value) == 1 and kind == "shared":
             return self._of_shared(held, where, depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 _LONGEST = 1500  # characters of a sentence
@@ -52,6 +53,39 @@ class CatalogError(HeteroError):
 
 class ParameterError(HeteroError):
     """A parameter that is unknown, missing, of the wrong type or out of range."""
+
+
+def require(good: bool, received: str, *, resolve: str) -> None:
+    """Raise :class:`ParameterError` with what was received unless it is good."""
+    if not good:
+        raise ParameterError(received, resolve=resolve)
+
+
+def require_positive(**values: float) -> None:
+    """Raise :class:`ParameterError` unless every value is finite and above 0.
+
+    Examples
+    --------
+    >>> require_positive(rate_rps=0.0)
+    Traceback (most recent call last):
+    hetero.errors.ParameterError: rate_rps is 0. Resolve: give a finite number above 0.
+    """
+    for name, value in values.items():
+        good = 0 < value < math.inf
+        require(good, f"{name} is {value:g}.", resolve="give a finite number above 0.")
+
+
+def require_not_negative(**values: float) -> None:
+    """Raise :class:`ParameterError` unless every value is finite and at least 0."""
+    for name, value in values.items():
+        good = 0 <= value < math.inf
+        require(good, f"{name} is {value:g}.", resolve="give a finite number of 0 or more.")
+
+
+def require_share(**values: float) -> None:
+    """Raise :class:`ParameterError` unless every value is above 0 and at most 1."""
+    for name, value in values.items():
+        require(0 < value <= 1, f"{name} is {value:g}.", resolve="give a share above 0, up to 1.")
 
 
 class FitError(HeteroError):

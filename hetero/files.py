@@ -1,8 +1,7 @@
-"""Output files that are written whole or not at all, and CSV files that may be no CSV."""
+"""Output files that are written whole or not at all."""
 
 from __future__ import annotations
 
-import csv
 import glob
 import os
 import secrets
@@ -11,9 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TextIO
 
-from hetero.errors import DataError, ParameterError
+from hetero.errors import ParameterError
 
 _ABANDONED_S = 86_400.0  # no writer is silent for a day
 
@@ -127,33 +125,3 @@ Resolve: create it first, or choose another folder.
             f"The folder {target.parent} of {target.name} does not exist.",
             resolve="create it first, or choose another folder.",
         )
-
-
-@contextmanager
-def csv_lines(path: Path) -> Iterator[TextIO]:
-    """Open a CSV file; what is no text or no CSV ends in an error of one sentence.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be opened, is not UTF-8, or holds what the csv module refuses.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            yield file
-    except OSError as error:
-        raise DataError(
-            f"The file cannot be read ({error.strerror}).", path=path, resolve="check its name."
-        ) from None
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"The file is not UTF-8 text ({error.reason} at byte {error.start}).",
-            path=path,
-            resolve="save it as UTF-8.",
-        ) from None
-    except csv.Error as error:
-        raise DataError(
-            f"The file cannot be split into cells ({error}).",
-            path=path,
-            resolve="put cells that hold commas or quotes in quotes, and close them.",
-        ) from None

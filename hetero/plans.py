@@ -7,7 +7,7 @@ the same plan, compared, drawn, exported and served.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,10 +20,10 @@ from hetero.display import Column, Shown, Table
 from hetero.encoding import Decoder, Encoder, EncodingError
 from hetero.errors import DataError
 from hetero.files import writing
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.routers import Builtin
 from hetero.routers.pipelines import PipelineRouter
-from hetero.simulator import simulate
+from hetero.simulator import Event, simulate
 from hetero.simulator.pipelines import simulate_pipelines
 from hetero.simulator.run import Run
 from hetero.simulator.sustained import life_s
@@ -94,9 +94,9 @@ class Layers:
     prompt_tokens: float = 8.0
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> FlowNetwork:
         """The flow network of the placement."""
-        return Network(self.placement, self.partial_inference)
+        return FlowNetwork(self.placement, self.partial_inference)
 
 
 Serving: TypeAlias = Deployment | Layers
@@ -179,6 +179,7 @@ class Plan(Shown):
         seed: int = 0,
         *,
         sample_s: float | None = None,
+        events: Sequence[Event] = (),
         progress: Callable[[int], None] | None = None,
     ) -> Run:
         """What becomes of every request of a trace, arrivals as they are.
@@ -187,13 +188,19 @@ class Plan(Shown):
         ----------
         seed
             Of the draws of the router.
-        sample_s, progress
+        sample_s, events, progress
             For plans of replicas, see :func:`hetero.simulator.simulate`.
         """
         if isinstance(self.serving, Deployment):
             assert isinstance(self.router, Builtin)
             return simulate(
-                self.serving, trace, self.router, seed=seed, sample_s=sample_s, progress=progress
+                self.serving,
+                trace,
+                self.router,
+                events=events,
+                seed=seed,
+                sample_s=sample_s,
+                progress=progress,
             )
         assert isinstance(self.router, PipelineRouter)
         return simulate_pipelines(

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.arrays import Flags, Floats, Ints
+from hetero.errors import InfeasibleError, require
 from hetero.errors import SolverError as SolverError  # for those who solve
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Solver: TypeAlias = Literal["highs", "gscip", "glop"]
 Status: TypeAlias = Literal["optimal", "limit"]
 
@@ -27,7 +26,7 @@ GAP = 1e-6  # relative distance to the bound at which a program counts as solved
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SolverLimits:
     """Where a solver stops; by count, not by time, so that results do not change from run to run.
 
     Attributes
@@ -45,16 +44,17 @@ class Limits:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gap < 1:
-            raise ParameterError(
-                f"A gap of {self.gap} is no relative distance.", resolve="give 0 <= gap < 1."
-            )
+        require(
+            0 <= self.gap < 1,
+            f"A gap of {self.gap} is no relative distance.",
+            resolve="give 0 <= gap < 1.",
+        )
         for what, value in (("nodes", self.nodes), ("seconds", self.seconds)):
-            if value is not None and not value > 0:
-                raise ParameterError(
-                    f"A limit of {value} {what} leaves nothing to solve.",
-                    resolve=f"give more than 0 {what}, or None for no limit.",
-                )
+            require(
+                value is None or value > 0,
+                f"A limit of {value} {what} leaves nothing to solve.",
+                resolve=f"give more than 0 {what}, or None for no limit.",
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class Program:
     _lower: list[Floats] = field(default_factory=list)
     _upper: list[Floats] = field(default_factory=list)
     _objective: list[Floats] = field(default_factory=list)
-    _integer: list[NDArray[np.bool_]] = field(default_factory=list)
+    _integer: list[Flags] = field(default_factory=list)
     _row_lower: list[Floats] = field(default_factory=list)
     _row_upper: list[Floats] = field(default_factory=list)
     _triplets: list[tuple[Ints, Ints, Floats]] = field(default_factory=list)
@@ -167,7 +167,7 @@ class Program:
 
     def solve(
         self,
-        limits: Limits | None = None,
+        limits: SolverLimits | None = None,
         *,
         solver: Solver = "highs",
         relaxed: bool = False,
@@ -194,7 +194,7 @@ class Program:
         """
         from ortools.math_opt.python import mathopt
 
-        limits = limits or Limits()
+        limits = limits or SolverLimits()
         integer = np.concatenate(self._integer) & (not relaxed)
         model = mathopt.Model.from_model_proto(self._proto(integer))
         kind = mathopt.SolverType[solver.upper()]
@@ -241,7 +241,7 @@ class Program:
         status: Status = "optimal" if reason == stopped.OPTIMAL else "limit"
         return Solution(values, objective, bound, dual_bound, status, duals, reduced)
 
-    def _proto(self, integer: NDArray[np.bool_]) -> object:
+    def _proto(self, integer: Flags) -> object:
         # Arrays go straight into the message: adding variables one by one costs more than solving.
         from ortools.math_opt import model_pb2
 
@@ -298,7 +298,7 @@ def _hints(model: object, start: ArrayLike | None) -> object:
     return mathopt.ModelSolveParameters(solution_hints=[hint])
 
 
-def _parameters(limits: Limits, mixed: bool) -> object:
+def _parameters(limits: SolverLimits, mixed: bool) -> object:
     import datetime
 
     from ortools.math_opt.python import mathopt

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from hetero import paths
 from hetero.errors import DataError
-from hetero.files import csv_lines, writing
+from hetero.files import writing
+from hetero.rows import heading, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +97,19 @@ def timings(path: Path | None = None) -> dict[str, Timing]:
         If the file lacks a column or holds a value that is no number.
     """
     file = path if path is not None else paths.data("measured", "timings.csv")
-    found: dict[str, Timing] = {}
-    with csv_lines(file) as lines:
-        reader = csv.DictReader(lines)
-        if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise DataError(
-                f"The columns are {', '.join(reader.fieldnames or ())}.",
-                path=file,
-                resolve=f"write {', '.join(_COLUMNS)}, as `hetero bench --record` does.",
-            )
-        for row in reader:
-            values: dict[str, object] = dict(row)
-            try:
-                values |= {"seconds": float(row["seconds"]), "repeats": int(row["repeats"])}
-                if None in row or None in row.values():
-                    raise ValueError(f"it needs {len(_COLUMNS)} cells")
-            except (ValueError, TypeError) as error:
-                raise DataError(
-                    f"The row of '{row['key']}' holds no number or too few cells: {error}.",
-                    path=file,
-                    line=reader.line_num,
-                    resolve="measure it again with `hetero bench --record`.",
-                ) from error
-            found[row["key"]] = Timing(**values)  # type: ignore[arg-type]
+    if (columns := tuple(heading(file))) != _COLUMNS:
+        raise DataError(
+            f"The columns are {', '.join(columns)}.",
+            path=file,
+            resolve=f"write {', '.join(_COLUMNS)}, as `hetero bench --record` does.",
+        )
+    found = {}
+    for k, row in enumerate(read_records(file, Timing)):
+        if len(row) < len(_COLUMNS):
+            what = f"The row needs {len(_COLUMNS)} cells."
+            rule = "measure it again with `hetero bench --record`."
+            raise DataError(what, path=file, line=k + 2, resolve=rule)
+        found[str(row["key"])] = Timing(**row)  # type: ignore[arg-type]
     return found
 
 

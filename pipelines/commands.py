@@ -1,4 +1,4 @@
-"""``hetero repro | status | verify | claims | figures | tables``: a checkout and what it shows."""
+"""``hetero repro | status | verify | claims | figures | papers | tables``: of a checkout."""
 
 from __future__ import annotations
 
@@ -84,6 +84,18 @@ def figures(as_json: options.AsJson = False) -> None:
 
     found = coverage(_results())
     _print(found.table(), as_json, found.records())
+
+
+def papers(
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Such as IWRR, or helix MILP, or xiong eq. 7.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show which code implements an equation, algorithm, table or named idea of the papers."""
+    from pipelines.docs.papers import find, table
+
+    _print(table(find(" ".join(words or ()))), as_json)
 
 
 def tables(

@@ -55,7 +55,8 @@ def imported(code: str) -> Iterator[str]:
                 elif node.module == "hetero" and alias.name in hetero.LAZY:
                     yield hetero.LAZY[alias.name]
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "hetero":
-            yield from [hetero.LAZY[node.attr]] if node.attr in hetero.LAZY else []
+            name = hetero.LAZY.get(node.attr, f"hetero.{node.attr}")
+            yield from [name] if name in modules else []
 
 
 def closure(code: str) -> set[str]:

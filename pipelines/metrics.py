@@ -56,7 +56,7 @@ def _table(folder: Path, notebook: str, name: str) -> pd.DataFrame:
 
 
 def _theta(table: pd.DataFrame) -> dict[str, float]:
-    """Best weight of Algorithm 2 with the link and the predictor of the paper, all at once."""
+    """Best weight of Xiong et al.'s Algorithm 2 with their link and predictor, all at once."""
     if table.empty:
         return {}
     first = table.iloc[0]

@@ -46,7 +46,7 @@ _ROWS = 12  # of a table shown in the page; the file has all
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownResult:
     """One figure or table with the manifest's caption, from one source of traces."""
 
     source: str
@@ -60,7 +60,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class NotebookRun:
     """Provenance of one notebook's results from one source of traces.
 
     ``page`` is the page of the executed notebook, relative to the report; empty if it is not there.
@@ -117,9 +117,9 @@ class Chapter:
     title: str
     question: str
     rests_on: tuple[str, ...]
-    runs: tuple[Run, ...]
-    figures: tuple[tuple[Shown, ...], ...]
-    tables: tuple[tuple[Shown, ...], ...]
+    runs: tuple[NotebookRun, ...]
+    figures: tuple[tuple[ShownResult, ...], ...]
+    tables: tuple[tuple[ShownResult, ...], ...]
 
 
 def chapters(folder: Path) -> list[Chapter]:
@@ -212,11 +212,11 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
 
 
-def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> Run:
+def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> NotebookRun:
     parameters = ", ".join(f"{k} = {v}" for k, v in manifest.get("parameters", {}).items())
     notebook = manifest["notebook"]
     executed = folder / traces / notebook / f"{notebook}.ipynb"
-    return Run(
+    return NotebookRun(
         traces,
         manifest["profile"],
         ", ".join(map(str, manifest["seeds"])) or "none",
@@ -228,7 +228,7 @@ def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> Run:
 
 def _side_by_side(
     folder: Path, found: dict[str, dict[str, Any]], kind: str
-) -> Iterator[tuple[Shown, ...]]:
+) -> Iterator[tuple[ShownResult, ...]]:
     """The same figure of each source together, in the order of the first manifest that has it."""
     names = dict.fromkeys(row["file"] for manifest in found.values() for row in manifest[kind])
     for name in names:
@@ -242,18 +242,18 @@ def _side_by_side(
 
 def _shown(
     folder: Path, traces: str, manifest: dict[str, Any], row: dict[str, Any], kind: str
-) -> Shown:
+) -> ShownResult:
     path = folder / traces / manifest["notebook"] / row["file"]
     file = quote(path.relative_to(folder).as_posix())
     shows = tuple(_published(one) for one in row["shows"])
     provenance = f"{traces} traces, {manifest['profile']} profile"
     if kind == "figures":
-        return Shown(traces, file, row["caption"], shows, provenance)
+        return ShownResult(traces, file, row["caption"], shows, provenance)
     with path.open(encoding="utf-8", newline="") as stream:
         head, *body = csv.reader(stream)
     rows = tuple(tuple(map(_number, cells)) for cells in itertools.islice(body, _ROWS))
     hidden = max(0, len(body) - _ROWS)
-    return Shown(traces, file, row["caption"], shows, provenance, tuple(head), rows, hidden)
+    return ShownResult(traces, file, row["caption"], shows, provenance, tuple(head), rows, hidden)
 
 
 def _published(name: str) -> str:

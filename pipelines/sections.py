@@ -16,7 +16,7 @@ class Section(BaseModel):
 Seeds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 
 
-class Quickstart(Section):
+class QuickstartSection(Section):
     """Parameters of 00_quickstart."""
 
     requests: int = Field(ge=200, description="requests of the log")
@@ -24,14 +24,14 @@ class Quickstart(Section):
     seed: int = Field(ge=0, description="seed of arrivals and of all that is drawn")
 
 
-class Workloads(Section):
+class WorkloadsSection(Section):
     """Parameters of 01_workloads."""
 
     seed: int = Field(ge=0, description="seed of the traces drawn from twins")
     draws: int = Field(ge=1, description="drawn traces that are compared with the real one")
 
 
-class LatencyFitting(Section):
+class LatencyFittingSection(Section):
     """Parameters of 02_latency_fitting."""
 
     measurements: Literal["derived", "raw"] = Field(
@@ -40,7 +40,7 @@ class LatencyFitting(Section):
     )
 
 
-class TensorParallelSearch(Section):
+class TensorParallelSearchSection(Section):
     """Parameters of 03_tensor_parallel_search."""
 
     seeds: Seeds = Field(description="one sample of requests is drawn with each")
@@ -53,7 +53,7 @@ class TensorParallelSearch(Section):
     )
 
 
-class RequestScheduling(Section):
+class RequestSchedulingSection(Section):
     """Parameters of 04_request_scheduling."""
 
     seeds: Seeds = Field(
@@ -74,7 +74,7 @@ class RequestScheduling(Section):
 Swept = Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]
 
 
-class HeteroServe(Section):
+class HeteroServeSection(Section):
     """Parameters of 05_heteroserve."""
 
     seeds: list[Annotated[int, Field(ge=0)]] = Field(
@@ -95,7 +95,7 @@ class HeteroServe(Section):
     )
 
 
-class IslandInnerLoop(Section):
+class IslandInnerLoopSection(Section):
     """Parameters of 06_island_inner_loop."""
 
     width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
@@ -107,7 +107,7 @@ class IslandInnerLoop(Section):
     seed: int = Field(ge=0, description="seed of the played arrivals")
 
 
-class IslandOuterLoop(Section):
+class IslandOuterLoopSection(Section):
     """Parameters of 07_island_outer_loop."""
 
     workloads: list[Literal["code", "conv"]] = Field(
@@ -145,7 +145,7 @@ class IslandOuterLoop(Section):
     )
 
 
-class LayerPlacement(Section):
+class LayerPlacementSection(Section):
     """Parameters of 08_layer_placement."""
 
     planned: list[str] = Field(
@@ -159,7 +159,7 @@ class LayerPlacement(Section):
     seed: int = Field(ge=0, description="seed of the planner's exchanges and of the requests")
 
 
-class HelixServing(Section):
+class HelixServingSection(Section):
     """Parameters of 09_helix_serving."""
 
     settings: list[str] = Field(min_length=1, description="clusters and models that are served")
@@ -176,7 +176,7 @@ class HelixServing(Section):
     seed: int = Field(ge=0, description="seed of requests, routers and planners")
 
 
-class Fidelity(Section):
+class FidelitySection(Section):
     """Parameters of 12_fidelity."""
 
     helix_offline_s: float = Field(
@@ -188,7 +188,7 @@ class Fidelity(Section):
     seed: int = Field(ge=0, description="seed of the draws and of the workload")
 
 
-class PhaseSplitting(Section):
+class PhaseSplittingSection(Section):
     """Parameters of 10_phase_splitting."""
 
     seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
@@ -204,7 +204,7 @@ class PhaseSplitting(Section):
     )
 
 
-class ThunderServe(Section):
+class ThunderServeSection(Section):
     """Parameters of 11_thunderserve."""
 
     seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
@@ -224,7 +224,7 @@ class ThunderServe(Section):
     )
 
 
-class Arena(Section):
+class ArenaSection(Section):
     """Parameters of 13_arena."""
 
     seeds: Seeds = Field(description="arrivals that every plan is played with")
@@ -247,7 +247,7 @@ class Arena(Section):
     jobs: int = Field(ge=1, description="cases that are played side by side")
 
 
-class Explorer(Section):
+class ExplorerSection(Section):
     """Parameters of 14_explorer."""
 
     requests: int = Field(ge=100, description="requests that are played at most")
@@ -255,7 +255,7 @@ class Explorer(Section):
     seed: int = Field(ge=0, description="seed of requests and arrivals")
 
 
-class Live(Section):
+class LiveSection(Section):
     """Parameters of 15_live."""
 
     measure: bool = Field(
@@ -268,20 +268,20 @@ class Live(Section):
 
 
 SECTIONS: Final[dict[str, type[Section]]] = {
-    "quickstart": Quickstart,
-    "workloads": Workloads,
-    "latency_fitting": LatencyFitting,
-    "tensor_parallel_search": TensorParallelSearch,
-    "request_scheduling": RequestScheduling,
-    "heteroserve": HeteroServe,
-    "island_inner_loop": IslandInnerLoop,
-    "island_outer_loop": IslandOuterLoop,
-    "layer_placement": LayerPlacement,
-    "helix_serving": HelixServing,
-    "phase_splitting": PhaseSplitting,
-    "thunderserve": ThunderServe,
-    "fidelity": Fidelity,
-    "arena": Arena,
-    "explorer": Explorer,
-    "live": Live,
+    "quickstart": QuickstartSection,
+    "workloads": WorkloadsSection,
+    "latency_fitting": LatencyFittingSection,
+    "tensor_parallel_search": TensorParallelSearchSection,
+    "request_scheduling": RequestSchedulingSection,
+    "heteroserve": HeteroServeSection,
+    "island_inner_loop": IslandInnerLoopSection,
+    "island_outer_loop": IslandOuterLoopSection,
+    "layer_placement": LayerPlacementSection,
+    "helix_serving": HelixServingSection,
+    "phase_splitting": PhaseSplittingSection,
+    "thunderserve": ThunderServeSection,
+    "fidelity": FidelitySection,
+    "arena": ArenaSection,
+    "explorer": ExplorerSection,
+    "live": LiveSection,
 }

@@ -19,7 +19,7 @@ from pipelines import schema, sections, source
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageState:
     """State of one stage: ``fresh``, ``stale`` or ``missing``, and the reasons in words."""
 
     name: str
@@ -33,7 +33,7 @@ class Status(Shown):
 
     source: str
     profile: str
-    stages: tuple[Stage, ...]
+    stages: tuple[StageState, ...]
 
     @property
     def fresh(self) -> bool:
@@ -71,10 +71,10 @@ def status() -> Status:
         key = f"{name}@{params.source}"
         entry = lock.get(key)
         if entry is None:
-            stages.append(Stage(name, "missing", ("it has never run",)))
+            stages.append(StageState(name, "missing", ("it has never run",)))
             continue
         reasons = [*_code(name, entry), *_reasons(changed.get(key, []), entry, root)]
-        stages.append(Stage(name, "stale" if reasons else "fresh", tuple(reasons)))
+        stages.append(StageState(name, "stale" if reasons else "fresh", tuple(reasons)))
     stages.append(_report(stages, lock.get("report"), changed.get("report", []), root))
     return Status(params.source, params.profile, tuple(stages))
 
@@ -158,15 +158,15 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _report(
-    stages: list[Stage], entry: Mapping[str, Any] | None, changes: list[Any], root: Path
-) -> Stage:
+    stages: list[StageState], entry: Mapping[str, Any] | None, changes: list[Any], root: Path
+) -> StageState:
     if entry is None:
-        return Stage("report", "missing", ("it has never run",))
+        return StageState("report", "missing", ("it has never run",))
     waits = [stage.name for stage in stages if stage.state != "fresh"]
     reasons = list(_reasons(changes, entry, root))
     if waits:
         reasons.insert(0, f"it shows the results of {', '.join(waits)}")
-    return Stage("report", "stale" if reasons else "fresh", tuple(reasons))
+    return StageState("report", "stale" if reasons else "fresh", tuple(reasons))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hetero.placement import Network
+from hetero.placement import FlowNetwork
 from hetero.routers import pipelines as routers
 from hetero.simulator.pipelines import CONTEXT_TOKENS, PROMPT_TOKENS, Feed
 
@@ -101,7 +101,7 @@ class Oracle:
 
     def __init__(
         self,
-        network: Network,
+        network: FlowNetwork,
         trace,
         router,
         *,

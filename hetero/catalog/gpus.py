@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hetero import paths
+from hetero.catalog.links import Link
 from hetero.catalog.precision import PRECISION_BITS
-from hetero.catalog.tables import Records, read_rows, read_table
+from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
+from hetero.rows import read_records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,19 +75,15 @@ class Gpu(Shown):
     notes: str = ""
 
     def __post_init__(self) -> None:
-        for field in ("mem_gib", "mem_bw_gbs", "fp16_tflops", "link_gbs", "pcie_gbs"):
+        needed = ("mem_gib", "mem_bw_gbs", "fp16_tflops", "link_gbs", "pcie_gbs")
+        for field in (*needed, "fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
             value = getattr(self, field)
-            if not 0 < value < float("inf"):
+            if value is None and field not in needed:
+                continue
+            if not 0 <= value < float("inf") or (value == 0 and field in needed):
                 raise CatalogError(
                     f"GPU '{self.name}' has {field} = {value}.",
                     resolve="give a number above 0 in the unit of the field's name.",
-                )
-        for field in ("fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
-            value = getattr(self, field)
-            if value is not None and not 0 <= value < float("inf"):
-                raise CatalogError(
-                    f"GPU '{self.name}' has {field} = {value}.",
-                    resolve="give a number of 0 or more, or leave it out.",
                 )
         unknown = set(self.precisions) - PRECISION_BITS.keys()
         if unknown:
@@ -93,6 +91,10 @@ class Gpu(Shown):
                 f"GPU '{self.name}' lists the unknown precision '{min(unknown)}'.",
                 resolve=f"use {', '.join(PRECISION_BITS)}.",
             )
+
+    def linked(self, link: Link) -> Gpu:
+        """The same GPU with another link to its peers."""
+        return dataclasses.replace(self, link_type=link.name, link_gbs=link.bandwidth_gbs)
 
     @property
     def mem_bytes(self) -> int:
@@ -136,41 +138,26 @@ class Gpu(Shown):
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
-        """Headings of the list of GPUs."""
+        """What a list of GPUs shows of each."""
         return (
-            Column("GPU"),
-            Column("memory", "GiB"),
-            Column("bandwidth", "GB/s"),
-            Column("fp16", "TFLOPS"),
-            Column("fp8", "TFLOPS"),
-            Column("link"),
-            Column("link", "GB/s"),
-            Column("power", "W"),
-            Column("price", "$/h"),
+            Column("GPU", of="name"),
+            Column("memory", "GiB", of="mem_gib"),
+            Column("bandwidth", "GB/s", of="mem_bw_gbs"),
+            Column("fp16", "TFLOPS", of="fp16_tflops"),
+            Column("fp8", "TFLOPS", of="fp8_tflops"),
+            Column("link", of="link_type"),
+            Column("link", "GB/s", of="link_gbs"),
+            Column("power", "W", of="tdp_w"),
+            Column("price", "$/h", of="usd_per_h"),
             Column("checked"),
-        )
-
-    def row(self) -> tuple[object, ...]:
-        """Cells under these headings."""
-        return (
-            self.name,
-            self.mem_gib,
-            self.mem_bw_gbs,
-            self.fp16_tflops,
-            self.fp8_tflops,
-            self.link_type,
-            self.link_gbs,
-            self.tdp_w,
-            self.usd_per_h,
-            self.checked,
         )
 
     def table(self) -> Table:
         """The GPU as one line, with what its figures are and where they come from."""
         price = f"Price: {self.price_source}." if self.usd_per_h is not None else ""
         figures = f"As printed by {self.preset}: " if self.preset else ""
-        notes = (f"{figures}{self.peak}. Source: {self.source}.", price, self.notes)
-        return Table("", self.columns(), (self.row(),), tuple(filter(None, notes)))
+        first = f"{figures}{self.peak}. Source: {self.source}."
+        return Table.of("", self.columns(), [self], first, price, self.notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +191,7 @@ def _data_sheets() -> Records[Gpu]:
 @lru_cache(maxsize=1)
 def _presets() -> dict[str, Records[Gpu]]:
     grouped: dict[str, list[Gpu]] = {}
-    for row in read_rows(paths.data("specs", "gpu_presets.csv"), _Printed):
+    for row in read_records(paths.data("specs", "gpu_presets.csv"), _Printed):
         base = _data_sheets().find(str(row.pop("gpu")))
         names = {*base.aliases, str(row.pop("printed_name"))} - {base.name}
         grouped.setdefault(str(row["preset"]), []).append(

@@ -125,11 +125,8 @@ def read(config: Path | str | Mapping[str, object], *, name: str | None = None) 
         **{**_defaults(shape), **_family_sizes(family, shape, text, path), **fixed},  # type: ignore[arg-type]
     )
     if found.params > _MOST_PARAMS:
-        raise DataError(
-            f"these sizes make a model of {found.params:.2g} parameters.",
-            path=path,
-            resolve="give the sizes that the model has.",
-        )
+        what = f"these sizes make a model of {found.params:.2g} parameters."
+        raise DataError(what, path=path, resolve="give the sizes that the model has.")
     return found
 
 
@@ -214,25 +211,15 @@ def _size(
         value = text.get(key)
         if value is None:
             continue
+        what = f"'{key}' is {reprlib.repr(value)}."
         if isinstance(value, bool) or not isinstance(value, int):
-            raise DataError(
-                f"'{key}' is {reprlib.repr(value)}.",
-                path=path,
-                resolve="give it as a whole number.",
-            )
+            raise DataError(what, path=path, resolve="give it as a whole number.")
         if not (1 if required else 0) <= value <= most:
-            raise DataError(
-                f"'{key}' is {reprlib.repr(value)}.",
-                path=path,
-                resolve="give the size that the model has.",
-            )
+            raise DataError(what, path=path, resolve="give the size that the model has.")
         return value
     if required:
-        raise DataError(
-            f"the key '{keys[0]}' is missing.",
-            path=path,
-            resolve="add it, or use the model's original config.json.",
-        )
+        rule = "add it, or use the model's original config.json."
+        raise DataError(f"the key '{keys[0]}' is missing.", path=path, resolve=rule)
     return None
 
 
@@ -241,11 +228,8 @@ def _name(content: Mapping[str, object], path: Path | str) -> str:
     if isinstance(given, str) and given:
         found = given.rstrip("/").rsplit("/", 1)[-1]
         if not good(found):
-            raise DataError(
-                f"'_name_or_path' is {reprlib.repr(given)}.",
-                path=path,
-                resolve=f"end it with {RULE}.",
-            )
+            what = f"'_name_or_path' is {reprlib.repr(given)}."
+            raise DataError(what, path=path, resolve=f"end it with {RULE}.")
         return found
     folder = path.resolve().parent.name if isinstance(path, Path) else "model"
     return folder if good(folder) else slug(folder)

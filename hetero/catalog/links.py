@@ -59,22 +59,18 @@ class Link(Shown):
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
-        """Headings of the list of links."""
+        """What a list of links shows of each."""
         return (
-            Column("link"),
+            Column("link", of="name"),
             Column("kind"),
-            Column("bandwidth per direction", "GB/s"),
-            Column("latency", "us"),
+            Column("bandwidth per direction", "GB/s", of="bandwidth_gbs"),
+            Column("latency", "us", of=lambda link: link.latency_s * 1e6),
             Column("source"),
         )
 
-    def row(self) -> tuple[object, ...]:
-        """Cells under these headings."""
-        return (self.name, self.kind, self.bandwidth_gbs, self.latency_s * 1e6, self.source)
-
     def table(self) -> Table:
         """The link as one line."""
-        return Table("", self.columns(), (self.row(),), (self.notes,) if self.notes else ())
+        return Table.of("", self.columns(), [self], self.notes)
 
 
 @lru_cache(maxsize=1)

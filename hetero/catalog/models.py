@@ -270,8 +270,8 @@ class Llm(Shown):
         ----------
         formula
             ``"model"``: what the model caches, grouped-query and latent attention included.
-            ``"full"``: ``2 l h`` values per token, as Xiong et al. eq. 5 and 8 and HeteroServe
-            eq. 1 print, whatever the attention.
+            ``"full"``: ``2 l h`` values per token, as Xiong et al. (eq. 5 and 8) and
+            HeteroServe (eq. 1) print, whatever the attention.
         """
         return bytes_of(self.layers * self.kv_values_per_token_layer(formula), precision)
 
@@ -302,39 +302,27 @@ class Llm(Shown):
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
-        """Headings of the list of models."""
+        """What a list of models shows of each."""
         return (
-            Column("model"),
-            Column("parameters", "1e9", 5),
-            Column("active", "1e9"),
+            Column("model", of="name"),
+            Column("parameters", "1e9", 5, of=lambda m: m.params / 1e9),
+            Column("active", "1e9", of=lambda m: m.active_params / 1e9),
             Column("layers"),
             Column("hidden"),
             Column("heads"),
-            Column("KV heads"),
-            Column("experts"),
-            Column("KV per token, fp16", "bytes"),
+            Column("KV heads", of=lambda m: None if m.latent else m.kv_heads),
+            Column(
+                "experts",
+                of=lambda m: f"{m.experts_active} of {m.experts}" if m.experts else None,
+            ),
+            Column("KV per token, fp16", "bytes", of=lambda m: m.kv_bytes_per_token()),
             Column("checked"),
-        )
-
-    def row(self) -> tuple[object, ...]:
-        """Cells under these headings."""
-        return (
-            self.name,
-            self.params / 1e9,
-            self.active_params / 1e9,
-            self.layers,
-            self.hidden,
-            self.heads,
-            None if self.latent else self.kv_heads,
-            f"{self.experts_active} of {self.experts}" if self.experts else None,
-            self.kv_bytes_per_token(),
-            self.checked,
         )
 
     def table(self) -> Table:
         """The model as one line."""
-        notes = (f"Source: {self.source}." if self.source else "", self.notes)
-        return Table("", self.columns(), (self.row(),), tuple(filter(None, notes)))
+        source = f"Source: {self.source}." if self.source else ""
+        return Table.of("", self.columns(), [self], source, self.notes)
 
 
 @lru_cache(maxsize=1)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, get_type_hints, overload
-
-from pydantic import TypeAdapter, ValidationError
+from typing import Generic, Protocol, TypeVar, overload
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError
-from hetero.files import csv_lines
 from hetero.naming import RULE, good, one_line
+from hetero.rows import read_records
 
 
 class Record(Protocol):
-    """What a row of a catalog offers: a name, other names it goes by, and cells to show."""
+    """What a row of a catalog offers: a name, other names for it, and what a list shows."""
 
     @property
     def name(self) -> str:
@@ -32,11 +29,7 @@ class Record(Protocol):
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
-        """Headings under which rows are listed."""
-        ...
-
-    def row(self) -> tuple[object, ...]:
-        """Cells under those headings."""
+        """What a list of them shows of each."""
         ...
 
 
@@ -95,7 +88,7 @@ class Records(Shown, Sequence[T], Generic[T]):
     def table(self) -> Table:
         """One line per row."""
         columns = type(self._records[0]).columns() if self._records else ()
-        return Table("", columns, tuple(record.row() for record in self._records))
+        return Table.of("", columns, self._records)
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -115,48 +108,6 @@ def _key(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum() or c == ".")
 
 
-def read_rows(path: Path, record: type, *, drop: Sequence[str] = ()) -> list[dict[str, object]]:
-    """Cells of a CSV file per line, typed as the fields of a dataclass; blank cells left out.
-
-    Raises
-    ------
-    DataError
-        If a column is unknown or a cell has the wrong type, naming line and column.
-    """
-    hints = {k: v for k, v in get_type_hints(record).items() if k not in drop}
-    adapters = {name: TypeAdapter(hint) for name, hint in hints.items()}
-    with csv_lines(path) as file:
-        reader = csv.DictReader(file)
-        rows = []
-        for cells in reader:
-            row: dict[str, object] = {}
-            for column, text in cells.items():
-                adapter = adapters.get(column)
-                if adapter is None or text is None:
-                    raise DataError(
-                        f"the column is unknown or has no value; known are {', '.join(hints)}.",
-                        path=path,
-                        line=reader.line_num,
-                        column=str(column),
-                        resolve="correct the heading or the number of cells in the line.",
-                    )
-                if text.strip() == "":
-                    continue
-                value = text.split(";") if hints[column] == tuple[str, ...] else text.strip()
-                try:
-                    row[column] = adapter.validate_python(value)
-                except ValidationError as error:
-                    raise DataError(
-                        f"'{text}' does not fit: {error.errors()[0]['msg'].lower()}.",
-                        path=path,
-                        line=reader.line_num,
-                        column=column,
-                        resolve="correct the value.",
-                    ) from None
-            rows.append(row)
-    return rows
-
-
 def read_table(path: Path, kind: str, record: type[T]) -> Records[T]:
     """Rows of a CSV file as records of a dataclass, its headings being the field names.
 
@@ -165,7 +116,7 @@ def read_table(path: Path, kind: str, record: type[T]) -> Records[T]:
     DataError
         If a column, a value or a required cell is wrong.
     """
-    rows = read_rows(path, record)
+    rows = read_records(path, record)
     return Records(kind, [build(record, row, path, k + 2) for k, row in enumerate(rows)])
 
 

@@ -61,41 +61,32 @@ class Machine(Shown):
         )
 
     @property
+    def linked_gpu(self) -> Gpu:
+        """Its GPU with the machine's link among its figures, where estimates look for it."""
+        return self.gpu if self.link is None else self.gpu.linked(self.link)
+
+    @property
     def mem_bytes(self) -> int:
         """Memory of all its GPUs [bytes]."""
         return self.count * self.gpu.mem_bytes
 
     def table(self) -> Table:
         """The machine as one line."""
-        return Table("", COLUMNS, (line([self]),))
+        return Table.of("", COLUMNS, [[self]])
+
+
+def _names(run: Sequence[Machine]) -> str:
+    return run[0].name if len(run) == 1 else f"{run[0].name} ... {run[-1].name}"
 
 
 COLUMNS = (
-    Column("machines"),
-    Column("number"),
-    Column("GPU"),
-    Column("GPUs each"),
-    Column("memory each", "GiB", 5),
-    Column("link inside"),
-    Column("region"),
-    Column("price each", "$/h"),
+    Column("machines", of=_names),
+    Column("number", of=len),
+    Column("GPU", of=lambda run: run[0].gpu.name),
+    Column("GPUs each", of=lambda run: run[0].count),
+    Column("memory each", "GiB", 5, of=lambda run: run[0].mem_bytes / 2**30),
+    Column("link inside", of=lambda run: run[0].gpu_link.name if run[0].count > 1 else None),
+    Column("region", of=lambda run: run[0].region),
+    Column("price each", "$/h", of=lambda run: run[0].usd_per_h),
 )
-"""Headings of a list of machines."""
-
-
-def line(run: Sequence[Machine]) -> tuple[object, ...]:
-    """Cells of a run of equal machines under :data:`COLUMNS`."""
-    first, last = run[0], run[-1]
-    names = first.name if len(run) == 1 else f"{first.name} ... {last.name}"
-    inside = first.gpu_link.name if first.count > 1 else None
-    memory = first.mem_bytes / 2**30
-    return (
-        names,
-        len(run),
-        first.gpu.name,
-        first.count,
-        memory,
-        inside,
-        first.region,
-        first.usd_per_h,
-    )
+"""What a list of machines shows of each run of equal ones."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from hetero.catalog import Link
 from hetero.cluster.machine import Machine
@@ -44,3 +44,15 @@ class Network:
         if a == b:
             return self.within_region
         return self.regions.get(frozenset((a, b)), self.between_regions)
+
+    def among(self, machines: Iterable[Machine]) -> Network:
+        """The links between some machines, and of the coordinator if they share its region."""
+        present = list(machines)
+        names, regions = {m.name for m in present}, {m.region for m in present}
+        at = self.coordinator_region
+        return replace(
+            self,
+            regions={pair: link for pair, link in self.regions.items() if pair <= regions},
+            machines={pair: link for pair, link in self.machines.items() if pair <= names},
+            coordinator_region=at if at in regions else "",
+        )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.catalog import Gpu, Link
-from hetero.cluster.machine import COLUMNS, Machine, line
+from hetero.cluster.machine import COLUMNS, Machine
 from hetero.cluster.network import Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
@@ -211,34 +211,29 @@ class Cluster(Shown):
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
-        """Headings of the list of clusters."""
+        """What a list of clusters shows of each."""
         return (
-            Column("cluster"),
-            Column("GPUs"),
-            Column("what"),
-            Column("regions"),
-            Column("price", "$/h"),
+            Column("cluster", of="name"),
+            Column("GPUs", of="gpus"),
+            Column(
+                "what",
+                of=lambda c: ", ".join(f"{count} {name}" for name, count in c.gpu_counts.items()),
+            ),
+            Column("regions", of=lambda c: len(c.regions)),
+            Column("price", "$/h", of="usd_per_h"),
             Column("source"),
         )
 
-    def row(self) -> tuple[object, ...]:
-        """Cells under these headings."""
-        counts = ", ".join(f"{count} {name}" for name, count in self.gpu_counts.items())
-        return (self.name, self.gpus, counts, len(self.regions), self.usd_per_h, self.source)
-
     def table(self) -> Table:
         """One line per run of equal machines, and the network below."""
-        rows = tuple(
-            line(list(run))
-            for _, run in groupby(self.machines, lambda m: (m.gpu, m.count, m.region, m.usd_per_h))
-        )
+        alike = groupby(self.machines, lambda m: (m.gpu, m.count, m.region, m.usd_per_h))
         price = "price unknown" if self.usd_per_h is None else f"{self.usd_per_h:,.3f} $/h"
         total = f"{self.gpus} GPUs, {self.mem_bytes / 2**30:,.0f} GiB, {price}."
         figures = f"GPU figures as printed by {self.preset}." if self.preset else ""
         source = f"Source: {self.source}." if self.source else ""
         notes = (total, *self._network_lines(), figures, self._price_line(), source, *self.notes)
         heading = f"{self.name}: {self.title}" if self.title else self.name
-        return Table(heading, COLUMNS, rows, tuple(filter(None, notes)))
+        return Table.of(heading, COLUMNS, [list(run) for _, run in alike], *notes)
 
     def _price_line(self) -> str:
         """Where prices come from, when they come from several places and dates."""

@@ -20,8 +20,8 @@ input s and output o meets its targets if
     W + latency(s) + T_{ij}(s) + V + (o - 1) T(b) \le E2E
 
 with the transfer :math:`T_{ij}` of :mod:`hetero.costs.transfer`; the first token comes
-from the prefill replica, so what comes before the second counts to the time per token. Sources:
-ThunderServe, section 3.3 (which takes DistServe's simulator); the queue is ours.
+from the prefill replica, so what comes before the second counts to the time per token.
+ThunderServe (section 3.3) takes DistServe's simulator; the queue is ours.
 """
 
 from __future__ import annotations
@@ -30,15 +30,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import norm
 
+from hetero.arrays import Flags, Floats
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.transfer import KvTransfer
 from hetero.simulator.metrics import Slo
-
-Floats = NDArray[np.float64]
 
 MOST_LOAD = 0.95
 """Largest utilisation of a prefill replica, a link or a batch that a plan may count on."""
@@ -143,27 +140,6 @@ class Pairs:
     fixed_s: Floats
     per_token_s: Floats
 
-    @classmethod
-    def of(
-        cls,
-        demand: Demand,
-        slo: Slo,
-        prefill: list[Pipeline],
-        decode: list[Pipeline],
-        transfer: KvTransfer,
-    ) -> Pairs:
-        """All pairs of some pipelines."""
-        found = np.array([[transfer.seconds(a, b) for b in decode] for a in prefill])
-        found = found.reshape(len(prefill), len(decode), 2)
-        return cls(
-            demand,
-            slo,
-            tuple(Prefill.of(one, demand) for one in prefill),
-            tuple(Decode.of(one, demand) for one in decode),
-            found[..., 0],
-            found[..., 1],
-        )
-
     @cached_property
     def prefill_share(self) -> Floats:
         """Largest share of the requests per prefill replica, shape (m,)."""
@@ -197,13 +173,15 @@ class Pairs:
         return np.array([[self.demand.mean(t**power) for t in times] for power in (1, 2)])
 
     @cached_property
-    def _room(self) -> NDArray[np.bool_]:
+    def _room(self) -> Flags:
         """Kinds that fit the cache of each decode replica, shape (n, K)."""
         longest = self.demand.input_tokens + self.demand.output_tokens
         return np.array([longest <= one.kv_tokens for one in self.decode])
 
     def attainment(self, prefill_rps: Floats, decode_rps: Floats) -> Floats:
         """SLO attainment D of every pair at given loads; shape (m, n).
+
+        Source: ThunderServe, section 3.3: SLO attainment of every pair; D_ij.
 
         Parameters
         ----------

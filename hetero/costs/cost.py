@@ -19,8 +19,8 @@ Between stages activations move in :math:`\alpha + 2 h n / \beta`.
   every :math:`\max(\sum_s T_s(b/S) + hops,\; S \max_s T_s(b/S))`.
 - Memory: the stage that fills first decides, :math:`l \min_s (free_s / l_s)`.
 
-Source: ThunderServe, section 3.3 and Appendix B, which take the cost model of HexGen; this one has
-its form, with the roofline's efficiencies in place of its constants.
+ThunderServe (section 3.3 and appendix B) takes the cost model of HexGen; this one has its form,
+with the roofline's efficiencies in place of its constants.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero import memory
-from hetero.catalog import Gpu, Link, Llm
+from hetero.arrays import Floats
+from hetero.catalog import Llm
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.rates import Rates, Settings, Stage
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.costs.rates import CostSettings, PipelineStage, Rates
+from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
 
-__all__ = ["CostModel", "Pipeline", "Rates", "Settings", "Stage"]
+__all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
-Floats = NDArray[np.float64]
 _GIB = 2**30
 
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
     """Costs of a model on the machines of a cluster; rates are computed once per kind of stage.
+
+    Source: ThunderServe, section 3.3: cost model of a group, in the form of HexGen's.
 
     Parameters
     ----------
@@ -69,8 +70,8 @@ class CostModel:
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
     >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-    >>> a40s = model.pipeline([Stage(0, 4, 60)])
-    >>> mixed = model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)])
+    >>> a40s = model.pipeline([PipelineStage(0, 4, 60)])
+    >>> mixed = model.pipeline([PipelineStage(0, 2, 36), PipelineStage(1, 2, 24)])
     >>> bool(0.3 < a40s.prefill_latency_s(1024) < mixed.prefill_latency_s(1024) < 1.2)
     True
     >>> bool(mixed.prefill_occupancy_s(1024) < mixed.prefill_latency_s(1024))
@@ -79,16 +80,16 @@ class CostModel:
 
     cluster: Cluster
     llm: Llm
-    settings: Settings = field(default_factory=Settings)
+    settings: CostSettings = field(default_factory=CostSettings)
     _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.llm.experts:
-            raise ParameterError(
-                f"{self.llm.name} is a mixture of experts; groups of mixed GPUs are costed for "
-                "dense models.",
-                resolve="choose a dense model.",
-            )
+        require(
+            not self.llm.experts,
+            f"{self.llm.name} is a mixture of experts; groups of mixed GPUs are costed for "
+            "dense models.",
+            resolve="choose a dense model.",
+        )
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -132,16 +133,15 @@ class CostModel:
         return self._rates[key]
 
     def _compute(self, machine: Machine, gpus: int) -> Rates:
-        if not self.divides(gpus):
-            raise ParameterError(
-                f"{self.llm.name} has {self.llm.heads} attention heads, which {gpus} GPUs cannot "
-                "share equally.",
-                resolve="choose a degree that divides the heads.",
-            )
+        require(
+            self.divides(gpus),
+            f"{self.llm.name} has {self.llm.heads} attention heads, which {gpus} GPUs cannot "
+            "share equally.",
+            resolve="choose a degree that divides the heads.",
+        )
         s, llm = self.settings, self.llm
-        gpu = _linked(machine.gpu, machine.link) if machine.link else machine.gpu
         roofline = Roofline(
-            gpu=gpu,
+            gpu=machine.linked_gpu,
             llm=llm,
             efficiency=s.efficiency or efficiencies.efficiency(machine.gpu),
             tensor_parallel=gpus,
@@ -186,7 +186,7 @@ class CostModel:
         # A stage needs room for a cache as well, so weights that fill it exactly do not fit.
         return max(0, int(np.ceil(free / rates.layer_bytes)) - 1)
 
-    def pipeline(self, stages: Sequence[Stage]) -> Pipeline:
+    def pipeline(self, stages: Sequence[PipelineStage]) -> Pipeline:
         """A pipeline over ``stages``, in order.
 
         Raises
@@ -200,24 +200,23 @@ class CostModel:
         self._check(stages)
         return Pipeline(self, tuple(stages))
 
-    def _check(self, stages: Sequence[Stage]) -> None:
+    def _check(self, stages: Sequence[PipelineStage]) -> None:
         held = [stage.layers for stage in stages]
-        if not stages or sum(held) != self.llm.layers or min(held) < 1:
-            raise ParameterError(
-                f"Stages of {held} layers do not hold the {self.llm.layers} layers of "
-                f"{self.llm.name}.",
-                resolve="give every stage one layer or more, and all of them together once.",
-            )
+        require(
+            bool(stages) and sum(held) == self.llm.layers and min(held) >= 1,
+            f"Stages of {held} layers do not hold the {self.llm.layers} layers of {self.llm.name}.",
+            resolve="give every stage one layer or more, and all of them together once.",
+        )
         used = np.zeros(len(self.machines), np.int64)
         for k, stage in enumerate(stages):
             used[stage.machine] += stage.gpus
             machine = self.machines[stage.machine]
-            if used[stage.machine] > machine.count:
-                raise ParameterError(
-                    f"Stages take {used[stage.machine]} GPUs of machine {machine.name}, which has "
-                    f"{machine.count}.",
-                    resolve="use each GPU once.",
-                )
+            require(
+                used[stage.machine] <= machine.count,
+                f"Stages take {used[stage.machine]} GPUs of machine {machine.name}, which has "
+                f"{machine.count}.",
+                resolve="use each GPU once.",
+            )
             most = self.most_layers(
                 stage.machine, stage.gpus, first=k == 0, last=k == len(stages) - 1
             )
@@ -227,7 +226,3 @@ class CostModel:
                     f"{machine.gpu.name} of machine {machine.name}, which hold {most}.",
                     resolve="move layers to other stages, or use more GPUs.",
                 )
-
-
-def _linked(gpu: Gpu, link: Link) -> Gpu:
-    return replace(gpu, link_type=link.name, link_gbs=link.bandwidth_gbs)

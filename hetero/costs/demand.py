@@ -6,17 +6,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.simulator.metrics import Slo
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,11 +51,11 @@ class Demand(Shown):
             and bool(np.isclose(self.share.sum(), 1.0))
             and self.share.min() >= 0
         )
-        if not (good and 0 < self.rate_rps < np.inf):
-            raise ParameterError(
-                f"A demand of {self.rate_rps} requests/s in {kinds} kinds.",
-                resolve="give a rate above 0, lengths of 1 or more, and shares that add up to 1.",
-            )
+        require(
+            good and 0 < self.rate_rps < np.inf,
+            f"A demand of {self.rate_rps} requests/s in {kinds} kinds.",
+            resolve="give a rate above 0, lengths of 1 or more, and shares that add up to 1.",
+        )
 
     @classmethod
     def of(cls, trace: Trace, rate_rps: float, *, by_input: int = 8, by_output: int = 3) -> Demand:
@@ -97,23 +95,26 @@ class Demand(Shown):
         return self.mean(self.output_tokens)
 
     @cached_property
-    def context_tokens(self) -> float:
-        """Cached tokens of a request that decodes, averaged over time.
+    def _decoding(self) -> tuple[Floats, Floats]:
+        """Part of each kind in the time of decoding, and cached tokens of a request meanwhile.
 
         A request of output o decodes for a time in proportion to o - 1, with its input and on
         average half its output in the cache.
         """
         weight = self.share * np.maximum(self.output_tokens - 1.0, 1e-9)
-        held = self.input_tokens + self.output_tokens / 2.0
+        return weight, self.input_tokens + self.output_tokens / 2.0
+
+    @cached_property
+    def context_tokens(self) -> float:
+        """Cached tokens of a request that decodes, averaged over time."""
+        weight, held = self._decoding
         return float((weight * held).sum() / weight.sum())
 
     @cached_property
     def context_spread(self) -> float:
         """Mean square of the same over its squared mean: 1 where all requests are alike."""
-        weight = self.share * np.maximum(self.output_tokens - 1.0, 1e-9)
-        held = self.input_tokens + self.output_tokens / 2.0
-        mean = float((weight * held).sum() / weight.sum())
-        return float((weight * held**2).sum() / weight.sum()) / mean**2
+        weight, held = self._decoding
+        return float((weight * held**2).sum() / weight.sum()) / self.context_tokens**2
 
     def table(self) -> Table:
         """One row per kind."""
@@ -126,9 +127,11 @@ class Demand(Shown):
 
 
 def reference(
-    llm: Llm, demand: Demand, *, on: Cluster | None = None, settings: Settings | None = None
+    llm: Llm, demand: Demand, *, on: Cluster | None = None, settings: CostSettings | None = None
 ) -> Slo:
     """Latencies that targets are multiples of: a mean request alone on the A100 of the paper.
+
+    Source: ThunderServe, section 5.1: latencies that the SLO scale multiplies.
 
     Parameters
     ----------
@@ -150,12 +153,12 @@ def reference(
     >>> bool(0.1 < target.ttft_s < 0.5), bool(0.02 < target.tpot_s < 0.06)
     (True, True)
     """
-    model = CostModel(on or cluster("thunderserve-a100-8"), llm, settings or Settings())
+    model = CostModel(on or cluster("thunderserve-a100-8"), llm, settings or CostSettings())
     for gpus in range(1, model.machines[0].count + 1):
         if not model.divides(gpus):
             continue
         if model.most_layers(0, gpus, first=True, last=True) >= llm.layers:
-            alone = model.pipeline([Stage(0, gpus, llm.layers)])
+            alone = model.pipeline([PipelineStage(0, gpus, llm.layers)])
             first = float(alone.prefill_latency_s(demand.mean_input))
             token = float(alone.decode_step_s(1, demand.context_tokens))
             last = first + token * max(demand.mean_output - 1.0, 0.0)

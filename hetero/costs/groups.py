@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from scipy.cluster.hierarchy import linkage
@@ -20,6 +20,8 @@ Group: TypeAlias = tuple[tuple[int, int], ...]
 
 Design: TypeAlias = tuple[tuple[Group, Phase], ...]
 """Groups with their phases, sorted: a solution of the upper level."""
+
+P = TypeVar("P")
 
 
 def group(counts: Iterable[tuple[int, int]]) -> Group:
@@ -46,6 +48,19 @@ def merged(a: Group, b: Group) -> Group:
     return group(counts.items())
 
 
+def without(one: Group, machine: int, gpus: int) -> Group:
+    """The group without some GPUs of a machine."""
+    return group((m, n - gpus if m == machine else n) for m, n in one)
+
+
+def two_of(parts: list[P], rng: np.random.Generator) -> tuple[P, P, list[P]] | None:
+    """Two parts drawn at random, and the rest; None where there are fewer."""
+    if len(parts) < 2:
+        return None
+    i, j = (int(k) for k in rng.choice(len(parts), 2, replace=False))
+    return parts[i], parts[j], [part for k, part in enumerate(parts) if k not in (i, j)]
+
+
 def other(phase: Phase) -> Phase:
     """The phase a flip leads to."""
     return "decode" if phase == "prefill" else "prefill"
@@ -54,6 +69,11 @@ def other(phase: Phase) -> Phase:
 @dataclass(frozen=True, eq=False)
 class Fleet:
     """What the search needs to know of a cluster beside costs.
+
+    Attributes
+    ----------
+    held
+        Groups that hold the model already, whatever the machines are now.
 
     Examples
     --------
@@ -65,6 +85,7 @@ class Fleet:
     """
 
     model: CostModel
+    held: frozenset[Group] = frozenset()
 
     @cached_property
     def inventory(self) -> tuple[int, ...]:
@@ -82,7 +103,12 @@ class Fleet:
         return tuple(self.model.rates(m, 1).usable_bytes for m in range(len(self.inventory)))
 
     def fits(self, one: Group) -> bool:
-        """The early checks: memory together exceeds the weights, and stages are not too many."""
+        """The early checks: memory together exceeds the weights, and stages are not too many.
+
+        Source: ThunderServe, section 3.2: early checks of a neighbour.
+        """
+        if one in self.held:
+            return True
         if sum(n * self.gpu_bytes[m] for m, n in one) <= self.needed_bytes:
             return False
         return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages
@@ -101,19 +127,11 @@ class Fleet:
     @cached_property
     def kinds(self) -> tuple[int, ...]:
         """For each machine, the first one with the same GPUs, links and price."""
-        machines = self.model.machines
-        found: list[int] = []
-        for m, machine in enumerate(machines):
-            key = (machine.gpu, machine.link, machine.count, machine.usd_per_h)
-            same = (
-                k
-                for k in range(m)
-                if (machines[k].gpu, machines[k].link, machines[k].count, machines[k].usd_per_h)
-                == key
-                and self._same_links(k, m)
-            )
-            found.append(next(same, m))
-        return tuple(found)
+        keys = [(m.gpu, m.link, m.count, m.usd_per_h) for m in self.model.machines]
+        return tuple(
+            next((k for k in range(m) if keys[k] == key and self._same_links(k, m)), m)
+            for m, key in enumerate(keys)
+        )
 
     def _same_links(self, a: int, b: int) -> bool:
         """Whether exchanging two machines leaves all links as they are."""
@@ -152,6 +170,8 @@ class Fleet:
         whole machine is divided evenly into as many groups as still fit. Where no
         cut gives two groups, as when a machine has lost GPUs and what is left of it does not
         serve, every machine gives as many GPUs as do.
+
+        Source: ThunderServe, section 3.2: first groups by hierarchical clustering of bandwidth.
         """
         where = np.repeat(np.arange(len(self.inventory)), self.inventory)
         distance = 1.0 / self.model.bandwidth_gbs[np.ix_(where, where)]

@@ -12,13 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise, product
+from typing import TypeAlias
 
 import numpy as np
 
-from hetero.costs.cost import CostModel, Pipeline, Rates, Stage
+from hetero.costs.cost import CostModel, Pipeline, PipelineStage, Rates
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Group, Phase
 from hetero.costs.routes import shortest
+
+Configuration: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Place in the group, tensor-parallel degree and layers of every stage."""
 
 _MIXTURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _MOST_MIXED = 2  # machines up to which their degrees may differ
@@ -27,6 +31,8 @@ _MOST_MIXED = 2  # machines up to which their degrees may differ
 @dataclass(frozen=True, eq=False)
 class Configurations:
     """The best configuration of any group of a cluster for a demand, each found once.
+
+    Source: ThunderServe, Algorithm 2: parallel configuration of a group; TP, PP.
 
     Examples
     --------
@@ -44,9 +50,7 @@ class Configurations:
 
     model: CostModel
     demand: Demand
-    _known: dict[tuple[object, ...], tuple[tuple[int, int, int], ...] | None] = field(
-        default_factory=dict, repr=False
-    )
+    _known: dict[tuple[object, ...], Configuration | None] = field(default_factory=dict, repr=False)
     _pipelines: dict[tuple[Group, Phase], Pipeline | None] = field(default_factory=dict, repr=False)
 
     def best(self, group: Group, phase: Phase) -> Pipeline | None:
@@ -57,14 +61,13 @@ class Configurations:
             if key not in self._known:
                 self._known[key] = self._search(group, phase)
             found = self._known[key]
-            self._pipelines[at] = (
-                None
-                if found is None
-                else Pipeline(
-                    self.model, tuple(Stage(group[k][0], t, layers) for k, t, layers in found)
-                )
-            )
+            self._pipelines[at] = None if found is None else self.pipeline(group, found)
         return self._pipelines[at]
+
+    def pipeline(self, group: Group, configuration: Configuration) -> Pipeline:
+        """The pipeline of a group in a configuration."""
+        stages = (PipelineStage(group[k][0], t, layers) for k, t, layers in configuration)
+        return Pipeline(self.model, tuple(stages))
 
     def _shape(self, group: Group) -> tuple[object, ...]:
         """What of a group the answer depends on: GPUs, their number, and the links between."""
@@ -80,8 +83,8 @@ class Configurations:
         )
         return kinds, links
 
-    def configurations(self, group: Group) -> Iterator[tuple[tuple[int, int, int], ...]]:
-        """Every configuration that is costed, as (place in the group, degree, layers) a stage."""
+    def configurations(self, group: Group) -> Iterator[Configuration]:
+        """Every configuration that is costed."""
         for degrees in self._degrees(group):
             counts = [n // t for (_, n), t in zip(group, degrees, strict=True)]
             stages = sum(counts)
@@ -128,7 +131,7 @@ class Configurations:
                 seen.add(layers)
                 yield layers
 
-    def _search(self, group: Group, phase: Phase) -> tuple[tuple[int, int, int], ...] | None:
+    def _search(self, group: Group, phase: Phase) -> Configuration | None:
         best, value = None, -np.inf
         for one in self.configurations(group):
             found = self.value(group, one, phase)
@@ -136,9 +139,7 @@ class Configurations:
                 best, value = one, found
         return best
 
-    def value(
-        self, group: Group, configuration: tuple[tuple[int, int, int], ...], phase: Phase
-    ) -> float:
+    def value(self, group: Group, configuration: Configuration, phase: Phase) -> float:
         """What is maximised: minus the prefill latency [s], or decode throughput [tokens/s].
 
         The figures of :class:`Pipeline` in plain floats, because thousands are compared.
@@ -194,7 +195,10 @@ def _layer_s(rate: Rates, n: float, cached: float, pairs: float) -> float:
 
 
 def _rounded(weight: np.ndarray, most: list[int], layers: int) -> tuple[int, ...]:
-    """Whole layers in proportion to weights, from 1 to what each stage holds, adding up."""
+    """Whole layers in proportion to weights, from 1 to what each stage holds, adding up.
+
+    Source: ThunderServe, appendix B: layers divided unevenly between stages.
+    """
     exact = weight / weight.sum() * layers
     held = [min(max(1, int(share)), limit) for share, limit in zip(exact, most, strict=True)]
     while sum(held) != layers:

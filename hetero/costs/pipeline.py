@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats
 from hetero.catalog import Gpu
-from hetero.costs.rates import Rates, Stage
+from hetero.cluster import Machine
+from hetero.costs.rates import PipelineStage, Rates
 from hetero.display import Column, Shown, Table
 
 if TYPE_CHECKING:
     from hetero.costs.cost import CostModel
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,7 +31,7 @@ class Pipeline(Shown):
     >>> from hetero.cluster import cluster
     >>> from hetero.costs.cost import CostModel
     >>> model = CostModel(cluster("thunderserve-a100-8"), llm("LLaMA-1-30B"))
-    >>> pair = model.pipeline([Stage(0, 2, 60)])
+    >>> pair = model.pipeline([PipelineStage(0, 2, 60)])
     >>> pair.label, pair.gpus, pair.kv_tokens > 30_000
     ('2xA100-SXM-80GB', 2, True)
     >>> bool(0.015 < pair.decode_step_s(1, 1024) < 0.03)
@@ -37,9 +39,19 @@ class Pipeline(Shown):
     """
 
     model: CostModel
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineStage, ...]
 
     # Shape ----------------------------------------------------------------------------------
+
+    @cached_property
+    def machines(self) -> tuple[Machine, ...]:
+        """Machine of each stage."""
+        return tuple(self.model.machines[stage.machine] for stage in self.stages)
+
+    @property
+    def where(self) -> str:
+        """Names of its machines, each once."""
+        return ", ".join(dict.fromkeys(machine.name for machine in self.machines))
 
     @property
     def gpus(self) -> int:
@@ -55,31 +67,27 @@ class Pipeline(Shown):
     def gpu_counts(self) -> dict[str, int]:
         """GPUs of each type."""
         counts: dict[str, int] = {}
-        for stage in self.stages:
-            name = self.model.machines[stage.machine].gpu.name
-            counts[name] = counts.get(name, 0) + stage.gpus
+        for stage, machine in zip(self.stages, self.machines, strict=True):
+            counts[machine.gpu.name] = counts.get(machine.gpu.name, 0) + stage.gpus
         return counts
 
     @property
     def gpu(self) -> Gpu | None:
         """Type of its GPUs, None if they are of several."""
-        kinds = {self.model.machines[stage.machine].gpu for stage in self.stages}
+        kinds = {machine.gpu for machine in self.machines}
         return kinds.pop() if len(kinds) == 1 else None
 
     @property
     def label(self) -> str:
         """GPUs of its stages in order, such as ``2xA40+2xRTX-3090Ti``."""
-        names = [
-            f"{stage.gpus}x{self.model.machines[stage.machine].gpu.name}" for stage in self.stages
-        ]
-        return "+".join(names)
+        parts = zip(self.stages, self.machines, strict=True)
+        return "+".join(f"{stage.gpus}x{machine.gpu.name}" for stage, machine in parts)
 
     @property
     def usd_per_h(self) -> float | None:
         """Price of its GPUs as shares of their machines [$/h]; None if one is unknown."""
         total = 0.0
-        for stage in self.stages:
-            machine = self.model.machines[stage.machine]
+        for stage, machine in zip(self.stages, self.machines, strict=True):
             if machine.usd_per_h is None:
                 return None
             total += machine.usd_per_h * stage.gpus / machine.count
@@ -117,26 +125,20 @@ class Pipeline(Shown):
         return np.asarray(np.maximum(products, one["weights_s"]) + rest)
 
     @cached_property
+    def _each_hop(self) -> list[tuple[float, float]]:
+        """Time per token [s] and latency [s] of every hop between stages."""
+        size = self.model.llm.activation_bytes_per_token("fp16")
+        pairs = [(a.machine, b.machine) for a, b in pairwise(self.stages)]
+        bandwidth, latency = self.model.bandwidth_gbs, self.model.latency_s
+        return [(size / (1e9 * float(bandwidth[at])), float(latency[at])) for at in pairs]
+
+    @cached_property
     def hops(self) -> tuple[float, float]:
         """Latency [s] and time per token [s] of all hops between stages together."""
         fixed, per_token = 0.0, 0.0
-        size = self.model.llm.activation_bytes_per_token("fp16")
-        for a, b in zip(self.stages, self.stages[1:], strict=False):
-            fixed += float(self.model.latency_s[a.machine, b.machine])
-            per_token += size / (1e9 * float(self.model.bandwidth_gbs[a.machine, b.machine]))
-        return fixed, per_token
-
-    @cached_property
-    def _slowest_hop(self) -> tuple[float, float]:
-        size = self.model.llm.activation_bytes_per_token("fp16")
-        found = [
-            (
-                size / (1e9 * float(self.model.bandwidth_gbs[a.machine, b.machine])),
-                float(self.model.latency_s[a.machine, b.machine]),
-            )
-            for a, b in zip(self.stages, self.stages[1:], strict=False)
-        ]
-        per_token, fixed = max(found, default=(0.0, 0.0))
+        for each, latency in self._each_hop:
+            fixed += latency
+            per_token += each
         return fixed, per_token
 
     def prefill_latency_s(self, tokens: ArrayLike) -> Floats:
@@ -149,7 +151,7 @@ class Pipeline(Shown):
     def prefill_occupancy_s(self, tokens: ArrayLike) -> Floats:
         """Time [s] after which the next prompt of as many tokens can follow: its slowest stage."""
         n = np.asarray(tokens, np.float64)
-        fixed, per_token = self._slowest_hop
+        per_token, fixed = max(self._each_hop, default=(0.0, 0.0))
         slowest = self.stage_seconds(n, 0.0, n * n / 2).max(axis=0)
         return np.asarray(np.maximum(slowest, fixed + per_token * n).reshape(n.shape))
 
@@ -196,7 +198,7 @@ class Pipeline(Shown):
         return min(self.model.settings.max_batch, int(self.kv_tokens / max(context_tokens, 1.0)))
 
     def decode_tps(self, context_tokens: float) -> float:
-        """Tokens per second when the batch is as large as memory allows (Appendix B)."""
+        """Tokens per second with the batch that memory allows (ThunderServe, appendix B)."""
         batch = self.decode_batch(context_tokens)
         if batch < 1:
             return 0.0
@@ -204,28 +206,53 @@ class Pipeline(Shown):
 
     def table(self) -> Table:
         """One row per stage."""
-        rows = tuple(
-            (
-                k + 1,
-                self.model.machines[stage.machine].name,
-                f"{stage.gpus} x {self.model.machines[stage.machine].gpu.name}",
-                stage.layers,
-                1e3 * float(self.stage_seconds(1024, 0, 1024**2 / 2)[k, 0]),
-                1e3 * float(self.stage_seconds(1, 1024)[k, 0]),
-            )
-            for k, stage in enumerate(self.stages)
+
+        def ms(tokens: float, cached: float, pairs: float = 0.0) -> Callable[[int], float]:
+            return lambda k: 1e3 * float(self.stage_seconds(tokens, cached, pairs)[k, 0])
+
+        columns = (
+            Column("stage", of=lambda k: k + 1),
+            Column("machine", of=lambda k: self.machines[k].name),
+            Column("GPUs", of=lambda k: f"{self.stages[k].gpus} x {self.machines[k].gpu.name}"),
+            Column("layers", of=lambda k: self.stages[k].layers),
+            Column("prefill of 1,024", "ms", 3, ms(1024, 0, 1024**2 / 2)),
+            Column("decode, batch 1", "ms", 3, ms(1, 1024)),
         )
-        notes = (
+        note = (
             f"first token of 1,024 after {1e3 * float(self.prefill_latency_s(1024)):.0f} ms; KV "
             f"cache of {self.kv_tokens:,} tokens; {self.decode_tps(1024):,.0f} tokens/s of decode "
-            "at contexts of 1,024",
+            "at contexts of 1,024"
         )
-        columns = (
-            Column("stage"),
-            Column("machine"),
-            Column("GPUs"),
-            Column("layers"),
-            Column("prefill of 1,024", "ms", 3),
-            Column("decode, batch 1", "ms", 3),
-        )
-        return Table(f"{self.model.llm.name} on {self.label}", columns, rows, notes)
+        title = f"{self.model.llm.name} on {self.label}"
+        return Table.of(title, columns, range(len(self.stages)), note)
+
+
+def table_of_shares(
+    title: str,
+    what: str,
+    parts: Iterable[tuple[str, Pipeline, str]],
+    weights: Mapping[tuple[str, str], float],
+    *notes: str,
+) -> Table:
+    """One row per pipeline with a name and a phase, and its share of the requests.
+
+    Parameters
+    ----------
+    what
+        What a pipeline is called.
+    weights
+        Share of the requests by pair of names; (it, it) where one serves both phases.
+    """
+    shares: dict[str, float] = {}
+    for pair, weight in weights.items():
+        for name in set(pair):
+            shares[name] = shares.get(name, 0.0) + weight
+    total = sum(weights.values())
+    columns = (
+        Column(what, of=lambda part: part[0]),
+        Column("GPUs by stage", of=lambda part: part[1].label),
+        Column("strategy", of=lambda part: "TP={}, PP={}".format(*part[1].degrees)),
+        Column("phase", of=lambda part: part[2]),
+        Column("requests", "%", 3, lambda part: 100.0 * shares.get(part[0], 0.0) / total),
+    )
+    return Table.of(title, columns, parts, *notes)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetero.errors import ParameterError
+from hetero.errors import require_not_negative, require_positive, require_share
 from hetero.latency.models.roofline import Efficiency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CostSettings:
     """Assumptions of the cost model.
 
     Attributes
@@ -44,22 +44,17 @@ class Settings:
     efficiency: Efficiency | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory_fraction", "network_share", "inside_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ParameterError(
-                    f"{name} is {getattr(self, name)}.",
-                    resolve="give a share above 0 and up to 1.",
-                )
-        if min(self.max_batch, self.max_stages) < 1 or not self.overhead_gib >= 0:
-            raise ParameterError(
-                f"max_batch is {self.max_batch}, max_stages {self.max_stages} and overhead_gib "
-                f"{self.overhead_gib}.",
-                resolve="give a batch and stages of 1 or more, and GiB of 0 or more.",
-            )
+        require_share(
+            memory_fraction=self.memory_fraction,
+            network_share=self.network_share,
+            inside_share=self.inside_share,
+        )
+        require_positive(max_batch=self.max_batch, max_stages=self.max_stages)
+        require_not_negative(overhead_gib=self.overhead_gib)
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """``gpus`` GPUs of the machine number ``machine`` that share ``layers`` layers."""
 
     machine: int

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
+import numpy as np
+
+from hetero.arrays import Floats
 from hetero.costs.pipeline import Pipeline
-from hetero.deployment import Engine, Replica, Role
+from hetero.costs.transfer import KvTransfer
+from hetero.deployment import Deployment, Engine, Replica, Role
 from hetero.latency.step import Piece, StepModel
 
-Floats = NDArray[np.float64]
 _PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight line
 
 
@@ -90,9 +92,10 @@ def replica(
     --------
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import CostModel, Stage
+    >>> from hetero.costs.cost import CostModel, PipelineStage
     >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-    >>> mixed = replica(model.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)]), "mixed", "prefill")
+    >>> stages = [PipelineStage(0, 2, 36), PipelineStage(1, 2, 24)]
+    >>> mixed = replica(model.pipeline(stages), "mixed", "prefill")
     >>> mixed.gpus, round(mixed.usd_per_h, 2), mixed.lag_s_per_token > 0
     (4, 1.42, True)
     """
@@ -112,3 +115,21 @@ def replica(
         lag_s=fixed,
         lag_s_per_token=per_token,
     )
+
+
+def split(
+    name: str,
+    parts: Sequence[tuple[str, Pipeline, Role]],
+    transfer: KvTransfer,
+    *,
+    engine: Engine | None = None,
+) -> Deployment:
+    """Pipelines that prefill and pipelines that decode, with a KV link between each two of them."""
+    nodes = tuple(replica(pipeline, label, role, engine=engine) for label, pipeline, role in parts)
+    links = tuple(
+        (a, b, transfer.link(source, target))
+        for a, source, first in parts
+        for b, target, second in parts
+        if (first, second) == ("prefill", "decode")
+    )
+    return Deployment(name, nodes, links)

@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from hetero.arrays import Floats
 
 
 def shortest(counts: Sequence[int], hop_s: Floats) -> tuple[tuple[int, ...], float]:
     """Order of stages with the least total time of hops, and that time [s].
+
+    Source: ThunderServe, appendix B: pipeline route by dynamic programming.
 
     Parameters
     ----------

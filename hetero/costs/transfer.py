@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import KvLink
-from hetero.errors import ParameterError
+from hetero.errors import require, require_not_negative, require_positive
 
 Bits: TypeAlias = Literal[16, 8, 4]
 
@@ -26,6 +26,8 @@ Bits: TypeAlias = Literal[16, 8, 4]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTransfer:
     """How KV caches travel.
+
+    Source: ThunderServe, section 4: KV compression to few bits on the way; N_bytes.
 
     Attributes
     ----------
@@ -55,17 +57,13 @@ class KvTransfer:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in (16, 8, 4):
-            raise ParameterError(
-                f"KV caches of {self.bits} bits per value cannot be sent.",
-                resolve="send 16, 8 or 4 bits.",
-            )
-        if not (self.scale_bits >= 0 and min(self.compress_gbs, self.decompress_gbs) > 0):
-            raise ParameterError(
-                f"A codec with {self.scale_bits} bits of scales, {self.compress_gbs} and "
-                f"{self.decompress_gbs} GB/s.",
-                resolve="give rates above 0 and scales of 0 bits or more.",
-            )
+        require(
+            self.bits in (16, 8, 4),
+            f"KV caches of {self.bits} bits per value cannot be sent.",
+            resolve="send 16, 8 or 4 bits.",
+        )
+        require_not_negative(scale_bits=self.scale_bits)
+        require_positive(compress_gbs=self.compress_gbs, decompress_gbs=self.decompress_gbs)
 
     @property
     def ratio(self) -> float:
@@ -75,13 +73,15 @@ class KvTransfer:
     def seconds(self, source: Pipeline, target: Pipeline) -> tuple[float, float]:
         """Latency [s] and time per token [s] of a transfer between two groups.
 
+        Source: ThunderServe, eq. 1: time of a KV transfer, the alpha-beta model; T_ij^(kv_comm).
+
         Examples
         --------
         >>> from hetero.catalog import llm
         >>> from hetero.cluster import cluster
-        >>> from hetero.costs.cost import CostModel, Stage
+        >>> from hetero.costs.cost import CostModel, PipelineStage
         >>> model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), llm("LLaMA-1-30B"))
-        >>> ends = [model.pipeline([Stage(k, 4, 60)]) for k in (0, 1)]
+        >>> ends = [model.pipeline([PipelineStage(k, 4, 60)]) for k in (0, 1)]
         >>> fixed, per_token = KvTransfer(bits=16).seconds(*ends)  # Table 8: 584 ms
         >>> round(1e3 * (fixed + 1024 * per_token))
         584

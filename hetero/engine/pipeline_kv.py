@@ -17,7 +17,10 @@ def fill(R, v, r, layers):
 
 @compiled
 def room(p, v, expected):
-    """Whether a node may take a request, if it were to run all its layers."""
+    """Whether a node may take a request, if it were to run all its layers.
+
+    Source: Helix, section 5.2: estimated KV cache, the mask of nodes above the high water mark.
+    """
     return v.kv_entries - v.kv_reserved - expected * v.layers >= (1.0 - p.high_water) * v.kv_entries
 
 

@@ -79,7 +79,10 @@ def _decode_s(v, FM, requests):
 
 @compiled
 def begin(R, p, v, FM, IM, i, t):
-    """Form the next batch of node ``i``: the next segment in turn before which something waits."""
+    """Form the next batch of node ``i``: the next segment in turn before which something waits.
+
+    Source: Helix, section 5.1: dynamic batching of a node.
+    """
     segment = np.int64(-1)
     for step in range(1, v.segments + 1):
         s = (v.segment + step) % v.segments

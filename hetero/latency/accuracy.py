@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,6 +37,11 @@ class Accuracy:
     max_percent: float
     r2: float
     rows: int
+
+    @property
+    def percents(self) -> dict[str, float]:
+        """The four percentages by name."""
+        return {name: value for name, value in asdict(self).items() if name.endswith("percent")}
 
     @classmethod
     def of(cls, predicted: ArrayLike, measured: ArrayLike) -> Accuracy:

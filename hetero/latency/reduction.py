@@ -42,19 +42,15 @@ class Reduction(Shown):
 
     def table(self) -> Table:
         """Error of the reduction per phase."""
-        rows = tuple(
-            (phase, a.rows, a.mape_percent, a.bias_percent, a.max_percent)
-            for phase, a in self.accuracy.items()
-        )
         columns = (
-            Column("phase"),
-            Column("rows"),
-            Column("mean error", "%", 3),
-            Column("bias", "%", 3),
-            Column("largest error", "%", 3),
+            Column("phase", of=lambda item: item[0]),
+            Column("rows", of=lambda item: item[1].rows),
+            Column("mean error", "%", 3, of=lambda item: item[1].mape_percent),
+            Column("bias", "%", 3, of=lambda item: item[1].bias_percent),
+            Column("largest error", "%", 3, of=lambda item: item[1].max_percent),
         )
         title = f"Reduction to a step model: {self.model.source}"
-        return Table(title, columns, rows, (self.note,) if self.note else ())
+        return Table.of(title, columns, self.accuracy.items(), self.note)
 
 
 def reduce_table(measured: Measurements) -> Reduction:

@@ -8,12 +8,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 
 Floats = NDArray[np.float64]
 
 # Tokens between two knots: slopes over less overflow, while rounding parts some by 1e-13.
 _NEAREST = 1e-100
+
+
+def _freeze(holder: object, *names: str) -> None:
+    """Make fields arrays of numbers that nobody can write to; those that are None stay."""
+    for name in names:
+        if (value := getattr(holder, name)) is not None:
+            array = np.ascontiguousarray(value, dtype=np.float64)
+            array.setflags(write=False)
+            object.__setattr__(holder, name, array)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,10 +45,7 @@ class Mixed:
     per_token_s: Floats
 
     def __post_init__(self) -> None:
-        for name in ("per_cached_token_s", "level_s", "per_token_s"):
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+        _freeze(self, "per_cached_token_s", "level_s", "per_token_s")
 
     @property
     def rows(self) -> Floats:
@@ -68,10 +74,7 @@ class Bends:
     extra_s: Floats
 
     def __post_init__(self) -> None:
-        for name in ("context_tokens", "extra_s"):
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+        _freeze(self, "context_tokens", "extra_s")
 
     @property
     def slopes_s(self) -> Floats:
@@ -127,11 +130,7 @@ class Piece:
     bends: Bends | None = None
 
     def __post_init__(self) -> None:
-        names = ["knots_tokens", "knots_s", "per_cached_token_s"]
-        for name in [*names, "decode_level_s"] if self.decode_level_s is not None else names:
-            array = np.ascontiguousarray(getattr(self, name), dtype=np.float64)
-            array.setflags(write=False)
-            object.__setattr__(self, name, array)
+        _freeze(self, "knots_tokens", "knots_s", "per_cached_token_s", "decode_level_s")
         good = (
             self.knots_tokens.ndim == self.knots_s.ndim == self.per_cached_token_s.ndim == 1
             and len(self.knots_tokens) == len(self.knots_s) >= 1
@@ -278,11 +277,11 @@ class StepModel(Shown):
     max_decoding: float = np.inf
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.pieces) <= 2:
-            raise ParameterError(
-                f"A step model has one or two pieces; received {len(self.pieces)}.",
-                resolve="merge pieces, or reduce the source with fewer kinks.",
-            )
+        require(
+            1 <= len(self.pieces) <= 2,
+            f"A step model has one or two pieces; received {len(self.pieces)}.",
+            resolve="merge pieces, or reduce the source with fewer kinks.",
+        )
 
     @classmethod
     def affine(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import DataError, FitError, ParameterError
+from hetero.errors import FitError, ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.step import StepModel
+from hetero.rows import Rows, listed, read_rows
 
 Floats = NDArray[np.float64]
 Phase = Literal["prefill", "decode"]
@@ -125,29 +125,25 @@ class Measurements(Shown):
 
     def table(self) -> Table:
         """What the rows cover, one line per phase."""
-        rows = []
-        for phase in PHASES:
-            part = self.phase(phase)
-            if len(part.batch):
-                rows.append(
-                    (
-                        phase,
-                        len(part.batch),
-                        f"{part.batch.min():g} to {part.batch.max():g}",
-                        f"{part.length_tokens.min():g} to {part.length_tokens.max():g}",
-                        f"{1e3 * part.seconds.min():.4g} to {1e3 * part.seconds.max():.4g}",
-                    )
-                )
+
+        def span(name: str, factor: float = 1.0, form: str = "g") -> Callable[[Any], str]:
+            def told(item: tuple[Phase, Measurements]) -> str:
+                values = getattr(item[1], name)
+                return f"{factor * values.min():{form}} to {factor * values.max():{form}}"
+
+            return told
+
         columns = (
-            Column("phase"),
-            Column("rows"),
-            Column("batch", "requests"),
-            Column("length", "tokens per request"),
-            Column("time", "ms"),
+            Column("phase", of=lambda item: item[0]),
+            Column("rows", of=lambda item: len(item[1].batch)),
+            Column("batch", "requests", of=span("batch")),
+            Column("length", "tokens per request", of=span("length_tokens")),
+            Column("time", "ms", of=span("seconds", 1e3, ".4g")),
         )
+        parts = [(phase, part) for phase in PHASES if len((part := self.phase(phase)).batch)]
         covers = "" if self.layers is None else f", {self.layers} layer(s)"
-        notes = tuple(filter(None, (self.engine, f"{self.provenance}: {self.source}{covers}")))
-        return Table(self.label or "Measurements", columns, tuple(rows), notes)
+        source = f"{self.provenance}: {self.source}{covers}"
+        return Table.of(self.label or "Measurements", columns, parts, self.engine, source)
 
 
 def one_generation(tables: Iterable[Measurements]) -> str:
@@ -220,36 +216,49 @@ def read_csv(
             f"'{unknown[0]}' is no column that can be mapped.",
             resolve=f"map one of {', '.join(COLUMNS)}.",
         )
-    frame = _read_text(path)
-    if "kept_for" in frame.columns or kept_for == "check":
-        check = frame.get("kept_for", pd.Series("", frame.index)).str.strip() == "check"
-        frame = frame[check if kept_for == "check" else ~check]
-        if frame.empty:
-            raise DataError(
-                f"has no rows kept for a {kept_for}.",
-                path=path,
-                resolve="measure some with hetero profile, or give another file.",
-            )
-    cells = _Cells(path, frame, {name: own.get(name, name) for name in COLUMNS}, frozenset(own))
+    rows = read_rows(path)
+    rows = rows.where(~(rows.frame == "").all(axis=1).to_numpy())
+    if not len(rows):
+        raise rows.error("has no rows.", None, None, "give at least one measured step.")
+    if "kept_for" in rows.frame or kept_for == "check":
+        kept = rows.frame.get("kept_for", pd.Series("", rows.frame.index)).str.strip()
+        rows = rows.where(np.asarray((kept == "check") == (kept_for == "check")))
+        if not len(rows):
+            what = f"has no rows kept for a {kept_for}."
+            rule = "measure some with hetero profile, or give another file."
+            raise rows.error(what, None, None, rule)
+    names = {name: own.get(name, name) for name in COLUMNS}
+    in_ms = names["ms"] in rows.frame and names["seconds"] not in rows.frame
+    for name in (*own, "phase", "batch", "ms" if in_ms else "seconds"):
+        _require_column(rows, name, names[name])
 
-    decode = cells.phases()
-    batch = cells.numbers("batch", np.ones(len(frame), dtype=bool), least=1)
-    per_step = decode & cells.filled("context_tokens")
+    def numbers(
+        name: str, needed: NDArray[np.bool_], above: float = -np.inf, least: float = -np.inf
+    ) -> Floats:
+        if needed.any():
+            _require_column(rows, name, names[name])
+        return rows.numbers(names[name], needed=needed, above=above, least=least)
+
+    phases = rows.frame[names["phase"]].str.strip().str.lower()
+    strange = ~np.asarray(phases.isin(PHASES))
+    rows.refuse(strange, names["phase"], "a phase", "write prefill or decode.")
+    every, decode = np.ones(len(rows), dtype=bool), np.asarray(phases == "decode")
+    batch = numbers("batch", every, least=1)
+    per_step = decode & rows.filled(names["context_tokens"])
     total = decode & ~per_step
-    if both := np.flatnonzero(per_step & cells.filled("output_tokens")).tolist():
-        raise cells.error(
-            both[0],
-            "output_tokens",
+    if both := np.flatnonzero(per_step & rows.filled(names["output_tokens"])).tolist():
+        raise rows.error(
             "a decode row has both context_tokens and output_tokens, so it is not clear whether "
             "its time is one step or the sum over the outputs.",
+            both[0],
+            names["output_tokens"],
             "leave one of the two empty.",
         )
-    inputs = cells.numbers("input_tokens", ~per_step, least=1)
-    context = cells.numbers("context_tokens", per_step, least=0)
-    outputs = cells.numbers("output_tokens", total, least=1)
-    in_seconds = cells.present("seconds")
-    seconds = cells.numbers("seconds" if in_seconds else "ms", np.ones(len(frame), dtype=bool))
-    seconds = seconds if in_seconds else seconds / 1e3
+    inputs = numbers("input_tokens", ~per_step, least=1)
+    context = numbers("context_tokens", per_step, least=0)
+    outputs = numbers("output_tokens", total, least=1)
+    seconds = numbers("ms" if in_ms else "seconds", every, above=0)
+    seconds = seconds / 1e3 if in_ms else seconds
     return Measurements(
         decode=decode,
         batch=batch,
@@ -262,106 +271,7 @@ def read_csv(
     )
 
 
-def _read_text(path: Path) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(
-            path, dtype=str, keep_default_na=False, skipinitialspace=True, skip_blank_lines=False
-        )
-    except FileNotFoundError:
-        raise DataError(
-            "there is no such file.", path=path, resolve="give the path of a CSV file."
-        ) from None
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        text = (
-            str(error).strip().splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-        )
-        raise DataError(
-            f"cannot be read as CSV ({text}).",
-            path=path,
-            resolve="give a comma-separated file with one heading line.",
-        ) from None
-    if not isinstance(frame.index, pd.RangeIndex):
-        # pandas takes what the first row has too much for names of rows, and shifts all columns.
-        raise DataError(
-            "the row has more cells than the heading.",
-            path=path,
-            line=2,
-            resolve="give every row as many cells as the heading has.",
-        )
-    frame.columns = [str(name).strip() for name in frame.columns]
-    empty = (frame == "").all(axis=1)
-    frame = frame[~empty]
-    if frame.empty:
-        raise DataError("has no rows.", path=path, resolve="give at least one measured step.")
-    return frame
-
-
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """Cells of a text frame, read with errors that name line and column."""
-
-    path: Path
-    frame: pd.DataFrame
-    heading: dict[str, str]
-    mapped: frozenset[str]
-
-    def present(self, name: str) -> bool:
-        if name in self.mapped and self.heading[name] not in self.frame.columns:
-            raise self._missing(name)
-        return self.heading[name] in self.frame.columns
-
-    def _missing(self, name: str) -> DataError:
-        return DataError(
-            f"has no column '{self.heading[name]}' for {name}; it has "
-            f"{textwrap.shorten(', '.join(map(repr, self.frame.columns)), 400)}.",
-            path=self.path,
-            resolve=f"name the column with --column {name}=YOUR_HEADING.",
-        )
-
-    def error(self, row: int, name: str, what: str, resolve: str) -> DataError:
-        line = int(self.frame.index[row]) + 2  # the heading is line 1
-        return DataError(
-            what, path=self.path, line=line, column=self.heading[name], resolve=resolve
-        )
-
-    def _text(self, name: str) -> pd.Series[str]:
-        if not self.present(name):
-            if name == "ms":
-                name = "seconds"
-            raise self._missing(name)
-        return self.frame[self.heading[name]].str.strip()
-
-    def filled(self, name: str) -> NDArray[np.bool_]:
-        if not self.present(name):
-            return np.zeros(len(self.frame), dtype=bool)
-        return np.asarray(self._text(name) != "")
-
-    def phases(self) -> NDArray[np.bool_]:
-        text = self._text("phase").str.lower()
-        known = np.asarray(text.isin(PHASES))
-        if not known.all():
-            row = int(np.flatnonzero(~known)[0])
-            raise self.error(
-                row, "phase", f"'{text.iloc[row]}' is no phase.", "write prefill or decode."
-            )
-        return np.asarray(text == "decode")
-
-    def numbers(self, name: str, needed: NDArray[np.bool_], least: float | None = None) -> Floats:
-        """Numbers of a column where ``needed``, 0 elsewhere; > 0, or at least ``least``."""
-        values = np.zeros(len(self.frame))
-        if not needed.any():
-            return values
-        text = self._text(name)
-        numbers = pd.to_numeric(text, errors="coerce").to_numpy(dtype=np.float64)
-        good = np.isfinite(numbers) & ((numbers > 0) if least is None else (numbers >= least))
-        if bad := np.flatnonzero(needed & ~good).tolist():
-            bound = "> 0" if least is None else f">= {least:g}"
-            cell = text.iloc[bad[0]]
-            raise self.error(
-                bad[0],
-                name,
-                f"{repr(cell) if cell else 'an empty cell'} is not a number {bound}.",
-                f"write a number {bound} in plain digits, or drop the row.",
-            )
-        values[needed] = numbers[needed]
-        return values
+def _require_column(rows: Rows, name: str, column: str) -> None:
+    if column not in rows.frame:
+        what = f"has no column '{column}' for {name}; it has {listed(map(str, rows.frame))}."
+        raise rows.error(what, None, None, f"name the column with --column {name}=YOUR_HEADING.")

@@ -4,30 +4,24 @@ This is arithmetic on bytes. Where the paper leaves a choice, both readings are 
 
 - ``kv_formula``: ``"model"`` counts what the model caches (grouped-query and latent attention
   included), ``"full"`` the paper's ``2 l h`` values per token, four times as much for Llama-3-8B.
-- ``overhead_per``: the engine's static memory counts once per ``"gpu"`` (section 5.1 of the
-  paper) or once per ``"instance"`` (its eq. 1), 14 GiB apart on eight GPUs.
+- ``overhead_per``: the engine's static memory counts once per ``"gpu"``
+  (Xiong et al., section 5.1) or once per ``"instance"`` (their eq. 1), 14 GiB apart on eight GPUs.
 
 GiB are 2**30 bytes. The capacity of a GPU is the nominal one: what a driver or error correction
 holds back belongs into ``overhead_gib``.
 """
 
 from hetero.catalog import KvFormula
-from hetero.memory.budget import Budget, OverheadPer, Stage
-from hetero.memory.fitting import Settings, fits, kv_capacity_bytes, why_not
-from hetero.memory.kv import kv_bytes, kv_bytes_per_token
+from hetero.memory.budget import Budget, OverheadPer, StageMemory
+from hetero.memory.kv import kv_bytes_per_token
 from hetero.memory.weight_share import max_layers, minimum_gpus
 
 __all__ = [
     "Budget",
     "KvFormula",
     "OverheadPer",
-    "Settings",
-    "Stage",
-    "fits",
-    "kv_bytes",
+    "StageMemory",
     "kv_bytes_per_token",
-    "kv_capacity_bytes",
     "max_layers",
     "minimum_gpus",
-    "why_not",
 ]

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from hetero.catalog import Gpu, KvFormula, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require, require_not_negative, require_positive, require_share
 from hetero.memory.kv import kv_bytes_per_token, kv_heads_held
 
 OverheadPer: TypeAlias = Literal["gpu", "instance"]
@@ -19,7 +19,7 @@ _GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageMemory:
     """One pipeline stage of an instance: its layers, and the bytes on all its GPUs together."""
 
     layers: int
@@ -73,7 +73,7 @@ class Budget(Shown):
 
     Notes
     -----
-    Source: Xiong et al., section 3.1, eq. 1; section 4.1, eq. 5 and 8.
+    Source: Xiong et al., eq. 1: memory of an instance for KV caches; KVSize(s), phi_usage.
     """
 
     llm: Llm
@@ -88,30 +88,22 @@ class Budget(Shown):
     kv_formula: KvFormula = "model"
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_parallel"):
-            if getattr(self, name) < 1:
-                raise ParameterError(
-                    f"{name} is {getattr(self, name)}.", resolve="give a whole number above 0."
-                )
-        if self.pipeline_parallel > self.llm.layers:
-            raise ParameterError(
-                f"{self.pipeline_parallel} pipeline stages for the {self.llm.layers} layers of "
-                f"{self.llm.name}.",
-                resolve="use no more stages than layers.",
-            )
-        if not 0 < self.memory_fraction <= 1:
-            raise ParameterError(
-                f"memory_fraction is {self.memory_fraction}.",
-                resolve="give a share above 0 and up to 1.",
-            )
-        if not 0 <= self.overhead_gib < math.inf:
-            raise ParameterError(
-                f"overhead_gib is {self.overhead_gib}.", resolve="give GiB, 0 or more."
-            )
-        if self.overhead_per not in ("gpu", "instance"):
-            raise ParameterError(
-                f"overhead_per is '{self.overhead_per}'.", resolve="use 'gpu' or 'instance'."
-            )
+        require_positive(
+            tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel
+        )
+        require(
+            self.pipeline_parallel <= self.llm.layers,
+            f"{self.pipeline_parallel} pipeline stages for the {self.llm.layers} layers of "
+            f"{self.llm.name}.",
+            resolve="use no more stages than layers.",
+        )
+        require_share(memory_fraction=self.memory_fraction)
+        require_not_negative(overhead_gib=self.overhead_gib)
+        require(
+            self.overhead_per in ("gpu", "instance"),
+            f"overhead_per is '{self.overhead_per}'.",
+            resolve="use 'gpu' or 'instance'.",
+        )
 
     @property
     def gpus(self) -> int:
@@ -119,7 +111,7 @@ class Budget(Shown):
         return self.tensor_parallel * self.pipeline_parallel
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[StageMemory, ...]:
         """Its pipeline stages, in order.
 
         Layers are divided evenly; those that remain go one each to the stages before the last,
@@ -140,7 +132,7 @@ class Budget(Shown):
             tied = self.llm.tied_embeddings and 0 < k == p - 1
             params += self.llm.head_params if tied else 0
             weights = bytes_of(params, self.weight_precision)
-            stages.append(Stage(count, usable, per_stage, weights))
+            stages.append(StageMemory(count, usable, per_stage, weights))
             start += count
         return tuple(stages)
 
@@ -151,7 +143,7 @@ class Budget(Shown):
 
     @property
     def kv_capacity_bytes(self) -> float:
-        """Largest KV cache of the instance [bytes] (eq. 1); negative: weights do not fit."""
+        """Largest KV cache [bytes] (Xiong et al., eq. 1); negative: the weights do not fit."""
         return self.llm.layers * min(stage.free_bytes / stage.layers for stage in self.stages)
 
     @property
@@ -174,21 +166,23 @@ class Budget(Shown):
 
         .. math:: b_r = KVSize / (2 (I_r + O_r)\, l\, h\, b^{bytes}), rounded down
 
-        (eq. 5, which omits the bytes of a value). 0 if not even one fits.
+        (Xiong et al., eq. 5, which omits the bytes of a value). 0 if not even one fits.
         """
         size = input_tokens + output_tokens
-        if size < 1 or min(input_tokens, output_tokens) < 0:
-            raise ParameterError(
-                f"A request of {input_tokens} input and {output_tokens} output tokens.",
-                resolve="give lengths of 0 or more, together above 0.",
-            )
+        require(
+            size >= 1 and min(input_tokens, output_tokens) >= 0,
+            f"A request of {input_tokens} input and {output_tokens} output tokens.",
+            resolve="give lengths of 0 or more, together above 0.",
+        )
         return self.max_tokens // size
 
     def why_not(self, longest_tokens: int = 1) -> str | None:
         """Constraint that keeps the instance from serving a request of that length, or None.
 
         Checked in this order: heads that the tensor-parallel degree cannot divide, a data type
-        the GPU lacks, weights (eq. 1), and the KV cache of the longest request (eq. 2).
+        the GPU lacks, weights, and the KV cache of the longest request (Xiong et al., eq. 1 and 2).
+
+        Source: Xiong et al., eq. 2: constraint that the longest request fits; I_max, O_max.
         """
         llm, t = self.llm, self.tensor_parallel
         if llm.heads % t:
@@ -216,40 +210,25 @@ class Budget(Shown):
 
     def table(self) -> Table:
         """Where the memory goes, stage by stage, and what the rest holds."""
-        rows = tuple(
-            (
-                k + 1,
-                stage.layers,
-                self.tensor_parallel * self.gpu.mem_bytes / _GIB,
-                self.tensor_parallel * self.gpu.mem_bytes * (1 - self.memory_fraction) / _GIB,
-                stage.overhead_bytes / _GIB,
-                stage.weight_bytes / _GIB,
-                stage.free_bytes / _GIB,
-            )
-            for k, stage in enumerate(self.stages)
+        memory = self.tensor_parallel * self.gpu.mem_bytes
+        columns = (
+            Column("stage", of=lambda stage: stage[0]),
+            Column("layers", of=lambda stage: stage[1].layers),
+            Column("memory", "GiB", of=lambda _: memory / _GIB),
+            Column("left unused", "GiB", of=lambda _: memory * (1 - self.memory_fraction) / _GIB),
+            Column("engine", "GiB", of=lambda stage: stage[1].overhead_bytes / _GIB),
+            Column("weights", "GiB", of=lambda stage: stage[1].weight_bytes / _GIB),
+            Column("KV cache", "GiB", of=lambda stage: stage[1].free_bytes / _GIB),
         )
         rest = (
             f"KV cache of the instance: {_gib(self.kv_capacity_bytes)}, {self.max_tokens:,} tokens "
             f"of {self.kv_bytes_per_token:,} bytes ({self.kv_precision}, {self.kv_formula})."
         )
-        return Table(
+        title = (
             f"{self.llm.name} in {self.weight_precision} on {self.gpus} x {self.gpu.name} "
-            f"(tensor parallel {self.tensor_parallel}, pipeline {self.pipeline_parallel})",
-            (
-                Column("stage"),
-                Column("layers"),
-                Column("memory", "GiB"),
-                Column("left unused", "GiB"),
-                Column("engine", "GiB"),
-                Column("weights", "GiB"),
-                Column("KV cache", "GiB"),
-            ),
-            rows,
-            (self.why_not() or rest,),
+            f"(tensor parallel {self.tensor_parallel}, pipeline {self.pipeline_parallel})"
         )
-
-
-_REMEDY = "use more or larger GPUs, or a smaller data type for weights or KV cache."
+        return Table.of(title, columns, enumerate(self.stages, start=1), self.why_not() or rest)
 
 
 def _gib(size_bytes: float) -> str:

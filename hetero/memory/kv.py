@@ -24,13 +24,17 @@ def kv_bytes_per_token(
 
     As :meth:`Llm.kv_bytes_per_token`, plus the copies that tensor parallelism makes: each GPU
     holds at least one KV head, and with latent attention the whole latent vector. Formula
-    ``"full"`` is divided evenly.
+    ``"full"`` is divided evenly. A request holds so much for each of its tokens.
+
+    Source: HeteroServe, eq. 1: KV cache of a request; KV(r_j).
 
     Examples
     --------
     >>> from hetero.catalog import llm
     >>> [kv_bytes_per_token(llm("Qwen3-30B-A3B"), tensor_parallel=t) for t in (1, 4, 8)]
     [98304, 98304, 196608]
+    >>> 1024 * kv_bytes_per_token(llm("LLaMA-1-30B")) / 1e9  # ThunderServe, Table 8: 1.64 GB
+    1.63577856
     """
     values = llm.kv_values_per_token_layer(formula)
     if formula == "model":
@@ -40,24 +44,3 @@ def kv_bytes_per_token(
             else 2 * kv_heads_held(llm, tensor_parallel) * llm.head_dim
         )
     return bytes_of(llm.layers * values, precision)
-
-
-def kv_bytes(
-    llm: Llm,
-    tokens: int,
-    *,
-    tensor_parallel: int = 1,
-    precision: str = "fp16",
-    formula: KvFormula = "model",
-) -> int:
-    """KV cache of ``tokens`` tokens on all GPUs of an instance [bytes].
-
-    Examples
-    --------
-    >>> from hetero.catalog import llm
-    >>> kv_bytes(llm("LLaMA-1-30B"), 1024) / 1e9  # ThunderServe, Table 8: 1.64 GB
-    1.63577856
-    """
-    return tokens * kv_bytes_per_token(
-        llm, tensor_parallel=tensor_parallel, precision=precision, formula=formula
-    )

@@ -6,7 +6,7 @@ import math
 from typing import Literal
 
 from hetero.catalog import Gpu, Llm
-from hetero.errors import ParameterError
+from hetero.errors import require, require_share
 
 _UNITS = {"GB": 10**9, "GiB": 2**30}
 
@@ -26,6 +26,8 @@ def minimum_gpus(
     The table of the paper comes out with d in decimal gigabytes (an L4 has 24e9 bytes), the
     default; with GiB only three of its twelve entries do. Parameters counted from the shape and the
     nominal ones (70, 175, 314, 405 billion) give the same numbers.
+
+    Source: Helix, Table 1: fewest GPUs that hold a model.
 
     Examples
     --------
@@ -52,6 +54,8 @@ def max_layers(
     gives the same for 11 of its 14 combinations of model and node, and one layer less for the
     other three (70B on A100; 30B on two and on four T4).
 
+    Source: Helix, section 6.2: layers of a node that leave half of its memory to the KV cache.
+
     Examples
     --------
     >>> from hetero.catalog import gpu, llm
@@ -63,10 +67,6 @@ def max_layers(
 
 
 def _share_bytes(gpu: Gpu, weight_share: float, unit: str) -> float:
-    if not 0 < weight_share <= 1:
-        raise ParameterError(
-            f"weight_share is {weight_share}.", resolve="give a share above 0 and up to 1."
-        )
-    if unit not in _UNITS:
-        raise ParameterError(f"unit is '{unit}'.", resolve="use 'GB' or 'GiB'.")
+    require_share(weight_share=weight_share)
+    require(unit in _UNITS, f"unit is '{unit}'.", resolve="use 'GB' or 'GiB'.")
     return weight_share * gpu.mem_gib * _UNITS[unit]

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero import paths
+from hetero.arrays import Ints
 from hetero.catalog import Gpu
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.models.layers import LayerLatency, layer_latencies
-
-Integers = NDArray[np.int64]
 
 BLOCK_TOKENS = 16
 """Tokens of one block of the KV cache (vLLM)."""
@@ -50,9 +48,9 @@ class MachineKind(Shown):
     tensor_parallel: int
     llm: str
     latency: LayerLatency
-    kv_blocks: Integers
-    prompt_max_requests: Integers
-    decode_max_requests: Integers
+    kv_blocks: Ints
+    prompt_max_requests: Ints
+    decode_max_requests: Ints
     typical_layers: int
     spec: Gpu | None = None
 
@@ -102,16 +100,13 @@ class MachineKind(Shown):
 
     def table(self) -> Table:
         """One row per number of layers."""
-        rows = tuple(
-            (k, self.kv_tokens(k), *self.batch_limits(k)) for k in range(1, self.max_layers + 1)
-        )
         columns = (
-            Column("layers held"),
-            Column("KV cache", "tokens"),
-            Column("prompt batch", "requests"),
-            Column("decode batch", "requests"),
+            Column("layers held", of=int),
+            Column("KV cache", "tokens", of=self.kv_tokens),
+            Column("prompt batch", "requests", of=lambda k: self.batch_limits(k)[0]),
+            Column("decode batch", "requests", of=lambda k: self.batch_limits(k)[1]),
         )
-        return Table(f"{self.llm} on {self.name}", columns, rows)
+        return Table.of(f"{self.llm} on {self.name}", columns, range(1, self.max_layers + 1))
 
 
 @lru_cache(maxsize=2)
@@ -130,18 +125,13 @@ def machine_kinds(*, raw: bool = False) -> tuple[MachineKind, ...]:
     found = []
     for latency in layer_latencies(raw=raw):
         rows = limits[latency.gpu, latency.llm, latency.tensor_parallel].sort_values("layers")
-        found.append(
-            MachineKind(
-                gpu=latency.gpu,
-                tensor_parallel=latency.tensor_parallel,
-                llm=latency.llm,
-                latency=latency,
-                kv_blocks=rows["kv_blocks"].to_numpy(dtype=np.int64),
-                prompt_max_requests=rows["prompt_max_requests"].to_numpy(dtype=np.int64),
-                decode_max_requests=rows["decode_max_requests"].to_numpy(dtype=np.int64),
-                typical_layers=int(rows.loc[rows["typical"] == 1, "layers"].iloc[0]),
-            )
+        kv_blocks, prompts, decoding = (
+            rows[name].to_numpy(dtype=np.int64)
+            for name in ("kv_blocks", "prompt_max_requests", "decode_max_requests")
         )
+        typical = int(rows.loc[rows["typical"] == 1, "layers"].iloc[0])
+        of = latency.gpu, latency.tensor_parallel, latency.llm
+        found.append(MachineKind(*of, latency, kv_blocks, prompts, decoding, typical))
     return tuple(found)
 
 

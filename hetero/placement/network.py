@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from scipy.sparse.csgraph import breadth_first_order
 
+from hetero.arrays import Flags, Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.placement.placement import Placement
-
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 _SCALE = float(2**20)  # capacities are whole numbers to the solver: steps of 1e-6 tokens/s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Network:
+class FlowNetwork:
     """Vertices in and out of every node, and the coordinator as source and sink.
 
     A connection is valid from the coordinator to a node with the first layer, from a node with
@@ -35,12 +33,12 @@ class Network:
 
     Notes
     -----
-    Source: Helix section 4.3.
+    Source: Helix, section 4.3: graph abstraction of a placement; c_in, c_out.
 
     Examples
     --------
     >>> from pipelines.studies.helix_artifact import placement
-    >>> round(Network(placement("single-24 70B helix")).max_flow().tokens_per_s, 2)
+    >>> round(FlowNetwork(placement("single-24 70B helix")).max_flow().tokens_per_s, 2)
     1289.56
     """
 
@@ -57,15 +55,13 @@ class Network:
 
     def node_tokens_per_s(self) -> Floats:
         """Capacity from in to out of every node [tokens/s], shape (n,)."""
-        return np.array(
-            [
-                self.placement.tokens_per_s(k) if held else 0.0
-                for k, held in enumerate(self.placement.ranges)
-            ]
-        )
+        held = enumerate(self.placement.ranges)
+        return np.array([self.placement.tokens_per_s(k) if layers else 0.0 for k, layers in held])
 
     def max_flow(self) -> Flow:
         """Exact maximum flow from source to sink.
+
+        Source: Helix, section 4.3: throughput of a placement as a maximum flow.
 
         Raises
         ------
@@ -96,7 +92,7 @@ class Network:
                 resolve="give the link a bandwidth, or place the layers so that it is not needed.",
             )
         reached = _reached(valid)
-        last = max(reached, key=lambda k: bounds(self.placement)[1][k], default=-1)
+        last = max(sorted(reached), key=lambda k: bounds(self.placement)[1][k], default=-1)
         where = self._name(last) if last >= 0 else "the coordinator"
         return InfeasibleError(
             f"No node of {problem.name} goes on where {where} stops.",
@@ -108,20 +104,23 @@ class Network:
         return "the coordinator" if node == len(nodes) else f"'{nodes[node].name}'"
 
 
-def bounds(placement: Placement) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def bounds(placement: Placement) -> tuple[Ints, Ints]:
     """First layer and layer behind the last one of every node, -1 where it holds none."""
     pairs = np.array([held or (-1, -1) for held in placement.ranges], dtype=np.int64)
     return pairs[:, 0], pairs[:, 1]
 
 
 def connections(
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
+    starts: Ints,
+    stops: Ints,
     layers: int,
     partial_inference: bool,
     links: Flags | None = None,
 ) -> Flags:
-    """Valid connections between nodes that hold [start, stop), shape (n + 1, n + 1)."""
+    """Valid connections between nodes that hold [start, stop), shape (n + 1, n + 1).
+
+    Source: Helix, section 4.4: partial inference and valid connections; s_j <= e_i < e_j.
+    """
     n = len(starts)
     used = starts >= 0
     valid = np.zeros((n + 1, n + 1), dtype=bool)
@@ -180,15 +179,10 @@ def solve(
 
 
 def _reached(valid: Flags) -> set[int]:
+    """Nodes that a path from the coordinator leads to."""
     n = len(valid) - 1
-    found: set[int] = set()
-    stack = [int(k) for k in np.flatnonzero(valid[n, :n])]
-    while stack:
-        k = stack.pop()
-        if k not in found:
-            found.add(k)
-            stack += [int(j) for j in np.flatnonzero(valid[k, :n])]
-    return found
+    order = breadth_first_order(valid & (np.arange(n + 1) < n), n, return_predecessors=False)
+    return set(order[1:].tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +207,7 @@ class Flow(Shown):
         A smallest cut: nodes on the diagonal, links elsewhere.
     """
 
-    network: Network
+    network: FlowNetwork
     tokens_per_s: float
     link_tokens_per_s: Floats
     cut: Flags
@@ -274,33 +268,21 @@ class Flow(Shown):
         """One row per node that holds layers, by their first layer."""
         placement = self.network.placement
         through, busy = self.node_tokens_per_s, self.utilisation
-        rows = tuple(
-            (
-                node.name,
-                node.kind.name,
-                f"{start}-{stop - 1}",
-                placement.tokens_per_s(k),
-                float(through[k]),
-                100 * float(busy[k]),
-                bool(self.cut[k, k]),
-            )
-            for k, node, (start, stop) in sorted(
-                placement.nodes(), key=lambda item: (item[2], item[0])
-            )
-        )
+        node, gpus, layers, throughput, _ = placement.columns()
         columns = (
-            Column("node"),
-            Column("GPUs"),
-            Column("layers"),
-            Column("throughput", "tokens/s"),
-            Column("flow", "tokens/s"),
-            Column("used", "%", 3),
-            Column("bottleneck"),
+            node,
+            gpus,
+            layers,
+            throughput,
+            Column("flow", "tokens/s", of=lambda k: float(through[k])),
+            Column("used", "%", 3, of=lambda k: 100 * float(busy[k])),
+            Column("bottleneck", of=lambda k: bool(self.cut[k, k])),
         )
         title = placement.name or f"{placement.problem.llm.name} on {placement.problem.name}"
-        return Table(
+        return Table.of(
             f"{title}: {self.tokens_per_s:,.2f} tokens/s",
             columns,
-            rows,
-            (f"Bottleneck: {self.bottleneck}.", f"Mean depth: {self.depth:.1f} nodes."),
+            placement.by_layer(),
+            f"Bottleneck: {self.bottleneck}.",
+            f"Mean depth: {self.depth:.1f} nodes.",
         )

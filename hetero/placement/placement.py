@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.placement.problem import Node, Problem
 
 LayerRange: TypeAlias = tuple[int, int]
@@ -36,22 +36,22 @@ class Placement(Shown):
     allow_overfull: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.ranges) != len(self.problem.nodes):
-            raise ParameterError(
-                f"A placement on {self.problem.name} has {len(self.ranges)} ranges for "
-                f"{len(self.problem.nodes)} nodes.",
-                resolve="give one range per node, None for a node that holds no layer.",
-            )
+        require(
+            len(self.ranges) == len(self.problem.nodes),
+            f"A placement on {self.problem.name} has {len(self.ranges)} ranges for "
+            f"{len(self.problem.nodes)} nodes.",
+            resolve="give one range per node, None for a node that holds no layer.",
+        )
         depth = self.problem.llm.layers
         for node, held in zip(self.problem.nodes, self.ranges, strict=True):
             if held is None:
                 continue
             start, stop = held
-            if not 0 <= start < stop <= depth:
-                raise ParameterError(
-                    f"Node '{node.name}' holds the layers [{start}, {stop}) of a model of {depth}.",
-                    resolve=f"give a start below the stop, within 0 and {depth}.",
-                )
+            require(
+                0 <= start < stop <= depth,
+                f"Node '{node.name}' holds the layers [{start}, {stop}) of a model of {depth}.",
+                resolve=f"give a start below the stop, within 0 and {depth}.",
+            )
             if stop - start > node.max_layers and not self.allow_overfull:
                 raise InfeasibleError(
                     f"Node '{node.name}' cannot hold {stop - start} layers of "
@@ -108,30 +108,41 @@ class Placement(Shown):
             count[start:stop] += 1
         return count
 
+    def by_layer(self) -> list[int]:
+        """Indices of the nodes that hold layers, by their first layer."""
+        return [k for k, _, _ in sorted(self.nodes(), key=lambda item: (item[2], item[0]))]
+
+    def columns(self) -> tuple[Column, Column, Column, Column, Column]:
+        """Columns of a table of nodes by index: name, GPUs, layers, throughput and region."""
+
+        def node(k: int) -> Node:
+            return self.problem.nodes[k]
+
+        def span(k: int) -> str:
+            start, stop = self.ranges[k] or (0, 0)
+            return f"{start}-{stop - 1}"
+
+        return (
+            Column("node", of=lambda k: node(k).name),
+            Column("GPUs", of=lambda k: node(k).kind.name),
+            Column("layers", of=span),
+            Column("throughput", "tokens/s", of=self.tokens_per_s),
+            Column("region", of=lambda k: node(k).region),
+        )
+
     def table(self) -> Table:
         """One row per node that holds layers, by their first layer."""
-        rows = tuple(
-            (
-                node.name,
-                node.kind.name,
-                node.region,
-                f"{start}-{stop - 1}",
-                stop - start,
-                self.tokens_per_s(k),
-                node.kind.kv_tokens(stop - start),
-            )
-            for k, node, (start, stop) in sorted(self.nodes(), key=lambda item: (item[2], item[0]))
-        )
-        columns = (
-            Column("node"),
-            Column("GPUs"),
-            Column("region"),
-            Column("layers"),
-            Column("number"),
-            Column("throughput", "tokens/s"),
-            Column("KV cache", "tokens"),
+        node, gpus, layers, throughput, region = self.columns()
+        number = Column("number", of=self.layers)
+        cache = Column(
+            "KV cache",
+            "tokens",
+            of=lambda k: self.problem.nodes[k].kind.kv_tokens(self.layers(k)),
         )
         idle = [self.problem.nodes[k].name for k, held in enumerate(self.ranges) if held is None]
-        notes = (f"Idle: {', '.join(idle)}.",) if idle else ()
-        title = self.name or f"{self.problem.llm.name} on {self.problem.name}"
-        return Table(title, columns, rows, notes)
+        return Table.of(
+            self.name or f"{self.problem.llm.name} on {self.problem.name}",
+            (node, gpus, region, layers, number, throughput, cache),
+            self.by_layer(),
+            f"Idle: {', '.join(idle)}." if idle else "",
+        )

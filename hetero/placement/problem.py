@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.placement.links import Links
 from hetero.placement.machines import MachineKind, machine_kind
 from hetero.placement.throughput import HELIX_POINT, OperatingPoint, throughput
-
-Floats = NDArray[np.float64]
 
 TOKEN_BYTES = 2
 """Bytes of a token id on the links to and from the coordinator."""
@@ -78,12 +76,12 @@ class Problem(Shown):
     link_tokens_per_s: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        if len(self.links.bandwidth_bytes_s) != len(self.nodes) + 1:
-            raise ParameterError(
-                f"{self.name} has {len(self.nodes)} nodes and links between "
-                f"{len(self.links.bandwidth_bytes_s) - 1}.",
-                resolve="give a row of links per node and a last one for the coordinator.",
-            )
+        require(
+            len(self.links.bandwidth_bytes_s) == len(self.nodes) + 1,
+            f"{self.name} has {len(self.nodes)} nodes and links between "
+            f"{len(self.links.bandwidth_bytes_s) - 1}.",
+            resolve="give a row of links per node and a last one for the coordinator.",
+        )
         if not self.activation_bytes:
             object.__setattr__(self, "activation_bytes", 2.0 * self.llm.hidden)
         capacity = self.links.bandwidth_bytes_s / self.activation_bytes
@@ -165,35 +163,17 @@ class Problem(Shown):
     def subset(self, names: Sequence[str]) -> Problem:
         """The problem of some nodes alone, whose throughput follows from their own composition."""
         kept = [self.index(name) for name in names]
-        chosen = [self.nodes[k] for k in kept]
-        return Problem(
-            name=f"{self.name}, {len(kept)} nodes",
-            llm=self.llm,
-            nodes=_nodes(
-                [(node.name, node.region) for node in chosen],
-                [node.kind for node in chosen],
-                self.llm,
-                self.point,
-            ),
-            links=self.links.subset(kept),
-            point=self.point,
-            activation_bytes=self.activation_bytes,
-            token_bytes=self.token_bytes,
-            raw=self.raw,
-        )
+        places = [(self.nodes[k].name, self.nodes[k].region) for k in kept]
+        kinds = [self.nodes[k].kind for k in kept]
+        nodes = _nodes(places, kinds, self.llm, self.point)
+        name = f"{self.name}, {len(kept)} nodes"
+        return replace(self, name=name, nodes=nodes, links=self.links.subset(kept))
 
     def only(self, nodes: Sequence[int]) -> Problem:
         """The problem of some nodes, whose throughput stays as it is in the whole cluster."""
         kept = list(nodes)
-        return Problem(
-            name=self.name,
-            llm=self.llm,
-            nodes=tuple(self.nodes[k] for k in kept),
-            links=self.links.subset(kept),
-            point=self.point,
-            activation_bytes=self.activation_bytes,
-            token_bytes=self.token_bytes,
-            raw=self.raw,
+        return replace(
+            self, nodes=tuple(self.nodes[k] for k in kept), links=self.links.subset(kept)
         )
 
     def index(self, name: str) -> int:
@@ -222,6 +202,8 @@ class Problem(Shown):
         r"""Sum over nodes of max_k k T(k), divided by the layers of the model.
 
         Every token takes each layer once, so no flow is above it (Helix section 4.5).
+
+        Source: Helix, section 4.5: upper bound by compute alone, the early stop.
         """
         work = sum(
             float((node.tokens_per_s * np.arange(len(node.tokens_per_s))).max())
@@ -234,26 +216,19 @@ class Problem(Shown):
         groups: dict[tuple[str, str], list[Node]] = {}
         for node in self.nodes:
             groups.setdefault((node.kind.name, node.region), []).append(node)
-        rows = tuple(
-            (
-                kind,
-                region,
-                len(nodes),
-                nodes[0].max_layers,
-                float(nodes[0].tokens_per_s[1]) if nodes[0].max_layers else None,
-                float(nodes[0].tokens_per_s[-1]) if nodes[0].max_layers else None,
-            )
-            for (kind, region), nodes in groups.items()
-        )
+
+        def tokens_per_s(layers: int) -> Callable[[list[Node]], float | None]:
+            return lambda of: float(of[0].tokens_per_s[layers]) if of[0].max_layers else None
+
         columns = (
-            Column("node"),
-            Column("region"),
-            Column("number"),
-            Column("most layers"),
-            Column("with one layer", "tokens/s"),
-            Column("with the most", "tokens/s"),
+            Column("node", of=lambda of: of[0].kind.name),
+            Column("region", of=lambda of: of[0].region),
+            Column("number", of=len),
+            Column("most layers", of=lambda of: of[0].max_layers),
+            Column("with one layer", "tokens/s", of=tokens_per_s(1)),
+            Column("with the most", "tokens/s", of=tokens_per_s(-1)),
         )
-        return Table(f"{self.llm.name} on {self.name}", columns, rows)
+        return Table.of(f"{self.llm.name} on {self.name}", columns, groups.values())
 
 
 def _nodes(

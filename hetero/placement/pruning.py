@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.placement.problem import Problem
 
-Flags = NDArray[np.bool_]
-
 DEGREE = 12
-"""Fastest links that pruning keeps at every node (section 4.5)."""
+"""Fastest links that pruning keeps at every node (Helix section 4.5)."""
 
 
 def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None = None) -> Flags:
@@ -31,7 +29,8 @@ def pruned(problem: Problem, degree: int = DEGREE, order: Sequence[int] | None =
 
     Notes
     -----
-    Source: Helix section 4.5 (the average degree of each node is 12) and its artifact.
+    Source: Helix, section 4.5: pruning of slow links, to an average degree of 12.
+    Read as in its artifact.
 
     Examples
     --------
@@ -63,7 +62,7 @@ def all_links(problem: Problem) -> Flags:
     return kept & (problem.links.bandwidth_bytes_s > 0)
 
 
-def _fastest(bandwidth: NDArray[np.float64], degree: int) -> list[int]:
+def _fastest(bandwidth: Floats, degree: int) -> list[int]:
     order = sorted(range(len(bandwidth)), key=lambda k: (bandwidth[k], k), reverse=True)
     return order[:degree]
 

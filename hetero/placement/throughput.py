@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.arrays import Floats
+from hetero.errors import InfeasibleError, require_positive, require_share
 from hetero.placement.machines import MachineKind
-
-Floats = NDArray[np.float64]
 
 _ROUNDS = 10  # rounds of the fixed point, as Helix runs it
 
@@ -38,12 +36,8 @@ class OperatingPoint:
     kv_share: float = 0.3
 
     def __post_init__(self) -> None:
-        if not (self.input_tokens > 0 and self.output_tokens > 0 and 0 < self.kv_share <= 1):
-            raise ParameterError(
-                f"An operating point needs lengths above 0 and a share of the KV cache up to 1; "
-                f"received {self.input_tokens}, {self.output_tokens} and {self.kv_share}.",
-                resolve="give the mean lengths of your requests and a share such as 0.3.",
-            )
+        require_positive(input_tokens=self.input_tokens, output_tokens=self.output_tokens)
+        require_share(kv_share=self.kv_share)
 
 
 HELIX_POINT = OperatingPoint()
@@ -105,7 +99,8 @@ def throughput(
 
     Notes
     -----
-    Source: Helix section 4.3 ("one-time profiling") and its artifact.
+    Source: Helix, section 4.3: throughput of a node with j layers, profiled once; T_j(k).
+    Read as in its artifact.
 
     Examples
     --------
@@ -122,21 +117,17 @@ def throughput(
         typical = {name: kind.max_layers for name, kind in distinct.items()}
     held = sum(counts[name] * typical[name] for name in distinct)
     times = {name: 1.0 / _start(kind) for name, kind in distinct.items()}
+
+    def rate(name: str, layers: int) -> float:
+        """T(k) at the times of the latest round."""
+        mean = sum(counts[each] * typical[each] * times[each] for each in distinct) / held
+        return _tokens_per_s(distinct[name], layers, model_layers, times[name], mean, point)
+
     for _ in range(_ROUNDS):
-        mean = sum(counts[name] * typical[name] * times[name] for name in distinct) / held
-        times = {
-            name: 1.0 / (k * _tokens_per_s(kind, k, model_layers, times[name], mean, point))
-            for name, kind in distinct.items()
-            for k in (typical[name],)
-        }
-    mean = sum(counts[name] * typical[name] * times[name] for name in distinct) / held
+        times = {name: 1.0 / (typical[name] * rate(name, typical[name])) for name in distinct}
     return {
         name: np.array(
-            [0.0]
-            + [
-                _tokens_per_s(kind, k, model_layers, times[name], mean, point)
-                for k in range(1, min(kind.max_layers, model_layers) + 1)
-            ]
+            [0.0, *(rate(name, k) for k in range(1, min(kind.max_layers, model_layers) + 1))]
         )
         for name, kind in distinct.items()
     }

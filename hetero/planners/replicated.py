@@ -9,7 +9,7 @@ from typing import Any
 from hetero.catalog import Gpu, KvFormula, Link, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica, replicas
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.latency import for_gpu
 from hetero.latency.step import StepModel
 
@@ -31,7 +31,7 @@ def roofline_steps(*, link: Link | None = None, **efficiency: Any) -> StepSource
 
     def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
         if link is not None:
-            gpu = _linked(gpu, link)
+            gpu = gpu.linked(link)
         model = for_gpu(gpu, llm, tensor_parallel)
         if efficiency:
             model = replace(model, efficiency=replace(model.efficiency, **efficiency))
@@ -83,25 +83,25 @@ def replicated(
     >>> [(replica.name, replica.gpus) for replica in found.replicas]
     [('v100 t=4', 4), ('v100 t=1', 1)]
     """
-    if not degrees:
-        raise ParameterError(
-            f"No machine of {cluster.name} is to serve {llm.name}.",
-            resolve="give the degree of at least one machine.",
-        )
+    require(
+        bool(degrees),
+        f"No machine of {cluster.name} is to serve {llm.name}.",
+        resolve="give the degree of at least one machine.",
+    )
     steps = steps or roofline_steps()
     found: list[Replica] = []
     for name, wanted in degrees.items():
         machine = cluster.machine(name)
-        gpu = machine.gpu if machine.link is None else _linked(machine.gpu, machine.link)
+        gpu = machine.linked_gpu
         chosen = _instances(machine, wanted)
         price = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         for t in dict.fromkeys(chosen):
-            if llm.heads % t:
-                raise ParameterError(
-                    f"{llm.name} has {llm.heads} attention heads, which {t} GPUs of machine "
-                    f"{name} cannot share equally.",
-                    resolve="choose a degree that divides the heads.",
-                )
+            require(
+                llm.heads % t == 0,
+                f"{llm.name} has {llm.heads} attention heads, which {t} GPUs of machine "
+                f"{name} cannot share equally.",
+                resolve="choose a degree that divides the heads.",
+            )
             found += replicas(
                 gpu,
                 llm,
@@ -120,23 +120,19 @@ def replicated(
     return Deployment(cluster.name, tuple(found))
 
 
-def _linked(gpu: Gpu, link: Link) -> Gpu:
-    return replace(gpu, link_type=link.name, link_gbs=link.bandwidth_gbs)
-
-
 def _instances(machine: Machine, wanted: int | Sequence[int]) -> list[int]:
     if isinstance(wanted, int):
-        if wanted < 1 or machine.count % wanted:
-            raise ParameterError(
-                f"Machine {machine.name} has {machine.count} GPUs, which instances of {wanted} "
-                "cannot share out.",
-                resolve=f"choose a degree that divides {machine.count}.",
-            )
+        require(
+            wanted >= 1 and machine.count % wanted == 0,
+            f"Machine {machine.name} has {machine.count} GPUs, which instances of {wanted} "
+            "cannot share out.",
+            resolve=f"choose a degree that divides {machine.count}.",
+        )
         return [wanted] * (machine.count // wanted)
     chosen = list(wanted)
-    if not chosen or min(chosen) < 1 or sum(chosen) > machine.count:
-        raise ParameterError(
-            f"Instances of {chosen} GPUs do not fit machine {machine.name} of {machine.count}.",
-            resolve="give degrees of 1 or more that add up to no more than its GPUs.",
-        )
+    require(
+        bool(chosen) and min(chosen) >= 1 and sum(chosen) <= machine.count,
+        f"Instances of {chosen} GPUs do not fit machine {machine.name} of {machine.count}.",
+        resolve="give degrees of 1 or more that add up to no more than its GPUs.",
+    )
     return chosen

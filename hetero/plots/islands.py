@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from hetero.planners.rignall.assignment import PHASES, Assignment
-from hetero.planners.rignall.rates import Floats
+from hetero.arrays import Floats
+from hetero.planners.rignall.assignment import Assignment
+from hetero.planners.rignall.rates import PHASES
 from hetero.plots.figures import gpu_colour
 
 if TYPE_CHECKING:

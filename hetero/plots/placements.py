@@ -108,7 +108,7 @@ def _lanes(flow: Flow) -> dict[int, int]:
 def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Axes:
     """The flow network of a few nodes: in and out vertices, flow of capacity on every edge.
 
-    Source: Helix Fig. 2b.
+    Source: Helix, Fig. 2b: flow network of a placement.
     """
     if axes is None:
         _, axes = plt.subplots(figsize=(8.0, 3.2))

@@ -4,21 +4,13 @@ from hetero.routers.base import (
     DEFER,
     REJECT,
     Builtin,
-    CacheAware,
     Choice,
     FleetState,
-    LeastRequests,
-    LeastTokens,
     Live,
-    PowerOfTwo,
-    Predictive,
     Request,
-    RoundRobin,
     Router,
-    SingleInstance,
-    WeightedRandom,
-    WeightedRoundRobin,
 )
+from hetero.routers.cache_aware import CacheAware
 from hetero.routers.heteroserve import (
     CapacityProportional,
     HeteroServe,
@@ -27,9 +19,17 @@ from hetero.routers.heteroserve import (
     batch_limits,
     uniform_limits,
 )
+from hetero.routers.load import LeastRequests, LeastTokens, PowerOfTwo
 from hetero.routers.pairs import PairShares
+from hetero.routers.predictive import Predictive
 from hetero.routers.predictors import Normal, Oracle, Predictor, Quantile
 from hetero.routers.ranges import RangeShares
+from hetero.routers.rotation import (
+    RoundRobin,
+    SingleInstance,
+    WeightedRandom,
+    WeightedRoundRobin,
+)
 from hetero.routers.xiong import Workload
 
 __all__ = [

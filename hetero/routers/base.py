@@ -1,4 +1,4 @@
-"""What a router is, and the built-in ones as objects.
+"""What a router is, and what the built-in ones share.
 
 A built-in router is one compiled kernel. The simulator calls it from compiled code; its
 :meth:`Builtin.live` form has the ``choose`` of any other router and calls the same kernel on the
@@ -7,7 +7,6 @@ records that a :class:`FleetState` carries, so that a live dispatcher decides by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.engine import state
-from hetero.errors import ParameterError
-from hetero.routers import kernels, predictive
+from hetero.errors import require
 
 Floats = NDArray[np.float64]
 Records: TypeAlias = tuple[Any, Any, Any, Floats, NDArray[np.int64]]
@@ -31,6 +29,12 @@ is deferred, when any request gets its first or last token and when a replica fa
 """
 REJECT: Final = state.REJECT
 DEFER: Final = state.DEFER
+
+# By which the compiled switch of hetero.routers.kernels knows the built-in routers.
+ROUND_ROBIN, WEIGHTED_RANDOM, INTERLEAVED, SINGLE = 0, 1, 2, 3
+LEAST_REQUESTS, LEAST_TOKENS, POWER_OF_TWO = 4, 5, 6
+WORKLOAD, HETEROSERVE, LATENCY_AWARE, LENGTH_AWARE, PREDICTIVE = 7, 8, 9, 10, 11
+PAIR_SHARES, CACHE_AWARE, RANGE_SHARES = 12, 13, 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +126,11 @@ class Builtin:
         rng
             Source of its draws; needed by the routers that draw.
         """
-        if self.draws and rng is None:
-            raise ParameterError(
-                f"Router '{self.name}' draws random numbers and was given no generator.",
-                resolve="pass rng=np.random.default_rng(seed).",
-            )
+        require(
+            rng is not None or not self.draws,
+            f"Router '{self.name}' draws random numbers and was given no generator.",
+            resolve="pass rng=np.random.default_rng(seed).",
+        )
         return Live(self, self.memory(deployment), rng if self.draws else None)
 
 
@@ -137,6 +141,7 @@ class Live:
     --------
     >>> from hetero.deployment import Replica
     >>> from hetero.latency.step import StepModel
+    >>> from hetero.routers import LeastTokens
     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
     >>> pair = Deployment("pair", tuple(Replica(n, step, kv_tokens=50_000) for n in "ab"))
     >>> router = LeastTokens().live(pair)
@@ -145,8 +150,10 @@ class Live:
     """
 
     def __init__(self, router: Builtin, memory: Floats, rng: np.random.Generator | None) -> None:
-        self.name, self._code, self._memory, self._rng = router.name, router.code, memory, rng
-        self._router = router
+        from hetero.routers.kernels import pair  # the switch knows every router, all know this file
+
+        self.name, self._router, self._memory, self._rng = router.name, router, memory, rng
+        self._pair = pair
 
     def renumber(self, by: int) -> None:
         """Requests lose ``by`` of their index from now on."""
@@ -154,197 +161,14 @@ class Live:
 
     def choose(self, request: Request, fleet: FleetState) -> Choice:
         """Replica, or prefill and decode replica, of the request; -1 if none can hold it."""
-        if fleet.records is None:
-            raise ParameterError(
-                f"Router '{self.name}' reads the records of the fleet, and this state has none.",
-                resolve="pass FleetState(records=...), or route with a router of plain Python.",
-            )
+        records = fleet.records or ()
+        require(
+            bool(records),
+            f"Router '{self.name}' reads the records of the fleet, and this state has none.",
+            resolve="pass FleetState(records=...), or route with a router of plain Python.",
+        )
         first, second = (0.0, 0.0) if self._rng is None else self._rng.random(2).tolist()
-        i, j = kernels.pair(
-            self._code, *fleet.records, self._memory, first, second, request.index, fleet.now_s
+        i, j = self._pair(
+            self._router.code, *records, self._memory, first, second, request.index, fleet.now_s
         )
         return int(i) if j < 0 else (int(i), int(j))
-
-
-def shares(weights: Sequence[float] | None, deployment: Deployment) -> Floats:
-    """One positive weight per replica; by default the number of GPUs of each."""
-    count = len(deployment.replicas)
-    chosen = [r.gpus for r in deployment.replicas] if weights is None else list(weights)
-    good = len(chosen) == count and all(0 <= w < float("inf") for w in chosen)
-    if not good or sum(chosen) <= 0:
-        raise ParameterError(
-            f"{len(chosen)} weights for {count} replicas: {chosen}.",
-            resolve="give one weight >= 0 per replica, at least one of them above 0.",
-        )
-    return np.asarray(chosen, np.float64)
-
-
-@dataclass(frozen=True)
-class RoundRobin(Builtin):
-    """Each replica in turn."""
-
-    code: ClassVar[int] = kernels.ROUND_ROBIN
-    name: str = "round robin"
-
-
-@dataclass(frozen=True)
-class WeightedRandom(Builtin):
-    """Independent draws with fixed probabilities; equal ones by ``weights=[1] * M``."""
-
-    weights: Sequence[float] | None = None
-    name: str = "weighted random"
-    code: ClassVar[int] = kernels.WEIGHTED_RANDOM
-    draws: ClassVar[bool] = True
-
-    def memory(self, deployment: Deployment) -> Floats:
-        """One weight per replica."""
-        return shares(self.weights, deployment)
-
-
-@dataclass(frozen=True)
-class WeightedRoundRobin(Builtin):
-    """Smooth interleaved rotation in proportion to weights; by default the number of GPUs."""
-
-    weights: Sequence[float] | None = None
-    name: str = "weighted round robin"
-    code: ClassVar[int] = kernels.INTERLEAVED
-
-    def memory(self, deployment: Deployment) -> Floats:
-        """Weights, then the credit each replica has gathered."""
-        weight = shares(self.weights, deployment)
-        return np.concatenate([weight, np.zeros_like(weight)])
-
-
-@dataclass(frozen=True)
-class SingleInstance(Builtin):
-    """Everything to one replica (Xiong et al., SI); while it is down, requests are held."""
-
-    replica: int = 0
-    name: str = "single instance"
-    code: ClassVar[int] = kernels.SINGLE
-
-    def memory(self, deployment: Deployment) -> Floats:
-        """Index of the replica."""
-        if not 0 <= self.replica < len(deployment.replicas):
-            raise ParameterError(
-                f"There is no replica {self.replica} among {len(deployment.replicas)}.",
-                resolve="count replicas from 0.",
-            )
-        return np.array([float(self.replica)])
-
-
-@dataclass(frozen=True)
-class LeastRequests(Builtin):
-    """The replica with the fewest unfinished requests."""
-
-    name: str = "least requests"
-    code: ClassVar[int] = kernels.LEAST_REQUESTS
-
-
-@dataclass(frozen=True)
-class LeastTokens(Builtin):
-    """The replica with the fewest tokens in unfinished requests."""
-
-    name: str = "least tokens"
-    code: ClassVar[int] = kernels.LEAST_TOKENS
-
-
-@dataclass(frozen=True)
-class PowerOfTwo(Builtin):
-    """The less loaded of two replicas drawn at random."""
-
-    name: str = "power of two"
-    code: ClassVar[int] = kernels.POWER_OF_TWO
-    draws: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class CacheAware(Builtin):
-    """The least tokens, less a weight per token of the prompt that a replica has cached.
-
-    What is cached where is taken from the dispatcher's own books: the blocks of the prompts it
-    sent, aged as the replica's cache ages them (:mod:`hetero.engine.prefix`). Without prefix
-    caches, or a trace without blocks, it is least tokens.
-
-    Parameters
-    ----------
-    hit_weight
-        omega: tokens of load that one cached token outweighs; infinity follows the longest
-        prefix.
-    """
-
-    hit_weight: float = 4.0
-    name: str = "cache aware"
-    code: ClassVar[int] = kernels.CACHE_AWARE
-
-    def __post_init__(self) -> None:
-        if not self.hit_weight >= 0:
-            raise ParameterError(
-                f"The weight of a cached token is {self.hit_weight}.",
-                resolve="give 0 for least tokens, infinity for the longest prefix, or between.",
-            )
-
-    def memory(self, deployment: Deployment) -> Floats:
-        """The weight."""
-        return np.array([self.hit_weight])
-
-
-@dataclass(frozen=True)
-class Predictive(Builtin):
-    """Least predicted time to first token, plus the price of what the request takes from others.
-
-    While every replica is full, requests wait at the dispatcher, the oldest first, for the first
-    that has room. Equation and reasons: :mod:`hetero.routers.predictive`. Throughput, attainment
-    and tail change little when a parameter is halved or doubled; none is set by cluster or
-    workload.
-
-    Parameters
-    ----------
-    price_s
-        kappa [s]: time to first token that an average request forgoes to spare a full replica;
-        a few times the prefill of a long prompt.
-    steepness
-        theta: the price grows e-fold per 1/theta of the KV cache or batch in use.
-    long_reply
-        eta: weight of the completion of replies longer than average.
-    target_s
-        Target for the time to first token that as many requests as possible should meet, at the
-        expense of the tail; none by default. A request that would miss it everywhere waits for a
-        replica that has room to spare. A little below the promised time leaves room for what
-        cannot be predicted.
-    """
-
-    price_s: float = 2.0
-    steepness: float = 6.0
-    long_reply: float = 0.005
-    target_s: float | None = None
-    name: str = "hetero"
-    code: ClassVar[int] = kernels.PREDICTIVE
-
-    def __post_init__(self) -> None:
-        if not all(x >= 0 for x in (self.price_s, self.steepness, self.long_reply)):
-            raise ParameterError(
-                f"price_s {self.price_s}, steepness {self.steepness} and long_reply "
-                f"{self.long_reply} must be 0 or more.",
-                resolve="leave them at their defaults, or give 0 to switch a term off.",
-            )
-        if self.target_s is not None and not self.target_s > 0:
-            raise ParameterError(
-                f"The target for the first token is {self.target_s} s.",
-                resolve="give a time above 0 s, or none.",
-            )
-
-    def memory(self, deployment: Deployment) -> Floats:
-        """Layout of :mod:`hetero.routers.predictive`."""
-        memory = np.zeros(predictive.HEADER + len(deployment.replicas))
-        memory[: predictive.ARRIVED] = (
-            self.price_s,
-            self.steepness,
-            self.long_reply,
-            self.target_s or 0.0,
-        )
-        return memory
-
-    def renumber(self, memory: Floats, by: int) -> None:
-        """The next request to learn from has another index."""
-        memory[predictive.NEXT] = max(memory[predictive.NEXT] - by, 0.0)

@@ -51,9 +51,12 @@ Layout of ``RM``: header of :data:`HEADER` entries, then the average T of each r
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take
 from hetero.engine.compiled import compiled
 from hetero.engine.held import is_deferred
@@ -70,6 +73,8 @@ from hetero.engine.state import (
     REJECTED,
 )
 from hetero.engine.steps import step_s
+from hetero.errors import require
+from hetero.routers.base import PREDICTIVE, Builtin, Floats
 
 # Header entries: the parameters; means over recent arrivals; what finished requests taught.
 PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3
@@ -237,3 +242,64 @@ def predictive(R, E, S, FM, IM, RM, r, t):
     elif waits:
         return DEFER
     return best
+
+
+@dataclass(frozen=True)
+class Predictive(Builtin):
+    """Least predicted time to first token, plus the price of what the request takes from others.
+
+    While every replica is full, requests wait at the dispatcher, the oldest first, for the first
+    that has room. Equation and reasons: :mod:`hetero.routers.predictive`. Throughput, attainment
+    and tail change little when a parameter is halved or doubled; none is set by cluster or
+    workload.
+
+    Parameters
+    ----------
+    price_s
+        kappa [s]: time to first token that an average request forgoes to spare a full replica;
+        a few times the prefill of a long prompt.
+    steepness
+        theta: the price grows e-fold per 1/theta of the KV cache or batch in use.
+    long_reply
+        eta: weight of the completion of replies longer than average.
+    target_s
+        Target for the time to first token that as many requests as possible should meet, at the
+        expense of the tail; none by default. A request that would miss it everywhere waits for a
+        replica that has room to spare. A little below the promised time leaves room for what
+        cannot be predicted.
+    """
+
+    price_s: float = 2.0
+    steepness: float = 6.0
+    long_reply: float = 0.005
+    target_s: float | None = None
+    name: str = "hetero"
+    code: ClassVar[int] = PREDICTIVE
+
+    def __post_init__(self) -> None:
+        require(
+            all(x >= 0 for x in (self.price_s, self.steepness, self.long_reply)),
+            f"price_s {self.price_s}, steepness {self.steepness} and long_reply "
+            f"{self.long_reply} must be 0 or more.",
+            resolve="leave them at their defaults, or give 0 to switch a term off.",
+        )
+        require(
+            self.target_s is None or self.target_s > 0,
+            f"The target for the first token is {self.target_s} s.",
+            resolve="give a time above 0 s, or none.",
+        )
+
+    def memory(self, deployment: Deployment) -> Floats:
+        """Layout of :mod:`hetero.routers.predictive`."""
+        memory = np.zeros(HEADER + len(deployment.replicas))
+        memory[:ARRIVED] = (
+            self.price_s,
+            self.steepness,
+            self.long_reply,
+            self.target_s or 0.0,
+        )
+        return memory
+
+    def renumber(self, memory: Floats, by: int) -> None:
+        """The next request to learn from has another index."""
+        memory[NEXT] = max(memory[NEXT] - by, 0.0)

@@ -1,4 +1,9 @@
-"""Each range of input lengths to the replicas that a plan gives to it."""
+"""Each range of input lengths is served by the replicas that a plan gives to it.
+
+Layout of the router memory ``RM``: [number of ranges J, whether the least loaded is taken]; the J
+ends of the ranges [tokens], rising; of each range where its prefill entries begin and end and where
+its decode entries do; the entries of :mod:`hetero.routers.rotation`, each of one phase.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,73 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.deployment import Deployment
-from hetero.errors import ParameterError
-from hetero.routers import kernels, lengths
-from hetero.routers.base import Builtin
+from hetero.engine.compiled import compiled
+from hetero.errors import require
+from hetero.routers.base import RANGE_SHARES, Builtin, Floats
+from hetero.routers.load import least_tokens
+from hetero.routers.rotation import (
+    COLUMNS,
+    DECODE,
+    PREFILL,
+    WEIGHT,
+    can_serve,
+    entries,
+    in_turn,
+    places,
+)
 
-Floats = NDArray[np.float64]
+RANGES, BY_LOAD, HEADER = 0, 1, 2
+RANGE_COLUMNS = 4
+
+
+@compiled
+def _range_of(RM, tokens):
+    """Number of the first range that ends beyond a length; the last one holds what is longer."""
+    low, high = 0, int(RM[RANGES]) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if RM[HEADER + middle] > tokens:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@compiled
+def _least_loaded(R, E, S, RM, r, first, stop):
+    """Place of the entry with the fewest unfinished tokens over its weight; -1 for none."""
+    best, least = -1, np.inf
+    for p in range(first, stop, COLUMNS):
+        if can_serve(R, E, S, RM, r, p):
+            i = int(max(RM[p + PREFILL], RM[p + DECODE]))
+            queue = (S[i].outstanding_tokens + R[r].input_tokens) / RM[p + WEIGHT]
+            if queue < least:
+                best, least = p, queue
+    return best
+
+
+@compiled
+def _of_range(R, E, S, RM, r, head):
+    """Place of the entry to serve a phase, whose entries begin and end as ``head`` says."""
+    first, stop = int(RM[head]), int(RM[head + 1])
+    if RM[BY_LOAD] != 0.0:
+        return _least_loaded(R, E, S, RM, r, first, stop)
+    return in_turn(R, E, S, RM, r, first, stop)
+
+
+@compiled
+def range_shares(R, E, S, RM, r):
+    """Prefill replica of the request's range; its decode replica is noted in the request."""
+    head = HEADER + int(RM[RANGES]) + RANGE_COLUMNS * _range_of(RM, R[r].input_tokens)
+    p = _of_range(R, E, S, RM, r, head)
+    if p < 0:
+        return least_tokens(R, E, S, r)
+    q = _of_range(R, E, S, RM, r, head + 2)
+    if q >= 0:
+        R[r].decode_node = np.int32(RM[q + DECODE])
+    return int(RM[p])
+
+
 Among: TypeAlias = Literal["shares", "load"]
 """Which replica of a range serves a request.
 
@@ -51,8 +118,8 @@ class RangeShares(Builtin):
 
     Notes
     -----
-    Source: Rignall, sections 4.1 and 4.8.1: requests follow the assignment of ranges to islands;
-    section 6.1 leaves the router to future work.
+    Source: Rignall, section 4.1: requests follow the assignment of ranges to islands.
+    The router itself is left to future work (Rignall, section 6.1).
 
     Examples
     --------
@@ -75,69 +142,64 @@ class RangeShares(Builtin):
     decode_weight: ArrayLike
     among: Among = "shares"
     name: str = "range shares"
-    code: ClassVar[int] = kernels.RANGE_SHARES
+    code: ClassVar[int] = RANGE_SHARES
 
     def __post_init__(self) -> None:
         ends = np.asarray(self.end_tokens, np.float64)
-        if ends.ndim != 1 or not len(ends) or ends[0] <= 0 or (np.diff(ends) <= 0).any():
-            raise ParameterError(
-                f"The ends of the ranges of router '{self.name}' do not rise from above 0: "
-                f"{ends.tolist()}.",
-                resolve="give rising ends, such as ranges.end_tokens.",
-            )
-        if self.among not in get_args(Among):
-            raise ParameterError(
-                f"Router '{self.name}' knows no choice among replicas called '{self.among}'.",
-                resolve=f"use {' or '.join(get_args(Among))}.",
-            )
+        require(
+            ends.ndim == 1 and len(ends) > 0 and bool(ends[0] > 0 and (np.diff(ends) > 0).all()),
+            f"The ends of the ranges of router '{self.name}' do not rise from above 0: "
+            f"{ends.tolist()}.",
+            resolve="give rising ends, such as ranges.end_tokens.",
+        )
+        require(
+            self.among in get_args(Among),
+            f"Router '{self.name}' knows no choice among replicas called '{self.among}'.",
+            resolve=f"use {' or '.join(get_args(Among))}.",
+        )
 
     def memory(self, deployment: Deployment) -> Floats:
-        """Layout of :mod:`hetero.routers.lengths`."""
+        """Layout at the head of this file."""
         ends = np.asarray(self.end_tokens, np.float64)
-        weights = [
+        prefill, decode = (
             self._checked(deployment, np.asarray(given, np.float64), len(ends), other)
             for given, other in ((self.prefill_weight, "decode"), (self.decode_weight, "prefill"))
-        ]
-        place = lengths.HEADER + len(ends) + lengths.RANGE_COLUMNS * len(ends)
-        heads: list[tuple[int, ...]] = []
-        entries: list[Floats] = []
-        for j in range(len(ends)):
-            head: list[int] = []
-            for weight in weights:
-                used = np.flatnonzero(weight[j])
-                rows = np.column_stack([used, weight[j, used], np.zeros(len(used))])
-                entries.append(rows.ravel())
-                head += [place, len(used)]
-                place += rows.size
-            heads.append(tuple(head))
+        )
+        tables = []
+        for first, second in zip(prefill, decode, strict=True):
+            tables += [
+                entries(np.flatnonzero(first), -1, first[first > 0]),
+                entries(-1, np.flatnonzero(second), second[second > 0]),
+            ]
+        heads = places(HEADER + len(ends) + RANGE_COLUMNS * len(ends), tables)
         header = [float(len(ends)), float(self.among == "load")]
-        return np.concatenate([header, ends, np.ravel(heads), *entries])
+        return np.concatenate([header, ends, heads.ravel(), *tables])
 
     def _checked(self, deployment: Deployment, weight: Floats, ranges: int, other: str) -> Floats:
         """Weights of one phase; ``other`` is the role that does not serve it."""
         phase = "prefill" if other == "decode" else "decode"
         shape = (ranges, len(deployment.replicas))
-        if weight.shape != shape or not (np.isfinite(weight) & (weight >= 0)).all():
-            raise ParameterError(
-                f"The {phase} weights of router '{self.name}' have the shape {weight.shape} for "
-                f"{shape[0]} ranges and {shape[1]} replicas, or one is no number of 0 or more.",
-                resolve=f"give a matrix of shape {shape} with weights of 0 or more.",
-            )
+        require(
+            weight.shape == shape and bool((np.isfinite(weight) & (weight >= 0)).all()),
+            f"The {phase} weights of router '{self.name}' have the shape {weight.shape} for "
+            f"{shape[0]} ranges and {shape[1]} replicas, or one is no number of 0 or more.",
+            resolve=f"give a matrix of shape {shape} with weights of 0 or more.",
+        )
         whole = all(replica.role == "both" for replica in deployment.replicas)
         if whole and phase == "decode" and not weight.any():
             return weight  # who prefills decodes too
         wrong = (other,) if whole and phase == "prefill" else (other, "both")
-        if (weight.sum(axis=1) <= 0).any():
-            empty = int(np.flatnonzero(weight.sum(axis=1) <= 0)[0])
-            raise ParameterError(
-                f"No replica is to {phase} range {empty} of router '{self.name}'.",
-                resolve="give every range a replica, or leave the range out.",
-            )
+        empty = np.flatnonzero(weight.sum(axis=1) <= 0)
+        require(
+            not len(empty),
+            f"No replica is to {phase} range {', '.join(map(str, empty))} of router '{self.name}'.",
+            resolve="give every range a replica, or leave the range out.",
+        )
         for k, replica in enumerate(deployment.replicas):
-            if weight[:, k].any() and replica.role in wrong:
-                raise ParameterError(
-                    f"Replica {replica.name}, which serves {replica.role}, is to {phase} ranges "
-                    f"of router '{self.name}'.",
-                    resolve="give weights to replicas that serve that phase only.",
-                )
+            require(
+                replica.role not in wrong or not weight[:, k].any(),
+                f"Replica {replica.name}, which serves {replica.role}, is to {phase} ranges "
+                f"of router '{self.name}'.",
+                resolve="give weights to replicas that serve that phase only.",
+            )
         return weight

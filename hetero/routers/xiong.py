@@ -1,30 +1,97 @@
-"""The workload scheduler of Xiong et al. as a router (section 4, Algorithm 2)."""
+r"""The workload scheduler of Xiong et al. (section 4, Algorithm 2; OS in their figures).
+
+Sending request r to instance s adds the workload
+
+.. math::
+    w = T\,e^{\theta\,kvusage(s)}, \qquad T = \frac{T_{prefill} + T_{decode}}{b}, \qquad
+    b = \frac{KV_s}{I + \tilde O}
+
+with Xiong et al. eq. 3 and 4 for a batch of b requests like r (eq. 5-7), and kvusage the inputs
+and predicted outputs of unfinished requests over the KV cache (Xiong et al. eq. 8). With every T
+set to 1 it is their memory-based scheduler (MB). The instance is the one that leaves the largest
+workload smallest; a finished request takes its workload away again.
+
+Layout of ``RM``: [theta, memory based, tie rule, then 8 coefficients per replica].
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.deployment import Deployment, Replica
-from hetero.errors import ParameterError
+from hetero.engine.candidates import may_take
+from hetero.engine.compiled import compiled
+from hetero.errors import require
 from hetero.latency.models.affine import Affine
 from hetero.latency.models.phase import fit_phase
 from hetero.latency.step import StepModel
-from hetero.routers import kernels, workload
-from hetero.routers.base import Builtin
+from hetero.routers.base import WORKLOAD, Builtin, Floats
 
-Floats = NDArray[np.float64]
 Ties: TypeAlias = Literal["first", "least"]
 """Which instance wins when several keep the largest workload equally small.
 
-``"first"``: the one of lowest number, as the strict comparison of Algorithm 2 has it.
+``"first"``: the one of lowest number, as Xiong et al.'s Algorithm 2 compares strictly.
 ``"least"``: the one whose own workload stays smallest, which is what the text wants.
 """
+
+HEADER, COEFFICIENTS = 3, 8  # p1 to p8 are the first fields of Affine, in order
+
+
+@compiled
+def batch_share_s(RM, i, capacity, inputs, outputs):
+    """Time T of one request in a full batch of its like (Xiong et al. eq. 5 and 6).
+
+    Source: Xiong et al., eq. 5: ideal batch of identical requests; b_r^s.
+    Source: Xiong et al., eq. 6: processing time of a request in that batch; T_r^s.
+    """
+    p = HEADER + COEFFICIENTS * i
+    b = max(capacity / max(inputs + outputs, 1.0), 1.0)
+    prefill = RM[p] * b * inputs + RM[p + 1] * b + RM[p + 2] * inputs + RM[p + 3]
+    lengths = inputs * outputs + outputs * (outputs + 1.0) / 2.0
+    decode = (RM[p + 4] * b + RM[p + 6]) * lengths + (RM[p + 5] * b + RM[p + 7]) * outputs
+    return (prefill + decode) / b
+
+
+@compiled
+def workload(R, E, S, RM, r):
+    """The instance that keeps the largest workload smallest (Xiong et al. Algorithm 2).
+
+    The printed algorithm starts its minimum at 0 and could never assign; infinity is meant. Tie
+    rule 0 keeps the first instance, as its strict comparison does; 1 takes the smallest own load.
+
+    Source: Xiong et al., Algorithm 2: request scheduling, the mapper.
+    Source: Xiong et al., eq. 7: workload that a request adds to an instance; w_r^s, theta.
+    Source: Xiong et al., eq. 8: usage of the KV cache; kvusage(s).
+    """
+    inputs = float(R[r].input_tokens)
+    outputs = float(R[r].predicted_tokens)
+    largest = second = -np.inf
+    top = -1
+    for i in range(len(E)):
+        if S[i].load > largest:
+            second, largest, top = largest, S[i].load, i
+        elif S[i].load > second:
+            second = S[i].load
+    best, least, own, credit = -1, np.inf, np.inf, 0.0
+    for i in range(len(E)):
+        if not may_take(R, E, S, r, i):
+            continue
+        capacity = float(E[i].kv_tokens)
+        time = 1.0 if RM[1] != 0.0 else batch_share_s(RM, i, capacity, inputs, outputs)
+        weight = time * math.exp(RM[0] * S[i].outstanding_tokens / capacity)
+        after = S[i].load + weight
+        worst = max(after, second if i == top else largest)
+        if worst < least or (RM[2] != 0.0 and worst == least and after < own):
+            best, least, own, credit = i, worst, after, weight
+    if best >= 0:
+        R[r].credit = credit
+    return best
 
 
 def profile(
@@ -37,27 +104,20 @@ def profile(
 
     Notes
     -----
-    Source: Xiong et al., sections 3.1 and 4.1; relative weights, no negative coefficient.
+    Source: Xiong et al., section 4.1: instance profiler; p1 to p8.
+    Weights are relative, and no coefficient is negative.
     """
-    return _fitted(
-        replica.step, replica.kv_tokens, tuple(batches), tuple(lengths_tokens), replica.name
+    points = tuple((b, n) for b in batches for n in lengths_tokens if b * n <= replica.kv_tokens)
+    require(
+        min(len({b for b, _ in points}), len({n for _, n in points})) > 1,
+        f"The KV cache of {replica.name} ({replica.kv_tokens} tokens) is too small to profile.",
+        resolve="profile smaller batches and lengths, or leave the replica out.",
     )
+    return _fitted(replica.step, points)
 
 
 @lru_cache(maxsize=1024)  # optimisers start thousands of runs with the same replicas
-def _fitted(
-    step: StepModel,
-    kv_tokens: int,
-    batches: tuple[int, ...],
-    lengths_tokens: tuple[int, ...],
-    name: str,
-) -> Affine:
-    points = [(b, n) for b in batches for n in lengths_tokens if b * n <= kv_tokens]
-    if len({b for b, _ in points}) < 2 or len({n for _, n in points}) < 2:
-        raise ParameterError(
-            f"The KV cache of {name} ({kv_tokens} tokens) is too small to profile.",
-            resolve="profile smaller batches and lengths, or leave the replica out.",
-        )
+def _fitted(step: StepModel, points: tuple[tuple[int, int], ...]) -> Affine:
     batch, length = (np.array(column, np.float64) for column in zip(*points, strict=True))
     prefill_s = step.seconds(batch * length, 0, 0.0, batch * length * length / 2.0)
     decode_s = step.seconds(batch, batch, batch * length)
@@ -70,14 +130,16 @@ def _fitted(
 
 @dataclass(frozen=True)
 class Workload(Builtin):
-    r"""Xiong et al.'s scheduler (OS): least of the largest workloads, see the kernel.
+    """Xiong et al.'s scheduler: least of the largest workloads, as at the head of this file.
+
+    Source: Xiong et al., section 5.2: their scheduler (OS) and the memory-based one (MB); theta.
 
     Parameters
     ----------
     theta
-        Weight of the KV usage in eq. 7; 2 in the paper.
+        Weight of the KV usage in Xiong et al. eq. 7; 2 in the paper.
     memory_based
-        Set every T to 1, so that only the KV usage counts (MB in the paper).
+        Set every T to 1, so that only the KV usage counts.
     ties
         See :data:`Ties`.
     coefficients
@@ -94,13 +156,12 @@ class Workload(Builtin):
     ties: Ties = "least"
     coefficients: Sequence[Affine] | None = None
     name: str = ""
-    code: ClassVar[int] = kernels.WORKLOAD
+    code: ClassVar[int] = WORKLOAD
 
     def __post_init__(self) -> None:
-        if not self.theta >= 0:
-            raise ParameterError(
-                f"theta is {self.theta}.", resolve="give 0 or more; the paper uses 2."
-            )
+        require(
+            self.theta >= 0, f"theta is {self.theta}.", resolve="give 0 or more; the paper uses 2."
+        )
         if not self.name:
             object.__setattr__(self, "name", "memory-based" if self.memory_based else "workload")
 
@@ -108,30 +169,12 @@ class Workload(Builtin):
         """theta, flags, then p1 to p8 of every replica."""
         fits = self.coefficients
         if fits is None:
-            seen: dict[tuple[int, int], Affine] = {}
-            for replica in deployment.replicas:
-                key = (id(replica.step), replica.kv_tokens)
-                if key not in seen:
-                    seen[key] = profile(replica)
-            fits = [seen[id(r.step), r.kv_tokens] for r in deployment.replicas]
-        if len(fits) != len(deployment.replicas):
-            raise ParameterError(
-                f"{len(fits)} sets of coefficients for {len(deployment.replicas)} replicas.",
-                resolve="give one per replica, or none to have them profiled.",
-            )
-        header = [self.theta, float(self.memory_based), float(self.ties == "least")]
-        rows = [
-            (
-                fit.per_batch_token_s,
-                fit.per_request_s,
-                fit.per_longest_token_s,
-                fit.prefill_s,
-                fit.per_cached_token_s,
-                fit.per_decoding_s,
-                fit.per_context_token_s,
-                fit.decode_s,
-            )
-            for fit in fits
-        ]
-        assert len(header) == workload.HEADER
-        return np.concatenate([header, np.array(rows).ravel()])
+            fits = [profile(replica) for replica in deployment.replicas]
+        require(
+            len(fits) == len(deployment.replicas),
+            f"{len(fits)} sets of coefficients for {len(deployment.replicas)} replicas.",
+            resolve="give one per replica, or none to have them profiled.",
+        )
+        flags = [self.theta, float(self.memory_based), float(self.ties == "least")]
+        names = [field.name for field in fields(Affine)[:COEFFICIENTS]]
+        return np.array(flags + [getattr(fit, name) for fit in fits for name in names])

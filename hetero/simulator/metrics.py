@@ -30,11 +30,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from hetero.simulator.run import Run
 
 Floats = NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
+METRIC_COLUMNS = (Column("metric"), Column("value"), Column("unit"))
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _TARGET = re.compile(r"\s*(ttft|tpot|e2e)\s*=\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(us|ms|s|min)\s*")
@@ -57,10 +58,11 @@ class Slo:
     def __post_init__(self) -> None:
         for name in ("ttft_s", "tpot_s", "e2e_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ParameterError(
-                    f"The target {name} is {value}.", resolve="give a time above 0 s, or none."
-                )
+            require(
+                value is None or value > 0,
+                f"The target {name} is {value}.",
+                resolve="give a time above 0 s, or none.",
+            )
 
     @classmethod
     def read(cls, text: str, where: str = "slo") -> Slo:
@@ -95,10 +97,11 @@ class Slo:
                 raise ParameterError(
                     f"{where}: '{match[2]}' is no number.", resolve="write one, such as 0.5."
                 ) from None
-            if f"{match[1]}_s" in found:
-                raise ParameterError(
-                    f"{where} gives {match[1]} twice.", resolve="give each target once."
-                )
+            require(
+                f"{match[1]}_s" not in found,
+                f"{where} gives {match[1]} twice.",
+                resolve="give each target once.",
+            )
             found[f"{match[1]}_s"] = value_s
         return cls(**found)
 
@@ -149,11 +152,7 @@ class Metrics(Shown):
             ("throughput, outputs", self.output_tps, "tokens/s"),
             ("throughput", self.requests_per_s, "requests/s"),
         ]
-        labels = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "gap_s": "inter-token time"}
-        for key, label in labels.items():
-            rows += [
-                (f"{label} P{p}", 1e3 * value, "ms") for p, value in self.percentiles[key].items()
-            ]
+        rows += percentile_rows(self.percentiles)
         for key, share in self.attainment.items():
             rows.append((f"SLO attainment, {key}", 100 * share, "%"))
         if self.goodput_rps is not None:
@@ -164,7 +163,17 @@ class Metrics(Shown):
         ]
         if self.usd_per_mtok is not None:
             rows.append(("cost", self.usd_per_mtok, "$ per 10^6 tokens"))
-        return Table(self.name, (Column("metric"), Column("value"), Column("unit")), tuple(rows))
+        return Table(self.name, METRIC_COLUMNS, tuple(rows))
+
+
+def percentile_rows(percentiles_s: dict[str, dict[int, float]]) -> list[tuple[object, ...]]:
+    """A row of a table per quantity and percentile."""
+    labels = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "gap_s": "inter-token time"}
+    return [
+        (f"{label} P{p}", 1e3 * value, "ms")
+        for key, label in labels.items()
+        for p, value in percentiles_s[key].items()
+    ]
 
 
 def metrics(
@@ -189,11 +198,11 @@ def metrics(
     start = float(r["arrival_s"][0])
     end = start + (run.span_s if until_s is None else until_s)
     begin = start + warmup_s
-    if run.finished.any() and not end > begin:
-        raise ParameterError(
-            f"The window from {warmup_s} s to {end - start:g} s is empty.",
-            resolve="shorten the warm-up, or simulate a longer trace.",
-        )
+    require(
+        end > begin or not run.finished.any(),
+        f"The window from {warmup_s} s to {end - start:g} s is empty.",
+        resolve="shorten the warm-up, or simulate a longer trace.",
+    )
     arrived = (r["arrival_s"] >= begin) & (r["arrival_s"] <= end)
     inside = run.finished & (r["finish_s"] >= begin) & (r["finish_s"] <= end)
     length = max(end - begin, math.ulp(1.0))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.errors import InfeasibleError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 
 Flags = NDArray[np.bool_]
 
@@ -29,7 +29,7 @@ class Graph:
         Source and target of every edge, shape (E, 2), by source.
     """
 
-    network: Network
+    network: FlowNetwork
     connections: Flags = field(init=False)
 
     def __post_init__(self) -> None:

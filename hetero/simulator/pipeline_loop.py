@@ -35,7 +35,7 @@ from hetero.engine.pipeline_state import (
     WINDOW_UNTIL,
 )
 from hetero.engine.state import FINISHED, REJECTED, RUNNING, TOO_LONG, WAITING
-from hetero.routers.pipeline_kernels import (
+from hetero.routers.pipelines import (
     SHORTEST_QUEUE,
     SWARM,
     by_chance,

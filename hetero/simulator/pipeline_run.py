@@ -16,8 +16,9 @@ from hetero.display import Column, Shown, Table
 from hetero.engine import pipeline_state as state
 from hetero.engine.state import FINISHED, GAP_BINS, REJECTED
 from hetero.errors import InfeasibleError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.placement.placement import Placement
+from hetero.simulator.metrics import METRIC_COLUMNS
 from hetero.simulator.run import Run
 from hetero.workload import Trace
 
@@ -51,8 +52,10 @@ class Latency:
 
 
 @dataclass(frozen=True, repr=False)
-class Serving(Shown):
+class WindowFigures(Shown):
     """Decode throughput and latencies inside a window, as Helix reports them.
+
+    Source: Helix, section 6.2: decode throughput, prompt latency and decode latency.
 
     Attributes
     ----------
@@ -76,8 +79,7 @@ class Serving(Shown):
         for label, latency in (("prompt latency", self.prompt), ("decode latency", self.decode)):
             rows.append((f"{label}, mean", latency.mean_s, "s"))
             rows += [(f"{label} P{p}", value, "s") for p, value in latency.percentiles_s.items()]
-        columns = (Column("metric"), Column("value"), Column("unit"))
-        return Table(self.name, columns, tuple(rows))
+        return Table(self.name, METRIC_COLUMNS, tuple(rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class PipelineRun(Run):
         Sum and number of the decode latencies inside the window.
     """
 
-    network: Network
+    network: FlowNetwork
     edges: Any
     pairs: NDArray[np.int64]
     window_s: tuple[float, float]
@@ -153,30 +155,9 @@ class PipelineRun(Run):
         found = {"finished": int(self.finished.sum()), "rejected": int((status == REJECTED).sum())}
         return found | {"in flight": len(status) - sum(found.values())}
 
-    def serving(self) -> Serving:
+    def serving(self) -> WindowFigures:
         """Decode throughput, prompt and decode latency inside the window."""
-        begin, until = self.window_s
-        first = self.requests["first_token_s"]
-        inside = (first >= begin) & (first <= until)
-        prompt = self.ttft_s[inside]
-        length = max(until - begin, 1e-300)
-        return Serving(
-            name=f"{self.deployment.name}, {self.router}",
-            window_s=self.window_s,
-            decode_tps=self.decode_count / length,
-            prompt=Latency(
-                len(prompt),
-                float(prompt.mean()) if len(prompt) else np.nan,
-                dict(zip(PERCENTILES, np.percentile(prompt, PERCENTILES).tolist(), strict=True))
-                if len(prompt)
-                else dict.fromkeys(PERCENTILES, np.nan),
-            ),
-            decode=Latency(
-                self.decode_count,
-                self.decode_sum_s / self.decode_count if self.decode_count else np.nan,
-                gap_percentiles(self.gap_counts, PERCENTILES),
-            ),
-        )
+        return combine(f"{self.deployment.name}, {self.router}", (self,))
 
     @cached_property
     def node_use(self) -> Floats:
@@ -208,25 +189,21 @@ class PipelineRun(Run):
     def links(self) -> Table:
         """One row per link: what it carried, and how long prompts waited for it in the window."""
         names = [*(replica.name for replica in self.deployment.replicas), "coordinator"]
-        rows = tuple(
-            (
-                names[a],
-                names[b],
-                int(edge["messages"]),
-                float(edge["busy_s"] / max(self.end_s, 1e-300)),
-                float(edge["prompt_wait_s"] / edge["prompts"]) if edge["prompts"] else None,
-            )
-            for (a, b), edge in zip(self.pairs.tolist(), self.edges, strict=True)
-        )
+
+        def waited_s(edge: Any) -> float | None:
+            return float(edge["prompt_wait_s"] / edge["prompts"]) if edge["prompts"] else None
+
         columns = (
-            Column("from"),
-            Column("to"),
-            Column("messages"),
-            Column("busy", "share", 3),
-            Column("prompts waited", "s"),
+            Column("from", of=lambda edge: names[edge["source"]]),
+            Column("to", of=lambda edge: names[edge["target"]]),
+            Column("messages", of=lambda edge: int(edge["messages"])),
+            Column(
+                "busy", "share", 3, lambda edge: float(edge["busy_s"] / max(self.end_s, 1e-300))
+            ),
+            Column("prompts waited", "s", of=waited_s),
         )
-        ordered = tuple(sorted(rows, key=lambda row: -(row[4] or 0.0)))
-        return Table(f"Links of {self.deployment.name}, {self.router}", columns, ordered)
+        ordered = sorted(self.edges, key=lambda edge: -(waited_s(edge) or 0.0))
+        return Table.of(f"Links of {self.deployment.name}, {self.router}", columns, ordered)
 
 
 def kv_entries(placement: Placement, node: int) -> int:
@@ -254,40 +231,28 @@ def gap_percentiles(counts: NDArray[np.int64], percentiles: tuple[int, ...]) -> 
     return dict(zip(percentiles, values.tolist(), strict=True))
 
 
-def combine(name: str, runs: tuple[PipelineRun, ...]) -> Serving:
+def combine(name: str, runs: tuple[PipelineRun, ...]) -> WindowFigures:
     """What several clusters serve together: throughput added up, latencies pooled."""
-    parts = [run.serving() for run in runs]
-    begin, until = runs[0].window_s
-    prompts = np.concatenate(
-        [
-            run.ttft_s[
-                (run.requests["first_token_s"] >= run.window_s[0])
-                & (run.requests["first_token_s"] <= run.window_s[1])
-            ]
-            for run in runs
-        ]
-    )
-    gaps = np.sum([run.gap_counts for run in runs], axis=0)
+    prompts, decode_tps = [], 0.0
+    for run in runs:
+        begin, until = run.window_s
+        first = run.requests["first_token_s"]
+        prompts.append(run.ttft_s[(first >= begin) & (first <= until)])
+        decode_tps += run.decode_count / max(until - begin, 1e-300)
+    prompt_s = np.concatenate(prompts)
     count = sum(run.decode_count for run in runs)
-    total = sum(run.decode_sum_s for run in runs)
-    percentiles = dict.fromkeys(PERCENTILES, float("nan"))
-    if len(prompts):
-        values = np.percentile(prompts, PERCENTILES).tolist()
-        percentiles = dict(zip(PERCENTILES, values, strict=True))
-    return Serving(
-        name=name,
-        window_s=(begin, until),
-        decode_tps=sum(part.decode_tps for part in parts),
-        prompt=Latency(
-            len(prompts), float(prompts.mean()) if len(prompts) else float("nan"), percentiles
-        ),
-        decode=Latency(
-            count, total / count if count else float("nan"), gap_percentiles(gaps, PERCENTILES)
-        ),
-    )
+    sum_s = sum(run.decode_sum_s for run in runs)
+    prompt, found = Latency(0, np.nan, dict.fromkeys(PERCENTILES, np.nan)), len(prompt_s)
+    if found:
+        values = np.percentile(prompt_s, PERCENTILES).tolist()
+        by_share = dict(zip(PERCENTILES, values, strict=True))
+        prompt = Latency(found, float(prompt_s.mean()), by_share)
+    gaps_s = gap_percentiles(np.sum([run.gap_counts for run in runs], axis=0), PERCENTILES)
+    decode = Latency(count, sum_s / count if count else np.nan, gaps_s)
+    return WindowFigures(name, runs[0].window_s, decode_tps, prompt, decode)
 
 
-def _deployment(network: Network, nodes: tuple[int, ...]) -> Deployment:
+def _deployment(network: FlowNetwork, nodes: tuple[int, ...]) -> Deployment:
     """The nodes as replicas of their layers, for names, GPUs and tables."""
     problem = network.placement.problem
     replicas = []

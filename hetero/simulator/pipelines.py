@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from hetero.engine import pipeline_state as state
 from hetero.engine.state import NO_REPLICA, REJECTED, WAITING
-from hetero.errors import ParameterError
-from hetero.placement.network import Network
+from hetero.errors import require, require_not_negative
+from hetero.placement.network import FlowNetwork
 from hetero.placement.problem import NIC_BYTES_S
-from hetero.routers.pipeline_kernels import FLOW
-from hetero.routers.pipelines import PipelineRouter, SwarmRouter
+from hetero.routers.pipelines import FLOW, PipelineRouter, SwarmRouter
 from hetero.simulator import pipeline_failure as failure
 from hetero.simulator import pipeline_loop as loop
 from hetero.simulator.pipeline_graph import Graph, complete
@@ -77,7 +76,7 @@ class Feed:
 
     Notes
     -----
-    Source: offline serving of Helix's artifact, with 20 requests at the start.
+    Source: Helix, section 6.2: offline serving, with 20 requests at the start as in the artifact.
     """
 
     first: int = 20
@@ -87,7 +86,7 @@ class Feed:
 
 
 def simulate_pipelines(
-    network: Network,
+    network: FlowNetwork,
     trace: Trace,
     router: PipelineRouter,
     *,
@@ -140,7 +139,7 @@ def simulate_pipelines(
 
     Notes
     -----
-    Source: the simulator of Helix (section 6.1) as its artifact has it.
+    Source: Helix, section 6.1: simulator, as the artifact has it.
 
     Examples
     --------
@@ -149,15 +148,16 @@ def simulate_pipelines(
     >>> from hetero.routers.pipelines import FlowRouter
     >>> trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(200)
     >>> run = simulate_pipelines(
-    ...     Network(placement("single-24 70B helix")), trace.rescale(rate_rps=0.5), FlowRouter()
+    ...     FlowNetwork(placement("single-24 70B helix")), trace.rescale(rate_rps=0.5), FlowRouter()
     ... )
     >>> run.counts
     {'finished': 200, 'rejected': 0, 'in flight': 0}
     """
-    if feed is not None and not np.isfinite(until_s):
-        raise ParameterError(
-            "A feed goes on for ever, and the run has no end.", resolve="give until_s."
-        )
+    require(
+        feed is None or bool(np.isfinite(until_s)),
+        "A feed goes on for ever, and the run has no end.",
+        resolve="give until_s.",
+    )
     engine = Simulation(
         network,
         trace,
@@ -181,11 +181,7 @@ def simulate_pipelines(
 def _ordered(events: Sequence[NetworkEvent], engine: Simulation) -> list[NetworkEvent]:
     for event in events:
         engine.element(event)
-        if not (np.isfinite(event.time_s) and event.time_s >= 0):
-            raise ParameterError(
-                f"An event of {event.node} is at {event.time_s} s.",
-                resolve="give a time of 0 or more.",
-            )
+        require_not_negative(time_s=event.time_s)
     return sorted(events, key=lambda event: event.time_s)
 
 
@@ -194,7 +190,7 @@ class Simulation:
 
     def __init__(
         self,
-        network: Network,
+        network: FlowNetwork,
         trace: Trace,
         router: PipelineRouter,
         *,
@@ -355,12 +351,11 @@ class Simulation:
         names["coordinator"] = len(problem.nodes)
         ends = (event.node,) if isinstance(event.node, str) else event.node
         for name in ends:
-            if name not in names or (len(ends) == 1 and name == "coordinator"):
-                raise ParameterError(
-                    f"An event at {event.time_s} s names '{name}', which {problem.name} does not "
-                    "have.",
-                    resolve=f"use one of {', '.join(node.name for node in problem.nodes)}.",
-                )
+            require(
+                name in names and (len(ends) == 2 or name != "coordinator"),
+                f"An event at {event.time_s} s names '{name}', which {problem.name} does not have.",
+                resolve=f"use one of {', '.join(node.name for node in problem.nodes)}.",
+            )
         if len(ends) == 1:
             k = names[ends[0]]
             return "node", np.array([self.at[k]] if k in self.at else [], np.int64)

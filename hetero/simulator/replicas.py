@@ -15,7 +15,7 @@ from hetero.engine import state
 from hetero.engine.failure import fail, recover
 from hetero.engine.limits import limits_of
 from hetero.engine.replica import advance_all
-from hetero.errors import ParameterError
+from hetero.errors import require, require_not_negative, require_positive
 from hetero.routers.base import Builtin, Router
 from hetero.routers.predictors import Oracle, Predictor
 from hetero.simulator.drivers import Compiled, Plain
@@ -141,10 +141,7 @@ def simulate(
 def _sampler(arrays: tuple[Any, ...], trace: Trace, sample_s: float | None) -> Sampler | None:
     if sample_s is None:
         return None
-    if not 0 < sample_s < np.inf:
-        raise ParameterError(
-            f"The time between samples is {sample_s} s.", resolve="give a time above 0 s, or none."
-        )
+    require_positive(sample_s=sample_s)
     return Sampler(arrays, float(trace.arrival_s[0]) if len(trace) else 0.0, sample_s)
 
 
@@ -183,22 +180,18 @@ def _dispatch(driver: Compiled | Plain, start: int, stop: int, progress: Progres
 
 def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
     for event in events:
-        if event.replica not in names:
-            raise ParameterError(
-                f"An event at {event.time_s} s names the replica '{event.replica}', which the "
-                "deployment does not have.",
-                resolve=f"use one of {', '.join(names)}.",
-            )
-        if event.what not in get_args(_What):
-            raise ParameterError(
-                f"An event of replica {event.replica} at {event.time_s} s is '{event.what}'.",
-                resolve=f"use {' or '.join(get_args(_What))}.",
-            )
-        if not (np.isfinite(event.time_s) and event.time_s >= 0):
-            raise ParameterError(
-                f"An event of replica {event.replica} is at {event.time_s} s.",
-                resolve="give a time of 0 or more.",
-            )
+        require(
+            event.replica in names,
+            f"An event at {event.time_s} s names the replica '{event.replica}', which the "
+            "deployment does not have.",
+            resolve=f"use one of {', '.join(names)}.",
+        )
+        require(
+            event.what in get_args(_What),
+            f"An event of replica {event.replica} at {event.time_s} s is '{event.what}'.",
+            resolve=f"use {' or '.join(get_args(_What))}.",
+        )
+        require_not_negative(time_s=event.time_s)
     return sorted(events, key=lambda event: event.time_s)
 
 

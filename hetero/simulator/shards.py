@@ -26,13 +26,14 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
+from hetero.display import Shown, Table
 from hetero.engine.gaps import gap_edges
-from hetero.errors import DataError, ParameterError
+from hetero.errors import DataError, require
 from hetero.routers import Builtin, RoundRobin
+from hetero.rows import reading
 from hetero.simulator import Run, simulate
+from hetero.simulator.metrics import METRIC_COLUMNS, PERCENTILES, percentile_rows
 from hetero.workload import Trace
-from hetero.workload.columns import readable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -42,7 +43,6 @@ CHUNK_ROWS = 1 << 20
 """Rows of a Parquet file that are held at once while it is read."""
 
 QUANTITIES = ("ttft_s", "tpot_s", "e2e_s", "gap_s")
-PERCENTILES = (50, 90, 95, 99)
 RESOLUTION = 1 / 32
 """Widest bin of the histograms, as a share of the value: percentiles are at most this too high."""
 
@@ -169,9 +169,7 @@ class Replay(Shown):
                 "%",
             ),
         ]
-        labels = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E", "gap_s": "inter-token time"}
-        for key, label in labels.items():
-            rows += [(f"{label} P{p}", 1e3 * v, "ms") for p, v in self.percentiles_s[key].items()]
+        rows += percentile_rows(self.percentiles_s)
         how = (
             "exact: every request is served as without shards"
             if self.exact
@@ -179,7 +177,7 @@ class Replay(Shown):
         )
         return Table(
             f"{self.deployment.name}, {self.router}, {self.source}",
-            (Column("metric"), Column("value"), Column("unit")),
+            METRIC_COLUMNS,
             tuple(rows),
             (
                 f"{self.shards} shards; {how}.",
@@ -230,16 +228,16 @@ def replay(
     """
     chosen = router if router is not None else RoundRobin()
     count = len(deployment.replicas)
-    if shards < 1 or count % shards:
-        raise ParameterError(
-            f"{shards} shards do not divide {count} replicas.",
-            resolve="use a divisor of the number of replicas.",
-        )
-    if deployment.links or any(one.role != "both" for one in deployment.replicas):
-        raise ParameterError(
-            f"{deployment.name} has prefill and decode replicas, which belong together.",
-            resolve="simulate it whole, or pass one deployment per group.",
-        )
+    require(
+        shards >= 1 and count % shards == 0,
+        f"{shards} shards do not divide {count} replicas.",
+        resolve="use a divisor of the number of replicas.",
+    )
+    require(
+        not deployment.links and all(one.role == "both" for one in deployment.replicas),
+        f"{deployment.name} has prefill and decode replicas, which belong together.",
+        resolve="simulate it whole, or pass one deployment per group.",
+    )
     jobs = (
         joblib.delayed(_shard)(deployment, trace, chosen, s, shards, seed) for s in range(shards)
     )
@@ -284,14 +282,15 @@ def _shard(
 
 
 def _every(trace: Trace, shard: int, shards: int) -> Trace:
-    if len(trace) < shards:
-        raise _too_few(len(trace), shards)
+    _require_enough(len(trace), shards)
     return trace.take(np.arange(shard, len(trace), shards))
 
 
-def _too_few(count: int, shards: int) -> ParameterError:
-    return ParameterError(
-        f"{count} requests cannot be dealt to {shards} shards.", resolve="use fewer shards."
+def _require_enough(count: int, shards: int) -> None:
+    require(
+        count >= shards,
+        f"{count} requests cannot be dealt to {shards} shards.",
+        resolve="use fewer shards.",
     )
 
 
@@ -303,7 +302,7 @@ def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[tuple[Floats, Ints, I
     DataError
         If the file cannot be read, or lacks a column.
     """
-    with readable(path), pyarrow.parquet.ParquetFile(path) as file:
+    with reading(path), pyarrow.parquet.ParquetFile(path) as file:
         missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
         if missing:
             raise DataError(
@@ -342,8 +341,7 @@ def read_shard(path: Path, shard: int, shards: int, rows: int = CHUNK_ROWS) -> T
         # Copies, so that a chunk can be let go.
         parts.append([one[mine].copy() for one in columns])
         seen += len(columns[0])
-    if seen < shards:
-        raise _too_few(seen, shards)
+    _require_enough(seen, shards)
     arrival, inputs, outputs = (np.concatenate(one) for one in zip(*parts, strict=True))
     return Trace(arrival, inputs, outputs, name=path.stem, source=f"parquet:{path.name}")
 

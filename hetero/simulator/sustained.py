@@ -25,16 +25,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment, Replica
+from hetero.display import Column, Shown, Table
 from hetero.engine import state
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
+from hetero.routers import Builtin, Predictor, Router
 from hetero.simulator.metrics import Slo
+from hetero.simulator.replicas import simulate
 from hetero.simulator.run import Run
-from hetero.simulator.saturation import attainment
+from hetero.simulator.saturation import attainment, largest_rate
+from hetero.streams import stream
+from hetero.workload import Trace
 
 LIVES: Final = 20.0
 """Times of a median request at the batch limit that arrivals last."""
 WARM_UP, DRAIN = 0.2, 0.05
 """Shares of the arrivals at their beginning and end that do not count."""
+_SERVED = 0.01  # of the requests, where none has a target: those that fit no cache wait for nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,112 @@ def _phases_s(replica: Replica, inputs: float, outputs: float) -> tuple[float, f
     prefill = replica.step.seconds(inputs, 0, 0.0, inputs * inputs / 2.0)
     decode = replica.step.seconds(batch, batch, cached)
     return float(np.asarray(prefill)), outputs * float(np.asarray(decode))
+
+
+def arrivals(trace: Trace, count: int, rate_rps: float, seed: int) -> Trace:
+    """So many requests of a trace: the same ones with the same gaps at every rate, only stretched.
+
+    They come in an order of the seed's own and, where there are fewer than that, again. Where
+    requests share prefixes they keep their order, so that they go on sharing them, and the seed
+    says with which the run begins. Arrivals are a Poisson process.
+    """
+    draws, numbers = stream(seed, "requests"), np.arange(count) % len(trace)
+    if trace.prefix_ids is None:
+        order = draws.permutation(len(trace))[numbers]
+    else:
+        order = (numbers + draws.integers(len(trace))) % len(trace)
+    taken = trace.all_at_once().take(order)
+    return taken.poisson(rate_rps, stream(seed, "arrivals"))
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation(Shown):
+    """Where a deployment with a router saturates.
+
+    Attributes
+    ----------
+    rate_rps
+        Largest rate found to be sustained without any target [requests/s].
+    tried
+        Rates and what a run at each shows, by rate.
+    """
+
+    name: str
+    rate_rps: float
+    tried: tuple[tuple[float, Judged], ...]
+
+    def table(self) -> Table:
+        """Every rate that was tried."""
+        return Table.of(
+            f"{self.name}: {self.rate_rps:.4g} requests/s",
+            (
+                Column("arrival rate", "requests/s", of=lambda one: one[0]),
+                Column("backlog growth", "% of arrivals", of=lambda one: 100.0 * one[1].growth),
+                Column("keeps up", of=lambda one: one[1].sustained),
+            ),
+            self.tried,
+        )
+
+
+def saturation(
+    deployment: Deployment,
+    trace: Trace,
+    router: Router | Builtin,
+    *,
+    precision: float = 0.02,
+    predictor: Predictor | None = None,
+    seed: int = 0,
+) -> Saturation:
+    """Largest rate that is sustained where no target is in the way.
+
+    Parameters
+    ----------
+    trace
+        Requests, see :func:`arrivals`; their own rate does not matter.
+    precision
+        What the rate is known to.
+
+    Raises
+    ------
+    ParameterError
+        If no request fits, or the backlog grows at any rate.
+
+    Examples
+    --------
+    >>> from hetero.deployment import Engine
+    >>> from hetero.latency.step import StepModel
+    >>> from hetero.routers import RoundRobin
+    >>> step = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
+    >>> engine = Engine(max_step_tokens=100)
+    >>> one = Deployment("one", (Replica("a", step, kv_tokens=10_000, engine=engine),))
+    >>> even = Trace([float(k) for k in range(1000)], [100] * 1000, [1] * 1000)
+    >>> 9.8 < saturation(one, even, RoundRobin()).rate_rps < 10.4
+    True
+    """
+    rule = SustainedRule(goal=_SERVED, precision=precision)
+    medians = (float(np.median(each)) for each in (trace.input_tokens, trace.output_tokens))
+    life, tried = life_s(deployment, *medians), dict[float, Judged]()
+
+    def sustains(rate_rps: float) -> bool:
+        load = arrivals(trace, rule.requests(rate_rps, life), rate_rps, seed)
+        run = simulate(deployment, load, router, predictor=predictor, seed=seed)
+        tried[rate_rps] = rule.judge(run)
+        return tried[rate_rps].sustained
+
+    offline = simulate(deployment, trace.all_at_once(), router, predictor=predictor, seed=seed)
+    require(
+        bool(offline.finished.any()),
+        f"{deployment.name} rejects every request of {trace.name}.",
+        resolve="use requests that fit its KV cache.",
+    )
+    rate = largest_rate(sustains, len(trace) / offline.span_s, factor=1.5, precision=precision)
+    require(
+        rate > 0,
+        f"The backlog of {deployment.name} grows even at {min(tried):.3g} requests/s.",
+        resolve="leave out requests that fit no KV cache.",
+    )
+    name = f"{deployment.name}, {router.name}"
+    return Saturation(name, rate, tuple(sorted(tried.items(), key=lambda one: one[0])))
 
 
 def _served(run: Run) -> NDArray[np.bool_]:

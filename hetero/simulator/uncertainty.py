@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from hetero.latency.calibration.expected import StepError, expected_error
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
@@ -36,7 +36,7 @@ worst draw, cut at the share that an interval leaves out on that side."""
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class JudgedPlan:
     """A plan and how it is judged.
 
     Attributes
@@ -110,8 +110,8 @@ class Outcomes(Shown):
             score = np.quantile(sign * self.values[:, :, k], (1 - share) / 2, axis=1)
         else:
             raise ParameterError(
-                f"'{rule}' is no rule to choose by.",
-                resolve="use 'nominal', 'best mean' or 'best worst case'.",
+                f"There is no rule '{rule}'.",
+                resolve=f"use one of {', '.join(get_args(Rule))}.",
             )
         return self.names[int(np.argmax(score))]
 
@@ -124,9 +124,15 @@ class Outcomes(Shown):
 
     def rankings(self, measure: str) -> Table:
         """Probability that each pair of plans changes its order."""
-        rows = tuple((a, b, self.flips(a, b, measure)) for a, b in combinations(self.names, 2))
-        columns = (Column("plan"), Column("against"), Column("probability of the other order"))
-        return Table(f"Orders by {measure}", columns, rows)
+        columns = (
+            Column("plan", of=lambda pair: pair[0]),
+            Column("against", of=lambda pair: pair[1]),
+            Column(
+                "probability of the other order",
+                of=lambda pair: self.flips(pair[0], pair[1], measure),
+            ),
+        )
+        return Table.of(f"Orders by {measure}", columns, combinations(self.names, 2))
 
     def table(self) -> Table:
         """Nominal value, mean and 90 % interval of every plan and measure."""
@@ -148,15 +154,14 @@ class Outcomes(Shown):
 
 
 def _index(names: Sequence[str], name: str, what: str) -> int:
-    if name not in names:
-        raise ParameterError(
-            f"There is no {what} '{name}'.", resolve=f"use one of {', '.join(names)}."
-        )
+    require(
+        name in names, f"There is no {what} '{name}'.", resolve=f"use one of {', '.join(names)}."
+    )
     return names.index(name)
 
 
 def propagate(
-    cases: Mapping[str, Case],
+    cases: Mapping[str, JudgedPlan],
     *,
     draws: int = 200,
     seed: int = 0,
@@ -184,8 +189,7 @@ def propagate(
         If there is no plan, a replica names no GPU, or the evaluations do not agree in what they
         measure.
     """
-    if not cases:
-        raise ParameterError("There is no plan to evaluate.", resolve="give at least one.")
+    require(bool(cases), "There is no plan to evaluate.", resolve="give at least one.")
     types = sorted({_gpu(r.name, r.gpu) for c in cases.values() for r in c.deployment.replicas})
     chosen = {name: (errors or {}).get(name) or expected_error(name) for name in types}
     factors = draw_factors(chosen, draws, seed=seed, common=common)
@@ -193,12 +197,12 @@ def propagate(
     measures = tuple(next(iter(nominal.values())))
     values = np.empty((len(cases), draws, len(measures)))
     for i, (name, case) in enumerate(cases.items()):
-        if tuple(nominal[name]) != measures:
-            raise ParameterError(
-                f"Plan {name} is judged by {', '.join(nominal[name])}, another by "
-                f"{', '.join(measures)}.",
-                resolve="let every plan give the same measures in the same order.",
-            )
+        require(
+            tuple(nominal[name]) == measures,
+            f"Plan {name} is judged by {', '.join(nominal[name])}, another by "
+            f"{', '.join(measures)}.",
+            resolve="let every plan give the same measures in the same order.",
+        )
         for d in range(draws):
             row = {gpu: factors[gpu][d] for gpu in types}
             found = case.evaluate(perturbed(case.deployment, row))
@@ -254,7 +258,7 @@ class Choice(Shown):
 
 
 def robust(
-    cases: Mapping[str, Case],
+    cases: Mapping[str, JudgedPlan],
     measure: str,
     rule: Rule = "best worst case",
     *,
@@ -308,11 +312,11 @@ def served(
 
 
 def _gpu(replica: str, gpu: object) -> str:
-    if gpu is None:
-        raise ParameterError(
-            f"Replica {replica} names no GPU, so that no error of its step times is known.",
-            resolve="give the replica its gpu.",
-        )
+    require(
+        gpu is not None,
+        f"Replica {replica} names no GPU, so that no error of its step times is known.",
+        resolve="give the replica its gpu.",
+    )
     return str(getattr(gpu, "name", gpu))
 
 
@@ -338,11 +342,11 @@ def draw_factors(
     >>> found.shape, bool(0.9 < np.median(found) < 1.1)
     ((1000, 2), True)
     """
-    if draws < 1 or not 0.0 <= common <= 1.0:
-        raise ParameterError(
-            f"{draws} draws with a common share of {common} cannot be taken.",
-            resolve="give at least one draw, and a correlation from 0 to 1.",
-        )
+    require(
+        draws >= 1 and 0.0 <= common <= 1.0,
+        f"{draws} draws with a common share of {common} cannot be taken.",
+        resolve="give at least one draw, and a correlation from 0 to 1.",
+    )
     shared = stream(seed, "step times").standard_normal((draws, 2))
     found = {}
     for name, error in errors.items():

@@ -6,7 +6,6 @@ the same layout that ``HETERO_DATA_MIRROR`` names. Either way their sha256 is ch
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import Literal, TypeAlias
 from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import DownloadError
+from hetero.rows import read_rows
 
 MIRROR = "HETERO_DATA_MIRROR"
 TIMEOUT_S = 30
@@ -86,27 +86,19 @@ class Dataset:
 @lru_cache(maxsize=1)
 def registry() -> dict[str, Dataset]:
     """Every dataset by name, as data/specs/datasets.csv and dataset_files.csv list them."""
+    sets, listed = (
+        read_rows(paths.data("specs", f"{name}.csv")).frame
+        for name in ("datasets", "dataset_files")
+    )
     files: dict[str, list[RawFile]] = {}
-    for row in _rows("dataset_files.csv"):
-        file = RawFile(row["file"], int(row["bytes"]), row["sha256"], row["address"] or None)
-        files.setdefault(row["dataset"], []).append(file)
+    for name, file, size_bytes, sha256, address in listed.itertuples(index=False, name=None):
+        files.setdefault(name, []).append(RawFile(file, int(size_bytes), sha256, address or None))
     return {
-        row["dataset"]: Dataset(
-            name=row["dataset"],
-            what=row["what"],
-            licence=row["licence"],
-            citation=row["citation"],
-            home=row["home"],
-            made_from=row["made_from"],
-            files=tuple(files[row["dataset"]]),
+        name: Dataset(name, what, licence, citation, home, made_from, tuple(files[name]))
+        for name, what, licence, citation, home, made_from in sets.itertuples(
+            index=False, name=None
         )
-        for row in _rows("datasets.csv")
     }
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with paths.data("specs", name).open(encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
 
 
 def dataset(name: str) -> Dataset:
@@ -316,25 +308,19 @@ class Listing(Shown):
 
     def table(self) -> Table:
         """One row per dataset."""
-        return Table(
-            "Public raw data",
-            (
-                Column("dataset"),
-                Column("what"),
-                Column("files"),
-                Column("size", "kB", digits=3),
-                Column("licence"),
-                Column("where"),
-            ),
-            tuple(
-                (d.name, d.what, len(d.files), max(1, round(d.size_bytes / 1000)), d.licence, where)
-                for d, where in self.rows
-            ),
-            (
-                "mirror only: no public file has these bytes; data/specs/datasets.csv says what "
-                "they were made from.",
-            ),
+        columns = (
+            Column("dataset", of=lambda row: row[0].name),
+            Column("what", of=lambda row: row[0].what),
+            Column("files", of=lambda row: len(row[0].files)),
+            Column("size", "kB", 3, of=lambda row: max(1, round(row[0].size_bytes / 1000))),
+            Column("licence", of=lambda row: row[0].licence),
+            Column("where", of=lambda row: row[1]),
         )
+        note = (
+            "mirror only: no public file has these bytes; data/specs/datasets.csv says what "
+            "they were made from."
+        )
+        return Table.of("Public raw data", columns, self.rows, note)
 
 
 def listing() -> Listing:

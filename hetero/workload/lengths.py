@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.workload.synthetic import Lengths
+from hetero.workload.synthetic import LengthDistribution
 
 Floats = NDArray[np.float64]
 LongInts = NDArray[np.int64]
 
-Source: TypeAlias = ArrayLike | Lengths
+Source: TypeAlias = ArrayLike | LengthDistribution
 """Lengths of requests, as in ``trace.input_tokens``, or a distribution of them."""
 
 
@@ -63,22 +63,14 @@ class LengthRanges(Shown):
 
     def table(self) -> Table:
         """One row per range."""
-        return Table(
-            "Length ranges",
-            (
-                Column("start", "tokens"),
-                Column("end", "tokens"),
-                Column("middle", "tokens"),
-                Column("share", "%", digits=3),
-            ),
-            tuple(
-                (int(a), int(b), int(m), 100 * float(p))
-                for a, b, m, p in zip(
-                    self.start_tokens, self.end_tokens, self.middle_tokens, self.share, strict=True
-                )
-            ),
-            ("A range holds its start but not its end.",),
+        columns = (
+            Column("start", "tokens", of=lambda row: int(row[0])),
+            Column("end", "tokens", of=lambda row: int(row[1])),
+            Column("middle", "tokens", of=lambda row: int(row[2])),
+            Column("share", "%", digits=3, of=lambda row: 100 * float(row[3])),
         )
+        rows = zip(self.start_tokens, self.end_tokens, self.middle_tokens, self.share, strict=True)
+        return Table.of("Length ranges", columns, rows, "A range holds its start but not its end.")
 
 
 def ranges(source: Source, width_tokens: int, *, limit_tokens: int | None = None) -> LengthRanges:
@@ -87,6 +79,8 @@ def ranges(source: Source, width_tokens: int, *, limit_tokens: int | None = None
     Range k holds the lengths k W to k W + W - 1, is represented by k W + floor(W / 2), and its
     share is p_k = sum of p(s) over its lengths. The thesis leaves out lengths beyond the last
     whole range; here the last range is whole and holds the largest length.
+
+    Source: Rignall, section 4.6.3: ranges of input lengths; W, p_k.
 
     Parameters
     ----------
@@ -114,7 +108,7 @@ def ranges(source: Source, width_tokens: int, *, limit_tokens: int | None = None
             f"A range of {width_tokens} tokens holds no length.", resolve="pass width_tokens >= 1."
         )
     if limit_tokens is None:
-        if isinstance(source, Lengths):
+        if isinstance(source, LengthDistribution):
             raise ParameterError(
                 "A distribution has no largest length.", resolve="pass limit_tokens."
             )
@@ -129,6 +123,8 @@ def bins(source: Source, edges_tokens: Sequence[int], *, limit_tokens: int) -> L
     """K ranges [0, l_1), [l_1, l_2), ..., [l_(K-1), limit) (HeteroServe, section 3.3).
 
     The middle is half way between the ends.
+
+    Source: HeteroServe, section 3.3: length bins; K, l_1 to l_(K-1).
 
     Raises
     ------
@@ -163,7 +159,7 @@ def percentile_edges(source: ArrayLike, percent: Sequence[float]) -> tuple[int, 
 
 
 def _shares(source: Source, edges: LongInts, middle: LongInts) -> LengthRanges:
-    if isinstance(source, Lengths):
+    if isinstance(source, LengthDistribution):
         total = source.cdf(edges - 1)
         beyond = 1.0 - float(total[-1])
         share = np.diff(total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pyarrow.json
 from numpy.typing import NDArray
 
 from hetero.errors import DataError
-from hetero.workload.columns import PER_SECOND, Rows, TimeUnit, heading, listed, load, readable
+from hetero.rows import Rows, heading, listed, read_rows, reading
 from hetero.workload.statistics import rate_rps
 from hetero.workload.trace import Trace
 
@@ -26,6 +27,12 @@ MOONCAKE_BLOCK_TOKENS = 512
 
 # Columns that Trace.to_csv and to_parquet add when a trace has them.
 _OWN_COLUMNS = ("session_id", "block_tokens", "prefix_ids")
+
+TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns", "datetime"]
+"""What the arrival column counts; ``datetime`` is text such as 2023-11-16 18:17:03.97."""
+
+_PER_SECOND: dict[str, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+_INT32 = np.iinfo(np.int32).max
 
 _Prefixes = tuple[NDArray[np.int64], NDArray[np.int64], int]  # offsets, ids, tokens per block
 
@@ -44,7 +51,7 @@ def read(path: Path | str, *, sort: bool = False) -> Trace:
     file = Path(path)
     if ".jsonl" in file.suffixes:
         return read_mooncake(file, sort=sort)
-    columns = heading(file)
+    columns = set(heading(file))
     if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= columns:
         return read_azure(file, sort=sort)
     if {"arrival_s", "input_tokens", "output_tokens"} <= columns:
@@ -93,7 +100,7 @@ def read_mooncake(path: Path | str, *, name: str = "", sort: bool = False) -> Tr
     """
     file = Path(path)
     try:
-        with readable(file):
+        with reading(file):
             table = pyarrow.json.read_json(str(file))
             with file.open(encoding="utf-8") as text:
                 lines = [number for number, line in enumerate(text, start=1) if line.strip()]
@@ -106,9 +113,9 @@ def read_mooncake(path: Path | str, *, name: str = "", sort: bool = False) -> Tr
         file,
         lines,
     )
-    if len(lines) != len(rows.frame):
+    if len(lines) != len(rows):
         raise rows.error(
-            f"{len(lines)} lines hold {len(rows.frame)} requests.",
+            f"{len(lines)} lines hold {len(rows)} requests.",
             None,
             None,
             "write one request per line as a JSON object.",
@@ -140,7 +147,7 @@ def read_lengths(
     DataError
         If the file cannot be read, a column is missing or a row is bad.
     """
-    rows = load(Path(path), (input_tokens, output_tokens))
+    rows = read_rows(Path(path), (input_tokens, output_tokens))
     return _trace(rows, None, input_tokens, output_tokens, name=name)
 
 
@@ -179,10 +186,10 @@ def read_table(
         number or out of order, or the span does not fit the unit of time.
     """
     wanted = (arrival, input_tokens, output_tokens) + (() if session is None else (session,))
-    rows = load(Path(path), wanted, optional=_OWN_COLUMNS)
+    rows = read_rows(Path(path), wanted, optional=_OWN_COLUMNS)
     block_tokens = 0
-    if "block_tokens" in rows.frame and len(rows.frame):
-        block_tokens = int(rows.tokens("block_tokens", 1)[0])
+    if "block_tokens" in rows.frame and len(rows):
+        block_tokens = int(rows.whole("block_tokens", 1, _INT32)[0])
     return _trace(
         rows,
         arrival,
@@ -212,14 +219,14 @@ def _trace(
     name: str = "",
     prefixes: _Prefixes | None = None,
 ) -> Trace:
-    count = len(rows.frame)
+    count = len(rows)
     if count == 0:
         raise DataError("it has no requests.", path=rows.path, resolve="pass a file with rows.")
     offsets, ids, block_tokens = prefixes or (None, None, 0)
     trace = Trace(
         arrival_s=np.zeros(count),
-        input_tokens=rows.tokens(inputs, 1),
-        output_tokens=rows.tokens(outputs, 0),
+        input_tokens=rows.whole(inputs, 1, _INT32).astype(np.int32),
+        output_tokens=rows.whole(outputs, 0, _INT32).astype(np.int32),
         name=name or rows.path.name.split(".")[0],
         source=f"file:{rows.path.name}",
         prefix_offsets=offsets,
@@ -229,7 +236,7 @@ def _trace(
     )
     if arrival is None:
         return trace
-    arrival_s = rows.seconds(arrival, time_unit)
+    arrival_s = _seconds(rows, arrival, time_unit)
     if rebase or (rebase is None and time_unit == "datetime"):
         arrival_s = arrival_s - arrival_s.min()
     late = np.diff(arrival_s) < 0
@@ -249,6 +256,22 @@ def _trace(
     return replace(trace, arrival_s=arrival_s)
 
 
+def _seconds(rows: Rows, column: str, unit: TimeUnit) -> NDArray[np.float64]:
+    """Arrivals of a column in seconds; dates count from the earliest."""
+    if unit != "datetime":
+        found = rows.numbers(column)
+        what = "a time of arrival (it is negative)"
+        rule = "count arrivals from a moment before the first request."
+        rows.refuse(found < 0, column, what, rule)
+        return found / _PER_SECOND[unit]
+    # Stamps with and without a fraction of a second may alternate in one file.
+    stamps = pd.to_datetime(rows.frame[column], errors="coerce", utc=True, format="ISO8601")
+    rule = "write dates as 2023-11-16 18:17:03.97, or pass the time_unit of the column."
+    rows.refuse(stamps.isna().to_numpy(), column, "a date and time", rule)
+    ticks = stamps.astype("datetime64[ns, UTC]").astype("int64").to_numpy()
+    return np.asarray((ticks - ticks.min()) / 1e9)
+
+
 def _check_span(
     rows: Rows,
     column: str,
@@ -263,7 +286,7 @@ def _check_span(
             raise rows.error(
                 f"{len(arrival_s):,} requests over {arrival_s[-1] - arrival_s[0]:.4g} s are "
                 f"{rate:.3g} requests/s, so the time_unit '{unit}' seems wrong for values up to "
-                f"{arrival_s[-1] * PER_SECOND.get(unit, 1.0):.10g}.",
+                f"{arrival_s[-1] * _PER_SECOND.get(unit, 1.0):.10g}.",
                 len(arrival_s) - 1,
                 column,
                 f"pass the right time_unit (--time-unit), or plausible_rps if {rate:.3g} "

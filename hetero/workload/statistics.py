@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require_positive
 
 if TYPE_CHECKING:
     from hetero.workload.trace import Trace
@@ -61,7 +61,7 @@ def counts(arrival_s: ArrayLike, window_s: float) -> NDArray[np.int64]:
     >>> counts([0.0, 0.5, 2.1], 1.0)
     array([2, 0, 1])
     """
-    _check_window(window_s)
+    require_positive(window_s=window_s)
     arrival = np.asarray(arrival_s, dtype=np.float64)
     return np.bincount(((arrival - arrival[0]) / window_s).astype(np.int64)).astype(np.int64)
 
@@ -136,13 +136,6 @@ def count_error(real_s: ArrayLike, other_s: ArrayLike, window_s: float = 60.0) -
     difference[: len(real)] += real
     difference[: len(other)] -= other
     return float(np.abs(difference).sum() / real.sum())
-
-
-def _check_window(window_s: float) -> None:
-    if not (np.isfinite(window_s) and window_s > 0):
-        raise ParameterError(
-            f"A window of {window_s} s cannot hold arrivals.", resolve="pass a window_s above 0."
-        )
 
 
 @dataclass(frozen=True, slots=True)

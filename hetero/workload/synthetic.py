@@ -8,7 +8,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.workload.trace import Trace
 
 Floats = NDArray[np.float64]
@@ -19,7 +19,7 @@ Ceiling: TypeAlias = Literal["clip", "resample"]
 
 
 @runtime_checkable
-class Lengths(Protocol):
+class LengthDistribution(Protocol):
     """A distribution of lengths in whole tokens."""
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
@@ -30,10 +30,8 @@ class Lengths(Protocol):
 
 
 def _require(good: bool, received: str, rule: str) -> None:
-    if not good:
-        raise ParameterError(
-            f"Lengths cannot be drawn from {received}.", resolve=f"it takes {rule}."
-        )
+    what = f"Lengths cannot be drawn from {received}."
+    require(good, what, resolve=f"it takes {rule}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,8 @@ class Lognormal:
     HeteroServe (section 4.1) draws prompts with median 512 and sigma 1.2 and says they reach at
     most 4,096 tokens, but not how longer ones are handled: clipped they have a mean of 910
     tokens, drawn again 771, without a ceiling 1,052.
+
+    Source: HeteroServe, section 4.1: lognormal prompt lengths.
 
     Parameters
     ----------
@@ -130,6 +130,8 @@ class TruncatedNormal:
 
     Rignall, Fig. 4.2: mu = 500, sigma = 2000, 0 <= s <= 8000. A prompt of length 0 is drawn as 1.
 
+    Source: Rignall, section 4.3.1: distribution of input lengths; p(s).
+
     Examples
     --------
     >>> lengths = TruncatedNormal(500, 2000, 0, 8000)
@@ -174,6 +176,8 @@ class Exponential:
     The scale is chosen so that the whole-token mean is ``mean_tokens`` (a geometric law).
     HeteroServe (section 4.1) draws generations with a mean of 256.
 
+    Source: HeteroServe, section 4.1: exponential generation lengths.
+
     Examples
     --------
     >>> draws = Exponential(256).draw(100_000, np.random.default_rng(0))
@@ -207,6 +211,8 @@ class Bimodal:
 
     HeteroServe (section 4.4): half of the prompts under 128 tokens, half over 2,048. The upper
     end is not printed; 4,096 is that paper's longest input (section 4.3).
+
+    Source: HeteroServe, section 4.4: bimodal prompt lengths.
 
     Examples
     --------
@@ -249,8 +255,8 @@ HETEROSERVE_OUTPUT = Exponential(256)
 
 def synthetic(
     count: int,
-    input_tokens: Lengths,
-    output_tokens: Lengths,
+    input_tokens: LengthDistribution,
+    output_tokens: LengthDistribution,
     *,
     rate_rps: float | None,
     seed: int = 0,

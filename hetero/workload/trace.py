@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require, require_positive
 from hetero.files import writing
 from hetero.workload import statistics
 from hetero.workload.statistics import Description
@@ -199,7 +199,7 @@ class Trace(Shown):
 
     def head(self, count: int) -> Trace:
         """The first ``count`` requests (all, if there are fewer)."""
-        _check_positive("count", count)
+        require_positive(count=count)
         return self.take(np.arange(min(count, len(self))))
 
     def window(self, start_s: float, end_s: float) -> Trace:
@@ -229,7 +229,7 @@ class Trace(Shown):
         Dealt out in rotation to ``copies`` (or a divisor of it) instances, each instance gets the
         same work. Copies arrive together with their original.
         """
-        _check_positive("copies", copies)
+        require_positive(copies=copies)
         return self.take(np.repeat(np.arange(len(self)), copies))
 
     # When they arrive -----------------------------------------------------------------------
@@ -243,12 +243,12 @@ class Trace(Shown):
                 resolve="use poisson(rate_rps, rng).",
             )
         first = self.arrival_s[0]
-        _check_positive("rate_rps", rate_rps)
+        require_positive(rate_rps=rate_rps)
         return replace(self, arrival_s=first + (self.arrival_s - first) * (now / rate_rps))
 
     def poisson(self, rate_rps: float, rng: np.random.Generator) -> Trace:
         """The same requests in the same order with Poisson arrivals at ``rate_rps``."""
-        _check_positive("rate_rps", rate_rps)
+        require_positive(rate_rps=rate_rps)
         gaps = rng.exponential(1.0 / rate_rps, size=len(self))
         return replace(self, arrival_s=np.cumsum(gaps))
 
@@ -361,13 +361,8 @@ def _require(field: str, values: NDArray[Any], good: NDArray[np.bool_], rule: st
 
 
 def _require_length(field: str, values: NDArray[np.generic], count: int) -> None:
-    if len(values) != count:
-        raise ParameterError(
-            f"{field} has {len(values)} values where {count} belong.",
-            resolve="pass columns of equal length.",
-        )
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (np.isfinite(value) and value > 0):
-        raise ParameterError(f"{name} is {value}; it must be above 0.", resolve=f"pass {name} > 0.")
+    require(
+        len(values) == count,
+        f"{field} has {len(values)} values where {count} belong.",
+        resolve="pass columns of equal length.",
+    )

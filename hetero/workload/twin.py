@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import DataError, ParameterError
+from hetero.errors import DataError, ParameterError, require_positive
 from hetero.files import writing
 from hetero.workload import cascade, twin_check
 from hetero.workload.cascade import Arrivals
@@ -127,10 +127,7 @@ class Twin(Shown):
             Multiple of the real trace's rate: the bursts stay where they are and hold more or
             fewer requests.
         """
-        if not (np.isfinite(rate) and rate > 0):
-            raise ParameterError(
-                f"A rate of {rate} times the trace draws nothing.", resolve="pass rate > 0."
-            )
+        require_positive(rate=rate)
         if self.arrivals is None and rate != 1.0:
             raise ParameterError(
                 f"The twin {self.name} has lengths but no arrivals, so it has no rate to multiply.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -75,44 +75,28 @@ class TwinCheck(Shown):
 
     def table(self) -> Table:
         """Real value, mean of the draws, error, bar and whether it holds."""
-        return Table(
-            f"Twin of {self.name} against the real trace, mean of {self.draws} draws",
-            (
-                Column("measure"),
-                Column("unit"),
-                Column("real"),
-                Column("twin"),
-                Column("sd over draws"),
-                Column("mean error"),
-                Column("bar"),
-                Column("holds"),
-            ),
-            tuple(
-                (m.name, m.unit, m.real, m.drawn, m.drawn_sd, m.error, m.bar, m.holds)
-                for m in self.measures
-            ),
-            ("Errors are absolute for correlations, relative to the real value otherwise.",),
+        columns = (
+            Column("measure", of="name"),
+            Column("unit"),
+            Column("real"),
+            Column("twin", of="drawn"),
+            Column("sd over draws", of="drawn_sd"),
+            Column("mean error", of="error"),
+            Column("bar"),
+            Column("holds"),
         )
+        title = f"Twin of {self.name} against the real trace, mean of {self.draws} draws"
+        note = "Errors are absolute for correlations, relative to the real value otherwise."
+        return Table.of(title, columns, self.measures, note)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per measure, as committed in data/twins/checks.csv."""
-        return pd.DataFrame(
-            [
-                {
-                    "twin": self.name,
-                    "draws": self.draws,
-                    "measure": m.name,
-                    "unit": m.unit,
-                    "real": m.real,
-                    "drawn": m.drawn,
-                    "drawn_sd": m.drawn_sd,
-                    "error": m.error,
-                    "bar": m.bar,
-                    "holds": m.holds,
-                }
-                for m in self.measures
-            ]
-        )
+        frame = pd.DataFrame(
+            [asdict(m) | {"bar": m.bar, "holds": m.holds} for m in self.measures]
+        ).rename(columns={"name": "measure"})
+        frame.insert(0, "twin", self.name)
+        frame.insert(1, "draws", self.draws)
+        return frame
 
 
 Value = tuple[str, str, Callable[[Trace], float]]  # name, unit, statistic of one trace

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from hetero.apps.portfolio.effort import EFFORTS
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import portfolio
-from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.timings import Timing
+from pipelines.bench.measured import Say, Times, silent, stopwatch
 from pipelines.studies.contest import Match, Rules, case_of
 from pipelines.studies.league import PORTFOLIO
 
@@ -26,52 +25,14 @@ MATCHES = (
 _COMMAND = "hetero bench arena --record"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class ArenaBench(Shown):
-    """Wall-clock time of one plan, by planner and fleet.
-
-    Attributes
-    ----------
-    rows
-        Planner, fleet, number of GPUs and the time.
-    """
-
-    rows: tuple[tuple[str, str, int, Timing], ...]
-
-    def table(self) -> Table:
-        """One row per planner and fleet."""
-        return Table(
-            "Planners of the arena",
-            (
-                Column("planner"),
-                Column("fleet"),
-                Column("GPUs"),
-                Column("time of a plan", "s"),
-                Column("statistic"),
-            ),
-            tuple(
-                (name, fleet, gpus, t.seconds, f"{t.statistic} of {t.repeats}")
-                for name, fleet, gpus, t in self.rows
-            ),
-            ("The portfolio asks all planners, plays their plans and improves the best.",),
-        )
-
-    def record(self) -> list[dict[str, object]]:
-        """Rows for JSON."""
-        return [
-            {"planner": name, "fleet": fleet, "gpus": gpus, "key": t.key, "seconds": t.seconds}
-            for name, fleet, gpus, t in self.rows
-        ]
-
-
 def bench(
     *,
     matches: Sequence[Match] = MATCHES,
     effort: str = "quick",
     repeats: int = 3,
     rules: Rules | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> ArenaBench:
+    progress: Say = silent,
+) -> Times:
     """Measure what one plan takes each planner on this machine.
 
     Parameters
@@ -83,13 +44,10 @@ def bench(
         portfolio there is one.
     rules
         Of the cases; those of a contest by default.
-    progress
-        Called with the name of what is measured next.
     """
-    say = progress or (lambda _: None)
     used = rules or Rules()
     asked = planners(EFFORTS[effort])
-    rows: list[tuple[str, str, int, Timing]] = []
+    rows: list[tuple[tuple[object, ...], Timing]] = []
 
     def add(name: str, match: Match, gpus: int, spent: list[float]) -> None:
         measured = Timing.here(
@@ -100,7 +58,7 @@ def bench(
             repeats=len(spent),
             clock="wall",
         )
-        rows.append((name, match.cluster, gpus, measured))
+        rows.append(((name, match.cluster, gpus), measured))
 
     for match in matches:
         case = case_of(match, used)
@@ -108,22 +66,27 @@ def bench(
         for one in asked:
             if one.unfit(case):
                 continue
-            say(f"{one.name} on {match.cluster}")
+            progress(f"{one.name} on {match.cluster}")
             spent: list[float] = []
             try:
                 one.plan(case)  # compiles, imports and fills what later plans have at hand
                 for _ in range(repeats):
                     # A case of its own each time, so that nothing is remembered of the last.
                     fresh = case_of(match, used)
-                    began = time.perf_counter()
-                    one.plan(fresh)
-                    spent.append(time.perf_counter() - began)
+                    with stopwatch(spent, time.perf_counter):
+                        one.plan(fresh)
             except InfeasibleError:
                 continue
             add(one.name, match, gpus, spent)
-        say(f"{PORTFOLIO} on {match.cluster}")
+        progress(f"{PORTFOLIO} on {match.cluster}")
         fresh = case_of(match, used)
-        began = time.perf_counter()
-        portfolio(fresh, planners=asked, effort=EFFORTS[effort], seeds=used.seeds[:1])
-        add(PORTFOLIO, match, gpus, [time.perf_counter() - began])
-    return ArenaBench(tuple(rows))
+        spent = []
+        with stopwatch(spent, time.perf_counter):
+            portfolio(fresh, planners=asked, effort=EFFORTS[effort], seeds=used.seeds[:1])
+        add(PORTFOLIO, match, gpus, spent)
+    return Times(
+        "Planners of the arena",
+        ("planner", "fleet", "GPUs"),
+        tuple(rows),
+        "Of one plan; the portfolio asks all planners, plays their plans and improves the best.",
+    )

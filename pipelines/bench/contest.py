@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
-from hetero.intervals import interval
-from hetero.routers import Builtin, Predictive
-from pipelines.bench.settings import METRICS, TARGET_S, Setting, as_is, settings
+from hetero.display import Column, Table
+from hetero.errors import require
+from hetero.routers import Predictive
+from pipelines.bench.measured import Measured
+from pipelines.bench.settings import METRICS, TARGET_S, RoutingSetting, settings
+from pipelines.studies.heteroserve import Scheduler, against_best, as_is
 
-__all__ = ["Contest", "Setting", "contest", "modes", "settings"]
+__all__ = ["Contest", "contest", "modes", "settings"]
 
-Floats = NDArray[np.float64]
 _LIKE = {"throughput": 0.01, "SLO attainment": 0.005, "P95 TTFT": 0.01}
 
 
 @dataclass(frozen=True)
-class Contest(Shown):
+class Contest(Measured):
     """A router against the best other one, per setting and metric.
 
     Attributes
@@ -34,7 +34,9 @@ class Contest(Shown):
 
     rows: pd.DataFrame
     seeds: tuple[int, ...]
-    notes: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.losses_table()}"
 
     def counts(self, by: Sequence[str] = ("mode", "metric", "load")) -> pd.DataFrame:
         """Wins, ties and losses."""
@@ -63,17 +65,21 @@ class Contest(Shown):
             f"{len(self.seeds)} seeds",
             tuple(Column(str(name)) for name in counts.columns),
             rows,
-            self.notes,
         )
 
+    def record(self) -> list[dict[str, object]]:
+        """The counts, for JSON."""
+        return self.counts().to_dict("records")  # type: ignore[return-value]
 
-def modes(target_s: float) -> dict[str, Builtin]:
+
+def modes(target_s: float) -> dict[str, Scheduler]:
     """Our own router, without a target and with the target of the service."""
-    return {"hetero": Predictive(), "hetero, target": Predictive(target_s=target_s)}
+    aimed = Predictive(target_s=target_s)
+    return {"hetero": (Predictive(), as_is), "hetero, target": (aimed, as_is)}
 
 
 def contest(
-    chosen: Sequence[Setting],
+    chosen: Sequence[RoutingSetting],
     *,
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     progress: Callable[[int], None] | None = None,
@@ -89,46 +95,26 @@ def contest(
     progress
         Called with 1 for each setting.
     """
-    if not chosen or not seeds:
-        raise ParameterError(
-            "A contest needs a setting and a seed.", resolve="give at least one of each."
-        )
+    good = len(chosen) > 0 and len(seeds) > 0
+    require(good, "A contest needs a setting and a seed.", resolve="give at least one of each.")
     rows = []
     for setting in chosen:
         own = modes(TARGET_S[setting.paper])
-        entries = [*setting.entrants, *((name, router, as_is) for name, router in own.items())]
         values = {
-            name: np.array([setting.measure(router, limits, seed) for seed in seeds])
-            for name, router, limits in entries
+            name: np.array([setting.measure(scheduler, seed) for seed in seeds])
+            for name, scheduler in (setting.entrants | own).items()
         }
-        for k, metric in enumerate(METRICS):
-            sign = -1.0 if metric == "P95 TTFT" else 1.0
-            others = [name for name, _, _ in setting.entrants]
-            best = max(others, key=lambda name: sign * float(values[name][:, k].mean()))
-            for mode in own:
-                ours, theirs = values[mode][:, k], values[best][:, k]
-                scale = 1.0 if metric == "SLO attainment" else max(float(theirs.mean()), 1e-12)
-                rows.append(
-                    {
-                        "paper": setting.paper,
-                        "setting": ", ".join(setting.about),
-                        "load": "overload" if setting.overload else "up to saturation",
-                        "mode": mode,
-                        "metric": metric,
-                        "ours": float(ours.mean()),
-                        "best other": best,
-                        "its": float(theirs.mean()),
-                        "margin": sign * float((ours - theirs).mean()) / scale,
-                        "verdict": _verdict(sign * (ours - theirs) / scale, _LIKE[metric]),
-                    }
-                )
+        load = "overload" if setting.overload else "up to saturation"
+        for (k, metric), mode in product(enumerate(METRICS), own):
+            lower, scaled = metric == "P95 TTFT", metric != "SLO attainment"
+            others = {name: values[name][:, k] for name in setting.entrants}
+            mine = values[mode][:, k]
+            found = against_best(mine, others, _LIKE[metric], lower=lower, scaled=scaled)
+            rows.append(
+                {"paper": setting.paper, "setting": ", ".join(setting.about), "load": load}
+                | {"mode": mode, "metric": metric}
+                | found
+            )
         if progress:
             progress(1)
     return Contest(pd.DataFrame(rows), tuple(seeds))
-
-
-def _verdict(gain: Floats, like: float) -> str:
-    low, high = interval(gain)
-    if low > 0 and gain.mean() > like:
-        return "win"
-    return "loss" if high < 0 and gain.mean() < -like else "tie"

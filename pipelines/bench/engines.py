@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,17 +121,31 @@ def engine(
     port = free_port()
     command = _command(folder, port, blocks, block_tokens, step_tokens)
     path = folder / f"server-{port}.log"
-    with path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=_environment())
     url = f"http://127.0.0.1:{port}"
-    try:
+    with started(command, url, path, core=core, limit_s=limit_s, env=_environment()) as process:
+        yield Running(url, str(folder), process)
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str],
+    url: str,
+    log: Path | None = None,
+    *,
+    core: int | None = None,
+    limit_s: float = 60.0,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that serves at ``url``, pinned to a core where one is given, killed at the end."""
+    with contextlib.ExitStack() as ends:
+        out = subprocess.DEVNULL if log is None else ends.enter_context(log.open("wb"))
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=env)
+        ends.callback(process.wait)
+        ends.callback(process.kill)
         if core is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(process.pid, {core})
-        wait(url, process, path, limit_s)
-        yield Running(url, str(folder), process)
-    finally:
-        process.kill()
-        process.wait()
+        wait(url, process, log, limit_s)
+        yield process
 
 
 def _command(

@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
 from hetero import workload
-from hetero.display import Column, Shown, Table
+from hetero.arrays import Floats
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.direct import Direct
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.rates import RateTable
-from hetero.planners.rignall.search import Floats, Method, Objective, Proposer, Space, search
+from hetero.planners.rignall.search import Method, Objective, Proposer, Space, search
 from hetero.streams import stream
 from hetero.timings import Timing
 from hetero.workload.synthetic import TruncatedNormal
+from pipelines.bench.measured import Say, Times, silent, stopwatch
+from pipelines.studies.island_outer_loop import GPUS, INVENTORIES, held
 
-#: Inventories of Rignall's Table 5.1, by letter, as GPUs of H200, H800 and H20.
-INVENTORIES = {"a": (64, 64, 128), "b": (32, 128, 128), "c": (128, 0, 0)}
-GPUS = ("H200", "H800", "H20")
-#: Inventory of section 5.3.
+#: Inventory of Rignall's section 5.3.
 SEARCHED = {"B300": 128, "H200": 256}
 MANY = ("B300", "B200", "H200", "H800", "H20", "H20-3E", "MI300X", "MI308X")
 BATCHES = (4, 8, 16)
 SKEWS = (1.0, 5.0)
 Add: TypeAlias = Callable[[str, str, str, Sequence[float]], None]
-_COMMAND = "hetero bench islands --record"
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class IslandBench(Shown):
-    """Times of the island planners, with what was solved.
-
-    Attributes
-    ----------
-    rows
-        What was timed, its size or result in words, and the time.
-    """
-
-    rows: tuple[tuple[str, str, Timing], ...]
-
-    def table(self) -> Table:
-        """One row per measurement."""
-        return Table(
-            "Island planners",
-            (Column("what"), Column("of"), Column("time", "s"), Column("statistic")),
-            tuple(
-                (what, of, t.seconds, f"{t.statistic} of {t.repeats}") for what, of, t in self.rows
-            ),
-            ("CPU time of the process, in which solvers run on one core.",),
-        )
-
-    def record(self) -> list[dict[str, object]]:
-        """Rows for JSON."""
-        return [
-            {"what": what, "of": of, "key": t.key, "seconds": t.seconds, "repeats": t.repeats}
-            for what, of, t in self.rows
-        ]
 
 
 def rates_of(
@@ -73,18 +38,13 @@ def rates_of(
     return model.rates([(gpu, size) for gpu in gpus for size in sizes])
 
 
-def held(rates: RateTable, counts: Sequence[int]) -> dict[str, int]:
-    """Inventory of the table's GPU types, those without a GPU left out."""
-    return {gpu: n for gpu, n in zip(rates.gpus, counts, strict=True) if n}
-
-
 def bench(
     *,
     repeats: int = 5,
     iterations: int = 4,
     ax: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> IslandBench:
+    progress: Say = silent,
+) -> Times:
     """Measure the island planners on this machine.
 
     Parameters
@@ -96,42 +56,40 @@ def bench(
     ax
         Whether to time Ax as well, which takes a minute or more.
     """
-    say = progress or (lambda _: None)
-    rows: list[tuple[str, str, Timing]] = []
+    rows: list[tuple[tuple[object, ...], Timing]] = []
 
     def add(what: str, of: str, key: str, spent: Sequence[float]) -> None:
-        statistic = "median" if len(spent) > 1 else "single"
         measured = Timing.here(
             f"islands.{key}",
             float(np.median(spent)),
-            command=_COMMAND,
-            statistic=statistic,
+            command="hetero bench islands --record",
+            statistic="median" if len(spent) > 1 else "single",
             repeats=len(spent),
         )
-        rows.append((what, of, measured))
+        rows.append(((what, of), measured))
 
-    say("inner program")
+    progress("inner program")
     of = "64 islands, 6 classes, 40 ranges"
     add("inner program, aggregated", of, "inner.64x40", _inner(max(repeats, 9)))
     for trace in ("azure2023_code", "azure2023_conv"):
         rates = rates_of(trace, GPUS, range(2, 129))
         for letter, counts in INVENTORIES.items():
-            say(f"exact layout ({letter}), {trace}")
-            spent, load = [], 0.0
+            progress(f"exact layout ({letter}), {trace}")
+            spent: list[float] = []
             for _ in range(min(repeats, 3)):
-                began = time.process_time()
-                load = exact(rates, held(rates, counts)).served_rps
-                spent.append(time.process_time() - began)
+                with stopwatch(spent):
+                    load = exact(rates, held(rates, counts)).served_rps
             of = f"({letter}), {trace.removeprefix('azure2023_')}: {load:.4g} requests/s"
             add("exact layout", of, f"exact.{letter}.{trace.removeprefix('azure2023_')}", spent)
-    say("exact layout, 2,000 GPUs")
+    progress("exact layout, 2,000 GPUs")
     many = rates_of("azure2023_conv", MANY, [2**k for k in range(1, 8)])
-    began = time.process_time()
-    proven = exact(many, held(many, [250] * len(MANY)))
-    spent = [time.process_time() - began]
+    spent = []
+    with stopwatch(spent):
+        proven = exact(many, held(many, [250] * len(MANY)))
     add("exact layout", f"2,000 GPUs of 8 types: gap {proven.gap:.1e}", "exact.2000", spent)
-    _searches(iterations, ax, say, add)
-    return IslandBench(tuple(rows))
+    _searches(iterations, ax, progress, add)
+    note = "CPU time of the process, in which solvers run on one core."
+    return Times("Island planners", ("what", "of"), tuple(rows), note)
 
 
 def _inner(repeats: int) -> list[float]:
@@ -145,17 +103,16 @@ def _inner(repeats: int) -> list[float]:
     )
     rates = model.rates([(gpu, size) for gpu in GPUS for size in (16, 32)])
     random = stream(0, "bench islands")
-    spent = []
+    spent: list[float] = []
     for _ in range(repeats):
         counts = random.multinomial(64 - 12, np.full(6, 1 / 6)) + 2
         layout = dict(zip(rates.classes, (int(n) for n in counts), strict=True))
-        began = time.process_time()
-        inner.solve(rates, layout)
-        spent.append(time.process_time() - began)
+        with stopwatch(spent):
+            inner.solve(rates, layout)
     return spent
 
 
-def _searches(iterations: int, ax: bool, say: Callable[[str], None], add: Add) -> None:
+def _searches(iterations: int, ax: bool, say: Say, add: Add) -> None:
     """Times of whole searches, and of proposing a batch in six dimensions."""
     from hetero.planners.rignall import search_bayes
 
@@ -165,10 +122,10 @@ def _searches(iterations: int, ax: bool, say: Callable[[str], None], add: Add) -
     def whole(what: str, key: str, space: Space, method: Method, batch: int) -> None:
         say(f"{what}, batch {batch}")
         objective = Objective(two)
-        began = time.process_time()
-        search(space, objective, method, batch=batch, iterations=iterations)
-        of = f"batch {batch}, {iterations} iterations"
-        add(what, of, key, [time.process_time() - began])
+        spent: list[float] = []
+        with stopwatch(spent):
+            search(space, objective, method, batch=batch, iterations=iterations)
+        add(what, f"batch {batch}, {iterations} iterations", key, spent)
 
     # The first search imports and compiles what the later ones have at hand.
     search(Divider(inventory), Objective(two), "bo", batch=4, iterations=2)
@@ -202,10 +159,9 @@ def _proposing(space: Space, objective: Objective, proposer: Proposer) -> list[f
     def timed(
         space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
     ) -> Floats:
-        began = time.process_time()
-        found = proposer(space, points, values, count, random)
-        spent.append(time.process_time() - began)
-        return found
+        with stopwatch(spent):
+            found = proposer(space, points, values, count, random)
+        return found  # noqa: RET504 - to mypy a block may swallow what it raises
 
     search(space, objective, timed, batch=16, iterations=5)
     return spent

@@ -15,7 +15,6 @@ import datetime
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,40 +22,126 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pandas as pd
 import psutil
 from numpy.typing import NDArray
 
-from hetero import timings
+from hetero import timings, workload
 from hetero.apps import profiling
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.replay import replay
-from hetero.apps.serving.settings import Settings
+from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.written import write
-from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
+from hetero.catalog import Gpu
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.display import Column, Table
 from hetero.errors import EndpointError, ParameterError
-from hetero.routers import Builtin, Oracle, RoundRobin
+from hetero.routers import (
+    Builtin,
+    HeteroServe,
+    Oracle,
+    Predictive,
+    RoundRobin,
+    WeightedRoundRobin,
+    Workload,
+)
 from hetero.simulator import simulate
 from hetero.simulator.run import Run
 from hetero.streams import stream
 from hetero.workload import Trace
-from pipelines.bench import live_fleet
-from pipelines.bench.engines import Running, engine, free_port, wait, write_model
+from pipelines.bench.engines import Running, engine, free_port, started, write_model
+from pipelines.bench.measured import Measured, Say, cpu_s, silent
 from pipelines.studies import live_data
 
 _MODEL = "llama"
+
+
+SIZES: Final = {"small": (768, 8), "large": (1024, 12)}  # hidden size, layers
+BLOCKS, BLOCK_TOKENS, STEP_TOKENS = 24, 64, 2048
+_BATCHES, _INPUTS, _OUTPUTS = (1, 3, 8), (16, 48, 112), (12,)
+PATIENCE_S: Final = 300.0  # a loaded machine is slow, not broken
 _LIMITS = {
-    "token_s": live_fleet.PATIENCE_S,
-    "queue_s": live_fleet.PATIENCE_S,
+    "token_s": PATIENCE_S,
+    "queue_s": PATIENCE_S,
     "health_timeout_s": 60.0,
 }
 
 
+def profiles(
+    running: dict[str, Running], sizes: dict[str, int], folder: Path, say: Say
+) -> tuple[pd.DataFrame, dict[str, profiling.Fitted]]:
+    """Rounds of every engine, one engine after the other, and what is fitted to them."""
+    frames, fits = [], {}
+    for called, one in running.items():
+        file = folder / f"{called}.csv"
+        endpoint = profiling.Endpoint(one.url, one.model, timeout_s=PATIENCE_S)
+        settings = profiling.grid(_BATCHES, _INPUTS, _OUTPUTS)
+        say(f"profiling '{called}'")
+        profiling.profile(endpoint, settings, file, repeats=3, progress=say)
+        fits[called] = profiling.fitted(file)
+        frame = pd.read_csv(file).drop(columns=["model"])  # a folder of this machine
+        frames.append(frame.assign(engine=called, parameters=sizes[called]))
+    return pd.concat(frames, ignore_index=True), fits
+
+
+def replica(called: str, fit: profiling.Fitted, sizes: dict[str, int]) -> Replica:
+    """The engine as planners, routers and the simulator know it.
+
+    Routers that read capabilities get those of the core per parameter of the model: the cores are
+    equal, and it is the models that make one engine slower. Only ratios count.
+    """
+    hidden, layers = SIZES[called]
+    slower = sizes[called] / sizes["small"]
+    per_token = 4.0 * hidden * layers  # keys and values of half the heads, 4 bytes each
+    core = Gpu(
+        name=f"core with '{called}'",
+        mem_gib=BLOCKS * BLOCK_TOKENS * per_token / 2**30,
+        mem_bw_gbs=10.0 / slower,
+        fp16_tflops=0.05 / slower,
+        link_type="none",
+        link_gbs=1.0,
+        pcie_gbs=1.0,
+        source="assumed",
+    )
+    rules = Engine(
+        batching="chunked",
+        admission="paged",
+        max_step_tokens=STEP_TOKENS,
+        block_tokens=BLOCK_TOKENS,
+    )
+    return Replica(called, fit.step, BLOCKS * BLOCK_TOKENS, per_token, engine=rules, gpu=core)
+
+
+def short_conversations(count: int, rng: np.random.Generator) -> Trace:
+    """Conversations of the Azure trace's twin, inputs a 24th and outputs an eighth as long."""
+    whole = workload.load("azure2023_conv").sample(count, rng)
+    inputs = np.clip(whole.input_tokens // 24, 8, 128)
+    outputs = np.clip(whole.output_tokens // 8, 4, 64)
+    return Trace(whole.arrival_s, inputs, outputs, name="short conversations")
+
+
+def compared(plan: FleetPlan, sample: Trace) -> tuple[Builtin, ...]:
+    """The routers that are compared; weights are planned, bins and lengths those of the sample."""
+    tail = int(np.quantile(sample.output_tokens, 0.9))
+    edges = [int(np.quantile(sample.input_tokens, q)) for q in (1 / 3, 2 / 3)]
+    return (
+        RoundRobin(),
+        WeightedRoundRobin([round(x, 4) for x in plan.shares]),
+        Workload(),
+        HeteroServe(
+            bins_tokens=edges,
+            footprint_tokens=tail,
+            longest_tokens=int(sample.input_tokens.max()),
+        ),
+        Predictive(),
+    )
+
+
 @dataclass(frozen=True, repr=False)
-class LiveBench(Shown):
+class LiveBench(Measured):
     """What was measured, and what the simulator says of it.
 
     Attributes
@@ -98,6 +183,10 @@ class LiveBench(Shown):
         )
         return Table("Real engines", columns, tuple(rows), self.notes)
 
+    def record(self) -> list[dict[str, object]]:
+        """One row per run, for JSON."""
+        return self.runs.to_dict("records")  # type: ignore[return-value]
+
 
 def bench(
     *,
@@ -107,7 +196,7 @@ def bench(
     alone: int = 3,
     max_minutes: float = 7.5,
     seed: int = 0,
-    progress: live_fleet.Say | None = None,
+    progress: Say = silent,
 ) -> LiveBench:
     """Run the experiment on this machine.
 
@@ -133,7 +222,7 @@ def bench(
     EndpointError
         If a process does not start, or a request is not answered.
     """
-    say = progress or (lambda _: None)
+    say = progress
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
         raise ParameterError(
@@ -149,7 +238,7 @@ def bench(
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as ends:
         folder = Path(name)
         sizes = {}
-        for k, (called, (hidden, layers)) in enumerate(live_fleet.SIZES.items()):
+        for k, (called, (hidden, layers)) in enumerate(SIZES.items()):
             say(f"starting '{called}': {layers} layers of {hidden}, core {cores[-k]}")
             sizes[called] = write_model(folder / called, hidden=hidden, layers=layers)
         running = {
@@ -157,19 +246,19 @@ def bench(
                 engine(
                     folder / called,
                     core=cores[-k],
-                    blocks=live_fleet.BLOCKS,
-                    block_tokens=live_fleet.BLOCK_TOKENS,
-                    step_tokens=live_fleet.STEP_TOKENS,
+                    blocks=BLOCKS,
+                    block_tokens=BLOCK_TOKENS,
+                    step_tokens=STEP_TOKENS,
                 )
             )
-            for k, called in enumerate(live_fleet.SIZES)
+            for k, called in enumerate(SIZES)
         }
-        rounds, fits = live_fleet.profiles(running, sizes, folder, say)
+        rounds, fits = profiles(running, sizes, folder, say)
         fleet = Deployment(
             "live",
-            tuple(live_fleet.replica(called, fits[called], sizes) for called in live_fleet.SIZES),
+            tuple(replica(called, fits[called], sizes) for called in SIZES),
         )
-        sample = live_fleet.requests(2000, stream(seed, "plan"))
+        sample = short_conversations(2000, stream(seed, "plan"))
         means = float(sample.input_tokens.mean()), float(sample.output_tokens.mean())
         plan = FleetPlan.of(fleet, *means, why="both engines")
         say(plan.line())
@@ -177,7 +266,7 @@ def bench(
         ends.enter_context(work.serving())
         rows = work.alone(alone, requests // 3, load, plan)
         rows += work.routers(
-            live_fleet.routers(plan, sample), repeats, requests, load * plan.capacity_rps,
+            compared(plan, sample), repeats, requests, load * plan.capacity_rps,
             begin + 60.0 * max_minutes,
         )  # fmt: skip
     found = pd.DataFrame(rows, columns=list(live_data.COLUMNS))
@@ -203,7 +292,7 @@ class _Work:
         folder: Path,
         cores: tuple[int, int],
         seed: int,
-        say: live_fleet.Say,
+        say: Say,
     ) -> None:
         self.cores = cores
         self.fleet, self.running, self.folder = fleet, running, folder
@@ -218,20 +307,14 @@ class _Work:
         self.url = f"http://127.0.0.1:{port}"
         self._write(self.fleet, RoundRobin())
         command = [sys.executable, "-c", "from hetero.apps.cli import main; main()", "serve"]
+        command += [str(self.file), "--port", str(port)]
         log = self.folder / "serve.log"
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                [*command, str(self.file), "--port", str(port)], stdout=out, stderr=out
-            )
-        try:
-            wait(self.url, process, log, 240.0)  # the first start compiles the routers
+        # The first start compiles the routers.
+        with started(command, self.url, log, limit_s=240.0) as process:
             self.dispatcher = psutil.Process(process.pid)
             yield
-        finally:
-            process.kill()
-            process.wait()
 
-    def _write(self, fleet: Deployment, router: Builtin) -> Settings:
+    def _write(self, fleet: Deployment, router: Builtin) -> DeploymentFile:
         return write(
             fleet,
             self.file,
@@ -295,7 +378,7 @@ class _Work:
         return sorted(rows, key=lambda row: (order[str(row[0])], row[2], row[3]))
 
     def _trace(self, what: str, requests: int, rate: float) -> Trace:
-        drawn = live_fleet.requests(requests, stream(self.seed, f"requests/{what}"))
+        drawn = short_conversations(requests, stream(self.seed, f"requests/{what}"))
         return drawn.poisson(rate, stream(self.seed, f"arrivals/{what}"))
 
     def _run(
@@ -304,16 +387,16 @@ class _Work:
         """One case: measured, then the same requests simulated."""
         self._go_over(fleet, router)
         self.count += 1
-        endpoint = profiling.Endpoint(self.url, _MODEL, timeout_s=live_fleet.PATIENCE_S)
+        endpoint = profiling.Endpoint(self.url, _MODEL, timeout_s=PATIENCE_S)
         journal = self.folder / f"{self.count}.journal"
         engines = [psutil.Process(one.process.pid) for one in self.running.values()]
         hosts = [self.dispatcher, psutil.Process()]
-        before = np.array([_cpu_s(engines), _cpu_s(hosts), _busy_s(self.cores)])
+        before = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)])
         # Words of their own in every run, or the engine finds prompts in its prefix cache.
         found = replay(
             endpoint, trace, journal, deployment=fleet, router=router.name, seed=self.count
         )
-        spent = np.array([_cpu_s(engines), _cpu_s(hosts), _busy_s(self.cores)]) - before
+        spent = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)]) - before
         spent[2] = max(spent[2] - spent[0] - spent[1], 0.0)
         if not found.finished.all():
             lost = int((~found.finished).sum())
@@ -353,10 +436,6 @@ def _row(
         *(float((run.requests["node"] == 0).mean()), *cpu),
         *(timings.processor(), datetime.datetime.now(datetime.UTC).date().isoformat()),
     )
-
-
-def _cpu_s(processes: list[psutil.Process]) -> float:
-    return sum(float(t.user + t.system) for t in (one.cpu_times() for one in processes))
 
 
 def _busy_s(cores: tuple[int, int]) -> float:

@@ -59,30 +59,20 @@ def peers() -> tuple[Peer, ...]:
 
 def table(own_per_cpu_s: float) -> Table:
     """Peers beside what this library reaches on the same trace, without start-up on both sides."""
-    rows = tuple(
-        (
-            peer.program,
-            peer.configuration,
-            peer.requests,
-            peer.requests_per_cpu_s,
-            peer.marginal_per_cpu_s,
-            own_per_cpu_s / peer.marginal_per_cpu_s,
-        )
-        for peer in peers()
+    columns = (
+        Column("program"),
+        Column("configuration"),
+        Column("requests"),
+        Column("whole run", "requests/CPU s", 3, of="requests_per_cpu_s"),
+        Column("without start-up", "requests/CPU s", 3, of="marginal_per_cpu_s"),
+        Column(
+            "hetero", "times as fast", 3, of=lambda peer: own_per_cpu_s / peer.marginal_per_cpu_s
+        ),
     )
-    return Table(
+    return Table.of(
         "Peers on the conversation trace (measured apart, quoted)",
-        (
-            Column("program"),
-            Column("configuration"),
-            Column("requests"),
-            Column("whole run", "requests/CPU s", 3),
-            Column("without start-up", "requests/CPU s", 3),
-            Column("hetero", "times as fast", 3),
-        ),
-        rows,
-        (
-            "Each on its own models and hardware tables, 2 cores of an AMD EPYC virtual machine; "
-            "commits and run times in data/published/peers.csv.",
-        ),
+        columns,
+        peers(),
+        "Each on its own models and hardware tables, 2 cores of an AMD EPYC virtual machine; "
+        "commits and run times in data/published/peers.csv.",
     )

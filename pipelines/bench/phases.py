@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from hetero import workload
 from hetero.catalog import llm
@@ -12,11 +11,13 @@ from hetero.cluster import Cluster, Machine, cluster
 from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand, reference, scaled
 from hetero.costs.groups import Design
-from hetero.display import Column, Shown, Table
+from hetero.display import Column, Table
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.patterns import polish
 from hetero.planners.thunderserve.plan import PhasePlan, keep, replan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
+from hetero.timings import Timing
+from pipelines.bench.measured import Measured, Say, silent, stopwatch
 
 MODEL = "LLaMA-1-30B"
 TRACES = {"coding": "azure2023_code", "conversation": "azure2023_conv"}
@@ -29,7 +30,7 @@ LIGHT_PUBLISHED_S = 13.0
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class TimedSearch:
     """One search: CPU and wall time, what it attained, and how many designs it evaluated."""
 
     what: str
@@ -41,47 +42,54 @@ class Search:
     score: float
     designs: int
 
+    @property
+    def published_s(self) -> float | None:
+        """What the paper prints for it [s]."""
+        return LIGHT_PUBLISHED_S if self.what == "light" else PUBLISHED_S.get(self.gpus)
+
+
+_COLUMNS = (
+    Column("search", of="what"),
+    Column("workload"),
+    Column("GPUs", of="gpus"),
+    Column("CPU", "s", 3, of="cpu_s"),
+    Column("elapsed", "s", 3, of="wall_s"),
+    Column("published", "s", 3, of="published_s"),
+    Column("attainment", "%", of=lambda one: 100.0 * one.attainment),
+    Column("designs"),
+)
+
 
 @dataclass(frozen=True, slots=True)
-class PhasesBench(Shown):
+class PhasesBench(Measured):
     """All searches of the benchmark."""
 
-    searches: tuple[Search, ...]
+    searches: tuple[TimedSearch, ...]
 
     def table(self) -> Table:
         """One row per search, the published time beside it."""
-        rows = tuple(
-            (
-                one.what,
-                one.workload,
-                one.gpus,
-                one.cpu_s,
-                one.wall_s,
-                _published(one),
-                100.0 * one.attainment,
-                one.designs,
+        return Table.of(f"Plans for {MODEL}", _COLUMNS, self.searches)
+
+    def record(self) -> list[dict[str, object]]:
+        """One row per search, for JSON."""
+        return [asdict(one) for one in self.searches]
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Longest CPU time over the workloads, by search and number of GPUs."""
+        spent: dict[tuple[str, int], list[float]] = {}
+        for one in self.searches:
+            spent.setdefault((one.what, one.gpus), []).append(one.cpu_s)
+        return tuple(
+            Timing.here(
+                f"phases.{what}.{gpus}",
+                max(cpu_s),
+                command="hetero bench phases --record",
+                statistic="worst",
+                repeats=len(cpu_s),
             )
-            for one in self.searches
+            for (what, gpus), cpu_s in spent.items()
         )
-        columns = (
-            Column("search"),
-            Column("workload"),
-            Column("GPUs"),
-            Column("CPU", "s", 3),
-            Column("elapsed", "s", 3),
-            Column("published", "s", 3),
-            Column("attainment", "%"),
-            Column("designs"),
-        )
-        return Table(f"Plans for {MODEL}", columns, rows)
-
-    def cpu_s(self, what: str, gpus: int) -> float:
-        """Longest CPU time over the workloads [s]."""
-        return max(one.cpu_s for one in self.searches if (one.what, one.gpus) == (what, gpus))
-
-
-def _published(one: Search) -> float | None:
-    return LIGHT_PUBLISHED_S if one.what == "light" else PUBLISHED_S.get(one.gpus)
 
 
 def fleet(gpus: int) -> Cluster:
@@ -121,17 +129,14 @@ def evaluator(gpus: int, work: str, rate_rps: float | None = None) -> Evaluator:
     return Evaluator(model, demand, scaled(reference(model.llm, demand), SCALE))
 
 
-def bench(
-    sizes: tuple[int, ...] = (16, 24, 32, 256), *, progress: Callable[[str], None] | None = None
-) -> PhasesBench:
+def bench(sizes: tuple[int, ...] = (16, 24, 32, 256), *, progress: Say = silent) -> PhasesBench:
     """Search from scratch with the paper's tabu search and with ours, then flip phases."""
     # Solvers and kernels load once per process; that is no part of a search.
     polish(evaluator(16, "conversation"), TabuSettings(steps=0))
-    found: list[Search] = []
+    found: list[TimedSearch] = []
     for gpus in sizes:
         for work in TRACES:
-            if progress:
-                progress(f"{gpus} GPUs, {work}")
+            progress(f"{gpus} GPUs, {work}")
             search, best = _timed("patterns", gpus, work)
             found.append(search)
             if gpus <= 32:
@@ -141,28 +146,34 @@ def bench(
     return PhasesBench(tuple(found))
 
 
-def _timed(what: str, gpus: int, work: str) -> tuple[Search, Design]:
+def _timed(what: str, gpus: int, work: str) -> tuple[TimedSearch, Design]:
     one = evaluator(gpus, work)
-    cpu, wall = time.process_time(), time.perf_counter()
-    if what == "patterns":
-        # A plan of 256 GPUs takes a second to evaluate a few designs, and starts well.
-        search = polish(one, TabuSettings(steps=100 if gpus <= 32 else 10))
-    else:
-        search = TabuSearch.start(one)
-        search.run()
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    spent: list[float] = []
+    with stopwatch(spent, time.perf_counter), stopwatch(spent):
+        if what == "patterns":
+            # A plan of 256 GPUs takes a second to evaluate a few designs, and starts well.
+            search = polish(one, TabuSettings(steps=100 if gpus <= 32 else 10))
+        else:
+            search = TabuSearch.start(one)
+            search.run()
     value = one.value(search.best)
-    done = Search(what, work, gpus, cpu, wall, value.attainment, value.score, one.evaluated)
+    cpu_s, wall_s = spent
+    done = TimedSearch(
+        what, work, gpus, cpu_s, wall_s, value.attainment, value.score, one.evaluated
+    )
     return done, search.best
 
 
-def _light(gpus: int, work: str, best: Design) -> Search:
+def _light(gpus: int, work: str, best: Design) -> TimedSearch:
     """Flip phases for the other workload, the pipelines staying as they are."""
     other = next(name for name in TRACES if name != work)
     before = PhasePlan.of(evaluator(gpus, work), best)
     after = replace(evaluator(gpus, other), fixed=keep(before))
-    cpu, wall = time.process_time(), time.perf_counter()
-    found = replan(after, best)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    spent: list[float] = []
+    with stopwatch(spent, time.perf_counter), stopwatch(spent):
+        found = replan(after, best)
     value = found.value
-    return Search("light", other, gpus, cpu, wall, value.attainment, value.score, found.tried)
+    cpu_s, wall_s = spent
+    return TimedSearch(
+        "light", other, gpus, cpu_s, wall_s, value.attainment, value.score, found.tried
+    )

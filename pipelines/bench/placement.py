@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +15,8 @@ from hetero.planners.helix import FlowPlan, search
 from hetero.planners.helix.planner import timing_key
 from hetero.streams import stream
 from hetero.timings import Timing
+from pipelines.bench.measured import Measured, Say, silent
 from pipelines.studies.helix_artifact import problem
-
-COMMAND = "hetero bench placement --record"
 
 CASES = (
     ("single-24", "70B"),
@@ -58,38 +56,83 @@ class Planned:
     nodes: int
     plan: FlowPlan
 
-    def timings(self) -> list[Timing]:
+    @property
+    def gurobi(self) -> tuple[float | None, float | None]:
+        """Best objective of the artifact's solver [tokens/s], and when it was found [s]."""
+        return GUROBI.get((self.cluster, self.model), (None, None))
+
+
+_COLUMNS = (
+    Column("cluster"),
+    Column("model"),
+    Column("nodes"),
+    Column("flow", "tokens/s", 6, of="plan.tokens_per_s"),
+    Column("bound", "tokens/s", 6, of="plan.bound.tokens_per_s"),
+    Column("gap", "%", 3, of=lambda one: 100 * one.plan.gap),
+    Column("time", "s", 3, of="plan.seconds"),
+    Column("Gurobi's best", "tokens/s", 6, of=lambda one: one.gurobi[0]),
+    Column("found after", "s", 3, of=lambda one: one.gurobi[1]),
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlacementBench(Measured):
+    """All clusters that were planned."""
+
+    planned: tuple[Planned, ...]
+
+    def table(self) -> Table:
+        """One row per cluster, the artifact's solver beside it."""
+        return Table.of(
+            "Placement over layers: our planner on one core",
+            _COLUMNS,
+            self.planned,
+            "Gurobi 11 on 20 threads, from the logs of the Helix artifact; its bounds stay far "
+            "off.",
+        )
+
+    def record(self) -> dict[str, object]:
+        """The same as plain values."""
+        return {
+            f"{one.cluster} {one.model}": {
+                "nodes": one.nodes,
+                "tokens_per_s": float(np.round(one.plan.tokens_per_s, 3)),
+                "bound_tokens_per_s": float(np.round(one.plan.bound.tokens_per_s, 3)),
+                "seconds": one.plan.seconds,
+                "steps": {step.name: step.seconds for step in one.plan.steps},
+            }
+            for one in self.planned
+        }
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
         """Elapsed time after every step of the planner."""
-        return [
+        return tuple(
             Timing.here(
-                timing_key(self.cluster, self.model, step.name),
+                timing_key(one.cluster, one.model, step.name),
                 step.seconds,
-                command=COMMAND,
+                command="hetero bench placement --record",
                 clock="wall",
             )
-            for step in self.plan.steps
-        ]
+            for one in self.planned
+            for step in one.plan.steps
+        )
 
 
-def bench(
-    sizes: tuple[int, ...] = (), progress: Callable[[str], None] | None = None
-) -> list[Planned]:
+def bench(sizes: tuple[int, ...] = (), *, progress: Say = silent) -> PlacementBench:
     """Plan Helix's clusters, and random ones of the given numbers of nodes in several regions."""
     found = []
     warm_up()
     for name, model in CASES:
-        if progress is not None:
-            progress(f"{model} on {name}")
+        progress(f"{model} on {name}")
         case = problem(name, model)
         found.append(Planned(name, model, len(case.nodes), search(case)))
     for size in sizes:
-        if progress is not None:
-            progress(f"{size} random nodes")
+        progress(f"{size} random nodes")
         fleet = random_cluster(size, regions=max(2, min(5, size // 40)))
-        found.append(
-            Planned(fleet.name, "70B", size, search(Problem.of(fleet, llm("Llama-2-70B"))))
-        )
-    return found
+        planned = search(Problem.of(fleet, llm("Llama-2-70B")))
+        found.append(Planned(fleet.name, "70B", size, planned))
+    return PlacementBench(tuple(found))
 
 
 def warm_up() -> None:
@@ -100,14 +143,11 @@ def warm_up() -> None:
 
 def random_problem(nodes: int, seed: int = 0) -> Problem:
     """Llama-2-70B on a random cluster of one region whose nodes are A100 or larger."""
-    kinds = [("A100-SXM-40GB", 1), ("L4", 2), ("T4", 4)]
     draws = stream(seed, "kinds")
-    machines = tuple(
-        Machine(f"node-{k + 1}", gpu(name), count)
-        for k in range(nodes)
-        for name, count in (kinds[int(draws.integers(len(kinds)))],)
-    )
-    fleet = Cluster(f"random-{nodes}", machines, _network())
+    kinds = [("A100-SXM-40GB", 1), ("L4", 2), ("T4", 4)]
+    drawn = (kinds[int(draws.integers(len(kinds)))] for _ in range(nodes))
+    machines = [Machine(f"node-{k + 1}", gpu(name), n) for k, (name, n) in enumerate(drawn)]
+    fleet = Cluster(f"random-{nodes}", tuple(machines), _network())
     return Problem.of(fleet, llm("Llama-2-70B"))
 
 
@@ -131,54 +171,3 @@ def _network() -> Links:
         between_regions=link(0.0125, 0.05),
         coordinator=link(0.0125, 0.05),
     )
-
-
-def table(found: list[Planned]) -> Table:
-    """One row per cluster, the artifact's solver beside it."""
-    rows = []
-    for one in found:
-        gurobi = GUROBI.get((one.cluster, one.model))
-        rows.append(
-            (
-                one.cluster,
-                one.model,
-                one.nodes,
-                one.plan.tokens_per_s,
-                one.plan.bound.tokens_per_s,
-                100 * one.plan.gap,
-                one.plan.seconds,
-                gurobi[0] if gurobi else None,
-                gurobi[1] if gurobi else None,
-            )
-        )
-    columns = (
-        Column("cluster"),
-        Column("model"),
-        Column("nodes"),
-        Column("flow", "tokens/s", 6),
-        Column("bound", "tokens/s", 6),
-        Column("gap", "%", 3),
-        Column("time", "s", 3),
-        Column("Gurobi's best", "tokens/s", 6),
-        Column("found after", "s", 3),
-    )
-    return Table(
-        "Placement over layers: our planner on one core",
-        columns,
-        tuple(rows),
-        ("Gurobi 11 on 20 threads, from the logs of the Helix artifact; its bounds stay far off.",),
-    )
-
-
-def record(found: list[Planned]) -> dict[str, object]:
-    """The same as plain values."""
-    return {
-        f"{one.cluster} {one.model}": {
-            "nodes": one.nodes,
-            "tokens_per_s": float(np.round(one.plan.tokens_per_s, 3)),
-            "bound_tokens_per_s": float(np.round(one.plan.bound.tokens_per_s, 3)),
-            "seconds": one.plan.seconds,
-            "steps": {step.name: step.seconds for step in one.plan.steps},
-        }
-        for one in found
-    }

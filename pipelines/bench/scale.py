@@ -10,14 +10,14 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet
 
-from hetero.display import Column, Shown, Table
+from hetero.display import Column, Table
+from pipelines.bench.measured import Measured, Say, silent
 from pipelines.bench.simulator import requests
 
 DAY_S = 86_400.0
@@ -49,7 +49,7 @@ print(json.dumps({
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ShardedReplay:
     """One replay on one core.
 
     Attributes
@@ -74,12 +74,12 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleBench(Shown):
+class ScaleBench(Measured):
     """What ``hetero bench scale`` measures: the whole, a part of the requests, fewer replicas."""
 
-    whole: Point
-    fewer_requests: Point
-    fewer_replicas: Point
+    whole: ShardedReplay
+    fewer_requests: ShardedReplay
+    fewer_replicas: ShardedReplay
 
     @property
     def s_per_million(self) -> float:
@@ -107,11 +107,16 @@ class ScaleBench(Shown):
         in_shard = PLANNED_REQUESTS / shards - self.whole.requests / self.whole.shards
         return cpu, self.whole.peak_gb + self.gb_per_million * in_shard / 1e6
 
+    @property
+    def points(self) -> tuple[ShardedReplay, ...]:
+        """What was measured."""
+        return self.whole, self.fewer_requests, self.fewer_replicas
+
     def table(self) -> Table:
         """Measurements, slopes, and the plan."""
         rows: list[tuple[object, ...]] = [
             (p.requests, p.replicas, p.shards, p.cpu_s, p.wall_s, p.peak_gb, p.exact, "measured")
-            for p in (self.whole, self.fewer_requests, self.fewer_replicas)
+            for p in self.points
         ]
         for shards in (10, 40):
             cpu, gb = self.planned(shards)
@@ -119,14 +124,9 @@ class ScaleBench(Shown):
                 (PLANNED_REQUESTS, PLANNED_REPLICAS, shards, cpu, None, gb, True, "by the slopes")
             )
         columns = (
-            Column("requests"),
-            Column("replicas"),
-            Column("shards"),
-            Column("CPU time", "s", 3),
-            Column("elapsed", "s", 3),
-            Column("peak memory", "GB", 3),
-            Column("exact"),
-            Column("how"),
+            *(Column("requests"), Column("replicas"), Column("shards")),
+            *(Column("CPU time", "s", 3), Column("elapsed", "s", 3)),
+            *(Column("peak memory", "GB", 3), Column("exact"), Column("how")),
         )
         notes = (
             f"{self.s_per_million:.3g} CPU s per million requests, "
@@ -137,9 +137,8 @@ class ScaleBench(Shown):
 
     def record(self) -> dict[str, object]:
         """Everything as JSON values."""
-        points = (self.whole, self.fewer_requests, self.fewer_replicas)
         return {
-            "points": [asdict(one) for one in points],
+            "points": [asdict(one) for one in self.points],
             "s_per_million": self.s_per_million,
             "s_per_replica": self.s_per_replica,
             "gb_per_million": self.gb_per_million,
@@ -170,10 +169,10 @@ def write_day(path: Path, count: int) -> None:
             writer.close()
 
 
-def _measure(path: Path, count: int, replicas: int, shards: int) -> Point:
+def _measure(path: Path, count: int, replicas: int, shards: int) -> ShardedReplay:
     run = [sys.executable, "-c", _CHILD, str(path), str(replicas), str(shards)]
     done = subprocess.run(run, check=True, capture_output=True, text=True)
-    return Point(count, replicas, shards, **json.loads(done.stdout))
+    return ShardedReplay(count, replicas, shards, **json.loads(done.stdout))
 
 
 def bench(
@@ -181,7 +180,7 @@ def bench(
     count: int = 10_000_000,
     replicas: int = 1_000,
     shards: int = 10,
-    progress: Callable[[str], None] | None = None,
+    progress: Say = silent,
 ) -> ScaleBench:
     """Replay a day of requests, a fifth of them, and all of them over half the replicas.
 
@@ -190,16 +189,15 @@ def bench(
     count, replicas
         Size of the whole; the shards divide the replicas and half of them.
     """
-    say = progress or (lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
         day, part = Path(folder) / "day.parquet", Path(folder) / "part.parquet"
-        say("writing the traces")
+        progress("writing the traces")
         write_day(day, count)
         write_day(part, count // 5)
-        say(f"{count:,} requests, {replicas:,} replicas")
+        progress(f"{count:,} requests, {replicas:,} replicas")
         whole = _measure(day, count, replicas, shards)
-        say("a fifth of the requests")
+        progress("a fifth of the requests")
         fewer_requests = _measure(part, count // 5, replicas, shards)
-        say("half the replicas")
+        progress("half the replicas")
         fewer_replicas = _measure(day, count, replicas // 2, shards)
     return ScaleBench(whole, fewer_requests, fewer_replicas)

@@ -12,14 +12,15 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
 from hetero.deployment import Deployment, Engine
+from hetero.display import Column, Table
 from hetero.planners.replicated import replicated
 from hetero.routers import (
     Builtin,
@@ -39,13 +40,157 @@ from hetero.routers import (
     Workload,
 )
 from hetero.simulator import simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.streams import stream
+from hetero.timings import Timing
 from hetero.workload import Trace, datasets
-from pipelines.bench.speeds import TRACE, SimulatorBench, Speed
+from pipelines.bench import peers
+from pipelines.bench.measured import Measured, Say, silent, stopwatch
 
 LOADS = (0.7, 2.0)
 """Shares of saturation that are offered."""
+
+TRACE = "azure2023_conv"
+"""Trace whose lengths the requests have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One router on one fleet at one load.
+
+    Attributes
+    ----------
+    load
+        Share of saturation that was offered; NaN where arrivals are those of the trace.
+    """
+
+    router: str
+    replicas: int
+    engine: str
+    requests: int
+    load: float
+    rate_rps: float
+    cpu_s: float
+
+    @property
+    def requests_per_cpu_s(self) -> float:
+        """Requests simulated per CPU second."""
+        return self.requests / self.cpu_s
+
+
+_COLUMNS = (
+    Column("router"),
+    Column("engine"),
+    Column("replicas"),
+    Column("requests"),
+    Column("load", of=lambda one: "as recorded" if one.load != one.load else f"{one.load:.0%}"),
+    Column("arrivals", "requests/s", of="rate_rps"),
+    Column("CPU time", "s", 3, of="cpu_s"),
+    Column("speed", "requests/CPU s", of=lambda one: round(one.requests_per_cpu_s)),
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SimulatorBench(Measured):
+    """What ``hetero bench simulate`` measures.
+
+    Attributes
+    ----------
+    speeds
+        Built-in routers.
+    plain
+        A router written in Python.
+    recorded, source
+        The conversation trace at its own rate, as the peers ran it: the real one where it is at
+        hand, or its twin.
+    decision_us
+        Median time of one decision by router, called from Python, at eight replicas.
+    bytes_per_request
+        Peak of the memory that the largest run and its trace take, over its requests.
+    exponent
+        Of the cost over the number of requests: 1 is linear.
+    first_call
+        CPU seconds of a fresh process: imports, first simulation, all of it.
+    repeats
+        Runs behind each figure.
+    """
+
+    speeds: tuple[Speed, ...]
+    plain: Speed
+    recorded: Speed
+    source: str
+    decision_us: dict[str, float]
+    bytes_per_request: float
+    exponent: float
+    first_call: dict[str, float]
+    repeats: int = 1
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self.tables()))
+
+    def table(self) -> Table:
+        """Requests per CPU second."""
+        return Table.of(
+            f"Simulator: requests like {TRACE} on mixed fleets",
+            _COLUMNS,
+            (*self.speeds, self.plain, self.recorded),
+            f"As recorded: {self.source}.",
+        )
+
+    def other_table(self) -> Table:
+        """Memory, growth, decisions and the first call."""
+        slowest = max(self.decision_us, key=self.decision_us.__getitem__)
+        rows = (
+            ("memory per request, trace included", self.bytes_per_request, "bytes"),
+            ("growth of the cost with requests", self.exponent, "exponent; 1 is linear"),
+            (f"slowest decision, 8 replicas ({slowest})", self.decision_us[slowest], "µs"),
+            ("fresh process: imports", self.first_call["import_s"], "CPU s"),
+            ("fresh process: first simulation", self.first_call["first_call_s"], "CPU s"),
+            ("fresh process: all", self.first_call["process_s"], "CPU s"),
+        )
+        return Table("Other costs", (Column("what"), Column("value", "", 3), Column("unit")), rows)
+
+    def tables(self) -> tuple[Table, ...]:
+        """All tables, the peers last."""
+        return self.table(), self.other_table(), peers.table(self.recorded.requests_per_cpu_s)
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """Times of decisions."""
+        return tuple(
+            Timing.here(
+                f"routers.decision.{router}",
+                micros * 1e-6,
+                command="hetero bench simulate --record",
+                statistic="median",
+                repeats=self.repeats,
+                clock="wall",
+            )
+            for router, micros in self.decision_us.items()
+        )
+
+    def record(self) -> dict[str, object]:
+        """Everything as JSON values."""
+
+        def plain(one: Speed) -> dict[str, object]:
+            load = None if one.load != one.load else one.load
+            return asdict(one) | {"load": load, "requests_per_cpu_s": one.requests_per_cpu_s}
+
+        own = self.recorded.requests_per_cpu_s
+        return asdict(self) | {
+            "speeds": [plain(one) for one in self.speeds],
+            "plain": plain(self.plain),
+            "recorded": plain(self.recorded) | {"source": self.source},
+            "peers": [
+                asdict(peer)
+                | {
+                    "requests_per_cpu_s": peer.requests_per_cpu_s,
+                    "times_as_fast": own / peer.marginal_per_cpu_s,
+                }
+                for peer in peers.peers()
+            ],
+        }
+
 
 _SAMPLE = 20_000  # requests that show where eight replicas saturate
 _SCANNED = 0.1  # share of the requests for routers that look at every one of many replicas
@@ -96,30 +241,22 @@ def requests(count: int, rate_rps: float, seed: int = 0) -> Trace:
     return at_once.poisson(rate_rps, stream(seed, "arrivals"))
 
 
-def cpu_s(call: Callable[[], object], repeats: int) -> float:
-    """Best CPU time of a call [s]."""
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.process_time()
-        call()
-        best = min(best, time.process_time() - start)
-    return best
-
-
 def _speed(
     deployment: Deployment,
     trace: Trace,
     router: Builtin | Router,
-    *,
     load: float,
     rate_rps: float,
     repeats: int,
 ) -> Speed:
     simulate(deployment, trace.head(min(len(trace), 100)), router)  # compiled, or read
-    taken = cpu_s(lambda: simulate(deployment, trace, router), repeats)
+    spent: list[float] = []
+    for _ in range(repeats):
+        with stopwatch(spent):
+            simulate(deployment, trace, router)
     engine = deployment.replicas[0].engine
     how = f"{engine.batching}, {engine.admission}"
-    return Speed(router.name, len(deployment.replicas), how, len(trace), load, rate_rps, taken)
+    return Speed(router.name, len(deployment.replicas), how, len(trace), load, rate_rps, min(spent))
 
 
 def _decision_us(deployment: Deployment, router: Builtin, rate_rps: float, count: int) -> float:
@@ -170,7 +307,7 @@ def bench(
     largest: int = 1_000_000,
     many: int = 1_000,
     repeats: int = 3,
-    progress: Callable[[str], None] | None = None,
+    progress: Say = silent,
 ) -> SimulatorBench:
     """Measure the simulator.
 
@@ -182,10 +319,7 @@ def bench(
         Replicas of the larger fleet.
     repeats
         Runs of which the best counts.
-    progress
-        Called with the name of what is measured next.
     """
-    say = progress or (lambda _: None)
     eight, smallest = fleet(8), max(largest // 100, 100)
     builtin: list[Builtin] = [
         RoundRobin(),
@@ -208,57 +342,41 @@ def bench(
         return saturation(deployment, sample, router, precision=0.02).rate_rps
 
     def measure(
-        deployment: Deployment, router: Builtin, rate: float, counts: Sequence[int]
+        deployment: Deployment,
+        router: Builtin | Router,
+        rate: float,
+        counts: Sequence[int],
+        loads: Sequence[float] = LOADS,
     ) -> list[Speed]:
         return [
-            _speed(
-                deployment,
-                requests(count, load * rate),
-                router,
-                load=load,
-                rate_rps=load * rate,
-                repeats=repeats,
-            )
-            for load in LOADS
+            _speed(deployment, requests(count, load * rate), router, load, load * rate, repeats)
+            for load in loads
             for count in counts
         ]
 
     for router in builtin:
-        say(f"{router.name}, 8 replicas")
+        progress(f"{router.name}, 8 replicas")
         saturated[router.name] = saturation_rps(eight, router)
         speeds += measure(eight, router, saturated[router.name], (smallest, largest))
     chunked = fleet(8, Engine(batching="chunked", admission="paged", max_step_tokens=2048))
     for router in (LeastRequests(), Predictive()):
-        say(f"{router.name}, 8 replicas, chunked")
+        progress(f"{router.name}, 8 replicas, chunked")
         speeds += measure(chunked, router, saturation_rps(chunked, router), (largest,))
     large = fleet(many)
     for router in (RoundRobin(), PowerOfTwo(), LeastRequests(), Predictive()):
-        say(f"{router.name}, {many} replicas")
+        progress(f"{router.name}, {many} replicas")
         scans = isinstance(router, LeastRequests | Predictive)
         rate = saturated[router.name] * many / len(eight.replicas)
         count = max(int(largest * (_SCANNED if scans else 1.0)), 100)
         speeds += measure(large, router, rate, (count,))
-    say("a router in plain Python")
+    progress("a router in plain Python")
     rate = saturated["least tokens"]
-    plain = _speed(
-        eight,
-        requests(max(largest // 10, 100), LOADS[0] * rate),
-        FreestCache(),
-        load=LOADS[0],
-        rate_rps=LOADS[0] * rate,
-        repeats=repeats,
-    )
+    (plain,) = measure(eight, FreestCache(), rate, [max(largest // 10, 100)], LOADS[:1])
     recorded_trace = workload.load(TRACE, "real" if datasets.available(TRACE) else "twin")
     span_s = float(recorded_trace.arrival_s[-1] - recorded_trace.arrival_s[0])
-    recorded = _speed(
-        eight,
-        recorded_trace,
-        LeastTokens(),
-        load=float("nan"),
-        rate_rps=len(recorded_trace) / span_s,
-        repeats=repeats,
-    )
-    say("decisions, memory and growth")
+    rate = len(recorded_trace) / span_s
+    recorded = _speed(eight, recorded_trace, LeastTokens(), float("nan"), rate, repeats)
+    progress("decisions, memory and growth")
     decisions = {
         router.name: _decision_us(
             eight, router, LOADS[0] * saturated[router.name], min(largest, 20_000)
@@ -266,20 +384,10 @@ def bench(
         for router in builtin
     }
     sizes = [max(largest // share, 10) for share in (100, 10, 1)]
-    rate = LOADS[0] * saturated["round robin"]
-    growing = [
-        _speed(
-            eight,
-            requests(count, rate),
-            RoundRobin(),
-            load=LOADS[0],
-            rate_rps=rate,
-            repeats=repeats,
-        )
-        for count in sizes
-    ]
-    memory = _bytes_per_request(eight, requests(largest, rate), PowerOfTwo())
-    say("first call in a fresh process")
+    rate = saturated["round robin"]
+    growing = measure(eight, RoundRobin(), rate, sizes, LOADS[:1])
+    memory = _bytes_per_request(eight, requests(largest, LOADS[0] * rate), PowerOfTwo())
+    progress("first call in a fresh process")
     return SimulatorBench(
         speeds=tuple(speeds),
         plain=plain,
@@ -289,4 +397,5 @@ def bench(
         bytes_per_request=memory,
         exponent=_exponent(growing),
         first_call=_first_call(),
+        repeats=repeats,
     )

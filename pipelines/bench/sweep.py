@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hetero.display import Column, Shown, Table
+from hetero.display import Table
 from hetero.errors import HeteroError
+from pipelines.bench.measured import Measured, stopwatch
 from pipelines.sweep import point, run
 
 _THETAS = 20
@@ -24,7 +25,7 @@ _CHILD = "import sys; from pipelines.bench import sweep; sweep.alone(*sys.argv[1
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SweepBench(Shown):
+class SweepBench(Measured):
     """Cost of a sweep.
 
     Attributes
@@ -56,16 +57,15 @@ class SweepBench(Shown):
 
     def table(self) -> Table:
         """Figures with their units."""
-        rows = (
+        return Table.figures(
+            "Sweep over theta (notebook 04)",
             ("points", self.points, ""),
             ("notebook cells, per point", self.notebook_s, "s"),
             ("overhead, per point", self.overhead_s, "s"),
             (f"sweep on {self.workers} workers", self.elapsed_s, "s"),
             ("speed-up over one warm process", self.speed_up, "x"),
+            notes=[f"One process ran {self.alone} points for comparison; elapsed times."],
         )
-        note = f"One process ran {self.alone} points for comparison; elapsed times."
-        columns = (Column("figure"), Column("value", "", 3), Column("unit"))
-        return Table("Sweep over theta (notebook 04)", columns, rows, (note,))
 
 
 def bench(*, points: int = 200, alone: int = 40, workers: int = 0) -> SweepBench:
@@ -110,16 +110,16 @@ def bench(*, points: int = 200, alone: int = 40, workers: int = 0) -> SweepBench
                 resolve="run `hetero sweep pipelines/sweeps/theta.yaml` to see whether it does.",
             )
         compared = json.loads(child.stdout.splitlines()[-1])
-        start = time.perf_counter()
-        swept = run.sweep(file, workers=workers, folder=Path(folder) / "all", show=None)
-        elapsed_s = time.perf_counter() - start
+        elapsed: list[float] = []
+        with stopwatch(elapsed, time.perf_counter):
+            swept = run.sweep(file, workers=workers, folder=Path(folder) / "all", show=None)
         run.check(swept)
     return SweepBench(
         len(swept.frame),
         alone,
         compared["notebook_s"],
         compared["overhead_s"],
-        elapsed_s,
+        elapsed[0],
         max(workers or os.cpu_count() or 1, 2),
     )
 
@@ -135,10 +135,10 @@ def alone(file: str, folder: str, count: str) -> None:
         (Path(folder) / part).mkdir(parents=True)
     with _cells(inside):
         for job in jobs:
-            start = time.perf_counter()
-            if point.run(job, str(Path(folder) / "own")) != "done":
+            with stopwatch(whole, time.perf_counter):
+                done = point.run(job, str(Path(folder) / "own"))
+            if done != "done":
                 raise HeteroError(job.failure.read_text(encoding="utf-8"), resolve="mend it.")
-            whole.append(time.perf_counter() - start)
             if len(whole) == 1:  # paid for the imports
                 inside.clear()
     notebook_s = sum(inside) / (len(jobs) - 1)

@@ -20,17 +20,12 @@ from typing import Any
 import hetero
 from hetero import paths
 from hetero.errors import HeteroError
+from pipelines.docs import papers
 from pipelines.docs.diagrams import DIAGRAMS
+from pipelines.docs.papers import PAPERS
 from pipelines.studies.coverage import DRAWINGS, drawing_name, figures
 
 PAGES = Path(__file__).parent / "pages"
-PAPERS = {
-    "xiong": "Xiong et al.",
-    "heteroserve": "HeteroServe",
-    "rignall": "Rignall",
-    "helix": "Helix",
-    "thunderserve": "ThunderServe",
-}
 # Compiled kernels are no API: numba infers their types, and their callers say what they do.
 _HIDDEN = ("hetero._", "hetero.apps.cli", "pipelines.bench", "hetero.notebook_engine")
 
@@ -79,7 +74,15 @@ def build(output: Path | None = None, *, builder: str = "html") -> Path:
 
 def generated() -> dict[str, str]:
     """Text of every page that is made from code, by its path."""
+    described = api()
+
+    def link(file: str) -> str:
+        """The page of a module, none where it has none; the site is without the checkout."""
+        name = f"api/{file.removesuffix('.py').replace('/', '.')}.md"
+        return name if name in described else ""
+
     return {
+        "papers.md": papers.page(link),
         "reference/metrics.md": metrics(),
         "reference/gpus.md": gpus(),
         "reference/faults.md": copied("FAULTS.md"),
@@ -87,7 +90,7 @@ def generated() -> dict[str, str]:
         "reference/commands.md": commands(),
         "reference/routing-table.md": routing_table(),
         "diagrams.md": diagrams(),
-        **api(),
+        **described,
     }
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal
 
 from hetero import paths
-from hetero.display import Column, Shown, Table
+from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
 from pipelines.studies.coverage import Coverage, Covered, PublishedFigure, coverage
 from pipelines.studies.ledger import QUOTED, Claim, Judgement, ledger
-from pipelines.studies.published import PAPERS, PROFILES, Manifest, Recorded, manifests, near
+from pipelines.studies.published import (
+    PAPERS,
+    PROFILES,
+    Manifest,
+    Recorded,
+    Rows,
+    manifests,
+    near,
+    picked,
+)
 
 __all__ = [
     "STATUSES",
@@ -94,8 +102,22 @@ class Verdict:
         return self.measured.note if self.measured else ""
 
 
+# What a line is scanned for comes first, the long texts last.
+_COLUMNS = (
+    Column("claim", of="claim.id"),
+    Column("verdict", of="status"),
+    Column("published", of="claim.published"),
+    Column("accepted", of="claim.accepted"),
+    Column("twin", of="twin.value"),
+    Column("real", of="real.value"),
+    Column("unit", of="claim.unit"),
+    Column("what", of="claim.claim"),
+    Column("shown in, or why not", of=lambda row: row.why or row.figure),
+)
+
+
 @dataclass(frozen=True, slots=True)
-class Verdicts(Shown, Sequence[Verdict]):
+class Verdicts(Rows[Verdict]):
     """One verdict per row of the ledger, in the ledger's order.
 
     Examples
@@ -105,21 +127,6 @@ class Verdicts(Shown, Sequence[Verdict]):
     >>> nothing.of("thunderserve").counts["reproduced"], nothing[0].why
     (0, 'not yet measured')
     """
-
-    rows: tuple[Verdict, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Verdict: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Verdict, ...]: ...
-    def __getitem__(self, index: int | slice) -> Verdict | tuple[Verdict, ...]:
-        return self.rows[index]
-
-    def __iter__(self) -> Iterator[Verdict]:
-        return iter(self.rows)
 
     def of(self, paper: str) -> Verdicts:
         """Verdicts on one paper.
@@ -150,65 +157,22 @@ class Verdicts(Shown, Sequence[Verdict]):
 
     def table(self) -> Table:
         """Published, accepted and measured value of every claim, and the verdict."""
-        # What a line is scanned for comes first, the long texts last.
-        columns = (
-            *(Column("claim"), Column("verdict"), Column("published"), Column("accepted")),
-            *(Column("twin"), Column("real"), Column("unit"), Column("what")),
-            Column("shown in, or why not"),
-        )
-        rows = tuple(
-            (
-                row.claim.id,
-                row.status,
-                row.claim.published,
-                row.claim.accepted,
-                row.twin.value if row.twin else None,
-                row.real.value if row.real else None,
-                row.claim.unit,
-                row.claim.claim,
-                row.why or row.figure,
-            )
-            for row in self.rows
-        )
-        return Table("Published claims", columns, rows, (self.summary,))
+        return Table.of("Published claims", _COLUMNS, self.rows, self.summary)
 
     def records(self) -> list[dict[str, object]]:
         """The same as plain values, for JSON."""
+        of_claim = ("id", "paper", "where", "claim", "metric", "unit", "published", "accepted")
+        measured = ("value", "judgement", "interval", "note", "figure", "notebook", "profile")
         return [
             {
-                "id": row.claim.id,
-                "paper": row.claim.paper,
-                "where": row.claim.where,
-                "claim": row.claim.claim,
-                "metric": row.claim.metric,
-                "unit": row.claim.unit,
-                "published": row.claim.published,
-                "accepted": row.claim.accepted,
-                "direction": row.claim.direction,
-                "reading": row.claim.reading,
-                "status": row.status,
-                "why": row.why,
-                "twin": _plain(row.twin),
-                "real": _plain(row.real),
-                "figure": row.figure,
-                "note": row.note,
+                **picked(row.claim, *of_claim, "direction", "reading"),
+                **picked(row, "status", "why"),
+                "twin": picked(row.twin, *measured) or None,
+                "real": picked(row.real, *measured) or None,
+                **picked(row, "figure", "note"),
             }
             for row in self.rows
         ]
-
-
-def _plain(measurement: Measurement | None) -> dict[str, object] | None:
-    if measurement is None:
-        return None
-    return {
-        "value": measurement.value,
-        "judgement": measurement.judgement,
-        "interval": list(measurement.interval) if measurement.interval else None,
-        "note": measurement.note,
-        "figure": measurement.figure,
-        "notebook": measurement.notebook,
-        "profile": measurement.profile,
-    }
 
 
 def verdicts(results_folder: Path | None = None) -> Verdicts:

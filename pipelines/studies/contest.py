@@ -18,17 +18,17 @@ import pandas as pd
 from hetero import catalog, workload
 from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import NORMAL, Effort
 from hetero.apps.portfolio.fleets import AS, fleet
 from hetero.apps.portfolio.planners import planner
 from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
-from hetero.apps.portfolio.score import Estimate, Score, carried, score
+from hetero.apps.portfolio.score import Estimate, Score, goodput, score
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.errors import HeteroError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.routers import Builtin
 from hetero.routers.named import factories
 from hetero.simulator import Slo
@@ -97,17 +97,12 @@ class Rules:
     source: TraceSource = "twin"
 
     def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ParameterError(
-                "Without a seed nothing is played.", resolve="give one seed or more."
-            )
-        values = (*self.loads, self.span_s, self.demand, self.slo_scale)
-        if not all(0 < x < float("inf") for x in values):
-            raise ParameterError(
-                f"Loads {self.loads}, span {self.span_s} s, demand {self.demand} and SLO scale "
-                f"{self.slo_scale} must be numbers above 0.",
-                resolve="give shares such as 0.5, some seconds, and a scale such as 4.",
-            )
+        require(
+            len(self.seeds) > 0, "Without a seed nothing is played.", resolve="give one or more."
+        )
+        require_positive(span_s=self.span_s, demand=self.demand, slo_scale=self.slo_scale)
+        for load in self.loads:
+            require_positive(load=load)
 
 
 def targets(cluster: Cluster, llm: Llm, trace: Trace, scale: float) -> Slo:
@@ -164,7 +159,7 @@ def _load(name: str, source: TraceSource) -> Trace:
     return workload.load(name, source)
 
 
-def case_of(match: Match, rules: Rules) -> Case:
+def case_of(match: Match, rules: Rules) -> Question:
     """The question that every planner is asked.
 
     Raises
@@ -177,7 +172,7 @@ def case_of(match: Match, rules: Rules) -> Case:
     few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
     slo = targets(cluster, llm, few, rules.slo_scale)
     span_s = max(rules.span_s, _SPANS * (slo.ttft_s or 0.0))
-    asked = Case(cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0])
+    asked = Question(cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0])
     count = round(span_s * _most_rps(asked))
     trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
     slo = targets(cluster, llm, trace, rules.slo_scale)
@@ -185,7 +180,7 @@ def case_of(match: Match, rules: Rules) -> Case:
     return replace(asked, rate_rps=rules.demand * _most_rps(asked))
 
 
-def _most_rps(case: Case) -> float:
+def _most_rps(case: Question) -> float:
     """Bound on the throughput of a case; for a mixture of experts that of its island layouts."""
     limit = bound(case)
     if limit is not None:
@@ -226,7 +221,7 @@ def every_router() -> Routers:
 
 
 def tried(
-    case: Case, planners: Sequence[Planner], rules: Rules, effort: Effort
+    case: Question, planners: Sequence[Planner], rules: Rules, effort: Effort
 ) -> tuple[Tried, ...]:
     """What every planner says, and the portfolio, where there is more than one planner, last."""
     try:
@@ -408,15 +403,14 @@ def _cells(found: Score, known: Score, entry: Plan) -> dict[str, object]:
 def _routed(
     entry: Plan,
     known: Score,
-    case: Case,
+    case: Question,
     router: Builtin,
     rules: Rules,
 ) -> dict[str, object]:
     """Goodput of another router on the replicas of an entry."""
     other = replace(entry, router=router)
-    start = known.goodput_rps.mean or None
     try:
-        rates = [carried(other, case, seed, start_rps=start) for seed in rules.seeds]
+        rates = goodput(other, case, rules.seeds, near_rps=known.goodput_rps.mean)
     except HeteroError as error:
         return {"reason": error.what}
     return {

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from hetero.plots.figures import CYCLE, heat_map
 from pipelines.studies import league
 from pipelines.studies.league import CASE, GOODPUT, PORTFOLIO, PRICE, TIE
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Okabe and Ito's colours and Tol's muted ones: apart for all eyes, with a mark of its own each.
 _COLOURS: Final = (
@@ -32,15 +31,17 @@ _CHANGE = LinearSegmentedColormap.from_list("change", ["#D55E00", "#FFFFFF", "#0
 
 def colours(planners: Sequence[str]) -> dict[str, str]:
     """A colour for each planner, the same in every picture of a contest; the portfolio is black."""
-    others = [name for name in planners if name != PORTFOLIO]
-    found = {name: _COLOURS[k % len(_COLOURS)] for k, name in enumerate(others)}
-    return found | {PORTFOLIO: "#111111"}
+    return _each(planners, _COLOURS) | {PORTFOLIO: "#111111"}
 
 
 def marks(planners: Sequence[str]) -> dict[str, str]:
     """A mark for each planner, so that no picture rests on colours alone."""
+    return _each(planners, _MARKS) | {PORTFOLIO: "*"}
+
+
+def _each(planners: Sequence[str], looks: Sequence[str]) -> dict[str, str]:
     others = [name for name in planners if name != PORTFOLIO]
-    return {name: _MARKS[k % len(_MARKS)] for k, name in enumerate(others)} | {PORTFOLIO: "*"}
+    return dict(zip(others, itertools.cycle(looks), strict=False))
 
 
 def winners(table: pd.DataFrame, labels: Mapping[str, str] | None = None) -> Figure:
@@ -89,11 +90,8 @@ def fronts(
     found = league.pareto(table, ["model", "workload"])
     names = list(dict.fromkeys(table["planner"]))
     colour, mark = colours(names), marks(names)
-    across = 2 if len(cases) == 4 else min(3, len(cases))
-    down = -(-len(cases) // across)
-    fig, axes = plt.subplots(
-        down, across, figsize=(3.3 * across + 1.9, 2.75 * down + 0.5), squeeze=False
-    )
+    across = 2 if len(cases) == 4 else 3
+    fig, axes, lowest = _panels(len(cases), across, (3.3, 1.9), (2.75, 0.5))
     shown: dict[str, Line2D] = {}
     for axis, (model, workload) in zip(axes.flat, cases, strict=False):
         here = found[(found["model"] == model) & (found["workload"] == workload)]
@@ -114,11 +112,9 @@ def fronts(
         axis.set_title(f"{model}, {(labels or {}).get(workload, workload)}", fontsize=8.5)
         axis.set_ylim(bottom=0)
         axis.margins(x=0.1)
-    for axis in axes.flat[len(cases) :]:
-        axis.set_visible(False)
     for axis in axes[:, 0]:
         axis.set_ylabel("goodput [requests/s]")
-    for axis in axes.flat[max(0, len(cases) - across) : len(cases)]:
+    for axis in lowest:
         axis.set_xlabel("price of the GPUs in use [$/h]")
     fig.legend(list(shown.values()), list(shown), loc="outside right upper", fontsize=7.5)
     return fig
@@ -139,15 +135,8 @@ def bars(
     own = league.plans(table)
     names = list(dict.fromkeys(own["planner"]))
     colour = colours(names)
-    across = min(3, len(cases))
-    down = -(-len(cases) // across)
-    fig, axes = plt.subplots(
-        down,
-        across,
-        figsize=(3.1 * across + 1.2, (0.21 * len(names) + 0.85) * down + 0.3),
-        sharey=True,
-        squeeze=False,
-    )
+    heights = (0.21 * len(names) + 0.85, 0.3)
+    fig, axes, lowest = _panels(len(cases), 3, (3.1, 1.2), heights, sharey=True)
     for axis, case in zip(axes.flat, cases, strict=False):
         here = own[(own[CASE] == list(case)).all(axis=1)].set_index("planner").reindex(names)
         mean = here[GOODPUT]
@@ -167,9 +156,7 @@ def bars(
         axis.set_title(f"{cluster}\n{model}, {told}", fontsize=8)
         axis.tick_params(axis="y", labelsize=7.5)
         axis.set(xlim=(0, None), xlabel="")
-    for axis in axes.flat[len(cases) :]:
-        axis.set_visible(False)
-    for axis in axes.flat[max(0, len(cases) - across) : len(cases)]:
+    for axis in lowest:
         axis.set_xlabel("goodput [requests/s]")
     return fig
 
@@ -216,6 +203,27 @@ def standings(table: pd.DataFrame) -> Figure:
     axis.set(ylabel="", xlim=(0, None))
     axis.set_xlabel("goodput over the best of any single planner in the case [%]")
     return fig
+
+
+def _panels(
+    count: int,
+    across: int,
+    width: tuple[float, float],
+    height: tuple[float, float],
+    *,
+    sharey: bool = False,
+) -> tuple[Figure, Any, list[Axes]]:
+    """So many panels, those of the grid that are left over hidden, and the lowest of each column.
+
+    Sizes are those of a panel and of what is beside them [inches].
+    """
+    across = min(across, count)
+    down = -(-count // across)
+    size = width[0] * across + width[1], height[0] * down + height[1]
+    fig, axes = plt.subplots(down, across, figsize=size, sharey=sharey, squeeze=False)
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    return fig, axes, list(axes.flat[max(0, count - across) : count])
 
 
 def _names_above(axis: Axes) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import overload
 
 from hetero import paths
-from hetero.display import Column, Shown, Table
+from hetero.display import Column, Table
 from hetero.errors import DataError
-from pipelines.studies.published import PAPERS, manifests, near, rows
+from pipelines.studies.published import PAPERS, Rows, manifests, near, picked, rows
 
 COLUMNS = ("paper", "where", "title", "kind", "notebook", "remark")
 #: Kinds that a notebook regenerates, and why it does not for the others.
@@ -53,7 +51,7 @@ class Covered:
 
 
 @dataclass(frozen=True, slots=True)
-class Coverage(Shown, Sequence[Covered]):
+class Coverage(Rows[Covered]):
     """One row per published figure, in the order of ``data/published/figures.csv``.
 
     Examples
@@ -63,21 +61,6 @@ class Coverage(Shown, Sequence[Covered]):
     >>> next(row.why for row in covered if row.figure.key == "helix/Fig. 5")
     'not yet: 01_workloads'
     """
-
-    rows: tuple[Covered, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Covered: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Covered, ...]: ...
-    def __getitem__(self, index: int | slice) -> Covered | tuple[Covered, ...]:
-        return self.rows[index]
-
-    def __iter__(self) -> Iterator[Covered]:
-        return iter(self.rows)
 
     @property
     def summary(self) -> str:
@@ -94,34 +77,16 @@ class Coverage(Shown, Sequence[Covered]):
     def table(self) -> Table:
         """Every published figure with its files."""
         columns = (
-            *(Column("paper"), Column("where"), Column("title"), Column("kind")),
-            *(Column("files"), Column("why not")),
+            *(Column(name, of=f"figure.{name}") for name in COLUMNS[:4]),
+            Column("files", of=lambda row: ", ".join(row.files)),
+            Column("why not", of="why"),
         )
-        rows = tuple(
-            (
-                row.figure.paper,
-                row.figure.where,
-                row.figure.title,
-                row.figure.kind,
-                ", ".join(row.files),
-                row.why,
-            )
-            for row in self.rows
-        )
-        return Table("Published figures", columns, rows, (self.summary,))
+        return Table.of("Published figures", columns, self.rows, self.summary)
 
     def records(self) -> list[dict[str, object]]:
         """The same as plain values, for JSON."""
         return [
-            {
-                "paper": row.figure.paper,
-                "where": row.figure.where,
-                "title": row.figure.title,
-                "kind": row.figure.kind,
-                "notebook": row.figure.notebook,
-                "files": list(row.files),
-                "why": row.why,
-            }
+            {**picked(row.figure, *COLUMNS[:5]), "files": list(row.files), "why": row.why}
             for row in self.rows
         ]
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from hetero import paths
 from hetero.display import Column, Shown, Table
-from hetero.errors import DownloadError, ParameterError
+from hetero.errors import DownloadError, ParameterError, require
 from hetero.files import check_new, writing
 from hetero.latency.calibration import expected
 from hetero.latency.sources import operators
@@ -96,10 +96,8 @@ def remake(
     """
     chosen = tuple(names) or tuple(TABLES)
     for name in chosen:
-        if name not in TABLES:
-            raise ParameterError(
-                f"No derived table is called '{name}'.", resolve=f"use some of {', '.join(TABLES)}."
-            )
+        unknown = f"No derived table is called '{name}'."
+        require(name in TABLES, unknown, resolve=f"use some of {', '.join(TABLES)}.")
     files = {} if folder is None else {name: folder / f"{name}.csv" for name in chosen}
     for file in files.values():
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hetero.deployment import Deployment
@@ -17,10 +18,7 @@ from hetero.routers import Builtin, Router
 from hetero.simulator import metrics, simulate
 from hetero.simulator.uncertainty import Outcomes
 from hetero.workload import Trace
-from pipelines.studies.replays import PERCENTILES, Replay
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from pipelines.studies.replays import PERCENTILES, ReplayedRun
 
 _GPUS: Final = {"a100": "A100", "l4": "L4", "t4": "T4"}
 
@@ -44,7 +42,7 @@ def judge(
     return evaluate
 
 
-def engine_figure(runs: Mapping[tuple[str, str], Replay]) -> Figure:
+def engine_figure(runs: Mapping[tuple[str, str], ReplayedRun]) -> Figure:
     """Latencies of real runs, by name and kind of step times; ``ragged`` ones have a row each."""
     labels = {"ttft_s": "TTFT [s]", "tpot_s": "TPOT [ms]", "e2e_s": "E2E [s]"}
     names = [name for name, batches in runs if batches == "ragged"]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hetero import workload
 from hetero.errors import ParameterError
-from hetero.placement.network import Network
+from hetero.placement.network import FlowNetwork
 from hetero.routers.pipelines import (
     FlowRouter,
     PipelineRouter,
@@ -24,22 +24,20 @@ from hetero.routers.pipelines import (
     ShortestQueueRouter,
     SwarmRouter,
 )
-from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
+from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace, TraceSource, datasets
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
-from pipelines.studies.helix_published import Mode
-from pipelines.studies.helix_published import expected as expected
+from pipelines.studies.helix_artifact import Mode, artifact_flow, artifact_network
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 ONLINE_S = 1800.0
-"""Test of 30 minutes (section 6.2)."""
+"""Test of 30 minutes (Helix section 6.2)."""
 WARM_UP_S = 30.0
-"""Warm-up of online serving (section 6.2); the artifact has none."""
+"""Warm-up of online serving (Helix section 6.2); the artifact has none."""
 PEAK_SHARE = 0.75
-"""Online rate over the peak (section 6.2)."""
+"""Online rate over the peak (Helix section 6.2)."""
 
 # Cluster, model, method: placement, requests in flight offline, tokens per second offered online.
 _PARTS = """
@@ -70,11 +68,11 @@ SETTINGS = (
     ("geo-24", "70B"),
     ("hetero-42", "70B"),
 )
-"""Clusters and models of Fig. 6 to 8."""
+"""Clusters and models of Helix's Fig. 6 to 8."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ServedPart:
     """A cluster, or the nodes of one type in it, that serves on its own.
 
     Attributes
@@ -91,13 +89,13 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ServedMethod:
     """A method on a cluster."""
 
     cluster: str
     model: str
     method: str
-    parts: tuple[Part, ...]
+    parts: tuple[ServedPart, ...]
 
     @property
     def name(self) -> str:
@@ -106,8 +104,8 @@ class Case:
 
 
 @lru_cache(maxsize=1)
-def cases() -> dict[str, Case]:
-    """Every method of Fig. 6 to 8 by its name, such as ``"geo-24 70B swarm"``.
+def cases() -> dict[str, ServedMethod]:
+    """Every method of Helix's Fig. 6 to 8 by its name, such as ``"geo-24 70B swarm"``.
 
     Examples
     --------
@@ -121,8 +119,8 @@ def cases() -> dict[str, Case]:
         parts = []
         for part in rest.split(", "):
             which, count, rate = part.split()
-            parts.append(Part(f"{cluster} {model} {which}", int(count), float(rate)))
-        found[name] = Case(cluster, model, method, tuple(parts))
+            parts.append(ServedPart(f"{cluster} {model} {which}", int(count), float(rate)))
+        found[name] = ServedMethod(cluster, model, method, tuple(parts))
     return found
 
 
@@ -226,11 +224,11 @@ class Result:
     name: str
     mode: Mode
     runs: tuple[PipelineRun, ...]
-    serving: Serving
+    serving: WindowFigures
 
 
 def run_offline(
-    network: Network,
+    network: FlowNetwork,
     chosen: PipelineRouter,
     source: TraceSource,
     *,
@@ -252,7 +250,7 @@ def run_offline(
 
 
 def run_online(
-    network: Network,
+    network: FlowNetwork,
     chosen: PipelineRouter,
     source: TraceSource,
     offered_tps: float,
@@ -273,7 +271,7 @@ def run_online(
 
 
 def run(
-    case: Case,
+    case: ServedMethod,
     mode: Mode,
     source: TraceSource,
     *,
@@ -295,36 +293,18 @@ def run(
     for k, part in enumerate(case.parts):
         network = artifact_network(part.placement, raw=raw)
         flow = artifact_flow(network, case.cluster) if case.method in ("helix", "petals") else None
-        chosen = router(case.method, mode, flow)
+        served = network, router(case.method, mode, flow), source
         if mode == "offline":
-            runs.append(
-                run_offline(
-                    network,
-                    chosen,
-                    source,
-                    in_flight=part.in_flight,
-                    window_s=offline_s,
-                    seed=seed,
-                )
-            )
+            made = run_offline(*served, in_flight=part.in_flight, window_s=offline_s, seed=seed)
         else:
             rate = part.offered_tps if offered_tps is None else offered_tps[k]
-            runs.append(
-                run_online(
-                    network,
-                    chosen,
-                    source,
-                    rate,
-                    warm_up_s=warm_up_s,
-                    duration_s=online_s,
-                    seed=seed,
-                )
-            )
+            made = run_online(*served, rate, warm_up_s=warm_up_s, duration_s=online_s, seed=seed)
+        runs.append(made)
     found = tuple(runs)
     return Result(case.name, mode, found, combine(case.name, found))
 
 
-def peak_tps(served: Serving, source: TraceSource) -> float:
+def peak_tps(served: WindowFigures, source: TraceSource) -> float:
     """Prompt and output tokens per second of a cluster that decodes so much offline."""
     inputs, outputs = mean_tokens(source)
     return served.decode_tps * (inputs + outputs) / outputs

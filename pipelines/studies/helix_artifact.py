@@ -1,22 +1,27 @@
-"""Helix's clusters and placements, as its artifact has them."""
+"""Helix's clusters, placements and results, as its artifact has them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from typing import Literal, TypeAlias
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from hetero import paths
 from hetero.catalog import llm as find_llm
 from hetero.cluster import cluster as find_cluster
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.placement.links import Links
+from hetero.placement.network import FlowNetwork
 from hetero.placement.placement import LayerRange, Placement
-from hetero.placement.problem import Problem
+from hetero.placement.problem import NIC_BYTES_S, Problem
+from hetero.placement.pruning import pruned
 
 Floats = NDArray[np.float64]
+Mode: TypeAlias = Literal["offline", "online"]
 
 CLUSTERS = {
     "single-24": "helix-single-24",
@@ -69,11 +74,14 @@ class PublishedPlacement:
     source: str
 
 
-@lru_cache(maxsize=1)
+@cache
+def _table(name: str) -> pd.DataFrame:
+    return pd.read_csv(paths.data("published", f"helix_{name}.csv"))
+
+
+@cache
 def published() -> dict[str, PublishedPlacement]:
     """Every distinct placement of the artifact by its name."""
-    import pandas as pd
-
     frame = pd.read_csv(
         paths.data("published", "helix_placements.csv"), keep_default_na=False, dtype=str
     )
@@ -110,17 +118,17 @@ def problem(cluster: str, model: str, *, raw: bool = False) -> Problem:
     >>> problem("geo-24", "70B").regions
     ('region-1', 'region-2', 'region-3')
     """
-    if cluster not in CLUSTERS or model not in MODELS:
-        raise ParameterError(
-            f"Helix has no cluster '{cluster}' with a model '{model}'.",
-            resolve=f"use {', '.join(CLUSTERS)} and {' or '.join(MODELS)}.",
-        )
+    require(
+        cluster in CLUSTERS and model in MODELS,
+        f"Helix has no cluster '{cluster}' with a model '{model}'.",
+        resolve=f"use {', '.join(CLUSTERS)} and {' or '.join(MODELS)}.",
+    )
     fleet = find_cluster(CLUSTERS[cluster])
     links = geo_links() if cluster == "geo-24" else None
     return Problem.of(fleet, find_llm(MODELS[model]), links=links, raw=raw)
 
 
-@lru_cache(maxsize=8)
+@cache
 def numbering(cluster: str) -> tuple[str, ...]:
     """Our names of the nodes in the order in which the artifact numbers them.
 
@@ -129,25 +137,20 @@ def numbering(cluster: str) -> tuple[str, ...]:
     >>> numbering("single-24")[:3]
     ('l4-1', 't4-1', 't4-2')
     """
-    import pandas as pd
-
-    frame = pd.read_csv(paths.data("published", "helix_nodes.csv"))
+    frame = _table("nodes")
     mine = frame[frame["cluster"] == cluster].sort_values("number")
     return tuple(str(node) for node in mine["node"])
 
 
 def geo_links() -> Links:
     """Links of the geo-distributed cluster as the artifact drew them, in the order of our file."""
-    import pandas as pd
-
     fleet = find_cluster(CLUSTERS["geo-24"])
     at = {machine.name: k for k, machine in enumerate(fleet.machines)} | {
         COORDINATOR: len(fleet.machines)
     }
-    frame = pd.read_csv(paths.data("published", "helix_geo_links.csv"))
     shape = (len(at), len(at))
     bandwidth, latency = np.zeros(shape), np.zeros(shape)
-    for row in frame.itertuples(index=False):
+    for row in _table("geo_links").itertuples(index=False):
         a, b = at[str(row.start)], at[str(row.end)]
         both = [(a, b)] if len(at) - 1 in (a, b) else [(a, b), (b, a)]
         for i, j in both:
@@ -171,14 +174,12 @@ def solver_log(cluster: str, *, start: str = "") -> tuple[Floats, Floats, Floats
     -----
     Gurobi 11 on 20 threads; see the README of ``data/published``.
     """
-    import pandas as pd
-
-    if (cluster, start) not in _LOGS:
-        raise ParameterError(
-            f"The artifact has no solver log of '{cluster}' with the start '{start}'.",
-            resolve=f"use one of {', '.join(f'{c} {s}'.strip() for c, s in _LOGS)}.",
-        )
-    frame = pd.read_csv(paths.data("published", "helix_solver_logs.csv"))
+    require(
+        (cluster, start) in _LOGS,
+        f"The artifact has no solver log of '{cluster}' with the start '{start}'.",
+        resolve=f"use one of {', '.join(f'{c} {s}'.strip() for c, s in _LOGS)}.",
+    )
+    frame = _table("solver_logs")
     log = frame[frame["run"] == _LOGS[cluster, start]]
     return tuple(log[name].to_numpy(dtype=np.float64) for name in ("time_s", "incumbent", "bound"))  # type: ignore[return-value]
 
@@ -192,10 +193,8 @@ def placement(name: str, *, raw: bool = False) -> Placement:
         If there is none of that name.
     """
     known = published()
-    if name not in known:
-        raise ParameterError(
-            f"Helix's artifact has no placement '{name}'.", resolve=f"use {', '.join(known)}."
-        )
+    missing = f"Helix's artifact has no placement '{name}'."
+    require(name in known, missing, resolve=f"use {', '.join(known)}.")
     found = known[name]
     cluster, model, _ = name.split(" ", 2)
     whole = problem(cluster, model, raw=raw)
@@ -203,3 +202,102 @@ def placement(name: str, *, raw: bool = False) -> Placement:
         whole = whole.subset(list(found.ranges))
     # Separate pipelines of a model too large for their machines fill more than half of the memory.
     return Placement.of(whole, found.ranges, name, allow_overfull=True)
+
+
+def preflow(network: FlowNetwork, order: list[int]) -> Floats:
+    """The maximum flow that preflow-push ends with on the artifact's graph, shape (n + 1, n + 1).
+
+    A maximum flow is not unique, and the router follows the one it is given. Vertices and links
+    are added in the artifact's order, with its network interfaces as further edges. Vertices are
+    whole numbers: the algorithm takes them from sets, and the order of names in a set would
+    change from run to run.
+
+    Notes
+    -----
+    Source: Helix, section 4.3: preflow-push algorithm.
+    """
+    import networkx
+
+    whole = network.placement.problem
+    n, valid = len(whole.nodes), network.valid()
+    both = whole.activation_bytes + whole.token_bytes
+    graph = networkx.DiGraph()
+    # Vertices 4k to 4k + 3: into node k, its start, its end, out of it; then source and sink.
+    source, sink = 4 * n + 4, 4 * n + 5
+    most = NIC_BYTES_S / whole.token_bytes
+    graph.add_edge(source, 4 * n + 3, capacity=most)
+    graph.add_edge(4 * n, sink, capacity=most)
+    through = network.node_tokens_per_s()
+    used = [k for k in order if network.placement.ranges[k] is not None]
+    for k in used:
+        into = whole.token_bytes if set(np.flatnonzero(valid[:, k])) == {n} else both
+        out = whole.token_bytes if set(np.flatnonzero(valid[k])) == {n} else both
+        graph.add_edge(4 * k, 4 * k + 1, capacity=NIC_BYTES_S / into)
+        graph.add_edge(4 * k + 1, 4 * k + 2, capacity=float(through[k]))
+        graph.add_edge(4 * k + 2, 4 * k + 3, capacity=NIC_BYTES_S / out)
+    pairs = [(n, k) for k in used] + [(k, n) for k in used]
+    pairs += [pair for i, a in enumerate(used) for b in used[i + 1 :] for pair in ((a, b), (b, a))]
+    links = [(a, b) for a, b in pairs if valid[a, b]]
+    for a, b in links:
+        size = whole.token_bytes if n in (a, b) else both
+        speed = whole.links.bandwidth_bytes_s[a, b]
+        graph.add_edge(4 * a + 3, 4 * b, capacity=float(speed / size))
+    _, flows = networkx.maximum_flow(graph, source, sink)
+    found = np.zeros(valid.shape)
+    for a, b in links:
+        found[a, b] = flows[4 * a + 3][4 * b]
+    return found
+
+
+def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
+    """Network of a published placement: on pruned links and with partial inference as it was found.
+
+    Helix's own placements of LLaMA-70B on several regions or many types were found on pruned
+    links; only Petals starts in the middle of a node.
+    """
+    found = placement(name, raw=raw)
+    cluster, model, method = name.split(" ", 2)
+    was_pruned = cluster in ("geo-24", "hetero-42") and model == "70B"
+    links = None
+    if was_pruned and method in ("helix", "helix-scheduling", "helix-no-start"):
+        whole = found.problem
+        links = pruned(whole, order=[whole.index(node) for node in numbering(cluster)])
+    return FlowNetwork(found, method == "petals", links)
+
+
+def artifact_flow(network: FlowNetwork, cluster: str) -> Floats:
+    """Its preflow-push flow, in the artifact's numbering."""
+    names = {node.name: k for k, node in enumerate(network.placement.problem.nodes)}
+    return preflow(network, [names[name] for name in numbering(cluster) if name in names])
+
+
+def expected(
+    case: str, mode: Mode, *, how: str = "simulation", experiment: str | None = None
+) -> dict[str, float]:
+    """What the artifact prints for a case: decode throughput and latencies by metric.
+
+    Parameters
+    ----------
+    how
+        ``"simulation"``, or ``"prototype"`` for its real 24 nodes.
+    experiment
+        ``"model_placement"`` or ``"request_scheduling"`` where not that of Helix Fig. 6 to 8.
+
+    Examples
+    --------
+    >>> expected("geo-24 70B helix", "offline")
+    {'decode_throughput': 98.0}
+    """
+    cluster, model, method = case.split(" ", 2)
+    usual = {"single-24": "single_cluster", "geo-24": "geo_distributed"}
+    wanted = {
+        "experiment": experiment or usual.get(cluster, "high_heterogeneity"),
+        "cluster": cluster,
+        "model": model,
+        "method": method.replace(" ", "_"),
+        "mode": mode,
+        "run": how,
+    }
+    frame = _table("expected")
+    frame = frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
+    return dict(zip(frame["metric"], frame["value"], strict=True))

@@ -5,32 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from hetero.placement import Network, Placement
-from hetero.planners.helix import Effort, delivered, search
+from hetero.placement import FlowNetwork, Placement
+from hetero.planners.helix import PlacementEffort, delivered, search
 from hetero.plots import figures
 from hetero.routers.pipelines import FlowRouter
-from hetero.simulator.pipeline_run import Latency, PipelineRun, Serving, combine
+from hetero.simulator.pipeline_run import Latency, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import NetworkEvent, simulate_pipelines
 from hetero.workload import TraceSource
 from pipelines.studies import helix
-from pipelines.studies.helix_artifact import problem
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
-from pipelines.studies.helix_published import Mode
+from pipelines.studies.helix_artifact import (
+    Mode,
+    artifact_flow,
+    artifact_network,
+    expected,
+    problem,
+)
 from pipelines.studies.results import claim_rows
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-Served: TypeAlias = dict[tuple[str, str], Serving]
+Served: TypeAlias = dict[tuple[str, str], WindowFigures]
 """By ``"<cluster> <model> <method>"`` and protocol."""
 Rows: TypeAlias = list[dict[str, Any]]
 
@@ -73,7 +75,7 @@ class HelixServing:
     online_s: float
     seed: int
 
-    def case(self, case: helix.Case) -> Served:
+    def case(self, case: helix.ServedMethod) -> Served:
         """A case offline, and online by the artifact's protocol and by the paper's.
 
         The paper offers 75 % of what each part reached offline, after a warm-up.
@@ -97,19 +99,19 @@ class HelixServing:
         the largest flow for which shallower placements are sought.
         """
         whole = problem(*setting.split(), raw=self.raw)
-        effort = Effort(exchanges=200, variety=10, shallow=tuple(shallow))
+        effort = PlacementEffort(exchanges=200, variety=10, shallow=tuple(shallow))
         best = search(whole, effort=effort, seed=self.seed).best
         flows = [delivered.Option(f"flow: {one.method}", (one.placement,)) for one in best]
         chains = delivered.options(whole, shares=tuple(shares))
         requests = helix.offline_requests(self.source, seed=self.seed)
         return delivered.rank(whole, [*flows, *chains], requests, self.window_s)
 
-    def placement(self, one: Placement) -> Serving:
+    def placement(self, one: Placement) -> WindowFigures:
         """What one placement serves offline with Helix's scheduler and feed."""
         requests = helix.offline_requests(self.source, seed=self.seed)
         return delivered.deliver(delivered.Option("one", (one,)), requests, self.window_s)[1]
 
-    def ours(self, name: str, best: delivered.Delivered, published: Serving) -> Served:
+    def ours(self, name: str, best: delivered.DeliveredOption, published: WindowFigures) -> Served:
         """Our plan offline, and online at 75 % of the peak of Helix's placement.
 
         Parts are offered what they decode of the whole.
@@ -120,7 +122,7 @@ class HelixServing:
             share = self.placement(one).decode_tps / best.serving.decode_tps
             runs.append(
                 helix.run_online(
-                    Network(one), FlowRouter(), self.source, offered * share,
+                    FlowNetwork(one), FlowRouter(), self.source, offered * share,
                     warm_up_s=helix.WARM_UP_S, duration_s=self.online_s, seed=self.seed,
                 )
             )  # fmt: skip
@@ -162,7 +164,7 @@ class HelixServing:
         back = NetworkEvent(2 * self.online_s / 3, victim, "recover")
         arriving = helix.online_requests(self.source, load, self.online_s, self.seed)
         return victim, simulate_pipelines(
-            Network(placement), arriving, FlowRouter(),
+            FlowNetwork(placement), arriving, FlowRouter(),
             events=[NetworkEvent(self.online_s / 3, victim), back], seed=self.seed,
         )  # fmt: skip
 
@@ -170,7 +172,7 @@ class HelixServing:
 def _published(name: str, how: str, where: str = "simulation") -> dict[str, float]:
     """What the artifact prints for a case and protocol; nothing for the paper's protocol."""
     mode: Mode = "offline" if how == OFFLINE else "online"
-    return {} if how == PRINTED else helix.expected(name, mode, how=where)
+    return {} if how == PRINTED else expected(name, mode, how=where)
 
 
 def serving_table(served: Served) -> pd.DataFrame:
@@ -246,7 +248,7 @@ def agreement(pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def gains(
-    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, Serving]
+    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> pd.DataFrame:
     """The option of largest flow, the one that delivers most, and Helix's placement."""
     columns = ["setting", "largest flow [tokens/s]", "it decodes [tokens/s]", "chosen"]
@@ -262,7 +264,7 @@ def gains(
 
 
 def flow_and_delivered(
-    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, Serving]
+    ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> Figure:
     """Decode throughput over the flow, and the time of a token over the requests in flight."""
     fig, axes = plt.subplots(2, len(ranked), figsize=(2.4 * len(ranked), 5.0), squeeze=False)
@@ -286,7 +288,7 @@ def flow_and_delivered(
 
 
 def methods(row: Sequence[Axes], served: Served, setting: str) -> None:
-    """Decode throughput, prompt and decode latency of every method of a setting (Fig. 6 to 8).
+    """Decode throughput and latencies of every method of a setting (Helix Fig. 6 to 8).
 
     Lines and crosses are the artifact's simulator and cluster; boxes are quartiles, whiskers 5 to
     95 %.
@@ -324,7 +326,7 @@ def _box(axis: Axes, at: int, latency: Latency, colour: str) -> None:
 
 
 def schedulers(table: pd.DataFrame) -> Figure:
-    """Decode throughput by scheduler, and how long prompts wait for the worst links (Fig. 10)."""
+    """Decode throughput by scheduler, and how long prompts wait for links (Helix Fig. 10)."""
     fig, axes = plt.subplots(1, 2, figsize=(8.5, 3.2))
     labels = ("decoded [tokens/s]", "mean wait, three worst links [s]")
     for ax, column, label in zip(axes, ("decoded", "waited"), labels, strict=True):

@@ -20,10 +20,10 @@ from hetero.latency import for_gpu
 from hetero.latency.step import Piece, StepModel
 from hetero.planners.replicated import StepSource, replicated, roofline_steps
 from hetero.simulator import Run, Slo, metrics, simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.workload import Trace, synthetic
 from hetero.workload.lengths import percentile_edges
-from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, Lengths
+from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, LengthDistribution
 
 #: A router, and what it does to the batch limits of eq. 6.
 Scheduler = tuple[routers.Builtin, Callable[[Deployment], Deployment]]
@@ -60,7 +60,10 @@ TABLE2: Final = {2: (1024,), 3: (512, 2048), 4: (512, 1024, 2048)}
 
 
 def printed_steps(*, reads_kv: bool) -> StepSource:
-    """Prefill at Table 4's rates (31.2 GFLOP per token), decode at the speed of memory."""
+    """Prefill at Table 4's rates (31.2 GFLOP per token), decode at the speed of memory.
+
+    Source: HeteroServe, Table 4: step times at the calibrated prefill rates.
+    """
 
     def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
         weights_s = llm.weight_bytes() / (gpu.mem_bw_gbs * 1e9)
@@ -80,7 +83,7 @@ DECODES: Final[dict[str, tuple[Llm, StepSource]]] = {
     "calibrated, 8 KV heads": (_GROUPED, roofline_steps()),
 }
 #: Prompts and outputs.
-WORKLOADS: Final[dict[str, tuple[Lengths, Lengths]]] = {
+WORKLOADS: Final[dict[str, tuple[LengthDistribution, LengthDistribution]]] = {
     "lognormal": (HETEROSERVE_INPUT, HETEROSERVE_OUTPUT),
     "short prompts": (synthetic.Lognormal(128, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
     "long prompts": (synthetic.Lognormal(1024, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
@@ -95,7 +98,7 @@ WORKLOADS: Final[dict[str, tuple[Lengths, Lengths]]] = {
 def fleet(
     decode: str, devices: str = DEVICES, safety: float = 0.1, swap_s_per_gb: float = 2.0
 ) -> Deployment:
-    """One engine per device, its batch limited by eq. 6 at the mean length of a request."""
+    """One engine per device, its batch limited at the mean length (HeteroServe eq. 6)."""
     llm, steps = DECODES[decode]
     machines = cluster.cluster(devices)
     whole = replicated(
@@ -114,7 +117,7 @@ class LongToFastest(routers.HeteroServe):
     """HeteroServe as sections 4.2 and 4.4 tell it: the last bin on the fastest devices only."""
 
     def admissions(self, deployment: Deployment) -> NDArray[np.bool_]:
-        """Eq. 4, and for the last bin only the devices of highest compute."""
+        """HeteroServe's eq. 4, and for the last bin only the devices of highest compute."""
         rows = super().admissions(deployment)
         compute = np.array([gpu.fp16_tflops for gpu in _gpus(deployment)])
         rows[-1] &= compute == compute.max()
@@ -122,7 +125,7 @@ class LongToFastest(routers.HeteroServe):
 
 
 def memory_limits(deployment: Deployment) -> Deployment:
-    """Batch limits in proportion to memory (Capacity-prop.): the largest of eq. 6, scaled."""
+    """Batch limits in proportion to memory (Capacity-prop.): HeteroServe's eq. 6, scaled."""
     top = max(replica.engine.max_batch for replica in deployment.replicas)
     memory_gib = [gpu.mem_gib for gpu in _gpus(deployment)]
     limits = [int(top * gib / max(memory_gib)) for gib in memory_gib]
@@ -133,27 +136,27 @@ def memory_limits(deployment: Deployment) -> Deployment:
     return replace(deployment, replicas=tuple(replicas))
 
 
-def eq6(deployment: Deployment) -> Deployment:
-    """Batch limits as they are, by eq. 6."""
+def as_is(deployment: Deployment) -> Deployment:
+    """Batch limits as they are, by HeteroServe's eq. 6."""
     return deployment
 
 
 PAPER: Final[dict[str, Scheduler]] = {
     "Uniform": (routers.RoundRobin(name="Uniform"), routers.uniform_limits),
     "Capacity-prop.": (routers.CapacityProportional(), memory_limits),
-    "Oracle": (routers.LengthAware(), eq6),
-    "Latency-Aware": (routers.LatencyAware(queue="outstanding"), eq6),
-    "HeteroServe": (routers.HeteroServe(queue="outstanding"), eq6),
+    "Oracle": (routers.LengthAware(), as_is),
+    "Latency-Aware": (routers.LatencyAware(queue="outstanding"), as_is),
+    "HeteroServe": (routers.HeteroServe(queue="outstanding"), as_is),
 }
-OURS: Final[dict[str, Scheduler]] = {"hetero": (routers.Predictive(), eq6)}
+OURS: Final[dict[str, Scheduler]] = {"hetero": (routers.Predictive(), as_is)}
 _SHARES: Final = routers.HeteroServe(dispatch="proportional", queue="waiting")
 READINGS: Final[dict[str, Scheduler]] = {
-    "Oracle, long to H100": (routers.LengthAware(exclusive=True), eq6),
-    "Latency-Aware, waiting": (routers.LatencyAware(queue="waiting"), eq6),
-    "HeteroServe, highest, waiting": (routers.HeteroServe(queue="waiting"), eq6),
-    "HeteroServe, proportional, waiting": (_SHARES, eq6),
-    "HeteroServe, proportional, outstanding": (replace(_SHARES, queue="outstanding"), eq6),
-    "HeteroServe, long to H100": (LongToFastest(queue="outstanding"), eq6),
+    "Oracle, long to H100": (routers.LengthAware(exclusive=True), as_is),
+    "Latency-Aware, waiting": (routers.LatencyAware(queue="waiting"), as_is),
+    "HeteroServe, highest, waiting": (routers.HeteroServe(queue="waiting"), as_is),
+    "HeteroServe, proportional, waiting": (_SHARES, as_is),
+    "HeteroServe, proportional, outstanding": (replace(_SHARES, queue="outstanding"), as_is),
+    "HeteroServe, long to H100": (LongToFastest(queue="outstanding"), as_is),
 }
 ALL: Final = PAPER | OURS | READINGS
 #: Parts of HeteroServe switched off: fields of the router, and whether evictions cost time.
@@ -165,7 +168,7 @@ SWITCHES: Final[dict[str, dict[str, Any]]] = {
     "long to H100": {},
     "proportional, no queue-awareness": {"feedback": False, "dispatch": "proportional"},
 }
-_P90: Final = routers.Quantile(0.9, sample=1_000_000)
+P90: Final = routers.Quantile(0.9, sample=1_000_000)
 
 
 def at(rows: pd.DataFrame, setting: Setting) -> pd.DataFrame:
@@ -268,7 +271,7 @@ class Study:
         router, limits = scheduler
         trace = self.trace(workload, rate_rps, seed, count)
         deployment = limits(fleet(decode, **engine))
-        return simulate(deployment, trace, router, predictor=_P90, seed=seed)
+        return simulate(deployment, trace, router, predictor=P90, seed=seed)
 
     @cache  # noqa: B019 - by value, and few
     def saturated_rps(
@@ -287,7 +290,7 @@ class Study:
                 self.trace(workload, 1.0, seed),
                 router,
                 precision=0.02,
-                predictor=_P90,
+                predictor=P90,
                 seed=seed,
             ).rate_rps
             for seed in self.seeds
@@ -346,7 +349,7 @@ class Study:
         """HeteroServe with each part switched off at 0.9 of the nominal rate (fig. 5)."""
         return pd.concat(
             self.runs(
-                {name: (_kind(name)(queue="outstanding", **switch), eq6)},
+                {name: (_kind(name)(queue="outstanding", **switch), as_is)},
                 0.9,
                 swap_s_per_gb=0.0 if name == "no memory penalty" else 2.0,
             )
@@ -382,7 +385,7 @@ class Study:
     ) -> pd.DataFrame:
         """HeteroServe over delta, Q_max, lambda and K at load factor 1.0 (4.5 and Table 2).
 
-        K bins have Table 2's edges where the paper gives them, else equal shares of the prompts.
+        K bins have the edges of HeteroServe's Table 2, else equal shares of the prompts.
         A row is a setting, what is ``swept``, its ``value`` and a seed.
         """
         prompts = self.trace("lognormal", 1.0, 0, 20_000).input_tokens
@@ -404,7 +407,7 @@ class Study:
             engines = [{"safety": value} if name == "delta" else {} for value in given]
             for (value, engine), seed in product(zip(given, engines, strict=True), self.seeds):
                 router = _kind(name)(queue="outstanding", **{option: given[value]})
-                run = self.play(setting[0], (router, eq6), rate, seed, **engine)
+                run = self.play(setting[0], (router, as_is), rate, seed, **engine)
                 row = {"swept": name, "value": value, COV: load_cov(run), PASSED: passed_best(run)}
                 rows.append(_labels(setting) | row | measured(run))
         return pd.DataFrame(rows)
@@ -417,35 +420,60 @@ class Study:
         A win or a loss is a paired difference beyond its 95 % interval and beyond what counts as
         none: 1 %, 0.5 points of attainment.
         """
-        modes = {"hetero": OURS["hetero"], "with a target": (routers.Predictive(target_s=0.5), eq6)}
+        modes = {
+            "hetero": OURS["hetero"],
+            "with a target": (routers.Predictive(target_s=0.5), as_is),
+        }
         ours = self.runs(modes, load, settings=[setting], **options)
         rows: list[dict[str, object]] = []
         for (metric, least), mode in product({TPS: 0.01, SLO: 0.5, P95: 0.01}.items(), modes):
-            sign = -1.0 if metric == P95 else 1.0
             others = {name: values(at(rivals, setting), metric, scheduler=name) for name in PAPER}
-            best = max(others, key=lambda name: sign * others[name].mean())
-            scale = 1.0 if metric == SLO else others[best].mean()
             mine = values(ours, metric, scheduler=mode)
-            gain = sign * (mine - others[best]) / scale
-            low, high = interval(gain)
-            clear = abs(gain.mean()) > least and (low > 0 or high < 0)
-            rows.append(
-                {
-                    "decode": setting[0],
-                    "setting": where,
-                    "router": mode,
-                    "metric": metric,
-                    "ours": mine.mean(),
-                    "best other": best,
-                    "its": others[best].mean(),
-                    "verdict": ("win" if gain.mean() > 0 else "loss") if clear else "tie",
-                }
-            )
+            found = against_best(mine, others, least, lower=metric == P95, scaled=metric != SLO)
+            labels = {"decode": setting[0], "setting": where, "router": mode, "metric": metric}
+            rows.append(labels | {name: found[name] for name in found if name != "margin"})
         return rows
 
 
+def against_best(
+    mine: NDArray[np.float64],
+    others: Mapping[str, NDArray[np.float64]],
+    least: float,
+    *,
+    lower: bool,
+    scaled: bool,
+) -> dict[str, object]:
+    """Our mean over the seeds, the best of the others by mean, and who wins by what margin.
+
+    Parameters
+    ----------
+    least
+        A gain that counts as none, of the other's mean where they are ``scaled`` by it.
+    lower
+        Whether lower values are better.
+    """
+    sign = -1.0 if lower else 1.0
+    best = max(others, key=lambda name: float(sign * others[name].mean()))
+    theirs = others[best]
+    gain = sign * (mine - theirs) / (theirs.mean() if scaled else 1.0)
+    return {
+        "ours": mine.mean(),
+        "best other": best,
+        "its": theirs.mean(),
+        "margin": gain.mean(),
+        "verdict": verdict(gain, least),
+    }
+
+
+def verdict(gain: NDArray[np.float64], least: float) -> str:
+    """Win or loss by paired gains over the seeds, a tie unless clear and more than ``least``."""
+    low, high = interval(gain)
+    clear = abs(gain.mean()) > least and (low > 0 or high < 0)
+    return ("win" if gain.mean() > 0 else "loss") if clear else "tie"
+
+
 def prefill_rates() -> pd.DataFrame:
-    """Prefill rates of Table 4, from peak compute, and of the calibrated roofline."""
+    """Prefill rates of HeteroServe's Table 4, from peak compute, and of the calibrated roofline."""
     gpus = {machine.gpu.name: machine.gpu for machine in cluster.cluster(DEVICES).machines}
     rows = []
     for gpu, (batch, prompt) in product(gpus.values(), ((1, 512), (4, 1024))):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -21,9 +22,6 @@ from hetero.plots import figures
 from pipelines.studies import heteroserve as hs
 from pipelines.studies.heteroserve import MAIN, P95, SETTINGS, SLO, TPS, Setting, at, grid, values
 from pipelines.studies.ledger import Claim, ledger
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: One number per seed, one of their means, or an order.
 Value = NDArray[np.float64] | float | str
@@ -267,7 +265,7 @@ def claims() -> dict[str, Claim]:
 
 
 def table1() -> dict[str, dict[str, float]]:
-    """Table 1 as published: metric, scheduler, value."""
+    """HeteroServe's Table 1 as published: metric, scheduler, value."""
     return {
         metric: {
             name: float(claims()[f"heteroserve-{k}-{row}"].published) for name, row in _ROWS.items()

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
-from hetero.planners.rignall.assignment import PHASES, Assignment
-from hetero.planners.rignall.rates import Floats, Phase, RateTable
+from hetero.errors import require
+from hetero.planners.rignall.assignment import Assignment
+from hetero.planners.rignall.rates import PHASES, Phase, RateTable
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -52,26 +53,20 @@ class Evaluation(Shown):
 
     def table(self) -> Table:
         """One row per phase."""
-        rows = tuple(
-            (
-                phase,
-                float(self.model_rps[phase].sum()),
-                float(self.evaluated_rps[phase].sum()),
-                self.carried_rps[phase],
-            )
-            for phase in PHASES
-        )
+        unit = "requests/s"
         columns = (
-            Column("phase"),
-            Column("model", "requests/s"),
-            Column("evaluated", "requests/s"),
-            Column("carried", "requests/s"),
+            Column("phase", of=str),
+            Column("model", unit, of=lambda phase: float(self.model_rps[phase].sum())),
+            Column("evaluated", unit, of=lambda phase: float(self.evaluated_rps[phase].sum())),
+            Column("carried", unit, of=lambda phase: self.carried_rps[phase]),
         )
-        notes = (
+        return Table.of(
+            f"Evaluation at {len(self.tokens)} lengths",
+            columns,
+            PHASES,
             "Model: rates at the middle of each range. Evaluated: at each exact length, weighted "
             "by its share (5.2.2). Carried: each length takes its own time, at the given mix.",
         )
-        return Table(f"Evaluation at {len(self.tokens)} lengths", columns, rows, notes)
 
 
 def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
@@ -80,6 +75,8 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
     The thesis weights rates: :math:`\sum_i x_i(r) b_i(s) p(s) / p_r`. Time adds up instead: an
     island that gives the share x of its time to a range serves
     :math:`x / \sum_{s \in r} (p(s) / p_r) / b(s)` of its mix; ``carried_rps`` is that.
+
+    Source: Rignall, section 5.2.2: evaluator of an assignment at every single length.
 
     Parameters
     ----------
@@ -93,11 +90,11 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
         If a range of ``exact`` holds several lengths, or lies outside the assignment's ranges.
     """
     fine, coarse = exact.ranges, assignment.rates.ranges
-    if np.any(fine.end_tokens - fine.start_tokens != 1):
-        raise ParameterError(
-            "The exact rates are on ranges of several lengths.",
-            resolve="tabulate them on ranges of width 1.",
-        )
+    require(
+        bool(np.all(fine.end_tokens - fine.start_tokens == 1)),
+        "The exact rates are on ranges of several lengths.",
+        resolve="tabulate them on ranges of width 1.",
+    )
     of = coarse.index(fine.start_tokens)
     mass = np.bincount(of, fine.share, minlength=len(coarse))
     within = fine.share / mass[of]  # p(s) / p_r

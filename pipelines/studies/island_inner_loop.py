@@ -16,16 +16,16 @@ from hetero.latency.models.moe import MoeModel
 from hetero.latency.models.moe_devices import moe_device, moe_devices
 from hetero.latency.models.reference_quirks import CORRECTED, FAITHFUL, LETTERS, Oddities
 from hetero.planners.rignall import parallelism
-from hetero.planners.rignall.assignment import PHASES, Assignment
+from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.inner import solve
 from hetero.planners.rignall.model import IslandModel, layout_of
 from hetero.planners.rignall.parallelism import READINGS, Benchmark
-from hetero.planners.rignall.rates import Phase, RateTable
+from hetero.planners.rignall.rates import PHASES, Phase, RateTable
 from hetero.planners.rignall.replay import deployment, router
 from hetero.routers import LeastTokens
 from hetero.simulator import metrics, simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.streams import stream
 from hetero.workload.synthetic import TruncatedNormal
 from pipelines.studies.island_evaluator import Evaluation
@@ -145,7 +145,7 @@ Solutions = Mapping[tuple[str, str], Solution]
 
 
 def solutions(width_tokens: int) -> dict[tuple[str, str], Solution]:
-    """Every layout of Table 5.2 under every reading."""
+    """Every layout of Rignall's Table 5.2 under every reading."""
     solved = {}
     for reading, (name, layout) in product(READINGS, LAYOUTS.items()):
         rates = islands(reading, width_tokens).rates(layout)

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import ScalarFormatter
 
-from hetero.planners.rignall.assignment import PHASES
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.plots import figures
+from hetero.workload.lengths import LengthRanges
 from pipelines.studies import island_inner_loop as study
+from pipelines.studies.island_evaluator import Evaluation
 from pipelines.studies.island_inner_loop import LAYOUTS, SEEN, SHOWN, Solutions, benchmark64, count
-
-if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from hetero.planners.rignall.rates import IslandClass, Phase
-    from hetero.workload.lengths import LengthRanges
-    from pipelines.studies.island_evaluator import Evaluation
 
 _LINES: Final = {32: "-", 16: "--", 8: "-.", 4: ":"}
 _HATCHES: Final = {32: None, 16: "//", 8: "..", 4: "xx"}

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from hetero.planners.rignall import inner
@@ -19,15 +21,13 @@ from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel
+from hetero.planners.rignall.rates import RateTable
 from hetero.planners.rignall.search import Method, Objective, Search, Space, search
 from hetero.plots import figures
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-#: Inventories of Table 5.1, 512 $/h each [H200, H800, H20], and what the thesis prints for them.
+#: Inventories of Rignall's Table 5.1, 512 $/h each, and what the thesis prints for them.
+GPUS: Final = ("H200", "H800", "H20")
 INVENTORIES: Final = {"a": (64, 64, 128), "b": (32, 128, 128), "c": (128, 0, 0)}
 PUBLISHED: Final = {"code": (176, 199, 139), "conv": (138, 126, 114)}
 PUBLISHED_D: Final = {"code": (18, 22, 25), "conv": (5, 45.5, 7)}
@@ -37,6 +37,11 @@ READ: Final = ("thesis", "fitting")
 def tabulated(model: IslandModel, gpus: Sequence[str], most: int) -> Objective:
     """Layouts of these types valued by the rates of every size from 2 to ``most`` GPUs."""
     return Objective(model.rates([(gpu, size) for gpu in gpus for size in range(2, most + 1)]))
+
+
+def held(rates: RateTable, counts: Sequence[int]) -> dict[str, int]:
+    """Inventory of the table's GPU types, those without a GPU left out."""
+    return {gpu: n for gpu, n in zip(rates.gpus, counts, strict=True) if n}
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def claim(number: int | str, value: float, figure: str, note: str, **more: Any) 
 
 @dataclass(frozen=True)
 class Fleets:
-    """Table 5.1: mixed and uniform fleets of the same price, by trace and inventory.
+    """Rignall's Table 5.1: mixed and uniform fleets of the same price, by trace and inventory.
 
     Attributes
     ----------
@@ -107,15 +112,15 @@ class Fleets:
     ) -> Fleets:
         """Search and solve every inventory for the model of each trace and reading."""
         fleets = cls({}, {}, {})
-        limits = Limits(gap=1e-4, nodes=200)
+        limits = SolverLimits(gap=1e-4, nodes=200)
         for (trace, reading), model in models.items():
-            objective = tabulated(model, ("H200", "H800", "H20"), 128)
+            objective = tabulated(model, GPUS, 128)
             rates = objective.rates
             for letter, counts in INVENTORIES.items():
-                held = {gpu: n for gpu, n in zip(rates.gpus, counts, strict=True) if n}
-                fleets.optimum[trace, reading, letter] = exact(rates, held, minimum=2)
+                inventory = held(rates, counts)
+                fleets.optimum[trace, reading, letter] = exact(rates, inventory, minimum=2)
                 if reading == "thesis":
-                    tried = trials(Divider(held), objective, "bo", batch, iterations)
+                    tried = trials(Divider(inventory), objective, "bo", batch, iterations)
                     fleets.searches[trace, letter] = tried
                     fleets.printed[trace, letter] = [
                         inner.solve(rates, each.best.layout, "aggregated", limits=limits)
@@ -142,7 +147,7 @@ class Fleets:
         return sum(each.status == "limit" for each in self.printed[trace, letter])
 
     def table(self) -> pd.DataFrame:
-        """Table 5.1 with the optimum, and beside the searches what the thesis prints."""
+        """Rignall's Table 5.1 with the optimum, and beside the searches what the thesis prints."""
         rows = []
         for (trace, reading, letter), proven in self.optimum.items():
             row: dict[str, object] = {
@@ -189,7 +194,7 @@ class Fleets:
         return fig
 
     def throughput_claims(self) -> Iterator[dict[str, Any]]:
-        """Table 5.1's throughputs (rignall-1, 2) and gains over the uniform fleet (3, 4)."""
+        """Throughputs of Rignall's Table 5.1 (rignall-1, 2), gains over uniform fleets (3, 4)."""
         for trace, letter in product(self.traces, INVENTORIES):
             thesis, fitting = (self.optimum[trace, reading, letter].served_rps for reading in READ)
             best = self.best_rps(trace, letter)
@@ -213,7 +218,7 @@ class Fleets:
             yield claim(number, float(best / uniform), "table51", note)
 
     def deviation_claims(self) -> Iterator[dict[str, Any]]:
-        """Table 5.1's deviations D_total (rignall-17)."""
+        """Deviations D_total of Rignall's Table 5.1 (rignall-17)."""
         for k, (trace, letter) in enumerate(product(self.traces, INVENTORIES)):
             deviation = self.deviation_rps(trace, letter)
             note = (

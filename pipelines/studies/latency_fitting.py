@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import ArrayLike
 
 from hetero import latency
 from hetero.catalog import gpu, llm
 from hetero.latency import Measurements, frames
+from hetero.latency.models.fitting import Prediction
 from hetero.latency.models.floor import FloorFit
 from hetero.latency.models.layers import HELIX_CONTEXT_TOKENS, LayerLatency
 from hetero.latency.models.phase import PhaseFit
 from hetero.plots.figures import gpu_colour, shared_legend
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from hetero.latency.models.fitting import Prediction
 
 #: Fits of both phases by the label of the replica and the name of the form.
 Fits = Mapping[tuple[str, str], tuple[PhaseFit | FloorFit, PhaseFit]]

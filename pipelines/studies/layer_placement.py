@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
-from hetero.placement import Flow, Network, Placement
+from hetero.placement import Flow, FlowNetwork, Placement
 from hetero.placement.pruning import all_links, pruned
 from hetero.planners.helix import FlowPlan
 from hetero.planners.helix.milp import Milp, judge
@@ -21,12 +22,15 @@ from hetero.simulator.pipeline_run import PipelineRun
 from hetero.timings import timing
 from hetero.workload import TraceSource
 from pipelines.studies.helix import router, run_offline
-from pipelines.studies.helix_artifact import placement, problem, published, solver_log
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
+from pipelines.studies.helix_artifact import (
+    artifact_flow,
+    artifact_network,
+    placement,
+    problem,
+    published,
+    solver_log,
+)
 from pipelines.studies.results import claim_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 REFERENCES: Final = {
     "single-24 70B": "single-24 70B helix",
@@ -43,7 +47,7 @@ Rows: TypeAlias = list[dict[str, Any]]
 
 
 def examples(flows: Mapping[str, Flow]) -> Figure:
-    """Small placements side by side, each with its flow (Fig. 1)."""
+    """Small placements side by side, each with its flow (Helix Fig. 1)."""
     fig, axes = plt.subplots(1, len(flows), figsize=(10.0, 2.4))
     for (name, flow), ax in zip(flows.items(), axes, strict=True):
         title = f"{name}\n{flow.tokens_per_s:,.0f} tokens/s"
@@ -62,7 +66,7 @@ def published_flows() -> pd.DataFrame:
 
 
 def sizes() -> pd.DataFrame:
-    """Variables and constraints of section 4.4's program, with and without pruning (Table 8)."""
+    """Variables and constraints of the program, with and without pruning (Helix Table 8)."""
     rows = []
     for name in _ABLATED:
         case = problem(name, "70B")
@@ -93,7 +97,7 @@ def summary(plans: Mapping[str, FlowPlan]) -> pd.DataFrame:
 
 
 def progress(plans: Mapping[str, FlowPlan]) -> Figure:
-    """Best placement and bound over time: the artifact's logs, and ours as recorded (Fig. 12)."""
+    """Best placement and bound over time: the artifact's logs, and ours (Helix Fig. 12)."""
     logged = {name: plan for name, plan in plans.items() if name in REFERENCES}
     fig, axes = plt.subplots(1, len(logged), figsize=(3.4 * len(logged), 3.3), squeeze=False)
     for (name, plan), ax in zip(logged.items(), axes[0], strict=True):
@@ -118,7 +122,7 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
 
 
 def pipelines(best: Flow, nodes: Sequence[Any], count: int = 8) -> pd.DataFrame:
-    """Pipelines that carry most of a flow, by flow decomposition (Fig. 4)."""
+    """Pipelines that carry most of a flow, by flow decomposition (Helix Fig. 4)."""
     return pd.DataFrame(
         [
             (" > ".join(nodes[k].name for k in path.nodes), len(path.nodes), path.tokens_per_s)
@@ -134,7 +138,7 @@ def simulated(
     """Placements of LLaMA-70B served offline with Helix's scheduler, and what the flow uses.
 
     Published placements run as the artifact runs them, ours on all links. The use of each node by
-    the maximum flow is given for the methods of Fig. 9.
+    the maximum flow is given for the methods of Helix's Fig. 9.
     """
     serve = partial(run_offline, source=source, window_s=window_s, seed=seed)
     runs, use = {}, {}
@@ -153,7 +157,7 @@ def simulated(
 
 
 def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataFrame:
-    """Decode throughput by placement, and how busy its nodes are (Fig. 9)."""
+    """Decode throughput by placement, and how busy its nodes are (Helix Fig. 9)."""
     columns = ["cluster", "model", "placement", DECODED]
     columns += ["time in batches [%]", "use by the flow [%]"]
     rows = []
@@ -165,7 +169,7 @@ def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataF
 
 
 def method_bars(table: pd.DataFrame) -> Figure:
-    """Decode throughput by cluster and placement (Fig. 9a)."""
+    """Decode throughput by cluster and placement (Helix Fig. 9a)."""
     fig, axis = plt.subplots(figsize=(6.0, 3.0))
     sns.barplot(
         table, x="cluster", y=DECODED, hue="placement", palette=_COLOURS, saturation=1, ax=axis
@@ -180,7 +184,7 @@ def method_bars(table: pd.DataFrame) -> Figure:
 
 
 def case_study() -> Figure:
-    """Published placements of LLaMA-70B on the single cluster with their flows (Fig. 9b)."""
+    """Published placements of LLaMA-70B on the single cluster with their flows (Helix Fig. 9b)."""
     fig, axes = plt.subplots(3, 1, figsize=(9.0, 7.0))
     for method, ax in zip(METHODS, axes, strict=True):
         flow = artifact_network(f"single-24 70B {method}").max_flow()
@@ -209,7 +213,7 @@ def _first_best_s(cluster: str, start: str) -> float:
 
 
 def ablation_bars(decoded: pd.DataFrame, reached_s: pd.DataFrame) -> Figure:
-    """Pruning and starts by cluster (Fig. 11)."""
+    """Pruning and starts by cluster (Helix Fig. 11)."""
     fig, axes = plt.subplots(1, 2, figsize=(8.0, 3.0))
     for ax, label, table, palette in (
         (axes[0], DECODED, decoded, figures.CYCLE[:2]),
@@ -285,7 +289,7 @@ def plan_claims(plans: Mapping[str, FlowPlan]) -> Rows:
         note += f"({100 * small.gap:.4f} % to the bound); {recorded.note}"
         rows += claim_rows("helix", "fig12_progress", note, {"18": recorded.seconds / 60})
     geo, *others = (
-        Network(placement(f"{name}")).max_flow().depth
+        FlowNetwork(placement(f"{name}")).max_flow().depth
         for name in ("geo-24 70B helix", "geo-24 70B swarm", "single-24 70B helix")
     )
     for number, other in zip(("19a", "19b"), others, strict=True):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Literal
 
 from hetero import paths
-from hetero.errors import ParameterError
-from pipelines.studies.orders import Order
-from pipelines.studies.published import PAPERS, Row, near, rows
+from hetero.errors import ParameterError, require
+from pipelines.studies.published import PAPERS, CsvRow, near, rows
 
 Judgement = Literal["reproduced", "direction only", "not reproduced"]
 
@@ -43,8 +43,87 @@ _SIDE = re.compile(r"(>=|<=|>|<)(-?\d+(?:\.\d+)?)")
 _OPEN = {"gt", "lt", ">", "<"}
 
 
+_SIGN = re.compile(r"(<=|>=|<|>|=)")
+
+
 @dataclass(frozen=True, slots=True)
-class Bound:
+class Order:
+    """A partial order of named things, closed under transitivity.
+
+    Chains are separated by commas or semicolons; ``<=`` and ``>=`` leave a tie open, ``=`` is one.
+    Names are free text without these signs.
+
+    Parameters
+    ----------
+    text
+        The chains, such as ``"2>4>1>8"`` or ``"a>c,a>d,b>c,b>d"``.
+
+    Raises
+    ------
+    ParameterError
+        If the text is not an order, or puts something above itself.
+
+    Examples
+    --------
+    >>> Order("2>4>1>8").entails(Order("8<2, 4>=1"))
+    True
+    >>> Order("L=H>U").entails(Order("U<L<=H"))
+    True
+    >>> Order("L>H>U").entails(Order("U<L<=H"))
+    False
+    """
+
+    text: str
+    _above: dict[tuple[str, str], bool] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        above = self._direct()
+        # Warshall's closure; a chain of relations is strict as soon as one of them is.
+        names = sorted({name for pair in above for name in pair})
+        for middle, high, low in product(names, names, names):
+            if (high, middle) in above and (middle, low) in above:
+                strict = above[high, middle] or above[middle, low]
+                above[high, low] = above.get((high, low), False) or strict
+        for name in names:
+            require(
+                not above.get((name, name), False),
+                f"The order '{self.text}' puts {name} above itself.",
+                resolve="write each thing at one place of the order.",
+            )
+        object.__setattr__(self, "_above", above)
+
+    def _direct(self) -> dict[tuple[str, str], bool]:
+        above: dict[tuple[str, str], bool] = {}
+        for chain in re.split("[,;]", self.text):
+            names = [part.strip() for part in _SIGN.split(chain)]
+            require(
+                len(names) > 2 and "" not in names,
+                f"'{self.text}' is not an order.",
+                resolve="write names with <, >, <=, >= or = between them, such as '2>4>1>8'.",
+            )
+            for (left, right), sign in zip(pairwise(names[::2]), names[1::2], strict=True):
+                pairs = {"<": [(right, left)], ">": [(left, right)]}.get(
+                    sign[0], [(left, right), (right, left)]
+                )
+                for pair in pairs:
+                    above[pair] = above.get(pair, False) or sign in "<>"
+        return above
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Everything that the order ranks."""
+        return frozenset(name for pair in self._above for name in pair)
+
+    def entails(self, other: Order) -> bool:
+        """Whether every relation of ``other`` follows from this order."""
+        return all(
+            pair in self._above and (self._above[pair] or not strict)
+            for pair, strict in other._above.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
     """An interval of accepted numbers; either end may be open or absent."""
 
     low: float = -math.inf
@@ -59,7 +138,7 @@ class Bound:
             return self.low < value < self.high
         return self.low <= value <= self.high
 
-    def overlaps(self, other: Bound) -> bool:
+    def overlaps(self, other: Accepted) -> bool:
         """Whether some number lies inside both."""
         low, high = max(self.low, other.low), min(self.high, other.high)
         return low < high or (low == high and self.holds(low) and other.holds(low))
@@ -147,11 +226,11 @@ class Claim:
         >>> [claim.judge(ratio) for ratio in (2.0, 1.2, 0.9)]
         ['reproduced', 'direction only', 'not reproduced']
         """
-        if self.op == "none":
-            raise ParameterError(
-                f"Claim {self.id} has no check, because it needs {self.requires}.",
-                resolve="quote what the paper prints and judge nothing.",
-            )
+        require(
+            self.op != "none",
+            f"Claim {self.id} has no check, because it needs {self.requires}.",
+            resolve="quote what the paper prints and judge nothing.",
+        )
         measured = self._measured(value)
         passes = _meets(measured, self.check())
         side = self.side()
@@ -160,15 +239,15 @@ class Claim:
             return "reproduced"
         return "direction only" if side is not None and leans else "not reproduced"
 
-    def check(self) -> Bound | Order:
+    def check(self) -> Accepted | Order:
         """What a measured value has to meet to reproduce the claim."""
         if self.op == "order":
             return Order(self.expected)
         low = -math.inf if self.low is None else self.low
         high = math.inf if self.high is None else self.high
-        return Bound(low, high, self.op in _OPEN)
+        return Accepted(low, high, self.op in _OPEN)
 
-    def side(self) -> Bound | Order | None:
+    def side(self) -> Accepted | Order | None:
         """What suffices for the direction, None where the claim has no weaker form."""
         if not self.direction:
             return None
@@ -182,7 +261,7 @@ class Claim:
             )
         sign, number = match[1], float(match[2])
         ends = (number, math.inf) if sign[0] == ">" else (-math.inf, number)
-        return Bound(*ends, open=sign in _OPEN)
+        return Accepted(*ends, open=sign in _OPEN)
 
     def _measured(self, value: float | str) -> float | Order:
         if self.op == "order":
@@ -205,8 +284,8 @@ class Claim:
         )
 
 
-def _meets(measured: float | Order, check: Bound | Order) -> bool:
-    if isinstance(check, Bound):
+def _meets(measured: float | Order, check: Accepted | Order) -> bool:
+    if isinstance(check, Accepted):
         return isinstance(measured, float) and check.holds(measured)
     return isinstance(measured, Order) and measured.entails(check)
 
@@ -246,7 +325,7 @@ def read(claims: Path, settings: Path) -> tuple[Claim, ...]:
     return tuple(found.values())
 
 
-def _claim(row: Row, settings: dict[str, str]) -> Claim:
+def _claim(row: CsvRow, settings: dict[str, str]) -> Claim:
     for column in ("where", "claim", "metric", "published", "tolerance"):
         row.required(column)
     if not _ID.fullmatch(row["id"]) or not row["id"].startswith(row["paper"] + "-"):
@@ -289,7 +368,7 @@ def _claim(row: Row, settings: dict[str, str]) -> Claim:
     return claim
 
 
-def _consistent(claim: Claim, row: Row) -> None:
+def _consistent(claim: Claim, row: CsvRow) -> None:
     """Raise where a check contradicts itself or its direction."""
     ordered = claim.op == "order"
     column = "expected" if ordered else "low"
@@ -299,14 +378,14 @@ def _consistent(claim: Claim, row: Row) -> None:
         side = claim.side()
     except ParameterError as error:
         raise row.error(error.what, column, resolve=error.resolve) from error
-    if isinstance(check, Bound):
+    if isinstance(check, Accepted):
         if check.low > check.high or (claim.op == "eq") != (check.low == check.high):
             raise row.error(
                 f"Operator '{claim.op}' does not fit {check.low:g} and {check.high:g}.",
                 "low",
                 resolve="put the smaller bound into low, and equal ones with operator eq only.",
             )
-        fits = not isinstance(side, Bound) or side.overlaps(check)
+        fits = not isinstance(side, Accepted) or side.overlaps(check)
     else:
         fits = not isinstance(side, Order) or check.entails(side)
     if not fits:

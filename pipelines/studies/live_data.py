@@ -82,21 +82,11 @@ def by_case(
     the mean [%].
     """
     rows = []
-    part = found[found["kind"] == kind]
-    for case, of in part.groupby("case", sort=False):
+    for case, of in found[found["kind"] == kind].groupby("case", sort=False):
         both = of.pivot_table(index="repeat", columns="origin", values=quantity)
         real, simulated = both["real"].to_numpy(), both["simulated"].to_numpy()
-        rows.append(
-            (
-                case,
-                len(real),
-                real.mean(),
-                *interval(real),
-                simulated.mean(),
-                *interval(simulated),
-                100.0 * (simulated.mean() / real.mean() - 1.0),
-            )
-        )
+        ends = (real.mean(), *interval(real), simulated.mean(), *interval(simulated))
+        rows.append((case, len(real), *ends, 100.0 * (simulated.mean() / real.mean() - 1.0)))
     columns = ["case", "repeats"]
     for origin in ("real", "simulated"):
         columns += [origin, f"{origin}_low", f"{origin}_high"]

@@ -5,39 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from hetero import catalog, cluster
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand, reference, scaled
+from hetero.costs.groups import Design, Group, design, group
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import KvTransfer
+from hetero.errors import require
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.plan import PhasePlan, plan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.plots import figures
 from hetero.simulator import metrics, simulate
 from hetero.workload import Trace
-from pipelines.studies.phase_ratios import divided, equal_groups
 from pipelines.studies.results import claim_rows
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Advance: TypeAlias = Callable[[int], object]
 NAMES: Final = ("A100-SXM-80GB", "RTX-A6000", "RTX-A5000", "A40", "RTX-3090Ti")
 READINGS: Final = {"printed": "thunderserve", "corrected": None}
-"""Presets of GPU figures: as Table 1 prints them, and those of the data sheets."""
+"""Presets of GPU figures: as ThunderServe's Table 1 prints them, and those of the data sheets."""
 SIZES: Final = (8, 12, 16)
 TPS: Final = "throughput [tokens/s]"
 _COLOURS: Final = {"coding": "#0072b2", "conversation": "#d55e00"}
@@ -45,12 +44,12 @@ _PRICES: Final = {phase: f"{phase} [$/10^6]" for phase in ("prefill", "decode")}
 
 
 def gpus_of(reading: str) -> dict[str, Gpu]:
-    """GPUs as Table 1 prints them, or as their data sheets say."""
+    """GPUs as ThunderServe's Table 1 prints them, or as their data sheets say."""
     return {name: catalog.gpu(name, preset=READINGS[reading]) for name in NAMES}
 
 
 def table1() -> pd.DataFrame:
-    """Both readings of Table 1, and the compute and bandwidth that a dollar buys."""
+    """Both readings of ThunderServe's Table 1, and the compute and bandwidth that a dollar buys."""
     rows = []
     for name in NAMES:
         row: dict[str, object] = {"GPU": name}
@@ -71,11 +70,11 @@ def _alone(gpu: Gpu) -> Pipeline:
     """LLaMA-7B on one GPU."""
     small = catalog.llm("LLaMA-1-7B")
     model = CostModel(Cluster("one", (Machine("one", gpu),)), small)
-    return model.pipeline([Stage(0, 1, small.layers)])
+    return model.pipeline([PipelineStage(0, 1, small.layers)])
 
 
 def prices() -> pd.DataFrame:
-    """Price of prefill and decode of a request, 512 in and 16 out, on one GPU (Fig. 1)."""
+    """Price of both phases of a request, 512 in and 16 out, on one GPU (ThunderServe Fig. 1)."""
     rows = []
     for reading in READINGS:
         for name, gpu in gpus_of(reading).items():
@@ -88,7 +87,7 @@ def prices() -> pd.DataFrame:
 
 
 def price_bars(table: pd.DataFrame) -> Figure:
-    """Prices by phase of all GPUs but the A100, printed figures pale and hatched (Fig. 1)."""
+    """Prices by phase of all GPUs but the A100, printed ones hatched (ThunderServe Fig. 1)."""
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     shown = list(NAMES[1:])
     looks: dict[str, dict[str, Any]] = {"printed": {"alpha": 0.45, "hatch": "//"}, "corrected": {}}
@@ -110,7 +109,7 @@ def price_bars(table: pd.DataFrame) -> Figure:
 
 
 def batching() -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tokens per second on one A5000 (Fig. 2): prefill by tokens, decode by requests of a batch.
+    """Tokens per second on one A5000, by tokens or requests of a batch (ThunderServe Fig. 2).
 
     Prompts have up to 1,024 tokens, contexts 1,024; ``fits`` says whether the memory holds them.
     """
@@ -130,7 +129,7 @@ def batching() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def batching_curves(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
-    """Throughput of prefill and decode over the batch (Fig. 2)."""
+    """Throughput of prefill and decode over the batch (ThunderServe Fig. 2)."""
     fig, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     colour = figures.gpu_colour("RTX-A5000")
     axes[0].plot(prefill["tokens"], prefill[TPS], "o-", color=colour)
@@ -149,7 +148,7 @@ def batching_curves(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
 
 
 def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
-    """Bandwidth between all GPUs that the cost model uses (Fig. 13), by title."""
+    """Bandwidth between all GPUs that the cost model uses (ThunderServe Fig. 13), by title."""
     large = catalog.llm("LLaMA-1-30B")
     fig, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
     for axis, (name, fleet) in zip(axes, clusters.items(), strict=True):
@@ -171,6 +170,49 @@ def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
     bar.ax.set_yticklabels([str(tick) for tick in ticks])
     bar.ax.minorticks_off()
     return fig
+
+
+def equal_groups(model: CostModel, gpus: int) -> list[Group]:
+    """Every machine of a cluster divided into groups of so many GPUs.
+
+    Raises
+    ------
+    ParameterError
+        If a machine cannot be divided that way.
+
+    Examples
+    --------
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> equal_groups(CostModel(cluster("thunderserve-a5000-8"), llm("LLaMA-1-13B")), 2)
+    [((0, 2),), ((0, 2),), ((1, 2),), ((1, 2),)]
+    """
+    found = []
+    for m, machine in enumerate(model.machines):
+        require(
+            gpus > 0 and machine.count % gpus == 0,
+            f"Machine {machine.name} has {machine.count} GPUs, which groups of {gpus} cannot "
+            "share out.",
+            resolve=f"choose a size that divides {machine.count}.",
+        )
+        found += [group([(m, gpus)])] * (machine.count // gpus)
+    return found
+
+
+def divided(groups: list[Group], prefill: int) -> Design:
+    """The first ``prefill`` groups prefill, the others decode.
+
+    Raises
+    ------
+    ParameterError
+        If a phase would have none.
+    """
+    require(
+        0 < prefill < len(groups),
+        f"{prefill} of {len(groups)} groups for prefill leave a phase with none.",
+        resolve=f"choose 1 to {len(groups) - 1}.",
+    )
+    return design((one, "prefill" if k < prefill else "decode") for k, one in enumerate(groups))
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +243,7 @@ class PhaseStudy:
         return PhasePlan.of(evaluator, divided(equal_groups(model, 2), prefill))
 
     def throughput(self, advance: Advance) -> pd.DataFrame:
-        """Throughput by division and seed, all requests at once (Fig. 6)."""
+        """Throughput by division and seed, all requests at once (ThunderServe Fig. 6)."""
         rows = []
         for size, name in product(SIZES, self.traces):
             for prefill in range(1, size // 2):
@@ -219,7 +261,7 @@ class PhaseStudy:
     def attainment(
         self, sustained: Mapping[str, float], loads: Sequence[float], advance: Advance
     ) -> pd.DataFrame:
-        """SLO attainment of eight replicas by division, load and seed, Poisson arrivals (Fig. 14).
+        """SLO attainment of eight replicas by division, load and seed (ThunderServe Fig. 14).
 
         Loads are relative to the ``sustained`` requests per second of a workload.
         """
@@ -242,7 +284,7 @@ class PhaseStudy:
     def plans(
         self, depths: Iterable[int], rate_rps: float, steps: int, advance: Advance
     ) -> pd.DataFrame:
-        """Plans for LLaMA-30B on the 32 rented GPUs, by reading of Table 1 and most stages."""
+        """Plans for LLaMA-30B on 32 GPUs, by reading of ThunderServe's Table 1 and stages."""
         fleet, large = cluster.cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B")
         rows = []
         for reading, depth, name in product(READINGS, depths, self.traces):
@@ -252,7 +294,7 @@ class PhaseStudy:
             made = plan(
                 replace(fleet, machines=machines), large, demand,
                 scaled(reference(large, demand), self.slo_scale), seed=self.seeds[0],
-                settings=Settings(max_stages=depth), tabu=TabuSettings(steps=steps),
+                settings=CostSettings(max_stages=depth), tabu=TabuSettings(steps=steps),
             )  # fmt: skip
             shares = (100 * made.gpu_share(gpu) for gpu in fleet.gpu_counts)
             counts = len(made.prefill), len(made.decode)
@@ -270,7 +312,7 @@ def mean_over_seeds(table: pd.DataFrame, keys: Sequence[str], *values: str) -> p
 
 
 def throughput_curves(table: pd.DataFrame) -> Figure:
-    """Throughput over the division of the replicas, a panel per number of GPUs (Fig. 6)."""
+    """Throughput over the division of the replicas, by number of GPUs (ThunderServe Fig. 6)."""
     fig, axes = plt.subplots(1, 3, figsize=(11, 3.6), layout="constrained")
     for axis, size in zip(axes, SIZES, strict=True):
         sns.lineplot(
@@ -287,7 +329,7 @@ def throughput_curves(table: pd.DataFrame) -> Figure:
 
 
 def attainment_curves(table: pd.DataFrame) -> Figure:
-    """Attainment over the division by load, simulated and estimated (dotted) (Fig. 14)."""
+    """Attainment over the division, simulated and estimated (dotted) (ThunderServe Fig. 14)."""
     fig, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
     loads = table["load"].unique()
     shades = plt.get_cmap("viridis")(np.linspace(0.1, 0.8, len(loads)))
@@ -312,7 +354,7 @@ def cheapest(table: pd.DataFrame, reading: str, phase: str) -> list[str]:
 
 
 def conclusions(priced: pd.DataFrame, planned: pd.DataFrame) -> pd.DataFrame:
-    """Which of the paper's conclusions hold with either reading of Table 1."""
+    """Which of the paper's conclusions hold with either reading of ThunderServe's Table 1."""
     rows: dict[str, dict[str, bool]] = {}
     for reading in READINGS:
         prefill, decode = (cheapest(priced, reading, phase) for phase in _PRICES)

@@ -15,14 +15,14 @@ def _link(gbs: float, latency_s: float) -> Link:
 
 
 def three_nodes() -> Placement:
-    """An A100, an L4 and a T4 that hold twelve layers of Llama-2-70B (as Fig. 2a).
+    """An A100, an L4 and a T4 that hold twelve layers of Llama-2-70B (as Helix's Fig. 2a).
 
     The figure's numbers are not in the text of the paper: throughputs here are the measured ones.
 
     Examples
     --------
-    >>> from hetero.placement import Network
-    >>> round(Network(three_nodes(), partial_inference=True).max_flow().tokens_per_s)
+    >>> from hetero.placement import FlowNetwork
+    >>> round(FlowNetwork(three_nodes(), partial_inference=True).max_flow().tokens_per_s)
     5534
     """
     cluster = Cluster(
@@ -40,7 +40,7 @@ def three_nodes() -> Placement:
 
 
 def two_regions() -> tuple[Problem, dict[str, Placement]]:
-    """The example of Fig. 1: an A100, and an L4 with three T4 behind slow links, twelve layers.
+    """Helix's Fig. 1: an A100, and an L4 with three T4 behind slow links, twelve layers.
 
     Returns
     -------

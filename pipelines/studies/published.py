@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import csv
 import difflib
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar, overload
 
 from pydantic import BaseModel, ConfigDict, StrictFloat, StrictInt, StrictStr, ValidationError
 
+from hetero.display import Shown
 from hetero.errors import DataError
-from hetero.files import csv_lines
+from hetero.rows import reading
 from pipelines.studies import results
 
 PAPERS = ("xiong", "heteroserve", "rignall", "helix", "thunderserve")
 PROFILES = ("interactive", "smoke", "default", "paper")  # from the smallest to the fullest
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Rows(Shown, Sequence[T]):
+    """One row per line of a file of ``data/published``, in its order."""
+
+    rows: tuple[T, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self.rows[index]
+
+
+def picked(item: object, *names: str) -> dict[str, Any]:
+    """Some attributes by their names, for JSON; nothing of nothing."""
+    return {} if item is None else {name: getattr(item, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class CsvRow:
     """One line of a CSV file, with its place for error messages."""
 
     path: Path
@@ -68,7 +93,7 @@ class Row:
         return number
 
 
-def rows(path: Path, columns: Sequence[str]) -> list[Row]:
+def rows(path: Path, columns: Sequence[str]) -> list[CsvRow]:
     """Lines of a CSV file that has exactly these columns.
 
     Raises
@@ -78,7 +103,7 @@ def rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """
     if not path.is_file():
         raise DataError("The file is missing.", path=path, resolve="restore it from the project.")
-    with csv_lines(path) as file:
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file)
         head = next(reader, [])
         if head != list(columns):
@@ -92,7 +117,7 @@ def rows(path: Path, columns: Sequence[str]) -> list[Row]:
             )
         found = []
         for cells in reader:
-            row = Row(path, reader.line_num, dict(zip(columns, cells, strict=False)))
+            row = CsvRow(path, reader.line_num, dict(zip(columns, cells, strict=False)))
             if len(cells) != len(columns):
                 raise row.error(
                     f"The line has {len(cells)} cells, not {len(columns)}.",
@@ -102,10 +127,12 @@ def rows(path: Path, columns: Sequence[str]) -> list[Row]:
     return found
 
 
-class Recorded(BaseModel):
-    """What a notebook measured for one claim."""
-
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True)
+
+
+class Recorded(_Frozen):
+    """What a notebook measured for one claim."""
 
     id: str
     value: StrictInt | StrictFloat | StrictStr
@@ -114,20 +141,16 @@ class Recorded(BaseModel):
     interval: tuple[float, float] | None = None
 
 
-class Shows(BaseModel):
+class Shows(_Frozen):
     """A figure or table that a notebook saved, and what it regenerates."""
-
-    model_config = ConfigDict(frozen=True)
 
     file: str
     shows: tuple[str, ...] = ()
     caption: str = ""
 
 
-class Manifest(BaseModel):
+class Manifest(_Frozen):
     """What one run of a notebook left behind."""
-
-    model_config = ConfigDict(frozen=True)
 
     folder: Path
     notebook: str
@@ -155,32 +178,23 @@ def manifests(results_folder: Path) -> list[Manifest]:
     DataError
         If a manifest is not one.
     """
-    try:
-        found = results.manifests(results_folder)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"A manifest below this folder is not JSON: {error}.",
-            path=results_folder,
-            resolve="run the notebook that left it again.",
-        ) from error
-    checked = []
-    for folder, content in found:
+    found = []
+    for path in sorted(results_folder.glob(f"*/*/{results.MANIFEST}")):
+        wrong = ""
         try:
-            if not isinstance(content, dict):
-                raise DataError(
-                    "The manifest is no JSON object.",
-                    path=folder / results.MANIFEST,
-                    resolve="run the notebook that left it again.",
-                )
-            checked.append(Manifest.model_validate({**content, "folder": folder}))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                found.append(Manifest.model_validate({**content, "folder": path.parent}))
+            else:
+                wrong = "The manifest is no JSON object"
         except ValidationError as error:
             first = error.errors()[0]
-            raise DataError(
-                f"{first['msg']} at {'.'.join(map(str, first['loc']))}.",
-                path=folder / results.MANIFEST,
-                resolve="run the notebook that left it again.",
-            ) from error
-    return checked
+            wrong = f"{first['msg']} at {'.'.join(map(str, first['loc']))}"
+        except (ValueError, RecursionError) as error:
+            wrong = f"The manifest is not JSON: {error}"
+        if wrong:
+            raise DataError(f"{wrong}.", path=path, resolve="run the notebook that left it again.")
+    return found
 
 
 def near(word: str, known: Iterable[str]) -> str:

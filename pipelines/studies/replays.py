@@ -32,11 +32,12 @@ from pipelines.studies import helix
 Floats = NDArray[np.float64]
 Clock = Literal["engine", "client"]
 
-QUANTITIES = ("ttft_s", "tpot_s", "e2e_s")
+_LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+QUANTITIES = tuple(_LABELS)
 PERCENTILES = (5, 10, 25, 50, 75, 90, 95, 99)
+_STATISTICS = ("mean", *(f"P{p}" for p in PERCENTILES))
 DATASET = "llmservingsim_e2e"
 _RUNS = {"Llama-3.1-8B": 1, "Qwen3-32B": 2}
-_GPU = "RTX-PRO-6000-Server"
 _BLOCK = 10  # requests whose mean lengths the derived load keeps
 
 
@@ -58,8 +59,6 @@ class RealRun(Shown):
         Batching and limits as its configuration file says.
     """
 
-    name: str
-    gpu: str
     llm: str
     tensor_parallel: int
     engine_version: str
@@ -69,6 +68,12 @@ class RealRun(Shown):
     means: dict[str, float]
     percentiles: dict[str, Floats]
     requests: dict[str, Floats]
+    gpu: str = "RTX-PRO-6000-Server"
+
+    @property
+    def name(self) -> str:
+        """Model, GPU and their number."""
+        return f"{self.llm} on {self.gpu} x{self.tensor_parallel}"
 
     @property
     def kv_tokens(self) -> int:
@@ -83,22 +88,15 @@ class RealRun(Shown):
 
     def table(self) -> Table:
         """Measured percentiles."""
-        columns = (
-            Column("quantity"),
-            Column("mean", "s"),
-            *(Column(f"P{p}", "s") for p in PERCENTILES),
-        )
+        columns = (Column("quantity"), *(Column(name, "s") for name in _STATISTICS))
         rows = tuple(
             (_LABELS[q], self.means[q], *map(float, self.percentiles[q])) for q in QUANTITIES
         )
         return Table(f"{self.name}, {self.engine_version}", columns, rows)
 
 
-_LABELS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Replay(Shown):
+class ReplayedRun(Shown):
     """A real run beside its simulation."""
 
     real: RealRun
@@ -115,10 +113,9 @@ class Replay(Shown):
         for quantity, values in self.simulated.items():
             own = [float(values.mean()), *np.percentile(values, PERCENTILES)]
             measured = [self.real.means[quantity], *self.real.percentiles[quantity]]
-            names = ["mean", *(f"P{p}" for p in PERCENTILES)]
             rows += [
                 (_LABELS[quantity], name, m, s, 100.0 * (s / m - 1.0))
-                for name, m, s in zip(names, measured, own, strict=True)
+                for name, m, s in zip(_STATISTICS, measured, own, strict=True)
             ]
         columns = ["quantity", "statistic", "measured_s", "simulated_s", "error_percent"]
         return pd.DataFrame(rows, columns=columns)
@@ -143,12 +140,9 @@ class Replay(Shown):
     def table(self) -> Table:
         """Error per quantity and percentile."""
         frame = self.errors().pivot(index="quantity", columns="statistic", values="error_percent")
-        names = ["mean", *(f"P{p}" for p in PERCENTILES)]
-        rows = tuple(
-            (label, *frame.loc[label, names].to_numpy(dtype=float).tolist())
-            for label in _LABELS.values()
-        )
-        columns = (Column("simulated / measured - 1"), *(Column(n, "%", 3) for n in names))
+        frame = frame.loc[list(_LABELS.values()), list(_STATISTICS)].astype(float)
+        rows = tuple(frame.itertuples(name=None))
+        columns = (Column("simulated / measured - 1"), *(Column(n, "%", 3) for n in _STATISTICS))
         return Table(self.real.name, columns, rows, (self.run.deployment.replicas[0].step.source,))
 
 
@@ -175,7 +169,7 @@ def raw_available() -> bool:
     return datasets.available(DATASET)
 
 
-def replay(real: RealRun, step: StepModel, *, engine: Engine | None = None) -> Replay:
+def replay(real: RealRun, step: StepModel, *, engine: Engine | None = None) -> ReplayedRun:
     """Serve the same requests with a step model, under the same engine.
 
     Parameters
@@ -193,7 +187,7 @@ def replay(real: RealRun, step: StepModel, *, engine: Engine | None = None) -> R
         gpus=real.tensor_parallel,
     )
     run = simulate(Deployment(real.name, (replica,)), real.trace, SingleInstance(0))
-    return Replay(real, run)
+    return ReplayedRun(real, run)
 
 
 def summary() -> pd.DataFrame:
@@ -260,8 +254,6 @@ def _published(name: str, clock: Clock = "engine") -> RealRun:
     )
     memory = config["nodes"][0]["instances"][0]["npu_mem"]["mem_util"]
     return RealRun(
-        name=f"{name} on {_GPU} x{arguments['tensor_parallel_size']}",
-        gpu=_GPU,
         llm=name,
         tensor_parallel=int(arguments["tensor_parallel_size"]),
         engine_version=f"vLLM {meta['vllm_version']}",
@@ -302,12 +294,9 @@ def _derived(name: str) -> RealRun:
         name=f"ShareGPT on {name}, means over {_BLOCK}",
         source="data/measured/engine_run_load.csv",
     )
-    degree = _RUNS[name]
     return RealRun(
-        name=f"{name} on {_GPU} x{degree}",
-        gpu=_GPU,
         llm=name,
-        tensor_parallel=degree,
+        tensor_parallel=_RUNS[name],
         engine_version="vLLM 0.19.0",
         engine=_engine(128, 2048),
         memory_fraction=0.9,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 from numpy.typing import NDArray
@@ -26,10 +28,6 @@ from hetero.routers import Builtin, Normal, Predictor, Router
 from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import ENGINES, TPS, links, settings_map, stretched
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Arrival rates of Fig. 5 and 6 [requests/s].
 RATES: Final = (8.0, 16.0, 24.0, np.inf)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from hetero.errors import ParameterError
+from hetero.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,11 +145,11 @@ class ResultFolder:
         interval
             Low and high end over seeds, where there are several.
         """
-        if any(row["id"] == claim for row in self._claims):
-            raise ParameterError(
-                f"Claim '{claim}' was recorded twice by notebook {self.notebook}.",
-                resolve="record each claim once, with the reading it takes in its note.",
-            )
+        require(
+            all(row["id"] != claim for row in self._claims),
+            f"Claim '{claim}' was recorded twice by notebook {self.notebook}.",
+            resolve="record each claim once, with the reading it takes in its note.",
+        )
         number = float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
         row: dict[str, object] = {"id": claim, "value": number, "figure": figure}
         if note:
@@ -181,12 +181,6 @@ def _show_link(file: str) -> None:
     name = file.removesuffix(".svg")
     shown = {"text/markdown": f"![{name}]({file})", "text/plain": f"<figure {file}>"}
     display(shown, raw=True, metadata={"hetero": {"figure": file}})  # type: ignore[no-untyped-call]
-
-
-def manifests(folder: Path) -> list[tuple[Path, dict[str, object]]]:
-    """Every manifest below a results folder, with its own folder, sorted by path."""
-    found = sorted(folder.glob(f"*/*/{MANIFEST}"))
-    return [(path.parent, json.loads(path.read_text(encoding="utf-8"))) for path in found]
 
 
 def claim_rows(

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.figure import Figure
 
 from hetero import catalog
 from hetero.catalog import Link, Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Engine
 from hetero.planners.replicated import replicated, roofline_steps
-from hetero.planners.xiong.tensor_parallel import TensorParallelSearch, roofline_source
+from hetero.planners.xiong.tensor_parallel import DegreeSearch, roofline_source
 from hetero.plots.figures import CYCLE, heat_map, shared_legend
 from hetero.routers import RoundRobin
 from hetero.simulator import metrics, simulate
 from hetero.workload import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 #: Order of the degrees that the paper prints.
 PUBLISHED: Final = "2>4>1>8"
@@ -39,7 +37,7 @@ _FORMULAS: Final = (("full", "2 l h"), ("model", "grouped queries"))
 
 #: :func:`hetero.planners.xiong.tensor_parallel.search` with its machine and model given: it takes a
 #: sample of requests and a reading.
-Search = Callable[..., TensorParallelSearch]
+Search = Callable[..., DegreeSearch]
 
 
 @cache
@@ -56,7 +54,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
 
 
 def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
-    """Order and throughput of the degrees under every reading of Algorithm 1, by sample."""
+    """Order and throughput of the degrees by sample and reading of Xiong et al.'s Algorithm 1."""
     choices = product(
         links().items(), _FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
     )
@@ -151,7 +149,7 @@ def sensitivity(
 def estimated_figure(table: pd.DataFrame) -> Figure:
     """Bars of the estimated throughput by degree, a panel per link, a shade per sample.
 
-    Of the readings, those of section 3.2 are drawn: instances scale, an engine costs each GPU.
+    Drawn are the readings of Xiong et al., section 3.2: instances scale, an engine costs each GPU.
     """
     drawn = table[(table["scaling"] == "instances") & (table["overhead per"] == "gpu")]
     number = (drawn.groupby("seed", sort=False).ngroup() + 1).astype(str)
@@ -173,9 +171,7 @@ def estimated_figure(table: pd.DataFrame) -> Figure:
     return fig
 
 
-def simulated_figure(
-    simulated: pd.DataFrame, estimated: Mapping[str, TensorParallelSearch]
-) -> Figure:
+def simulated_figure(simulated: pd.DataFrame, estimated: Mapping[str, DegreeSearch]) -> Figure:
     """Estimated beside simulated throughput by link, and when each instance is done.
 
     ``simulated`` comes from :func:`simulations`; ``estimated`` has the first sample by link.

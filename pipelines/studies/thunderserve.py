@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 from hetero import catalog, cluster
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand, reference
 from hetero.costs.groups import Group
 from hetero.costs.replicas import replica
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
+from hetero.errors import ParameterError, require_share
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.baselines.homogeneous import colocated, distserve
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.plan import PhasePlan, plan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
@@ -33,7 +34,6 @@ from hetero.routers import PairShares
 from hetero.routers.base import Builtin, Router
 from hetero.simulator import Run, Slo, simulate
 from hetero.workload import Trace
-from pipelines.studies.deadlines import Scales
 
 Floats = NDArray[np.float64]
 System: TypeAlias = tuple[Deployment, Router | Builtin]
@@ -60,6 +60,59 @@ _PRINTED_5_8: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scales:
+    """Latencies of a run over those of the reference, sorted, by kind of target.
+
+    Attributes
+    ----------
+    sorted_scales
+        ``ttft``, ``tpot``, ``e2e``: of every request that arrived, infinite where it was not
+        served, 0 for the TPOT of a reply of one token.
+    """
+
+    sorted_scales: dict[str, Floats]
+
+    @classmethod
+    def of(cls, run: Run, reference: Slo) -> Scales:
+        """Scales of all requests of a run.
+
+        Raises
+        ------
+        ParameterError
+            If the reference lacks one of the three latencies.
+        """
+        found = {}
+        for kind in ("ttft", "tpot", "e2e"):
+            unit = getattr(reference, f"{kind}_s")
+            if unit is None:
+                raise ParameterError(
+                    f"The reference has no {kind.upper()}.", resolve="give all three latencies."
+                )
+            values = np.asarray(getattr(run, f"{kind}_s")) / unit
+            if kind == "tpot":
+                values = np.where(run.finished & np.isnan(values), 0.0, values)
+            found[kind] = np.sort(np.where(run.finished, values, np.inf))
+        return cls(found)
+
+    def attained(self, kind: str, scales: Sequence[float] | Floats) -> Floats:
+        """Share of the requests within each multiple of the reference."""
+        values = self.sorted_scales[kind]
+        return np.searchsorted(values, np.asarray(scales), side="right") / len(values)
+
+    def smallest(self, kind: str, goal: float) -> float:
+        """Smallest multiple of the reference that a share of the requests stays within.
+
+        Examples
+        --------
+        >>> Scales({"e2e": np.array([1.0, 2.0, 3.0, 8.0])}).smallest("e2e", 0.75)
+        3.0
+        """
+        values = self.sorted_scales[kind]
+        require_share(goal=goal)
+        return float(values[int(np.ceil(goal * len(values) - 1e-9)) - 1])
+
+
 @dataclass(frozen=True, eq=False)
 class ThunderServeStudy:
     """What all experiments share: workloads, both fleets, seeds, and how plans are made.
@@ -75,7 +128,7 @@ class ThunderServeStudy:
     seeds: Sequence[int]
     requests: int
     plan_scale: float
-    settings: Settings
+    settings: CostSettings
     steps: TabuSettings
 
     @cached_property
@@ -114,7 +167,7 @@ class ThunderServeStudy:
     def tabu(
         self, name: str, rate_rps: float, steps: int, seed: int, cloud: Cluster | None = None
     ) -> PhasePlan:
-        """The paper's tabu search (Algorithm 1), with its history."""
+        """The paper's tabu search (ThunderServe Algorithm 1), with its history."""
         costs = self.costs if cloud is None else CostModel(cloud, self.llm, self.settings)
         evaluator = Evaluator(costs, self.demand(name, rate_rps), self.target(name))
         search = TabuSearch.start(evaluator, TabuSettings(steps=steps), seed=seed)
@@ -175,7 +228,7 @@ def replicas(planned: Mapping[Key, System]) -> pd.DataFrame:
 
 
 def configurations(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
-    """Groups of plans in the words of Table 3; plans are given by workload and search."""
+    """Groups of plans, by workload and search, in the words of ThunderServe's Table 3."""
     rows = []
     for (name, search), made in plans.items():
         for groups, phase in ((made.prefill, "prefill"), (made.decode, "decode")):
@@ -210,7 +263,7 @@ def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
 def overload(
     study: ThunderServeStudy, planned: Mapping[Key, System], rate_rps: float, at_rps: float = 60.0
 ) -> pd.DataFrame:
-    """Tokens per second while far more arrives than any system sustains (Fig. 9), by seed.
+    """Tokens per second by seed while far more arrives than is sustained (ThunderServe Fig. 9).
 
     Plans are those for ``rate_rps``. Counted until 80 % of the requests have finished, since the
     last ones leave replicas idle.
@@ -232,7 +285,7 @@ def convergence(
     rate_rps: float,
     steps: int,
 ) -> dict[tuple[str, int], Floats]:
-    """Best estimated attainment [%] after each tabu step (Fig. 10), by workload and GPUs.
+    """Best estimate [%] after each tabu step, by workload and GPUs (ThunderServe Fig. 10).
 
     Each array has a row per seed. ``whole`` has the searches on all GPUs, by workload and seed,
     for ``rate_rps``; fewer GPUs are offered the same rate per GPU.
@@ -251,10 +304,10 @@ def convergence(
 
 
 def variants(made: PhasePlan) -> dict[str, System]:
-    """A plan with parts of the system switched off one after the other (Fig. 12)."""
-    whole, sent = Service.of(made), KvTransfer(bits=16)
+    """A plan with parts of the system switched off one after the other (ThunderServe Fig. 12)."""
+    whole, sent = PhaseService.of(made), KvTransfer(bits=16)
     groups = [(group.pipeline, group.phase) for group in whole.groups]
-    plain = Service.given(groups, whole.demand, whole.slo, transfer=sent)
+    plain = PhaseService.given(groups, whole.demand, whole.slo, transfer=sent)
     phases = (plain.in_phase("prefill"), plain.in_phase("decode"))
     pairs = {(a.name, b.name): 1.0 for a, b in product(*phases)}
     return {
@@ -280,9 +333,9 @@ def ablation(
 
 
 def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
-    """Four A40 and four 3090Ti at 40 and 5 Gbit/s: Tables 5 and 8, and the best designs.
+    """Four A40 and four 3090Ti at 40 and 5 Gbit/s (ThunderServe Tables 5 and 8), best designs.
 
-    Times and throughput are those of the printed designs (Fig. 17); the best of all designs are
+    Times and throughput are of the printed designs (ThunderServe Fig. 17); the best of all are
     those of highest throughput (a rate above any capacity, a wide deadline). The baseline keeps
     both phases on each machine.
     """
@@ -315,7 +368,7 @@ def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
 def _baseline(llm: Llm, pair: Cluster, trace: Trace) -> tuple[float, float, float, float]:
     """Prefill, transfer and decode of a request alone [ms], and tokens per second when fed."""
     costs = CostModel(pair, llm)
-    alone = [costs.pipeline([Stage(k, 4, llm.layers)]) for k in (0, 1)]
+    alone = [costs.pipeline([PipelineStage(k, 4, llm.layers)]) for k in (0, 1)]
     nodes = tuple(replica(p, name) for p, name in zip(alone, ("a40", "3090ti"), strict=True))
     prefill = [float(p.prefill_latency_s(INPUTS)) for p in alone]
     step = [float(p.decode_step_s(1, 1040)) for p in alone]
@@ -351,10 +404,10 @@ def _alone_ms(made: PhasePlan) -> Floats:
 
 
 def kv_shares() -> pd.DataFrame:
-    """Share of the KV transfer in one request of LLaMA-7B alone on two A5000 (Fig. 18) [%]."""
+    """Share of the KV transfer in a request of LLaMA-7B on two A5000 [%] (ThunderServe Fig. 18)."""
     llm = catalog.llm("LLaMA-1-7B")
     costs = CostModel(cluster.cluster("thunderserve-a5000-pair"), llm)
-    prefill, decode = (costs.pipeline([Stage(k, 1, llm.layers)]) for k in (0, 1))
+    prefill, decode = (costs.pipeline([PipelineStage(k, 1, llm.layers)]) for k in (0, 1))
     rows = []
     ways: tuple[Bits, ...] = (16, 8, 4)
     for bits, outputs, inputs in product(ways, (16, OUTPUTS, 64), LENGTHS):
@@ -388,7 +441,7 @@ def arrivals(
 
 
 def as_printed(cloud: Cluster) -> Cluster:
-    """The cloud with the GPU figures of Table 1."""
+    """The cloud with the GPU figures of ThunderServe's Table 1."""
     named = {m.gpu.name: catalog.gpu(m.gpu.name, preset="thunderserve") for m in cloud.machines}
     machines = tuple(replace(m, gpu=named[m.gpu.name]) for m in cloud.machines)
     name = f"{cloud.name}, figures as printed"

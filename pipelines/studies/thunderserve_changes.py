@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from hetero import timings
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Phase
 from hetero.costs.pipeline import Pipeline
@@ -22,13 +22,12 @@ from hetero.planners.reschedule.detector import ShiftDetector
 from hetero.planners.reschedule.episode import Episode, Era, play
 from hetero.planners.reschedule.policy import Policy, Rescheduling, reschedule
 from hetero.planners.reschedule.reload import Disk, Reads, reload
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.workload import Trace
-from pipelines.studies.deadlines import Scales
-from pipelines.studies.thunderserve import Floats, ThunderServeStudy
+from pipelines.studies.thunderserve import Floats, Scales, ThunderServeStudy
 
 Groups: TypeAlias = list[tuple[Pipeline, Phase]]
 Losses: TypeAlias = dict[tuple[str, str, Policy], Rescheduling]
@@ -42,12 +41,12 @@ _PRINTED_RELOAD_S: Final[dict[Policy, float]] = {"full": 103.0, "light": 0.0}
 
 
 def printed_groups(costs: CostModel) -> dict[str, Groups]:
-    """Groups and phases of Table 3 by workload, layers divided evenly between stages."""
+    """Groups and phases of ThunderServe's Table 3 by workload, layers divided evenly."""
     where = {machine.name: k for k, machine in enumerate(costs.machines)}
 
     def groups(phase: Phase, *parts: tuple[str, int], times: int = 1) -> Groups:
         each = costs.llm.layers // len(parts)
-        stages = [Stage(where[name], degree, each) for name, degree in parts]
+        stages = [PipelineStage(where[name], degree, each) for name, degree in parts]
         return [(costs.pipeline(stages), phase) for _ in range(times)]
 
     mixed, ti = (("a5000-2", 2), ("3090ti-2", 2)), (("3090ti-1", 2), ("3090ti-1", 2))
@@ -64,16 +63,16 @@ def printed_groups(costs: CostModel) -> dict[str, Groups]:
 
 
 def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") -> Losses:
-    """A machine is lost, and the service rescheduled by every policy (Fig. 11).
+    """A machine is lost, and the service rescheduled by every policy (ThunderServe Fig. 11).
 
-    From the plan of Table 3 the decode groups on the machine alone are lost; from ours all of it.
+    With ThunderServe's Table 3 only the decode groups on the machine are lost, with ours all of it.
     """
     rescheduled: Losses = {}
     printed_by_name = printed_groups(study.costs)
     for name in study.traces:
         asked, slo = study.demand(name, rate_rps), study.target(name)
-        printed = Service.given(printed_by_name[name], asked, slo, label="Table 3")
-        own = Service.of(study.plan(name, rate_rps), "our plan")
+        printed = PhaseService.given(printed_by_name[name], asked, slo, label="Table 3")
+        own = PhaseService.of(study.plan(name, rate_rps), "our plan")
         decode = (group for group in printed.in_phase("decode") if group.machines == {machine})
         lost = frozenset(group.name for group in decode)
         cases = ((printed, lose_groups(printed, lost)), (own, lose_machine(own, machine)))
@@ -87,7 +86,7 @@ def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") 
 def steady(
     study: ThunderServeStudy, rescheduled: Losses, rate_rps: float
 ) -> tuple[pd.DataFrame, dict[tuple[str, str, str], list[Scales]]]:
-    """Attainment before and after a loss, and the scales behind it, which Fig. 11 shows."""
+    """Attainment before and after a loss, and the scales behind it (ThunderServe Fig. 11)."""
     rows, scales = [], {}
     for name, start in dict.fromkeys(key[:2] for key in rescheduled):
         # Before the loss a service is the same under every policy.
@@ -114,13 +113,15 @@ def recorded_s(key: str) -> float | None:
         return None
 
 
-def reload_s(service: Service, reads: Reads) -> float:
+def reload_s(service: PhaseService, reads: Reads) -> float:
     """Time to load all groups of a service [s] from a disk of 1.2 GB/s."""
     return reload([group.pipeline for group in service.groups], Disk(reads=reads)).seconds
 
 
-def rescheduling_times(service: Service, search_s: Mapping[Policy, float | None]) -> pd.DataFrame:
-    """Table 4: recorded times of the search [s] by policy, computed ones of the reload."""
+def rescheduling_times(
+    service: PhaseService, search_s: Mapping[Policy, float | None]
+) -> pd.DataFrame:
+    """ThunderServe's Table 4: recorded times of the search [s], computed ones of the reload."""
     rows = []
     ways: tuple[Reads, ...] = ("per replica", "per machine")
     for policy, printed in PRINTED_SEARCH_S.items():
@@ -136,7 +137,7 @@ def rescheduling_times(service: Service, search_s: Mapping[Policy, float | None]
 def episodes(
     study: ThunderServeStudy, rescheduled: Losses, rate_rps: float, at_s: float
 ) -> tuple[pd.DataFrame, dict[tuple[str, Policy], Episode]]:
-    """The loss with requests in flight, from the plan of Table 3, by workload and policy.
+    """The loss with requests in flight, by workload and policy, from ThunderServe's Table 3.
 
     The new plan comes after the printed search time.
     """
@@ -230,7 +231,7 @@ def shift(
     alarm = detector.first(stream)
     if alarm is None:
         return detector, pd.DataFrame()
-    service, slo = Service.of(made, "for coding"), study.target("conversation")
+    service, slo = PhaseService.of(made, "for coding"), study.target("conversation")
     since = stream.take(np.arange(alarm.since, alarm.request + 1))
     turned = replace(service, slo=slo)
     seen = Demand.of(since, rate_rps)

@@ -15,11 +15,19 @@ from hetero import timings
 from hetero.errors import DataError
 from hetero.intervals import interval
 from hetero.planners.reschedule.policy import Policy
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.plan import PhasePlan
-from pipelines.studies.deadlines import Scales
 from pipelines.studies.results import claim_rows
-from pipelines.studies.thunderserve import KINDS, LENGTHS, OUTPUTS, SCALE, TPS, Key, mean_attained
+from pipelines.studies.thunderserve import (
+    KINDS,
+    LENGTHS,
+    OUTPUTS,
+    SCALE,
+    TPS,
+    Key,
+    Scales,
+    mean_attained,
+)
 from pipelines.studies.thunderserve_changes import ATTAINED, Losses, reload_s
 
 Rows: TypeAlias = list[dict[str, Any]]
@@ -112,7 +120,7 @@ def plans(
     rate_rps: float,
     plan_scale: float,
 ) -> Rows:
-    """Claims 8 and 9; ``printed`` are plans with the GPU figures of Table 1."""
+    """Claims 8 and 9; ``printed`` are plans with the GPU figures of ThunderServe's Table 1."""
     at = f"at {rate_rps:g} req/s, scale {plan_scale:g}"
     orders, totals, shares = Rows(), Rows(), Rows()
     for k, name in enumerate(_NAMES):
@@ -142,7 +150,7 @@ def search_times() -> Rows:
 
 def rescheduling(
     steady: pd.DataFrame,
-    service: Service,
+    service: PhaseService,
     search_s: Mapping[Policy, float | None],
     rate_rps: float,
     plan_scale: float,

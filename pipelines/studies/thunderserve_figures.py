@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
@@ -18,13 +20,17 @@ from hetero.planners.reschedule.policy import Policy
 from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.plots import figures
 from pipelines.studies import thunderserve
-from pipelines.studies.deadlines import Scales
-from pipelines.studies.thunderserve import GRID, KINDS, LENGTHS, SYSTEMS, TPS, Key, mean_attained
+from pipelines.studies.thunderserve import (
+    GRID,
+    KINDS,
+    LENGTHS,
+    SYSTEMS,
+    TPS,
+    Key,
+    Scales,
+    mean_attained,
+)
 from pipelines.studies.thunderserve_changes import POLICIES
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Style: TypeAlias = dict[str, Any]
 _HUES: Final = (figures.CYCLE[4], figures.CYCLE[2], figures.CYCLE[0], "#777777")
@@ -84,7 +90,7 @@ def _boxes(axis: Axes, made: PhasePlan) -> None:
 
 
 def orchestration(plans: Mapping[str, PhasePlan]) -> Figure:
-    """Share of the requests per pair of a prefill and a decode replica, by workload (Fig. 5)."""
+    """Share of the requests per pair of replicas, by workload (ThunderServe Fig. 5)."""
     fig, axes = plt.subplots(1, 2, figsize=(10.2, 3.4))
     for axis, (name, made) in zip(axes, plans.items(), strict=True):
         share = pd.DataFrame(
@@ -175,7 +181,7 @@ def throughput(overloaded: pd.DataFrame) -> Figure:
 
 
 def convergence(curves: Mapping[tuple[str, int], thunderserve.Floats]) -> Figure:
-    """Best estimate over the steps of a search, mean and range over its seeds (Fig. 10)."""
+    """Best estimate over the steps of a search, mean and range of seeds (ThunderServe Fig. 10)."""
     fig, axes = _panels(curves, "step of the search", "best estimate so far [%]", (9.2, 3.0))
     sizes = dict.fromkeys(size for _, size in curves)
     for name, axis in axes.items():
@@ -227,7 +233,7 @@ def episodes(
 
 
 def ablation(scales: Mapping[tuple[str, str], Sequence[Scales]]) -> Figure:
-    """Attainment with parts of the system switched off (Fig. 12)."""
+    """Attainment with parts of the system switched off (ThunderServe Fig. 12)."""
     fig, axes = _panels(scales)
     labels = dict.fromkeys(label for _, label in scales)
     for name, axis in axes.items():
@@ -271,7 +277,7 @@ def _panels(
 
 
 def kv_shares(shares: pd.DataFrame) -> Figure:
-    """Share of the KV transfer over the input length (Fig. 18); bands are the printed ranges."""
+    """Share of the KV transfer over the input length; bands as printed (ThunderServe Fig. 18)."""
     fig, axis = plt.subplots(figsize=(6.4, 3.0))
     sns.lineplot(
         shares, x="input [tokens]", y="KV share [%]", hue="bits", hue_order=(16, 8, 4),

@@ -15,7 +15,7 @@ import pytest
 from hetero import latency
 from hetero.apps import profiling
 from hetero.apps.cli import main
-from hetero.apps.profiling import Endpoint, Limits, Reply, Setting
+from hetero.apps.profiling import Endpoint, ProfileLimits, Reply, Setting
 from hetero.apps.profiling.rounds import steps
 from hetero.errors import DataError, EndpointError, ParameterError
 
@@ -79,7 +79,7 @@ def test_a_stopped_profile_goes_on_without_asking_again(server, tmp_path):
     file = tmp_path / "steps.csv"
     endpoint = Endpoint(server.url, server.model)
     first = profiling.profile(
-        endpoint, SETTINGS, file, repeats=1, warm_up=0, limits=Limits(tokens=800)
+        endpoint, SETTINGS, file, repeats=1, warm_up=0, limits=ProfileLimits(tokens=800)
     )
     assert 0 < first.done < first.planned == 6
     assert "800 tokens" in first.stopped
@@ -109,7 +109,7 @@ def test_a_profile_from_before_checks_goes_on(server, tmp_path):
             floor_s=1.0, per_token_s=0.0, per_cached_token_s=0.0
         ))  # fmt: skip
     spent = profiling.profile(
-        endpoint, SETTINGS, file, repeats=1, warm_up=0, limits=Limits(tokens=1000),
+        endpoint, SETTINGS, file, repeats=1, warm_up=0, limits=ProfileLimits(tokens=1000),
         after=profiling.Profile(file, 0, 0, 0, "", tokens=999.0),
     )  # fmt: skip
     assert spent.sent == 0
@@ -268,7 +268,7 @@ def test_settings_and_limits_that_measure_nothing_are_refused(tmp_path):
     with pytest.raises(ParameterError, match="no step times"):
         Setting(1, 16, 2)
     with pytest.raises(ParameterError, match="allow nothing"):
-        Limits(seconds=0)
+        ProfileLimits(seconds=0)
     with pytest.raises(ParameterError, match="no address"):
         Endpoint("localhost:8000", "m")
     with pytest.raises(ParameterError, match="measures nothing"):

@@ -52,7 +52,7 @@ import numpy as np
 import torch
 from scipy.special import erfcx, ndtr
 from hetero.engine.compiled import compiled
-from hetero.planners.rignall import search_bayes
+from hetero.planners.rignall import search, search_bayes
 
 @compiled
 def weighted(values, by):
@@ -66,7 +66,7 @@ draws = random.gamma(2.3, size=999)
 a = random.random((80, 6))
 parts = [draws, np.exp(draws), np.log(draws), draws**0.3, ndtr(draws), erfcx(draws), a.T @ a]
 parts += [np.linalg.lstsq(a, draws[:80])[0], np.linalg.svd(a)[1], np.array(weighted(draws, 0.1))]
-with search_bayes._alone(0):
+with search.alone(0):
     y = torch.from_numpy(search_bayes.standardised(draws[:16]))[:, None]
     model = search_bayes.gaussian(torch.from_numpy(a[:16]), y)
     parts += search_bayes._covariance(model, torch.from_numpy(a))

@@ -6,16 +6,16 @@ from dataclasses import asdict
 
 from hetero import catalog
 from hetero.apps.cards.card import (
-    Bound,
-    Change,
+    CardQuestion,
+    ChangeEffect,
+    GoodputBound,
     Limit,
     Limits,
     PlanCard,
-    Question,
     Replicas,
     Sampled,
     Source,
-    Tried,
+    TriedPlanner,
 )
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.latency.step import StepModel
@@ -45,7 +45,7 @@ PLAN = Plan(
     options={"theta": 2.0},
 )
 CARD = PlanCard(
-    question=Question(
+    question=CardQuestion(
         "fleet", {"L4": 4, "A10": 1}, "Llama-3-8B", "azure2023_conv", 1.0, True,
         {"ttft": 0.5, "tpot": 0.05}, 0.9, None, "fp16", "nominal", 0, 100,
     ),
@@ -66,10 +66,13 @@ CARD = PlanCard(
     latencies_s={name: {50: _FIGURE, 90: _FIGURE} for name in ("ttft", "tpot", "e2e")},
     usd_per_h=3.5,
     usd_per_mtok=_FIGURE,
-    bound=Bound(4.0, "the flow of tokens", 50.0),
+    bound=GoodputBound(4.0, "the flow of tokens", 50.0),
     limits=Limits("memory", "Memory binds.", "ttft", (Limit("memory", 3.0, 90.0),)),
-    changes=(Change("one more L4", _FIGURE, Sampled(0.1, (0.1,)), 4.0, "hetero plan"),),
-    tried=(Tried("search", "fp16", 2.0, 3.5, 4.0, ""), Tried("other", "fp16", 1.0, None, None, "")),
+    changes=(ChangeEffect("one more L4", _FIGURE, Sampled(0.1, (0.1,)), 4.0, "hetero plan"),),
+    tried=(
+        TriedPlanner("search", "fp16", 2.0, 3.5, 4.0, ""),
+        TriedPlanner("other", "fp16", 1.0, None, None, ""),
+    ),
     sources=(
         Source("L4", 4, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", 0.7, "catalog"),
         Source("A10", 1, "roofline of the data sheet", 20.0, 10.0, "NVIDIA", None, ""),

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import ParameterError
-from pipelines.studies.ledger import ledger
-from pipelines.studies.orders import Order
+from pipelines.studies.ledger import Order, ledger
 
 quick = settings(max_examples=150)
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pipeline_oracle import Oracle, seed_word, small_problem
 
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.routers.pipelines import (
     FlowRouter,
     RandomRouter,
@@ -34,7 +34,7 @@ ROUTERS = (
 
 
 @st.composite
-def networks(draw) -> Network:
+def networks(draw) -> FlowNetwork:
     """Two chains through six layers, cut anywhere, and nodes of any range beside them."""
     cuts = [sorted(draw(st.sets(st.integers(1, DEPTH - 1), max_size=2))) for _ in range(2)]
     ranges = [pair for cut in cuts for pair in zip([0, *cut], [*cut, DEPTH], strict=True)]
@@ -47,7 +47,7 @@ def networks(draw) -> Network:
         kinds, DEPTH, bandwidth=2.0 ** draw(st.integers(17, 22)), latency=latency
     )
     placement = Placement(problem, tuple(ranges))
-    return Network(placement, partial_inference=draw(st.booleans()))
+    return FlowNetwork(placement, partial_inference=draw(st.booleans()))
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero.errors import InfeasibleError
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.planners.helix import search
 from hetero.planners.helix.bound import flow_bound
 from hetero.planners.helix.groups import groups
@@ -37,7 +37,7 @@ def test_no_placement_exceeds_the_bound(seed: int, nodes: int, slow: bool) -> No
         placement = Placement(small, tuple(ranges))
         for partial in (False, True):
             try:
-                flow = Network(placement, partial).max_flow()
+                flow = FlowNetwork(placement, partial).max_flow()
             except InfeasibleError:
                 continue
             assert flow.tokens_per_s <= bound * (1 + 1e-9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetero import catalog
-from hetero.apps.export import Part, Service, Serving
+from hetero.apps.export import Part, ServedEngine, Service
 from hetero.apps.export.service import placed
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, KvLink
@@ -54,7 +54,7 @@ def pipeline(*parts: tuple[str, str, int, int], copies: int = 1) -> Service:
     """Engines over several machines; by default two of H100 with uneven layers."""
     parts = parts or (("n1", "H100-SXM", 8, 42), ("n2", "H100-SXM", 8, 38))
     servings = [
-        Serving(f"pipe-{k}", "both", tuple(Part(f"{m}-{k}", *rest) for m, *rest in parts))
+        ServedEngine(f"pipe-{k}", "both", tuple(Part(f"{m}-{k}", *rest) for m, *rest in parts))
         for k in range(copies)
     ]
     return Service("test", LLAMA, placed(servings), weights="meta-llama/Llama-3.1-70B-Instruct")
@@ -63,8 +63,8 @@ def pipeline(*parts: tuple[str, str, int, int], copies: int = 1) -> Service:
 def prefill_pipeline() -> Service:
     """Prefill in a pipeline that pushes its caches to a decode engine of one stage."""
     servings = [
-        Serving("p", "prefill", (Part("m", "L4", 2, 20), Part("m", "L4", 2, 12))),
-        Serving("d", "decode", (Part("n", "L4", 4, 32),)),
+        ServedEngine("p", "prefill", (Part("m", "L4", 2, 20), Part("m", "L4", 2, 12))),
+        ServedEngine("d", "decode", (Part("n", "L4", 4, 32),)),
     ]
     return Service("pushed", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B")
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.programs import Floats, Ints, Program
+from hetero.arrays import Floats, Ints
+from hetero.programs import Program
 
 _SAME = 1e-9  # relative distance below which two lines meet on the curve
 

@@ -13,14 +13,14 @@ from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio import bound as bounds
 from hetero.apps.portfolio.bound import WORK, Bound, amounts, bound
-from hetero.apps.portfolio.case import Case
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError
 from hetero.latency import for_gpu
+from hetero.question import Question
 from hetero.routers import LeastTokens
 from hetero.simulator import simulate
 from hetero.workload import Trace
@@ -39,7 +39,7 @@ def fleet(*kinds: tuple[str, int]) -> Cluster:
 
 
 def test_one_type_is_the_work_of_the_roofline_alone() -> None:
-    case = Case(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
+    case = Question(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
     one = for_gpu(catalog.gpu("L40S"), EIGHT)
     most = max(2048.0, float(CHATS.input_tokens.max()))
     # A decode step of 256 and a prefill step as long as can be, less what is per step alone.
@@ -77,7 +77,7 @@ def test_two_types_divide_the_work_where_each_is_better() -> None:
 
 
 def test_use_fills_every_gpu_and_names_every_part() -> None:
-    found = bound(Case(cluster("thunderserve-cloud-32"), EIGHT, CHATS, 1.0))
+    found = bound(Question(cluster("thunderserve-cloud-32"), EIGHT, CHATS, 1.0))
     assert found is not None
     for shares in found.use().values():
         assert shares.sum() == pytest.approx(1.0, rel=1e-6)
@@ -86,17 +86,17 @@ def test_use_fills_every_gpu_and_names_every_part() -> None:
 
 
 def test_leaving_requests_out_leaves_the_largest_out() -> None:
-    found = bound(Case(fleet(("L40S", 1)), EIGHT, CHATS, 1.0))
+    found = bound(Question(fleet(("L40S", 1)), EIGHT, CHATS, 1.0))
     assert found is not None
     short = CHATS.filter(input_tokens=(1, int(np.quantile(CHATS.input_tokens, 0.5))))
-    half = bound(Case(fleet(("L40S", 1)), EIGHT, short, 1.0))
+    half = bound(Question(fleet(("L40S", 1)), EIGHT, short, 1.0))
     assert half is not None
     assert found.rps() < found.rps(0.9) < found.rps(0.5)
     assert half.rps() <= found.rps(len(short) / len(CHATS)) * 1.02
 
 
 def test_mixtures_of_experts_have_none() -> None:
-    case = Case(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+    case = Question(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert bound(case) is None
 
 
@@ -129,12 +129,12 @@ def test_no_run_exceeds_it(
     """Random replicas, pipelines of mixed stages and split phases, flooded with requests."""
     where = fleet(*kinds)
     trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
-    case = Case(where, EIGHT, trace, 1.0)
+    case = Question(where, EIGHT, trace, 1.0)
     costs = assumptions.costs(case)
     left = [machine.count for machine in where.machines]
     pipelines = []
     if mixed and len(left) > 1:
-        halves = [Stage(0, 1, 20), Stage(1, 1, 12)]
+        halves = [PipelineStage(0, 1, 20), PipelineStage(1, 1, 12)]
         pipelines.append(costs.pipeline(halves))
         left[0] -= 1
         left[1] -= 1
@@ -145,7 +145,7 @@ def test_no_run_exceeds_it(
         held = [32 // (stages + 1)] * (stages + 1)
         held[-1] += 32 - sum(held)
         try:
-            pipelines.append(costs.pipeline([Stage(m, gpus, n) for n in held]))
+            pipelines.append(costs.pipeline([PipelineStage(m, gpus, n) for n in held]))
         except InfeasibleError:
             continue
         left[m] -= count
@@ -176,10 +176,11 @@ def test_no_run_exceeds_it(
 
 def test_it_is_not_far_from_what_a_good_plan_reaches() -> None:
     """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
-    case = Case(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
+    case = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
     costs = assumptions.costs(case)
     nodes = tuple(
-        assumptions.replica(costs.pipeline([Stage(0, 1, EIGHT.layers)]), f"r{k}") for k in range(2)
+        assumptions.replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), f"r{k}")
+        for k in range(2)
     )
     many = Trace(np.zeros(4000), np.full(4000, 500), np.full(4000, 100))
     run = simulate(Deployment("two", nodes), many, LeastTokens())
@@ -193,8 +194,8 @@ def test_costs_of_a_type_in_several_machines_take_the_better() -> None:
     machines = (Machine("a", catalog.gpu("L40S")), Machine("b", slow))
     link = catalog.links().find("Ethernet-100G")
     both = Cluster("both", machines, Network(within_region=link))
-    found = bounds.bound(Case(both, EIGHT, CHATS, 1.0))
-    alone = bounds.bound(Case(fleet(("L40S", 2)), EIGHT, CHATS, 1.0))
+    found = bounds.bound(Question(both, EIGHT, CHATS, 1.0))
+    alone = bounds.bound(Question(fleet(("L40S", 2)), EIGHT, CHATS, 1.0))
     assert found is not None
     assert alone is not None
     assert found.rps() == pytest.approx(alone.rps(), rel=1e-9)

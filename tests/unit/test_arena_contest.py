@@ -8,15 +8,15 @@ import pytest
 from joblib import parallel_config
 
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.fleets import fleet
 from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.score import Estimate, carried
+from hetero.apps.portfolio.score import Estimate, goodput
 from hetero.catalog import llm
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo
 from hetero.workload import Trace
@@ -156,7 +156,7 @@ def test_one_row_per_planner_and_load_and_per_other_router(table: pd.DataFrame) 
 def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, asked) -> None:
     case = case_of(MATCH, RULES)
     entry = asked[0].plan(case)
-    rates = [carried(entry, case, seed) for seed in RULES.seeds]
+    rates = goodput(entry, case, RULES.seeds)
     row = table[(table["planner"] == NAMES[0]) & (table["router"] == league.OWN)].iloc[0]
     assert row[league.GOODPUT] == pytest.approx(np.mean(rates))
     spread = Estimate.of(rates)
@@ -216,10 +216,10 @@ def test_planners_that_raise_something_else_are_not_hidden() -> None:
     class Broken:
         name = "broken"
 
-        def unfit(self, case: Case) -> str | None:
+        def unfit(self, case: Question) -> str | None:
             return None
 
-        def plan(self, case: Case) -> Plan:
+        def plan(self, case: Question) -> Plan:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

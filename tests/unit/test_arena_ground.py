@@ -7,12 +7,12 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
-from hetero.apps.portfolio.case import MOST_REQUESTS, Case
 from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nodes
 from hetero.cluster import cluster
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.errors import InfeasibleError
 from hetero.planners.replicated import replicated
+from hetero.question import MOST_REQUESTS, Question
 from hetero.simulator import Slo
 
 SEVENTY = catalog.llm("Llama-3.1-70B")
@@ -22,15 +22,15 @@ MIXED = cluster("current-mixed-32")
 
 
 @pytest.fixture(scope="module")
-def case() -> Case:
-    return Case(MIXED, SEVENTY, CHATS, 5.0)
+def case() -> Question:
+    return Question(MIXED, SEVENTY, CHATS, 5.0)
 
 
 @pytest.mark.parametrize(("machine", "degree"), [("h200", 2), ("h100", 4), ("a100", 8)])
-def test_replicas_are_those_of_the_roofline(case: Case, machine: str, degree: int) -> None:
+def test_replicas_are_those_of_the_roofline(case: Question, machine: str, degree: int) -> None:
     costs = assumptions.costs(case)
     number = [m.name for m in MIXED.machines].index(machine)
-    here = assumptions.replica(costs.pipeline([Stage(number, degree, SEVENTY.layers)]), "r")
+    here = assumptions.replica(costs.pipeline([PipelineStage(number, degree, SEVENTY.layers)]), "r")
     there = replicated(MIXED, SEVENTY, {machine: (degree,)}).replicas[0]
     n = np.array([1.0, 17.0, 300.0, 2048.0])
     for one in ((n, n, 900.0 * n, 0.0), (n, 0, 0.0, n * n / 2)):
@@ -39,9 +39,9 @@ def test_replicas_are_those_of_the_roofline(case: Case, machine: str, degree: in
     assert here.usd_per_h == there.usd_per_h
 
 
-def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Case) -> None:
+def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Question) -> None:
     costs = assumptions.costs(case)
-    stages = [Stage(0, 2, 40), Stage(2, 4, 30), Stage(3, 4, 10)]
+    stages = [PipelineStage(0, 2, 40), PipelineStage(2, 4, 30), PipelineStage(3, 4, 10)]
     pipeline = costs.pipeline(stages)
     both, prefill = (assumptions.replica(pipeline, "r", role) for role in ("both", "prefill"))
     n = np.unique(np.geomspace(1, 60_000, 200).round())
@@ -54,8 +54,8 @@ def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Case) ->
     assert (both.step.seconds(n, n, 900.0 * n) >= decode.max(axis=0) * (1 - 1e-7)).all()
 
 
-def test_equal_stages_are_played_as_they_are_planned(case: Case) -> None:
-    pipeline = assumptions.costs(case).pipeline([Stage(1, 2, 40), Stage(1, 2, 40)])
+def test_equal_stages_are_played_as_they_are_planned(case: Question) -> None:
+    pipeline = assumptions.costs(case).pipeline([PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)])
     from hetero.costs.replicas import step_model
 
     n = np.array([1.0, 64.0, 2000.0])
@@ -63,10 +63,10 @@ def test_equal_stages_are_played_as_they_are_planned(case: Case) -> None:
     assert played == pytest.approx(step_model(pipeline).seconds(n, n, 500 * n), rel=1e-12)
 
 
-def test_layers_of_a_node_take_what_a_replica_takes(case: Case) -> None:
+def test_layers_of_a_node_take_what_a_replica_takes(case: Question) -> None:
     """All layers on one node: a step of mean contexts as long as the replica's, and its cache."""
     costs, means = assumptions.costs(case), Means.of(case)
-    alone = assumptions.replica(costs.pipeline([Stage(1, 4, SEVENTY.layers)]), "r")
+    alone = assumptions.replica(costs.pipeline([PipelineStage(1, 4, SEVENTY.layers)]), "r")
     table = latency(costs, 1, 4, means)
     for b in (1.0, 40.0, 256.0):
         layer_ms = float(table.decode_layer_ms(b))
@@ -83,38 +83,38 @@ def test_layers_of_a_node_take_what_a_replica_takes(case: Case) -> None:
 
 def test_means_of_a_workload_are_sums_over_its_requests() -> None:
     two = workload.Trace([0.0, 0.0], [10, 30], [3, 2])
-    found = Means.of(Case(MIXED, SEVENTY, two, 1.0))
+    found = Means.of(Question(MIXED, SEVENTY, two, 1.0))
     assert found.pairs_per_token == pytest.approx((10**2 + 30**2) / 2 / 40)
     assert found.context_tokens == pytest.approx((10 + 11 + 30) / 3)
     assert (found.input_tokens, found.output_tokens) == (20.0, 2.5)
 
 
 def test_nodes_divide_machines_and_take_more_weights_where_they_must() -> None:
-    case = Case(MIXED, SEVENTY, CHATS, 5.0)
+    case = Question(MIXED, SEVENTY, CHATS, 5.0)
     assert degrees(case) == (8, 4, 2, 1)
     halves = nodes(case, 4)
     assert halves.gpus == (4,) * 8
     assert [node.name for node in halves.problem.nodes][:2] == ["h200/0", "h200/1"]
-    small = Case(cluster("helix-10"), catalog.llm("LLaMA-1-30B"), CHATS, 1.0)
+    small = Question(cluster("helix-10"), catalog.llm("LLaMA-1-30B"), CHATS, 1.0)
     assert sum(node.max_layers for node in nodes(small, 1).problem.nodes) >= 60
     with pytest.raises(InfeasibleError, match=r"hold \d+ of the \d+ layers"):
-        nodes(Case(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0), 1)
+        nodes(Question(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0), 1)
 
 
 def test_who_cannot_take_part_says_why() -> None:
-    sparse = Case(MIXED, catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+    sparse = Question(MIXED, catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert "mixture of experts" in (assumptions.unfit(sparse) or "")
-    low = Case(MIXED, SEVENTY, CHATS, 1.0, precision="fp8")
+    low = Question(MIXED, SEVENTY, CHATS, 1.0, precision="fp8")
     assert assumptions.unfit(low) == ("A100-SXM-80GB of current-mixed-32 do not compute in fp8.")
-    priced = Case(cluster("xiong-8xv100"), EIGHT, CHATS, 1.0, budget_usd_per_h=10.0)
+    priced = Question(cluster("xiong-8xv100"), EIGHT, CHATS, 1.0, budget_usd_per_h=10.0)
     assert "machine v100 has none" in (assumptions.unfit(priced) or "")
-    apart = Case(cluster("heteroserve-8"), EIGHT, CHATS, 1.0)
+    apart = Question(cluster("heteroserve-8"), EIGHT, CHATS, 1.0)
     assert "states no network" in (assumptions.unfit_network(apart) or "")
     assert assumptions.unfit(apart) is None
 
 
-def test_planners_get_targets_where_a_case_has_none(case: Case) -> None:
-    given = Case(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
+def test_planners_get_targets_where_a_case_has_none(case: Question) -> None:
+    given = Question(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
     assert assumptions.targets(given) == Slo(ttft_s=1.0)
     found = assumptions.targets(case).e2e_s
     assert found is not None
@@ -123,7 +123,7 @@ def test_planners_get_targets_where_a_case_has_none(case: Case) -> None:
 
 
 def test_arrivals_last_long_enough_with_the_same_gaps() -> None:
-    case = Case(MIXED, SEVENTY, CHATS, 5.0, least_s=100.0)
+    case = Question(MIXED, SEVENTY, CHATS, 5.0, least_s=100.0)
     slow, fast = case.arrivals(2.0), case.arrivals(40.0)
     assert (len(slow), len(fast)) == (400, 4000)
     assert fast.arrival_s[:400] == pytest.approx(slow.arrival_s / 20.0)

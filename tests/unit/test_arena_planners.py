@@ -11,7 +11,6 @@ import pytest
 from hetero import catalog, workload
 from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import ask
@@ -19,6 +18,7 @@ from hetero.apps.portfolio.score import goodput
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.simulator import Slo
 
 LITTLE = Effort(
@@ -28,8 +28,10 @@ LITTLE = Effort(
 CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)
 THIRTEEN = catalog.llm("LLaMA-1-13B")
-DENSE = Case(cluster("thunderserve-a40-3090ti-40gbit"), THIRTEEN, CHATS, 1.5, TARGETS, least_s=30.0)
-SPARSE = Case(
+DENSE = Question(
+    cluster("thunderserve-a40-3090ti-40gbit"), THIRTEEN, CHATS, 1.5, TARGETS, least_s=30.0
+)
+SPARSE = Question(
     cluster("rignall-budget-c"), catalog.llm("DeepSeek-V3"), CHATS, 10.0, TARGETS, least_s=2.0
 )
 NAMES = tuple(one.name for one in planners())
@@ -127,13 +129,13 @@ def test_who_cannot_take_a_case_says_so_in_a_sentence(name: str) -> None:
     with pytest.raises(InfeasibleError, match=r".*"):
         one.plan(other)
     assert ask(one, other).reason == reason
-    unpriced = Case(cluster("xiong-8xv100"), THIRTEEN, CHATS, 1.0, budget_usd_per_h=5.0)
+    unpriced = Question(cluster("xiong-8xv100"), THIRTEEN, CHATS, 1.0, budget_usd_per_h=5.0)
     assert one.unfit(unpriced) is not None
 
 
 @pytest.mark.parametrize("name", ["DistServe", "HexGen", "phase splitting", "layer placement"])
 def test_machines_without_a_network_do_not_work_together(name: str) -> None:
-    apart = Case(cluster("heteroserve-8"), THIRTEEN, CHATS, 1.0)
+    apart = Question(cluster("heteroserve-8"), THIRTEEN, CHATS, 1.0)
     assert "states no network" in (planner(name, LITTLE).unfit(apart) or "")
 
 
@@ -159,7 +161,7 @@ def test_a_budget_rents_no_more_than_it_pays_for(name: str) -> None:
 
 
 def test_fewer_bytes_per_weight_carry_more() -> None:
-    case = Case(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0, TARGETS,
+    case = Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0, TARGETS,
                 least_s=20.0)  # fmt: skip
     half, full = (
         planner("tensor-parallel search", LITTLE).plan(replace(case, precision=precision))
@@ -167,7 +169,7 @@ def test_fewer_bytes_per_weight_carry_more() -> None:
     )
     # Half the bytes: the model fits half the GPUs, and twice as many replicas share the load.
     assert len(half.groups) == 2 * len(full.groups)
-    assert goodput(half, case) > 1.2 * goodput(full, case)
+    assert goodput(half, case)[0] > 1.2 * goodput(full, case)[0]
     reason = planner("Mélange").unfit(replace(DENSE, precision="fp8"))
     assert reason is not None
     assert "do not compute in fp8" in reason

@@ -9,16 +9,17 @@ from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of
-from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.score import Estimate, carried, carries, goodput, margin, score
+from hetero.apps.portfolio.score import PRECISION, Estimate, goodput, margin, score, screened
 from hetero.cluster import cluster
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
 from hetero.plans import Plan
+from hetero.question import Question, judged, sustained_rps
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import Slo, metrics
-from hetero.simulator.saturation import attainment, largest_rate, saturation
+from hetero.simulator.saturation import largest_rate
+from hetero.simulator.sustained import saturation
 
 EIGHT = catalog.llm("Llama-3.1-8B")
 CHATS = workload.load("azure2023_conv").sample(300, np.random.default_rng(3))
@@ -27,31 +28,36 @@ TARGETS = Slo(ttft_s=0.5, tpot_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def case() -> Case:
-    return Case(SMALL, EIGHT, CHATS, 6.0, TARGETS, least_s=30.0)
+def case() -> Question:
+    return Question(SMALL, EIGHT, CHATS, 6.0, TARGETS, least_s=30.0)
 
 
 @pytest.fixture(scope="module")
-def entry(case: Case) -> Plan:
+def entry(case: Question) -> Plan:
     costs = assumptions.costs(case)
-    pipelines = [costs.pipeline([Stage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
+    pipelines = [costs.pipeline([PipelineStage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
 
 
-def test_goodput_is_carried_and_a_little_more_is_not(case: Case, entry: Plan) -> None:
-    for seed in (0, 1):
-        rate = carried(entry, case, seed)
-        assert carries(entry, case, rate, seed)
-        # Chance lets single higher rates pass; by a fifth no chance makes up for the load.
-        assert not carries(entry, case, rate * 1.2, seed)
-        run = entry.simulate(case.arrivals(rate, seed=seed), seed)
-        assert margin(entry, case, rate, seed) == attainment(run, TARGETS) - 0.9
-    found = [carried(entry, case, seed) for seed in (0, 1)]
-    assert goodput(entry, case, (0, 1)) == pytest.approx(np.mean(found))
+def test_goodput_is_sustained_and_a_little_more_is_not(case: Question, entry: Plan) -> None:
+    load = case.load(precision=PRECISION)
+    found = goodput(entry, case, (0, 1))
+    for seed, rate in zip((0, 1), found, strict=True):
+        assert judged(entry, load.at(rate), seed)[1].sustained
+        # Chance lets single higher rates pass; by a tenth no chance makes up for the load.
+        assert not judged(entry, load.at(1.1 * rate), seed)[1].sustained
+        # Where one begins to look matters by no more than the precision.
+        assert sustained_rps(entry, load, seed) == pytest.approx(rate, rel=2 * PRECISION)
 
 
-def test_figures_are_those_of_the_run(case: Case, entry: Plan) -> None:
+def test_screening_comes_near_what_is_sustained(case: Question, entry: Plan) -> None:
+    for seed, rate in zip((0, 1), goodput(entry, case, (0, 1)), strict=True):
+        assert screened(entry, case, seed) == pytest.approx(rate, rel=0.3)
+        assert margin(entry, case, 0.5 * rate, seed) > 0 > margin(entry, case, 2 * rate, seed)
+
+
+def test_figures_are_those_of_the_run(case: Question, entry: Plan) -> None:
     found = score(entry, case, seeds=(0, 1), rate_rps=8.0)
     assert found.rate_rps == 8.0
     runs = [entry.simulate(case.arrivals(8.0, seed=seed), seed) for seed in (0, 1)]
@@ -67,7 +73,7 @@ def test_figures_are_those_of_the_run(case: Case, entry: Plan) -> None:
     price = 3 * catalog.gpu("L40S").usd_per_h
     assert found.usd_per_h == pytest.approx(price)
     assert found.usd_per_mtok_at_goodput is not None
-    each = [price / 3600 / (rate * tokens) * 1e6 for rate in found.carried_rps]
+    each = [price / 3600 / (rate * tokens) * 1e6 for rate in found.seeds_rps]
     assert found.usd_per_mtok_at_goodput.mean == pytest.approx(np.mean(each))
     limit = bound(case)
     assert limit is not None
@@ -76,18 +82,17 @@ def test_figures_are_those_of_the_run(case: Case, entry: Plan) -> None:
     assert "goodput" in str(found)
 
 
-def test_without_targets_it_is_what_keeps_up(case: Case, entry: Plan) -> None:
-    """Another way to saturation: bisection on the backlog by the simulator's own search."""
-    free = Case(SMALL, EIGHT, CHATS, 6.0, least_s=400.0)
-    rate = goodput(entry, free)
+def test_without_targets_it_is_what_keeps_up(case: Question, entry: Plan) -> None:
+    """Saturation is the goodput without targets."""
+    free = Question(SMALL, EIGHT, CHATS, 6.0)
     assert entry.deployment is not None
-    other = saturation(entry.deployment, free.arrivals(rate * 1.5), LeastTokens(), growth=0.05)
-    assert rate == pytest.approx(other.rate_rps, rel=0.08)
+    other = saturation(entry.deployment, CHATS, LeastTokens(), precision=PRECISION)
+    assert goodput(entry, free) == pytest.approx((other.rate_rps,), rel=2 * PRECISION)
 
 
 def test_targets_that_none_meets_carry_nothing(entry: Plan) -> None:
-    strict = Case(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
-    assert goodput(entry, strict) == 0.0
+    strict = Question(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
+    assert goodput(entry, strict) == (0.0,)
     found = score(entry, strict)
     assert found.attainment.mean == 0.0
     assert found.usd_per_mtok_at_goodput is None
@@ -95,17 +100,18 @@ def test_targets_that_none_meets_carry_nothing(entry: Plan) -> None:
 
 def test_nothing_is_carried_above_the_bound(entry: Plan) -> None:
     """Targets that requests meet at any rate in a short run."""
-    lax = Case(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
+    lax = Question(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
     limit = bound(lax)
     assert limit is not None
-    assert goodput(entry, lax) == pytest.approx(limit.rps(lax.goal))
+    assert screened(entry, lax, 0) == pytest.approx(limit.rps(lax.goal))
+    assert goodput(entry, lax)[0] < limit.rps(lax.goal)
 
 
-def test_the_same_bytes_twice(case: Case, entry: Plan) -> None:
+def test_the_same_bytes_twice(case: Question, entry: Plan) -> None:
     assert str(score(entry, case, seeds=(3,))) == str(score(entry, case, seeds=(3,)))
 
 
-def test_seeds_and_rates_out_of_range_are_refused(case: Case, entry: Plan) -> None:
+def test_seeds_and_rates_out_of_range_are_refused(case: Question, entry: Plan) -> None:
     with pytest.raises(ParameterError, match="No seed"):
         score(entry, case, seeds=())
 
@@ -126,14 +132,14 @@ def test_estimates_are_student_intervals() -> None:
     assert str(Estimate.of([5.0])) == "5"
 
 
-def test_load_aware_routing_carries_more_than_rotation(case: Case, entry: Plan) -> None:
+def test_load_aware_routing_carries_more_than_rotation(case: Question, entry: Plan) -> None:
     """The score tells routers apart: an L40S beside a pair that shares a replica."""
     costs = assumptions.costs(case)
-    pipelines = [costs.pipeline([Stage(0, 1, EIGHT.layers)]), *entry.pipelines]
+    pipelines = [costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), *entry.pipelines]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
         entry_of("test", Deployment("test", nodes), pipelines, router, "")
         for router in (RoundRobin(), LeastTokens())
     ]
-    turn, load = (goodput(one, case) for one in made)
+    turn, load = (goodput(one, case)[0] for one in made)
     assert load > 1.05 * turn

@@ -24,7 +24,7 @@ from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.simulator.saturation import attainment
 from hetero.workload import Trace
-from pipelines.studies.deadlines import Scales
+from pipelines.studies.thunderserve import Scales
 
 STEP = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
 SEVEN = catalog.llm("LLaMA-1-7B")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipelines.bench import contest
+from pipelines.studies.heteroserve import verdict
 
 
 def test_a_few_settings_by_hand() -> None:
@@ -15,10 +16,10 @@ def test_a_few_settings_by_hand() -> None:
     assert len(found.rows) == 2 * 3 * 2
     setting = few[0]
     own = contest.modes(0.5)["hetero"]
-    ours = [setting.measure(own, contest.as_is, seed)[2] for seed in (0, 1)]
+    ours = [setting.measure(own, seed)[2] for seed in (0, 1)]
     others = {
-        name: np.mean([setting.measure(router, limits, seed)[2] for seed in (0, 1)])
-        for name, router, limits in setting.entrants
+        name: np.mean([setting.measure(scheduler, seed)[2] for seed in (0, 1)])
+        for name, scheduler in setting.entrants.items()
     }
     row = found.rows[(found.rows["metric"] == "P95 TTFT") & (found.rows["mode"] == "hetero")].iloc[
         0
@@ -33,7 +34,7 @@ def test_a_few_settings_by_hand() -> None:
 
 
 def test_verdicts_need_a_difference_that_is_clear_and_not_small() -> None:
-    assert contest._verdict(np.array([0.05, 0.06, 0.055]), 0.01) == "win"
-    assert contest._verdict(-np.array([0.05, 0.06, 0.055]), 0.01) == "loss"
-    assert contest._verdict(np.array([0.005, 0.006, 0.0055]), 0.01) == "tie"
-    assert contest._verdict(np.array([0.5, -0.4, 0.05]), 0.01) == "tie"
+    assert verdict(np.array([0.05, 0.06, 0.055]), 0.01) == "win"
+    assert verdict(-np.array([0.05, 0.06, 0.055]), 0.01) == "loss"
+    assert verdict(np.array([0.005, 0.006, 0.0055]), 0.01) == "tie"
+    assert verdict(np.array([0.5, -0.4, 0.05]), 0.01) == "tie"

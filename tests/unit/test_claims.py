@@ -15,8 +15,7 @@ from hetero.errors import DataError, ParameterError
 from pipelines.studies.claims import STATUSES, coverage, ledger, verdicts
 from pipelines.studies.coverage import figures
 from pipelines.studies.coverage import read as read_figures
-from pipelines.studies.ledger import QUOTED, Claim, read
-from pipelines.studies.orders import Order
+from pipelines.studies.ledger import QUOTED, Claim, Order, read
 from pipelines.studies.published import PAPERS
 from pipelines.studies.results import ResultFolder
 

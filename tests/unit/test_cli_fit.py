@@ -139,4 +139,4 @@ def test_a_missing_file_is_named(tmp_path, capsys):
         main(["fit", str(tmp_path / "none.csv")])
     assert ended.value.code == 1
     said = capsys.readouterr().err
-    assert "none.csv: there is no such file. Resolve: give the path of a CSV file.\n" in said
+    assert "none.csv: there is no such file. Resolve: check the path.\n" in said

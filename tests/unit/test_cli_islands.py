@@ -106,7 +106,7 @@ def test_a_search_shows_its_distance_from_the_best_of_all(
     [
         (("H2000=32",), "No GPU is called 'H2000'"),
         (("H200=1",), "1 H200-SXM GPUs are fewer than the smallest island, 2"),
-        (("H200=x",), "'H200=x' is no name and number"),
+        (("H200=x",), "GPUs cannot read 'H200=x'"),
         (("H200=0",), "inventory holds no GPU"),
         (("H200=32", "--reading", "guess"), "No reading is called 'guess'"),
         (("H200=32", "--method", "guess"), "--method does not know 'guess'"),

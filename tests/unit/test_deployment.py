@@ -20,7 +20,7 @@ B = Replica("b", STEP, 1000)
     [
         (lambda: Engine(max_batch=0), "max_batch must be at least 1"),
         (lambda: Engine(block_tokens=-1), "block_tokens must be at least 1"),
-        (lambda: Engine(swap_s_per_gb=float("nan")), "swap_s_per_gb must be 0 or more"),
+        (lambda: Engine(swap_s_per_gb=float("nan")), "swap_s_per_gb is"),
         (lambda: Engine(prefix_share=1.0), "prefix_share must be from 0"),
         (lambda: Engine(batching="static", prefix_share=0.1), "prefix hits cannot"),
         (lambda: Engine(batching="static", admission="paged"), "needs admission 'known'"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,3 +49,15 @@ def test_an_object_with_a_table_shows_it() -> None:
 
     assert str(Thing()) == "x\n-\n1"
     assert "<table>" in Thing()._repr_html_()
+
+
+def test_a_table_takes_its_cells_from_objects() -> None:
+    columns = (Column("name", of="gpu.name"), Column("double", "s", 3, lambda one: 2 * one.count))
+    machines = [
+        SimpleNamespace(gpu=SimpleNamespace(name="A"), count=2),
+        SimpleNamespace(gpu=None, count=3),
+    ]
+    table = Table.of("both", columns, machines, "", "a note")
+    assert table.rows == (("A", 4), (None, 6))
+    assert table.notes == ("a note",)
+    assert Table.figures("one", ("time", 2.0, "s")).rows == (("time", 2.0, "s"),)

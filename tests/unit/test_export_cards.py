@@ -9,7 +9,7 @@ import pytest
 
 from hetero import catalog
 from hetero.apps import cli
-from hetero.apps.cards.card import PlanCard, Question, Replicas, Sampled
+from hetero.apps.cards.card import CardQuestion, PlanCard, Replicas, Sampled
 from hetero.apps.export import Service, vllm
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError
@@ -35,7 +35,7 @@ def card(**changes):
         ),
         Replicas(1, {"A10": 1}, "TP 1", "both", 0.2, ("s",), ((("m3", "A10", 1, 32),),), {}),
     )
-    question = Question(
+    question = CardQuestion(
         "fleet", {"L4": 8, "A10": 1}, "Llama-3-8B", "t", 1.0, True, {}, 0.9, None, "fp16",
         "nominal", 0, 10,
     )  # fmt: skip

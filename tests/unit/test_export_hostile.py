@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from test_export_cards import card
 
 from hetero.apps.cards.card import PlanCard
-from hetero.apps.export import Part, Service, Serving, again, files, kubernetes, vllm, write
+from hetero.apps.export import Part, ServedEngine, Service, again, files, kubernetes, vllm, write
 from hetero.apps.export.service import placed
 from hetero.errors import DataError, ExportError
 
@@ -22,7 +22,7 @@ TARGETS = ("vllm", "kubernetes", "skypilot", "routing")
 
 
 def named(machine="m", engine="e", cluster="c", model=None) -> Service:
-    servings = [Serving(engine, "both", (Part(machine, "L4", 2, SMALL.layers),))]
+    servings = [ServedEngine(engine, "both", (Part(machine, "L4", 2, SMALL.layers),))]
     llm = SMALL if model is None else replace(SMALL, name=model)
     return Service(cluster, llm, placed(servings), routing=engine, weights="org/m")
 
@@ -60,7 +60,7 @@ def test_no_name_writes_outside_the_folder(name, tmp_path):
 
 def test_machines_whose_hosts_would_be_alike_are_told_apart(tmp_path):
     parts = [Part(name, "L4", 1, SMALL.layers) for name in ("rack 1", "rack-1", "rack/1")]
-    servings = [Serving(f"e{k}", "both", (part,)) for k, part in enumerate(parts)]
+    servings = [ServedEngine(f"e{k}", "both", (part,)) for k, part in enumerate(parts)]
     service = Service("c", SMALL, placed(servings), weights="org/m")
     found = write(service, "vllm", tmp_path / "out")
     assert [path.name for path in found] == ["rack-1-2.sh", "rack-1-3.sh", "rack-1.sh"]

@@ -113,5 +113,4 @@ def test_what_skypilot_cannot_say_is_said():
 
 def test_names_are_of_gpus_that_the_catalog_has():
     known = {gpu.name for gpu in catalog.gpus()}
-    assert set(names._SKYPILOT) <= known
-    assert set(names._PRODUCTS) <= known
+    assert set(names._NAMES) <= known

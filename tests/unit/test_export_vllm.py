@@ -9,7 +9,7 @@ import pytest
 from export_plans import EVERY, LLAMA, SMALL, pipeline, split, whole
 
 from hetero import catalog
-from hetero.apps.export import Part, Service, Serving, files, vllm
+from hetero.apps.export import Part, ServedEngine, Service, files, vllm
 from hetero.apps.export.service import placed
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ExportError
@@ -74,7 +74,7 @@ def test_every_command_has_documented_flags_only(name):
 def test_engines_of_one_machine_share_no_gpu_and_no_port():
     service = pipeline(("n", "L4", 2, 80))
     llm = service.llm
-    parts = [Serving(f"e{k}", "both", (Part("n", "L4", 2, 80),)) for k in range(3)]
+    parts = [ServedEngine(f"e{k}", "both", (Part("n", "L4", 2, 80),)) for k in range(3)]
     found = Service("one", llm, placed(parts))
     commands = [vllm.commands(found, one)[0] for one in found.servings]
     assert [dict(one.env)["CUDA_VISIBLE_DEVICES"] for one in commands] == ["0,1", "2,3", "4,5"]
@@ -108,7 +108,7 @@ def test_prefill_pipelines_push_their_caches_and_decode_has_one_stage():
     def of(prefill, decode):
         phases = (("p", "prefill", prefill), ("d", "decode", decode))
         servings = [
-            Serving(name, phase, tuple(Part(name, "L4", 2, 80 // n) for _ in range(n)))
+            ServedEngine(name, phase, tuple(Part(name, "L4", 2, 80 // n) for _ in range(n)))
             for name, phase, n in phases
         ]
         return Service("split", LLAMA, placed(servings))
@@ -187,7 +187,7 @@ def test_a_part_of_the_layers_is_no_engine():
 
 
 def test_islands_without_machines_are_only_routed_to():
-    parts = [Serving(f"island {k}", "both", (Part("", "H100-SXM", 16, 80),)) for k in range(2)]
+    parts = [ServedEngine(f"island {k}", "both", (Part("", "H100-SXM", 16, 80),)) for k in range(2)]
     service = Service("islands", LLAMA, placed(parts))
     assert list(files.addresses(service).values()) == [
         "http://island-0:8000",

@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 
 from pipelines.studies import helix
 from pipelines.studies import helix_serving as hs
-from pipelines.studies.helix_artifact import placement
+from pipelines.studies.helix_artifact import expected, placement
 
 SETTING = "single-24 70B"
 
@@ -38,7 +38,7 @@ def ranked(study):
 def test_every_protocol_of_a_case_is_beside_what_the_artifact_prints(served):
     table = hs.serving_table(served)
     assert list(table["serving"]) == 2 * [hs.OFFLINE, hs.HAND, hs.PRINTED]
-    theirs = helix.expected(f"{SETTING} helix", "offline")["decode_throughput"]
+    theirs = expected(f"{SETTING} helix", "offline")["decode_throughput"]
     assert table["Helix's simulator [tokens/s]"][0] == theirs
     assert np.isnan(table["Helix's simulator [tokens/s]"][2])
 

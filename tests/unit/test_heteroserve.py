@@ -31,7 +31,7 @@ def test_limits_of_the_schedulers():
     fleet = hs.fleet("calibrated")
     limits = [replica.engine.max_batch for replica in fleet.replicas]
     assert len(limits) == 8
-    assert hs.eq6(fleet) is fleet
+    assert hs.as_is(fleet) is fleet
     scaled = hs.memory_limits(fleet)
     memory = [replica.gpu.mem_gib for replica in fleet.replicas]
     for replica, gib in zip(scaled.replicas, memory, strict=True):

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from hetero.intervals import interval, ranking
-from pipelines.studies.orders import Order
+from pipelines.studies.ledger import Order
 
 
 def test_interval_is_the_one_of_the_t_test() -> None:

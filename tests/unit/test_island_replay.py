@@ -14,7 +14,7 @@ from hetero.planners.rignall.parallelism import READINGS
 from hetero.planners.rignall.rates import IslandClass
 from hetero.planners.rignall.replay import deployment, router
 from hetero.simulator import simulate
-from hetero.simulator.saturation import saturation
+from hetero.simulator.sustained import saturation
 from hetero.workload import Trace
 
 H200, H800, H20 = IslandClass("H200-SXM", 8), IslandClass("H800-SXM", 16), IslandClass("H20", 16)

@@ -9,10 +9,10 @@ from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.rignall.cost import cheapest, cost_usd_per_h, front
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 from hetero.workload.lengths import LengthRanges
 
-TIGHT = Limits(gap=1e-8)
+TIGHT = SolverLimits(gap=1e-8)
 PRICES = {"a": 1.0, "b": 2.5}
 
 

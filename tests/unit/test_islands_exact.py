@@ -13,7 +13,7 @@ from hetero.planners.rignall import inner
 from hetero.planners.rignall.assignment import gpus_used
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits, SolverError
+from hetero.programs import SolverError, SolverLimits
 from hetero.workload.lengths import LengthRanges
 
 
@@ -63,7 +63,7 @@ def brute_force(rates: RateTable, inventory: dict[str, int], allowed: list[int])
 @pytest.mark.parametrize("method", ["splits", "program"])
 def test_brute_force_over_tiny_inventories(seed: int, method: str) -> None:
     rates, inventory = table(seed), {"gpu0": 4, "gpu1": 3}
-    found = exact(rates, inventory, method=method, limits=Limits(gap=1e-9))  # type: ignore[arg-type]
+    found = exact(rates, inventory, method=method, limits=SolverLimits(gap=1e-9))  # type: ignore[arg-type]
     assert found.served_rps == pytest.approx(brute_force(rates, inventory, [1, 2, 3, 4]), rel=1e-6)
     assert found.bound == pytest.approx(found.served_rps, rel=1e-5)
     assert all(used <= inventory[gpu] for gpu, used in gpus_used(found.layout).items())
@@ -75,12 +75,12 @@ def test_both_methods_prove_the_same_optimum(seed: int, first: int, second: int)
     rates = table(seed, most=7)
     inventory = {"gpu0": first, "gpu1": second}
     try:
-        one = exact(rates, inventory, method="splits", limits=Limits(gap=1e-7))
+        one = exact(rates, inventory, method="splits", limits=SolverLimits(gap=1e-7))
     except InfeasibleError:
         with pytest.raises(InfeasibleError):
             exact(rates, inventory, method="program")
         return
-    other = exact(rates, inventory, method="program", limits=Limits(gap=1e-7))
+    other = exact(rates, inventory, method="program", limits=SolverLimits(gap=1e-7))
     assert one.served_rps == pytest.approx(other.served_rps, rel=1e-5)
     assert one.bound >= other.served_rps * (1 - 1e-6)
     assert other.bound >= one.served_rps * (1 - 1e-6)
@@ -106,15 +106,15 @@ def test_rules_on_sizes_hold_and_cost_throughput(method: str) -> None:
 
 def test_a_limit_is_reported_with_a_bound_that_holds() -> None:
     rates, inventory = table(5, gpus=3, most=12), {"gpu0": 40, "gpu1": 40, "gpu2": 40}
-    proven = exact(rates, inventory, limits=Limits(gap=1e-6))
-    stopped = exact(rates, inventory, limits=Limits(gap=1e-9, nodes=4))
+    proven = exact(rates, inventory, limits=SolverLimits(gap=1e-6))
+    stopped = exact(rates, inventory, limits=SolverLimits(gap=1e-9, nodes=4))
     assert proven.status == "optimal"
     assert proven.gap <= 1e-6
     assert stopped.status == "limit"
     assert stopped.served_rps <= proven.bound * (1 + 1e-9)
     assert stopped.bound >= proven.served_rps * (1 - 1e-9)
     with pytest.raises(SolverError, match="No layout was found"):
-        exact(rates, inventory, limits=Limits(nodes=1))
+        exact(rates, inventory, limits=SolverLimits(nodes=1))
 
 
 def test_errors_name_the_cause() -> None:

@@ -11,7 +11,7 @@ from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.rignall.assignment import Assignment, gpus_used
 from hetero.planners.rignall.inner import Deviations, Form, solve
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits, Program, SolverError
+from hetero.programs import Program, SolverError, SolverLimits
 from hetero.workload.lengths import LengthRanges
 
 BOTH = (InfeasibleError, SolverError)
@@ -186,13 +186,13 @@ def test_errors_name_the_cause() -> None:
         solve(apart, dict.fromkeys(apart.classes, 1), "thesis")
     assert solve(apart, dict.fromkeys(apart.classes, 2), "thesis").served_rps > 0
     with pytest.raises(ParameterError, match="gap of 1"):
-        Limits(gap=1.0)
+        SolverLimits(gap=1.0)
 
 
 def test_a_limit_is_reported_as_one() -> None:
     rates = table(4, classes=6, width=8, zeros=False)
     islands = layout(rates, (3, 3, 3, 2, 2, 1))
-    limited = solve(rates, islands, "sparse", limits=Limits(gap=0.0, nodes=1))
+    limited = solve(rates, islands, "sparse", limits=SolverLimits(gap=0.0, nodes=1))
     proven = solve(rates, islands, "sparse")
     assert limited.status == "limit"
     assert limited.bound >= proven.objective - 1e-6 * abs(proven.objective)

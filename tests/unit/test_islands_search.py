@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.arrays import Floats
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.planners.rignall.assignment import gpus_used
 from hetero.planners.rignall.direct import Direct
 from hetero.planners.rignall.divider import Divider, divide
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.planners.rignall.search import Floats, Objective, Search, Space, search
+from hetero.planners.rignall.search import Objective, Search, Space, search
 from hetero.workload.lengths import LengthRanges
 
 BAYES = all(importlib.util.find_spec(name) for name in ("botorch", "ax", "numpyro"))
@@ -212,7 +213,7 @@ def test_errors_name_the_cause(rates: RateTable) -> None:
         run(rates, "random", iterations=0)
     with pytest.raises(InfeasibleError, match="1 gpu1 GPUs are fewer than the smallest island"):
         Divider({"gpu0": 4, "gpu1": 1})
-    with pytest.raises(ParameterError, match="0 slots"):
+    with pytest.raises(ParameterError, match="slots is 0"):
         Direct(INVENTORY, slots=0)
 
     def lazy(

@@ -67,7 +67,8 @@ def test_intervals_are_drawn_with_what_was_measured(table, fits):
 
 
 def test_layers_are_drawn_beside_the_roofline():
-    node = layers.layer_latency("L4", "Llama-2-70B")
+    nodes = layers.layer_latencies()
+    node = next(n for n in nodes if (n.gpu, n.llm) == ("L4", "Llama-2-70B"))
     figure = study.layers_figure([node])
     assert [len(axis.lines) for axis in figure.axes] == [3, 2]
     assert np.allclose(figure.axes[1].lines[1].get_ydata()[0], node.decode_layer_ms(1))

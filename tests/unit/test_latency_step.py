@@ -82,17 +82,21 @@ def test_files_are_whole_and_kept(tmp_path, model):
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        ({"format": "step model 0"}, "format"),
-        ({"provenance": "guessed"}, "provenance"),
+        ({"provenance": "guessed"}, "model.provenance"),
         (
-            {"pieces": [{"knots_tokens": ["a"], "knots_s": [1], "per_cached_token_s": [0]}]},
-            "pieces",
+            {"pieces": [{"Piece": {"knots_s": ["a"]}}]},
+            r"model.StepModel.pieces\[0\].Piece.knots",
         ),
-        ({"extra": 1}, "extra"),
+        ({"pieces": []}, "model.StepModel: A step model has one or two pieces"),
+        ({"extra": 1}, "model.StepModel: has no field 'extra'"),
     ],
 )
 def test_foreign_files_are_refused_with_the_field(model, change, where):
-    text = json.dumps(json.loads(to_json(model)) | change)
+    values = json.loads(to_json(model))
+    with pytest.raises(DataError, match=r"model\.json: format.*Resolve"):
+        from_json(json.dumps(values | {"format": "step model 0"}), "model.json")
+    values["model"]["StepModel"] |= change
+    text = json.dumps(values)
     with pytest.raises(DataError, match=rf"model\.json: {where}.*Resolve"):
         from_json(text, "model.json")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from hetero.placement import Network
+from hetero.placement import FlowNetwork
 from hetero.planners.helix import search
 from pipelines.studies import layer_placement as lp
 from pipelines.studies.helix_artifact import problem
@@ -30,7 +30,7 @@ def served(plans):
 
 
 def test_every_example_is_drawn_with_its_flow():
-    flows = {name: Network(one).max_flow() for name, one in two_regions()[1].items()}
+    flows = {name: FlowNetwork(one).max_flow() for name, one in two_regions()[1].items()}
     axes = lp.examples(flows).axes
     assert len(axes) == 3
     titles = [axis.get_title(loc="left") + axis.get_title() for axis in axes]

@@ -14,14 +14,14 @@ from hetero.cluster import cluster
 from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
-from hetero.planners.helix import Effort, plan, search
+from hetero.planners.helix import PlacementEffort, plan, search
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import flow_bound, simple_bound
 from hetero.planners.helix.chains import chain
 from hetero.planners.helix.groups import groups
 from hetero.planners.helix.heuristics import petals, separate, swarm
 from hetero.planners.helix.milp import Milp, judge
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 from pipelines.studies.helix_artifact import placement, problem
 
 # Our planner --------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_small_cluster_is_proven_optimal() -> None:
 
 
 def test_42_nodes_with_a_bound_of_one_per_cent() -> None:
-    effort = Effort(shallow=(0.6,), exchanges=50)
+    effort = PlacementEffort(shallow=(0.6,), exchanges=50)
     found = search(problem("hetero-42", "70B"), effort=effort)
     assert found.tokens_per_s >= 5950
     assert found.gap < 0.012
@@ -58,7 +58,7 @@ def test_42_nodes_with_a_bound_of_one_per_cent() -> None:
 
 def test_regions_with_slow_links() -> None:
     whole = problem("geo-24", "70B")
-    effort = Effort(shallow=(), exchanges=300, precision=5e-3)
+    effort = PlacementEffort(shallow=(), exchanges=300, precision=5e-3)
     found = search(whole, effort=effort)
     # The notes' constructive pattern; 1212.18 in the paper.
     assert found.tokens_per_s >= 1754
@@ -118,7 +118,7 @@ def test_200_and_more_nodes_are_planned_in_parts() -> None:
     nodes = tuple(node for node in one.nodes for _ in range(4))
     bandwidth = np.full((len(nodes) + 1, len(nodes) + 1), 1e9)
     many = Problem("168 nodes", one.llm, nodes, Links(bandwidth, 0 * bandwidth), one.point)
-    found = search(many, effort=Effort(precision=5e-3, variety=5, exchanges=0, shallow=()))
+    found = search(many, effort=PlacementEffort(precision=5e-3, variety=5, exchanges=0, shallow=()))
     copies = 4 * judge(placement("hetero-42 70B helix-no-prune"))
     assert copies < found.tokens_per_s <= found.bound.tokens_per_s
 
@@ -184,7 +184,7 @@ def test_program_has_the_size_of_table_8(
 @pytest.mark.parametrize("partial", [False, True])
 def test_program_finds_the_optimum_of_a_small_cluster(partial: bool) -> None:
     small = random_problem(12, 4, 4, 3, slow=False)
-    result = Milp(small, partial_inference=partial).solve(Limits(gap=1e-6))
+    result = Milp(small, partial_inference=partial).solve(SolverLimits(gap=1e-6))
     assert result.status == "optimal"
     assert result.tokens_per_s == pytest.approx(result.judged_tokens_per_s, rel=1e-4)
     if partial:
@@ -196,7 +196,7 @@ def test_program_finds_the_optimum_of_a_small_cluster(partial: bool) -> None:
 def test_program_starts_from_a_placement() -> None:
     start = placement("small-10 30B helix")
     program = Milp(problem("small-10", "30B"))
-    result = program.solve(Limits(nodes=1), start=start)
+    result = program.solve(SolverLimits(nodes=1), start=start)
     assert result.tokens_per_s >= 286.58
     assert result.bound >= result.tokens_per_s
     # Good enough is where the search ends: within half a per cent of the work of all nodes.

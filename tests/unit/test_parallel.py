@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hetero.errors import InfeasibleError
-from hetero.placement import Network
+from hetero.placement import FlowNetwork
 from hetero.planners.helix import delivered
-from pipelines.studies.helix import expected, offline_requests
-from pipelines.studies.helix_artifact import problem
+from pipelines.studies.helix import offline_requests
+from pipelines.studies.helix_artifact import expected, problem
 
 
 def of_kind(whole, gpu: str) -> list[int]:
@@ -22,7 +22,7 @@ def test_a_chain_holds_every_layer_once_and_keeps_the_cache_it_is_asked_for() ->
     for share in (1.0, 0.8, 0.55):
         one = delivered.chain(whole, nodes, share)
         assert (one.copies == 1).all()
-        assert Network(one).max_flow().tokens_per_s > 0
+        assert FlowNetwork(one).max_flow().tokens_per_s > 0
         caches.append(min(node.kind.kv_tokens(one.layers(k)) for k, node, _ in one.nodes()))
     # No chain has more cache per layer: with one token more, too few layers would fit.
     room = sum(
@@ -54,7 +54,10 @@ def test_left_over_nodes_copy_the_slowest_stage_they_can_hold() -> None:
     copies = [full.ranges[k] for k in idle if full.ranges[k] is not None]
     assert copies
     assert set(copies) <= {held for held in base.ranges if held}
-    assert Network(full).max_flow().tokens_per_s >= Network(base).max_flow().tokens_per_s - 1e-6
+    assert (
+        FlowNetwork(full).max_flow().tokens_per_s
+        >= FlowNetwork(base).max_flow().tokens_per_s - 1e-6
+    )
 
 
 def test_divisions_part_the_nodes() -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from hetero.catalog import llm
 from hetero.cluster import cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import lag, replica, step_model
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
@@ -21,7 +21,7 @@ def pair() -> CostModel:
 
 def test_one_stage_is_the_roofline_of_the_whole_model(pair):
     whole = for_gpu(pair.machines[0].gpu, MODEL, 4)
-    alone = pair.pipeline([Stage(0, 4, MODEL.layers)])
+    alone = pair.pipeline([PipelineStage(0, 4, MODEL.layers)])
     for n in (1, 100, 1024, 5000):
         assert alone.prefill_latency_s(n) == pytest.approx(float(whole.seconds(n, 0, 0, n * n / 2)))
     assert alone.prefill_occupancy_s(1024) == pytest.approx(float(alone.prefill_latency_s(1024)))
@@ -33,12 +33,12 @@ def test_memory_of_equal_stages_is_the_budget_of_an_instance(pair):
     for gpus, stages in ((2, 1), (4, 1), (2, 2), (1, 4)):
         budget = Budget(MODEL, pair.machines[0].gpu, tensor_parallel=gpus, pipeline_parallel=stages)
         layers = [stage.layers for stage in budget.stages]
-        found = pair.pipeline([Stage(0, gpus, held) for held in layers])
+        found = pair.pipeline([PipelineStage(0, gpus, held) for held in layers])
         assert found.kv_tokens == budget.max_tokens
 
 
 def test_two_stages_add_up_to_latency_and_the_slower_one_is_the_occupancy(pair):
-    mixed = pair.pipeline([Stage(0, 2, 30), Stage(1, 2, 30)])
+    mixed = pair.pipeline([PipelineStage(0, 2, 30), PipelineStage(1, 2, 30)])
     parts = mixed.stage_seconds(1024.0, 0.0, 1024.0**2 / 2)[:, 0]
     hop = 1e-4 + 1024 * MODEL.activation_bytes_per_token("fp16") / (5e9 * 0.56)
     assert mixed.prefill_latency_s(1024) == pytest.approx(parts.sum() + hop)
@@ -50,7 +50,7 @@ def test_two_stages_add_up_to_latency_and_the_slower_one_is_the_occupancy(pair):
 
 
 def test_the_replica_takes_the_times_of_its_pipeline(pair):
-    mixed = pair.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)])
+    mixed = pair.pipeline([PipelineStage(0, 2, 36), PipelineStage(1, 2, 24)])
     decode = step_model(mixed, "decode")
     for b, each in ((1, 500), (8, 1000), (20, 1200)):
         assert decode.decode_seconds([each] * b) == pytest.approx(
@@ -61,22 +61,24 @@ def test_the_replica_takes_the_times_of_its_pipeline(pair):
     for n in (256, 700, 2048):
         first = float(prefill.prefill_seconds([n])) + fixed + per_token * n
         assert first == pytest.approx(float(mixed.prefill_latency_s(n)), rel=0.02)
-    assert lag(pair.pipeline([Stage(0, 4, 60)])) == (0.0, 0.0)
+    assert lag(pair.pipeline([PipelineStage(0, 4, 60)])) == (0.0, 0.0)
 
 
 def test_price_and_gpus_of_a_mixed_replica(pair):
-    mixed = replica(pair.pipeline([Stage(0, 2, 36), Stage(1, 2, 24)]), "m", "decode")
+    mixed = replica(
+        pair.pipeline([PipelineStage(0, 2, 36), PipelineStage(1, 2, 24)]), "m", "decode"
+    )
     assert mixed.usd_per_h == pytest.approx(2 * 0.403 + 2 * 0.307)
     assert (mixed.gpu, mixed.gpus) == (None, 4)
 
 
 def test_what_cannot_be_is_refused(pair):
     with pytest.raises(InfeasibleError, match="do not fit 2 x RTX-3090Ti"):
-        pair.pipeline([Stage(1, 2, 60)])
+        pair.pipeline([PipelineStage(1, 2, 60)])
     with pytest.raises(ParameterError, match="do not hold the 60 layers"):
-        pair.pipeline([Stage(0, 2, 30)])
+        pair.pipeline([PipelineStage(0, 2, 30)])
     with pytest.raises(ParameterError, match="which has 4"):
-        pair.pipeline([Stage(0, 4, 30), Stage(0, 2, 30)])
+        pair.pipeline([PipelineStage(0, 4, 30), PipelineStage(0, 2, 30)])
     with pytest.raises(ParameterError, match="cannot share"):
         CostModel(cluster("thunderserve-a100-8"), MODEL).rates(0, 8)  # 52 heads
     with pytest.raises(ParameterError, match="mixture of experts"):
@@ -93,5 +95,7 @@ def test_most_layers_leave_room_for_a_cache(pair):
 
 
 def test_bandwidths_are_shares_of_the_line_rate():
-    model = CostModel(cluster("thunderserve-a40-3090ti-40gbit"), MODEL, Settings(network_share=0.5))
+    model = CostModel(
+        cluster("thunderserve-a40-3090ti-40gbit"), MODEL, CostSettings(network_share=0.5)
+    )
     assert model.bandwidth_gbs == pytest.approx(np.array([[24.0, 2.5], [2.5, 24.0]]))

@@ -13,12 +13,13 @@ from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.costs.attainment import Pairs
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet
 from hetero.costs.parallel import Configurations
 from hetero.costs.routes import shortest
 from hetero.costs.transfer import KvTransfer
+from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.orchestrate import orchestrate
 from hetero.planners.thunderserve.transport import transport
 from hetero.simulator import Slo
@@ -64,7 +65,9 @@ def test_the_value_that_is_compared_is_that_of_the_pipeline(cloud, conversation)
     search = Configurations(cloud, conversation)
     for group in (((4, 4),), ((0, 2), (5, 2)), ((0, 4), (2, 4))):
         for configuration in search.configurations(group):
-            pipeline = cloud.pipeline([Stage(group[k][0], t, n) for k, t, n in configuration])
+            pipeline = cloud.pipeline(
+                [PipelineStage(group[k][0], t, n) for k, t, n in configuration]
+            )
             n = conversation.mean_input
             assert search.value(group, configuration, "prefill") == pytest.approx(
                 -float(pipeline.prefill_latency_s(n)), rel=1e-9
@@ -105,24 +108,24 @@ def test_early_checks_agree_with_configurations(cloud, conversation):
 
 def test_transfers_within_and_across_machines(cloud):
     layer = MODEL.kv_bytes_per_token() / MODEL.layers
-    a40, ti = cloud.pipeline([Stage(4, 4, 60)]), cloud.pipeline([Stage(5, 4, 60)])
+    a40, ti = cloud.pipeline([PipelineStage(4, 4, 60)]), cloud.pipeline([PipelineStage(5, 4, 60)])
     fixed, per_token = KvTransfer(bits=16).seconds(a40, ti)
     assert fixed == pytest.approx(1e-4)
     assert per_token == pytest.approx(60 * layer / (0.56 * 5e9))
     # Both stages of the source send at once, each over its own network port to the same target.
-    split = cloud.pipeline([Stage(0, 2, 30), Stage(1, 2, 30)])
+    split = cloud.pipeline([PipelineStage(0, 2, 30), PipelineStage(1, 2, 30)])
     _, per_token = KvTransfer(bits=16).seconds(split, ti)
     assert per_token == pytest.approx(60 * layer / (0.56 * 5e9))  # the receiver is the bottleneck
-    pair = cloud.pipeline([Stage(5, 2, 30), Stage(6, 2, 30)])
+    pair = cloud.pipeline([PipelineStage(5, 2, 30), PipelineStage(6, 2, 30)])
     _, per_token = KvTransfer(bits=16).seconds(split, pair)
     assert per_token == pytest.approx(30 * layer / (0.56 * 5e9))
-    here = cloud.pipeline([Stage(4, 2, 60)])
+    here = cloud.pipeline([PipelineStage(4, 2, 60)])
     _, per_token = KvTransfer(bits=16).seconds(a40, here)
     assert per_token == pytest.approx(60 * layer / (0.75 * 32e9))
 
 
 def test_bits_codec_and_overlap(cloud):
-    a40, ti = cloud.pipeline([Stage(4, 4, 60)]), cloud.pipeline([Stage(5, 4, 60)])
+    a40, ti = cloud.pipeline([PipelineStage(4, 4, 60)]), cloud.pipeline([PipelineStage(5, 4, 60)])
     whole = KvTransfer(bits=16).seconds(a40, ti)[1]
     quick = {"compress_gbs": 1e9, "decompress_gbs": 1e9}
     assert KvTransfer(bits=4, **quick).seconds(a40, ti)[1] == pytest.approx(whole / 4, rel=1e-6)
@@ -191,20 +194,24 @@ def test_transport_without_capacities_takes_the_best_pair():
 # Attainment -----------------------------------------------------------------------------------
 
 
+def pairs_of(cloud, demand, slo, prefill, decode) -> Pairs:
+    parts = [(one, "prefill") for one in prefill] + [(one, "decode") for one in decode]
+    named = [(((k, 1),), cloud.pipeline([one]), phase) for k, (one, phase) in enumerate(parts)]
+    fixed = tuple((group, pipeline) for group, pipeline, _ in named)
+    design = tuple((group, phase) for group, _, phase in named)
+    found = Evaluator(cloud, demand, slo, fixed=fixed).pairs(design)
+    assert found is not None
+    return found
+
+
 def one_pair(cloud, slo, rate=1.0, inputs=1024.0, outputs=100.0) -> Pairs:
     demand = Demand(rate, np.array([inputs]), np.array([outputs]), np.array([1.0]))
-    return Pairs.of(
-        demand,
-        slo,
-        [cloud.pipeline([Stage(4, 4, 60)])],
-        [cloud.pipeline([Stage(5, 4, 60)])],
-        KvTransfer(),
-    )
+    return pairs_of(cloud, demand, slo, [PipelineStage(4, 4, 60)], [PipelineStage(5, 4, 60)])
 
 
 def test_attainment_without_load_is_a_matter_of_the_targets(cloud):
     idle = np.array([0.0])
-    first = float(cloud.pipeline([Stage(4, 4, 60)]).prefill_latency_s(1024))
+    first = float(cloud.pipeline([PipelineStage(4, 4, 60)]).prefill_latency_s(1024))
     for slo, met in (
         (Slo(ttft_s=first * 1.01), 1.0),
         (Slo(ttft_s=first * 0.99), 0.0),
@@ -228,7 +235,7 @@ def test_attainment_falls_with_load(cloud):
 
 def test_waiting_follows_pollaczek_and_khinchine(cloud):
     pairs = one_pair(cloud, Slo(ttft_s=1.0))
-    busy = float(cloud.pipeline([Stage(4, 4, 60)]).prefill_occupancy_s(1024))
+    busy = float(cloud.pipeline([PipelineStage(4, 4, 60)]).prefill_occupancy_s(1024))
     rate = 0.6 / busy
     wait = rate * busy**2 / (2 * (1 - 0.6))  # M/D/1
     late = 0.6 * np.exp(-0.6 * (1.0 - busy) / wait)
@@ -238,12 +245,12 @@ def test_waiting_follows_pollaczek_and_khinchine(cloud):
 
 def test_orchestration_keeps_to_capacities_and_settles(cloud, conversation):
     demand = conversation.at(4.0)
-    pairs = Pairs.of(
+    pairs = pairs_of(
+        cloud,
         demand,
         Slo(ttft_s=2.0, tpot_s=0.3, e2e_s=60.0),
-        [cloud.pipeline([Stage(4, 4, 60)]), cloud.pipeline([Stage(0, 4, 60)])],
-        [cloud.pipeline([Stage(5, 4, 60)]), cloud.pipeline([Stage(1, 4, 60)])],
-        KvTransfer(),
+        [PipelineStage(4, 4, 60), PipelineStage(0, 4, 60)],
+        [PipelineStage(5, 4, 60), PipelineStage(1, 4, 60)],
     )
     found = orchestrate(pairs, iterations=20)
     assert found.settled

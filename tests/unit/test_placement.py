@@ -10,7 +10,7 @@ import pytest
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.placement import Links, Network, Placement, Problem, machine_kind
+from hetero.placement import FlowNetwork, Links, Placement, Problem, machine_kind
 from hetero.placement.throughput import OperatingPoint, throughput
 from hetero.workload import datasets
 from pipelines.studies import helix_tables as tables
@@ -84,7 +84,7 @@ def test_throughput_follows_the_operating_point() -> None:
     fuller = throughput(kinds, 80, point=OperatingPoint(kv_share=0.6))["L4"]
     # Larger decode batches share the reading of the weights.
     assert (fuller[1:] > usual[1:]).all()
-    with pytest.raises(ParameterError, match="share of the KV cache"):
+    with pytest.raises(ParameterError, match="kv_share is 0"):
         OperatingPoint(kv_share=0)
 
 
@@ -101,14 +101,14 @@ def test_kv_cache_beyond_the_table_is_on_the_line() -> None:
 
 @pytest.mark.parametrize("name", [n for n, one in published().items() if one.tokens_per_s])
 def test_maximum_flow_is_the_published_objective(name: str) -> None:
-    flow = Network(placement(name)).max_flow()
+    flow = FlowNetwork(placement(name)).max_flow()
     assert flow.tokens_per_s == pytest.approx(published()[name].tokens_per_s, rel=1e-3)
 
 
 def test_maximum_flow_of_the_parts_of_30b() -> None:
     # Notes on the artifact: L4 214.98, T4 397.69, A100 1044.53.
     values = [
-        Network(placement(f"single-24 30B helix-{kind}")).max_flow().tokens_per_s
+        FlowNetwork(placement(f"single-24 30B helix-{kind}")).max_flow().tokens_per_s
         for kind in ("l4", "t4", "a100")
     ]
     assert values == pytest.approx([214.98, 397.69, 1044.53], abs=0.01)
@@ -117,7 +117,7 @@ def test_maximum_flow_of_the_parts_of_30b() -> None:
 @pytest.mark.parametrize("name", ["geo-24 70B helix", "hetero-42 70B petals"])
 @pytest.mark.parametrize("partial", [False, True])
 def test_maximum_flow_equals_networkx(name: str, partial: bool) -> None:
-    network = Network(placement(name), partial)
+    network = FlowNetwork(placement(name), partial)
     whole = network.placement.problem
     n = len(whole.nodes)
     graph: nx.DiGraph = nx.DiGraph()
@@ -144,7 +144,7 @@ def test_maximum_flow_equals_networkx(name: str, partial: bool) -> None:
 
 
 def test_pipelines_add_up_to_the_flow() -> None:
-    flow = Network(placement("hetero-42 70B helix")).max_flow()
+    flow = FlowNetwork(placement("hetero-42 70B helix")).max_flow()
     paths_found = flow.paths()
     assert sum(p.tokens_per_s for p in paths_found) == pytest.approx(flow.tokens_per_s)
     ranges = flow.network.placement.ranges
@@ -164,16 +164,16 @@ def test_partial_inference_lets_a_node_begin_in_the_middle() -> None:
     ranges |= {f"l4-{6 + k}": (76 - 2 * k, 80 - 2 * k) for k in range(1)}
     both = Placement.of(whole, ranges)
     with pytest.raises(InfeasibleError, match="goes on where 'a100-4' stops"):
-        Network(both).max_flow()
+        FlowNetwork(both).max_flow()
     # l4-1 holds 46 to 51; from a100-4, which stops at 48, it computes only 48 to 51.
-    assert Network(both, True).max_flow().tokens_per_s == pytest.approx(747.785, abs=0.01)
+    assert FlowNetwork(both, True).max_flow().tokens_per_s == pytest.approx(747.785, abs=0.01)
 
 
 def test_example_of_figure_1_gains_from_the_network() -> None:
     _, three = two_regions()
-    values = [Network(one).max_flow().tokens_per_s for one in three.values()]
+    values = [FlowNetwork(one).max_flow().tokens_per_s for one in three.values()]
     assert values == sorted(values)
-    assert Network(three_nodes()).max_flow().bottleneck == "A100 to L4, T4"
+    assert FlowNetwork(three_nodes()).max_flow().bottleneck == "A100 to L4, T4"
 
 
 # Links and errors ---------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_errors_name_the_node_or_the_link() -> None:
     with pytest.raises(ParameterError, match=r"Node 'a100-1' holds the layers \[78, 82\)"):
         Placement.of(whole, {"a100-1": (78, 82)})
     with pytest.raises(InfeasibleError, match="holds layer 12 of Llama-2-70B"):
-        Network(Placement.of(whole, {"a100-1": (0, 12)})).max_flow()
+        FlowNetwork(Placement.of(whole, {"a100-1": (0, 12)})).max_flow()
     with pytest.raises(ParameterError, match="Node 'a100-1' of helix-single-24: No time per layer"):
         Problem.of(cluster("helix-single-24"), llm("Llama-3-8B"))
     bandwidth = whole.links.bandwidth_bytes_s.copy()
@@ -209,7 +209,7 @@ def test_errors_name_the_node_or_the_link() -> None:
     chain = {f"a100-{k + 1}": (12 * k, 12 * k + 12) for k in range(4)}
     chain |= {f"l4-{k + 1}": (48 + 4 * k, 52 + 4 * k) for k in range(8)}
     with pytest.raises(InfeasibleError, match=r"link from 'a100-1' to 'a100-2' .* no bandwidth"):
-        Network(Placement.of(cut, chain)).max_flow()
+        FlowNetwork(Placement.of(cut, chain)).max_flow()
 
 
 # Tables of our own --------------------------------------------------------------------------

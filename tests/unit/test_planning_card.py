@@ -12,12 +12,13 @@ from hetero import cluster
 from hetero.apps.cards import sections
 from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
-from hetero.apps.cards.delivery import drawn, goodput, judged, redeployed, rescaled
+from hetero.apps.cards.delivery import drawn, goodput, redeployed, rescaled
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
 from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
+from hetero.question import judged
 from hetero.simulator import Slo
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
@@ -45,14 +46,11 @@ def test_the_plan_uses_gpus_that_are_there_and_carries_what_is_asked(card):
 
 def test_the_goodput_is_where_the_goal_is_just_met(card):
     asked = request(FLEET, **ASKED)
-    case, entry = asked.case, card.plan
+    load = asked.case.load(precision=asked.effort.precision)
+    assert len(load.trace) > len(asked.case.trace)  # all requests, not those for planners
     for seed, rate in enumerate(card.goodput_rps.seeds):
-
-        def sustained(rate_rps, seed=seed):
-            return judged(entry, case, rate_rps, seed, asked.effort.precision)[1].sustained
-
-        assert sustained(rate)
-        assert not sustained(1.03 * rate)
+        assert judged(card.plan, load.at(rate), seed)[1].sustained
+        assert not judged(card.plan, load.at(1.03 * rate), seed)[1].sustained
 
 
 def test_the_plan_is_the_best_of_what_was_tried_and_no_bound_is_passed(card):

@@ -14,10 +14,10 @@ from hetero.apps.capacity import prices
 from hetero.apps.capacity.curve import day
 from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Market
-from hetero.apps.capacity.trial import Load
 from hetero.apps.cli import main
 from hetero.errors import DataError, ParameterError
 from hetero.plots import days, figures
+from hetero.question import Load
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -29,7 +29,7 @@ CURVE = LoadCurve((2.0, 7.0, 7.0, 2.0, 12.0, 2.0), "six hours")
 def market(discount: float, start_s: float = 600.0) -> Market:
     listed = prices.from_catalog(["A40"], sizes=(1,))
     offers = tuple(replace(o, reserved_usd_per_h=discount * o.usd_per_h) for o in listed.offers)
-    load = Load(CHATS, CURVE.peak_rps, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 400, (0,))
+    load = Load(CHATS, CURVE.peak_rps, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 0.05, (0,))
     return Market(replace(listed, offers=offers, start_s=start_s), MODEL, load)
 
 
@@ -42,7 +42,7 @@ def test_no_way_to_rent_one_kind_of_machine_is_cheaper(discount: float, start_s:
     need = []
     for rate in CURVE.rates_rps:
         n = 1
-        while not here.carries({at: n}, here.load.at(rate)):
+        while not here.sustains({at: n}, here.load.at(rate)):
             n += 1
         need.append(n)
     best = np.inf
@@ -60,7 +60,7 @@ def test_no_way_to_rent_one_kind_of_machine_is_cheaper(discount: float, start_s:
     assert found.usd == pytest.approx(best)
     assert found.bound_usd <= found.usd <= found.static_usd + 1e-9
     for hour, rate in enumerate(CURVE.rates_rps):
-        assert here.carries(found.machines(hour), here.load.at(rate))
+        assert here.sustains(found.machines(hour), here.load.at(rate))
     if discount == 0.4 and start_s:
         assert found.reserved
 

@@ -9,8 +9,8 @@ from hetero.apps.cards.infeasible import NoPlanError
 from hetero.apps.cards.request import request
 from hetero.apps.portfolio.planners import planner
 from hetero.cluster import cluster
+from hetero.question import judged
 from hetero.simulator import Slo
-from hetero.simulator.saturation import attainment
 
 PAIR = "thunderserve-a5000-pair"
 
@@ -33,11 +33,12 @@ def test_targets_that_an_idle_fleet_misses():
     assert found.missed[-1].idle_percent < found.missed[0].idle_percent
     nearest = next(one for one in found.nearest if one.kind == "targets")
     scaled = Slo(0.05 * nearest.value, 0.1 * nearest.value)
-    case = request(PAIR, model="Llama-3-8B", slo=scaled, rate=0.5).case
+    asked = request(PAIR, model="Llama-3-8B", slo=scaled, rate=0.5)
+    case, load = asked.case, asked.case.load(precision=asked.effort.precision)
     tight = replace(case, slo=Slo(0.05, 0.1))
     plans = [planner(found.planner).plan(tight)] if found.planner != "portfolio" else []
     for entry in plans:
-        assert attainment(entry.simulate(case.arrivals(), 0), scaled) >= 0.9
+        assert judged(entry, load, 0)[1].attained >= 0.9
     assert "idle fleet" in str(error)
     assert error.explanation._repr_html_()
 

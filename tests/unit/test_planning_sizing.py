@@ -15,12 +15,14 @@ from hetero.apps.capacity import prices
 from hetero.apps.capacity.fluid import work_s
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.sizing import Candidate, cheapest, size
-from hetero.apps.capacity.trial import Load, outcome
+from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.apps.cli import main
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
+from hetero.plans import Plan
+from hetero.question import Load
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.workload import Trace
@@ -31,17 +33,17 @@ RATE = 25.0
 SLO = Slo(ttft_s=2.0, tpot_s=0.12)
 
 
-def market(rate_rps: float, gpus=("L4", "A40"), requests=400, most=None) -> Market:
+def market(rate_rps: float, gpus=("L4", "A40"), precision=0.05, most=None) -> Market:
     listed = prices.from_catalog(gpus, sizes=(1,))
     if most is not None:
         listed = listed.limited(most)
-    return Market(listed, MODEL, Load(CHATS, rate_rps, SLO, 0.9, requests, (0,)))
+    return Market(listed, MODEL, Load(CHATS, rate_rps, SLO, 0.9, precision, (0,)))
 
 
 def test_no_cheaper_fleet_of_two_types_carries_the_load() -> None:
     here = market(5.0)
     found = cheapest(here)
-    assert here.carries(found.best.counts)
+    assert here.sustains(found.best.counts)
     columns = here.fluid.columns
     each = [here.offers[k].usd_per_h for k, _ in columns]
     most = [int(found.usd_per_h / price) for price in each]
@@ -50,7 +52,7 @@ def test_no_cheaper_fleet_of_two_types_carries_the_load() -> None:
         for numbers in product(*(range(n + 1) for n in most))
         if any(numbers)
         and sum(n * p for n, p in zip(numbers, each, strict=True)) < found.usd_per_h - 1e-9
-        and here.carries({at: n for at, n in zip(columns, numbers, strict=True) if n})
+        and here.sustains({at: n for at, n in zip(columns, numbers, strict=True) if n})
     ]
     assert len(most) == 2
     assert max(most) >= 2
@@ -60,7 +62,7 @@ def test_no_cheaper_fleet_of_two_types_carries_the_load() -> None:
 def test_the_bound_is_the_best_of_all_fleets_of_a_linear_program_per_request() -> None:
     few = CHATS.head(40)
     listed = prices.from_catalog(["L4", "A40", "A100-SXM-80GB"], sizes=(1, 2))
-    here = Market(listed, MODEL, Load(few, RATE, SLO, requests=100))
+    here = Market(listed, MODEL, Load(few, RATE, SLO))
     fluid = here.fluid
     prices_h = np.array([here.offers[k].usd_per_h for k, _ in fluid.columns])
     bound = fluid.least_usd_per_h(RATE)
@@ -142,17 +144,17 @@ def test_it_is_never_dearer_than_one_type_nor_cheaper_than_the_bound() -> None:
     assert all(
         one.outcome.mean >= 0.9 for one in found.alone.values() if isinstance(one, Candidate)
     )
-    assert found.usd_per_h == pytest.approx(found.entry().usd_per_h)
-    assert sum(found.entry().gpus.values()) == found.deployment.replicas.__len__()
+    assert found.usd_per_h == pytest.approx(found.plan.usd_per_h)
+    assert sum(found.plan.gpus.values()) == len(found.plan.deployment.replicas)
     assert "no fleet of these machines" in str(found)
 
 
 def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:
     free = cheapest(market(5.0, gpus=("A40", "L4")))
-    used = {name: n for name, n in free.entry().gpus.items() if n}
+    used = {name: n for name, n in free.plan.gpus.items() if n}
     name = max(used, key=lambda one: used[one])
     tight = cheapest(market(5.0, gpus=("A40", "L4"), most={name: used[name] - 1}))
-    assert tight.entry().gpus.get(name, 0) <= used[name] - 1
+    assert tight.plan.gpus.get(name, 0) <= used[name] - 1
     assert tight.usd_per_h >= free.usd_per_h
     with pytest.raises(InfeasibleError, match="within the limits"):
         cheapest(market(50.0, most={"A40": 2, "L4": 2}))
@@ -162,7 +164,7 @@ def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:
 
 def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None:
     listed = prices.from_catalog(["A40"], sizes=(1, 2, 4))
-    load = Load(CHATS, 5.0, SLO, requests=400)
+    load = Load(CHATS, 5.0, SLO, precision=0.05)
     assert Market(listed, MODEL, load).fluid.columns == [(0, (1,)), (1, (2,)), (2, (4,))]
     offers = tuple(
         replace(o, usd_per_h=o.usd_per_h * (2 if o.count == 1 else 1)) for o in listed.offers
@@ -174,11 +176,11 @@ def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None
 
 def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
     listed = prices.from_catalog(["A40", "L40S"], sizes=(1,))
-    load = Load(CHATS, 5.0, SLO, requests=400)
-    here = Market(listed, MODEL, load, Settings(precision="fp8"))
+    load = Load(CHATS, 5.0, SLO, precision=0.05)
+    here = Market(listed, MODEL, load, CostSettings(precision="fp8"))
     assert [offer.gpu.name for offer in here.offers] == ["L40S"]
     with pytest.raises(InfeasibleError, match="computes in fp8"):
-        Market(prices.from_catalog(["A40"]), MODEL, load, Settings(precision="fp8"))
+        Market(prices.from_catalog(["A40"]), MODEL, load, CostSettings(precision="fp8"))
 
 
 def test_a_load_without_targets_must_keep_up() -> None:
@@ -186,13 +188,13 @@ def test_a_load_without_targets_must_keep_up() -> None:
     engine = Engine(max_step_tokens=100)
     one = Deployment("one", (Replica("a", step, kv_tokens=10_000, engine=engine),))
     alike = Trace([0.0] * 100, [100] * 100, [1] * 100)
-    load = Load(alike, 8.0, requests=3000, seeds=(0,))  # it serves 10 a second
-    assert outcome(one, load).carries(load)
-    beyond = load.at(12.0)
-    found = outcome(one, beyond)
-    assert found.attained == (1.0,)
-    assert not found.carries(beyond)
-    assert found.growth[0] == pytest.approx(1 - 10 / 12, abs=0.02)
+    load = Load(alike, 8.0, seeds=(0,))  # it serves 10 a second
+    plan = Plan("by hand", (), one, dispatcher(load), "hetero", None)
+    assert outcome(plan, load).sustained
+    found = outcome(plan, load.at(12.0))
+    assert found.mean == 1.0
+    assert not found.sustained
+    assert found.seen[0].growth == pytest.approx(1 - 10 / 12, abs=0.02)
 
 
 def test_price_lists_are_read_and_refused_in_one_sentence(tmp_path) -> None:

@@ -15,9 +15,9 @@ from hetero.apps.capacity import prices
 from hetero.apps.capacity.losses import availability, timeline
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.spot import cheapest_mix, play_hours, spot_risk
-from hetero.apps.capacity.trial import Load
 from hetero.apps.cli import main
 from hetero.errors import ParameterError
+from hetero.question import Load
 from hetero.simulator import Slo
 
 MODEL = catalog.llm("Llama-3-8B")
@@ -30,7 +30,7 @@ def market(losses_per_h: float = 0.5, share: float = 0.4, start_s: float = 900.0
         replace(o, spot_usd_per_h=share * o.usd_per_h, losses_per_h=losses_per_h)
         for o in listed.offers
     )
-    load = Load(CHATS, 6.0, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 400, (0,))
+    load = Load(CHATS, 6.0, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 0.05, (0,))
     return Market(replace(listed, offers=offers, start_s=start_s), MODEL, load)
 
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_mixed_is_refused() -> None:
     with pytest.raises(ParameterError, match="probability of 1"):
         cheapest_mix(market(), 1.0)
     plain = prices.from_catalog(["A40"], sizes=(1,))
-    load = Load(CHATS, 6.0, Slo(ttft_s=2.0), 0.9, 400, (0,))
+    load = Load(CHATS, 6.0, Slo(ttft_s=2.0), 0.9, 0.05, (0,))
     with pytest.raises(ParameterError, match="spot price"):
         cheapest_mix(Market(plain, MODEL, load))
     here = Market(plain, MODEL, load)

@@ -9,7 +9,7 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand, reference
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import InfeasibleError, ParameterError
@@ -19,7 +19,7 @@ from hetero.planners.reschedule.detector import ShiftDetector
 from hetero.planners.reschedule.episode import Era, play
 from hetero.planners.reschedule.policy import reschedule
 from hetero.planners.reschedule.reload import Disk, reload
-from hetero.planners.reschedule.service import Service
+from hetero.planners.reschedule.service import PhaseService
 from hetero.routers import PairShares
 from hetero.simulator import Slo, simulate
 from hetero.workload import Trace
@@ -77,11 +77,11 @@ def test_a_reference_that_is_too_short_is_refused() -> None:
 def test_reload_reads_the_weights_once_per_replica_or_machine() -> None:
     model = CostModel(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"))
     weights_s = model.llm.weight_bytes() / 1.2e9
-    pairs = [model.pipeline([Stage(4, 2, 60)]) for _ in range(4)]
+    pairs = [model.pipeline([PipelineStage(4, 2, 60)]) for _ in range(4)]
     assert reload(pairs).seconds == pytest.approx(4 * weights_s)
     assert reload(pairs, Disk(reads="per machine")).seconds == pytest.approx(weights_s)
     # A pipeline over two machines: each reads its half.
-    spread = model.pipeline([Stage(0, 2, 30), Stage(2, 4, 30)])
+    spread = model.pipeline([PipelineStage(0, 2, 30), PipelineStage(2, 4, 30)])
     assert sum(read for _, read, _ in reload([spread]).machines) == pytest.approx(
         model.llm.weight_bytes()
     )
@@ -169,7 +169,7 @@ def test_eras_are_in_order() -> None:
 
 
 @pytest.fixture(scope="module")
-def service() -> Service:
+def service() -> PhaseService:
     """Two A40 and two 3090Ti pairs prefill, the others decode."""
     llm = catalog.llm("LLaMA-1-13B")
     fleet = cluster("thunderserve-a40-3090ti-40gbit")
@@ -177,11 +177,11 @@ def service() -> Service:
     demand = Demand.of(workload.load("azure2023_conv"), 1.0)
     slo = Slo(e2e_s=8 * float(reference(llm, demand).e2e_s or 0))
     parts = [
-        (model.pipeline([Stage(m, 2, 40)]), phase)
+        (model.pipeline([PipelineStage(m, 2, 40)]), phase)
         for m in (0, 1)
         for phase in ("prefill", "decode")
     ]
-    return Service.given(parts, demand, slo)  # type: ignore[arg-type]
+    return PhaseService.given(parts, demand, slo)  # type: ignore[arg-type]
 
 
 TRACE = workload.load("azure2023_conv").head(120).poisson(1.0, np.random.default_rng(0))
@@ -190,7 +190,7 @@ TRACE = workload.load("azure2023_conv").head(120).poisson(1.0, np.random.default
 @pytest.mark.parametrize("group", ["G1", "G2", "G3", "G4"])
 @pytest.mark.parametrize("policy", ["none", "light"])
 def test_losing_a_gpu_of_any_group_loses_no_request(
-    service: Service, group: str, policy: str
+    service: PhaseService, group: str, policy: str
 ) -> None:
     change = lose_gpu(service, group)
     assert change.cluster.gpus == service.cluster.gpus - 1
@@ -205,7 +205,7 @@ def test_losing_a_gpu_of_any_group_loses_no_request(
     assert len(episode.run.requests) == len(TRACE)
 
 
-def test_losing_a_machine_leaves_two_groups_or_none(service: Service) -> None:
+def test_losing_a_machine_leaves_two_groups_or_none(service: PhaseService) -> None:
     change = lose_machine(service, "a40")
     assert change.lost == {"G1", "G2"}
     light = reschedule(service, change, "light")
@@ -217,7 +217,7 @@ def test_losing_a_machine_leaves_two_groups_or_none(service: Service) -> None:
         reschedule(service, lose_groups(service, frozenset({"G1", "G3"})), "none")
 
 
-def test_light_turns_a_group_where_a_phase_has_none_left(service: Service) -> None:
+def test_light_turns_a_group_where_a_phase_has_none_left(service: PhaseService) -> None:
     change = lose_groups(service, frozenset({"G2", "G4"}))  # every decode group
     found = reschedule(service, change, "light")
     assert found.between is None
@@ -226,7 +226,7 @@ def test_light_turns_a_group_where_a_phase_has_none_left(service: Service) -> No
     assert found.episode(TRACE, 20.0, search_s=5.0).lost == 0
 
 
-def test_a_link_that_drops_is_planned_around(service: Service) -> None:
+def test_a_link_that_drops_is_planned_around(service: PhaseService) -> None:
     slow = slow_link(service, "a40", "3090ti", 0.01)
     assert slow.cluster.link("a40", "3090ti").bandwidth_gbs == pytest.approx(0.05)
     light, none = reschedule(service, slow, "light"), reschedule(service, slow, "none")
@@ -236,7 +236,7 @@ def test_a_link_that_drops_is_planned_around(service: Service) -> None:
         assert found.episode(TRACE, 20.0, search_s=5.0).lost == 0
 
 
-def test_full_rescheduling_loads_and_loses_nothing(service: Service) -> None:
+def test_full_rescheduling_loads_and_loses_nothing(service: PhaseService) -> None:
     found = reschedule(service, lose_machine(service, "3090ti"), "full")
     assert found.reload_s > 0
     assert all(one.machines == {"a40"} for one in found.after.groups)

@@ -192,9 +192,9 @@ def test_static_baselines_keep_their_shares():
     [
         (lambda d: HeteroServe(bins_tokens=(512, 256)), "increasing edges"),
         (lambda d: HeteroServe(bins_tokens=(0, 256)), "increasing edges"),
-        (lambda d: HeteroServe(queue_max=0), "Q_max"),
+        (lambda d: HeteroServe(queue_max=0), "queue_max"),
         (lambda d: HeteroServe(epoch_s=0), "epoch"),
-        (lambda d: HeteroServe(dampening=-1), "lambda"),
+        (lambda d: HeteroServe(dampening=-1), "dampening"),
         (lambda d: LatencyAware([1.0]).memory(d), "1 speeds for 4"),
         (lambda d: LatencyAware([1.0, 1.0, 1.0, 0.0]).memory(d), "speed above 0"),
         (

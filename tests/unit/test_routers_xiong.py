@@ -11,8 +11,7 @@ from hetero.deployment import Deployment
 from hetero.errors import ParameterError
 from hetero.latency.models.affine import Affine
 from hetero.routers import Normal, Workload
-from hetero.routers.workload import HEADER, batch_share_s
-from hetero.routers.xiong import profile
+from hetero.routers.xiong import HEADER, batch_share_s, profile
 from tests.unit.router_states import check, fleet, near, trace
 
 FITS = [

@@ -11,8 +11,8 @@ pytest.importorskip("prometheus_client", reason="the serving extra is not instal
 import aiohttp
 
 from hetero.apps.serving.engines import Seen
-from hetero.apps.serving.faults import Case, Failed, Fault
-from hetero.apps.serving.settings import Backend, Limits
+from hetero.apps.serving.faults import Blame, Failed, Fault
+from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 
 def connector(number):
@@ -40,7 +40,7 @@ def test_each_error_of_a_connection_has_its_culprit(error, sent, fault):
 
 
 def test_what_several_engines_fail_alike_is_nobodys_fault():
-    case = Case()
+    case = Blame()
     case.add("a", "engine_error")
     case.add("b", "engine_error")
     case.add("c", "engine_timeout")
@@ -50,7 +50,7 @@ def test_what_several_engines_fail_alike_is_nobodys_fault():
 
 def seen(**limits):
     backend = Backend(name="a", url="http://127.0.0.1:1", step="s.json", kv_tokens=1000)
-    return Seen(backend, Limits(failures=2, **limits), 0)
+    return Seen(backend, DispatcherLimits(failures=2, **limits), 0)
 
 
 def test_one_request_repeated_counts_once_and_the_last_engine_stays():

@@ -7,7 +7,7 @@ pytest.importorskip("prometheus_client", reason="the serving extra is not instal
 from hetero.apps import cli
 from hetero.apps.serving import load
 from hetero.apps.serving.events import Events
-from hetero.apps.serving.lengths import Lengths, size
+from hetero.apps.serving.lengths import LengthEstimates, size
 from hetero.apps.serving.settings import Outputs
 from hetero.errors import DataError, ParameterError
 from hetero.latency import storage
@@ -100,7 +100,7 @@ def test_what_check_accepts_is_what_starts(folder, monkeypatch, capsys):
 
 
 def test_prompts_are_learnt_from_what_engines_count():
-    lengths = Lengths(Outputs(quantile=0.5, sample=20, start=64))
+    lengths = LengthEstimates(Outputs(quantile=0.5, sample=20, start=64))
     body = {
         "messages": [{"content": "a" * 300}, {"content": [{"type": "text", "text": "b" * 300}]}]
     }

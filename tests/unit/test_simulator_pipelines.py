@@ -20,7 +20,7 @@ from pipeline_oracle import small_problem
 from hetero import workload
 from hetero.engine.gaps import gap_edges
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.routers import Request
 from hetero.routers.pipelines import FlowRouter, PipelineState, RandomRouter, SwarmRouter
 from hetero.simulator import metrics
@@ -28,16 +28,15 @@ from hetero.simulator.pipeline_run import gap_percentiles
 from hetero.simulator.pipelines import Feed, NetworkEvent, Simulation, simulate_pipelines
 from hetero.workload import Trace, datasets
 from pipelines.studies import helix
-from pipelines.studies.helix_artifact import placement
-from pipelines.studies.helix_flow import artifact_flow, artifact_network
+from pipelines.studies.helix_artifact import artifact_flow, artifact_network, placement
 
 MS = 2.0**-10
 
 
-def chain(**options) -> Network:
+def chain(**options) -> FlowNetwork:
     """Two nodes with three layers each; times are multiples of 2^-10 s."""
     problem = small_problem([(3, 1), (3, 1)], 6, **options)
-    return Network(Placement(problem, ((0, 3), (3, 6))))
+    return FlowNetwork(Placement(problem, ((0, 3), (3, 6))))
 
 
 def test_one_request_takes_the_sum_of_its_layers_and_links() -> None:
@@ -115,10 +114,10 @@ def test_a_run_has_the_frame_and_metrics_of_replicas() -> None:
 # Failures -------------------------------------------------------------------------------------
 
 
-def pair() -> Network:
+def pair() -> FlowNetwork:
     """Two ways through the first three layers, one node for the rest."""
     problem = small_problem([(3, 2), (3, 2), (3, 1)], 6, kv_blocks=1024)
-    return Network(Placement(problem, ((0, 3), (0, 3), (3, 6))))
+    return FlowNetwork(Placement(problem, ((0, 3), (0, 3), (3, 6))))
 
 
 def test_the_router_avoids_what_has_failed_and_counts_what_starts_anew() -> None:
@@ -169,14 +168,14 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(ParameterError, match="no method"):
         helix.router("x", "online")
     problem = network.placement.problem
-    gap = Network(Placement(problem, ((0, 2), (3, 6))))
+    gap = FlowNetwork(Placement(problem, ((0, 2), (3, 6))))
     with pytest.raises(InfeasibleError, match="holds layer 2"):
         simulate_pipelines(gap, trace, FlowRouter())
     dead = problem.links.bandwidth_bytes_s.copy()
     dead[0, 1] = 0.0
     cut = replace(problem, links=replace(problem.links, bandwidth_bytes_s=dead))
     with pytest.raises(InfeasibleError, match="'n0' to 'n1'"):
-        simulate_pipelines(Network(Placement(cut, ((0, 3), (3, 6)))), trace, FlowRouter())
+        simulate_pipelines(FlowNetwork(Placement(cut, ((0, 3), (3, 6)))), trace, FlowRouter())
 
 
 # Routers --------------------------------------------------------------------------------------
@@ -184,7 +183,7 @@ def test_errors_say_what_to_do() -> None:
 
 def test_the_flow_router_follows_the_flow() -> None:
     problem = small_problem([(3, 1), (3, 3), (3, 1)], 6)
-    network = Network(Placement(problem, ((0, 3), (0, 3), (3, 6))))
+    network = FlowNetwork(Placement(problem, ((0, 3), (0, 3), (3, 6))))
     flow = network.max_flow().link_tokens_per_s
     trace = Trace(np.arange(200) * 1.0, np.full(200, 64), np.full(200, 1))
     run = simulate_pipelines(network, trace, FlowRouter())
@@ -194,7 +193,7 @@ def test_the_flow_router_follows_the_flow() -> None:
 
 
 def test_a_live_router_chooses_the_chain_that_the_simulator_takes() -> None:
-    network = Network(placement("single-24 70B helix"))
+    network = FlowNetwork(placement("single-24 70B helix"))
     trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(20)
     router = FlowRouter()
     run = simulate_pipelines(network, replace(trace, arrival_s=np.arange(20) * 1e4), router)
@@ -258,7 +257,7 @@ def test_preflow_push_finds_a_maximum_flow() -> None:
 def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
     code = (
         "import hashlib\n"
-        "from pipelines.studies.helix_flow import artifact_flow, artifact_network\n"
+        "from pipelines.studies.helix_artifact import artifact_flow, artifact_network\n"
         "for name in ('geo-24 70B petals', 'hetero-42 70B helix'):\n"
         "    flow = artifact_flow(artifact_network(name), name.split()[0])\n"
         "    print(hashlib.sha256(flow.tobytes()).hexdigest())\n"

@@ -389,8 +389,8 @@ def test_events_at_the_time_of_an_arrival_come_first() -> None:
     ("events", "words"),
     [
         ([Event(1.0, "z")], "names the replica 'z'.*Resolve: use one of a, b"),
-        ([Event(math.nan, "a")], "is at nan s.*Resolve: give a time"),
-        ([Event(-1.0, "a")], "is at -1.0 s"),
+        ([Event(math.nan, "a")], "time_s is nan.*Resolve: give a finite number"),
+        ([Event(-1.0, "a")], "time_s is -1"),
         ([Event(1.0, "a", "Fail")], "is 'Fail'.*Resolve: use fail or recover"),
     ],
 )

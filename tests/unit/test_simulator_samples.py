@@ -59,5 +59,5 @@ def test_sampling_changes_nothing(router) -> None:
 def test_errors_are_clear() -> None:
     with pytest.raises(ParameterError, match=r"no samples.*sample_s"):
         simulate(fleet(), trace(20), RoundRobin()).timeline()
-    with pytest.raises(ParameterError, match="between samples is 0"):
+    with pytest.raises(ParameterError, match="sample_s is 0"):
         simulate(fleet(), trace(20), RoundRobin(), sample_s=0.0)

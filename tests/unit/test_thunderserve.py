@@ -8,7 +8,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from hetero import catalog, cluster, workload
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.planners.thunderserve.tabu import TabuSettings
 from pipelines.studies import thunderserve as ts
 from pipelines.studies import thunderserve_changes as changes
@@ -36,7 +36,7 @@ def study():
         seeds=[0, 1],
         requests=20,
         plan_scale=5.0,
-        settings=Settings(max_stages=2),
+        settings=CostSettings(max_stages=2),
         steps=TabuSettings(steps=0),
     )
 

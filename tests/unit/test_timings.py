@@ -22,7 +22,7 @@ def test_a_missing_key_and_a_broken_file_are_named(tmp_path):
     file = tmp_path / "timings.csv"
     record([Timing.here("a", 1.0, command="x")], file)
     file.write_text(file.read_text().replace("1,", "one,", 1))
-    with pytest.raises(DataError, match="no number"):
+    with pytest.raises(DataError, match="line 2, column 'seconds': 'one' does not fit"):
         timings(file)
     file.write_text("key,seconds\n")
     with pytest.raises(DataError, match="columns are key, seconds"):

@@ -39,7 +39,7 @@ def deployment(name: str, count: int = 1) -> Deployment:
     return Deployment(name, tuple(replace(one, name=str(k)) for k in range(count)))
 
 
-def case(name: str) -> uncertainty.Case:
+def case(name: str) -> uncertainty.JudgedPlan:
     """Judged by one decode step: its logarithm is that of the drawn factor."""
 
     def evaluate(found: Deployment) -> dict[str, float]:
@@ -49,7 +49,7 @@ def case(name: str) -> uncertainty.Case:
             "prefill_s": float(step.prefill_seconds([2000])),
         }
 
-    return uncertainty.Case(deployment(name), evaluate)
+    return uncertainty.JudgedPlan(deployment(name), evaluate)
 
 
 def test_draws_have_the_deviations_they_are_drawn_with() -> None:
@@ -106,7 +106,7 @@ def test_outcomes_follow_the_closed_form() -> None:
 
 def test_errors_of_one_gpu_type_never_flip_plans_on_it() -> None:
     small, large = case("H100-SXM"), case("H100-SXM")
-    large = uncertainty.Case(
+    large = uncertainty.JudgedPlan(
         large.deployment, lambda d: {k: 1.001 * v for k, v in small.evaluate(d).items()}
     )
     found = uncertainty.propagate({"small": small, "large": large}, draws=300)
@@ -137,7 +137,7 @@ def test_robust_choice_by_simulation_takes_what_is_measured_over_what_is_guessed
     trace = workload.load("azure2023_conv").sample(60, rng).poisson(50.0, rng)
     evaluate = uncertainty.served(LeastTokens(), trace)
     slow, fast = deployment("H100-SXM", 1), deployment("H200-SXM", 1)
-    cases = {d.name: uncertainty.Case(d, evaluate) for d in (slow, fast)}
+    cases = {d.name: uncertainty.JudgedPlan(d, evaluate) for d in (slow, fast)}
     sure, unsure = replace(ERROR, prefill_sd=0.01, decode_sd=0.01), replace(ERROR, decode_sd=1.0)
     errors = {"H100-SXM": sure, "H200-SXM": unsure}
     measure = "throughput [tokens/s]"
@@ -163,7 +163,7 @@ def test_throughput_ttft_and_cost_of_a_simulated_plan() -> None:
         }
 
     # Fewer than the trace needs, so that the step times decide.
-    plan = uncertainty.Case(deployment("A100-SXM-80GB", 1), serve)
+    plan = uncertainty.JudgedPlan(deployment("A100-SXM-80GB", 1), serve)
     found = uncertainty.propagate({"a": plan}, draws=20, seed=0)
     for measure in ("ttft_s", "usd_per_mtok"):
         low, high = found.interval("a", measure)
@@ -175,12 +175,12 @@ def test_throughput_ttft_and_cost_of_a_simulated_plan() -> None:
 def test_what_cannot_be_drawn_is_refused() -> None:
     bare = Deployment("x", (Replica("r", deployment("T4").replicas[0].step, kv_tokens=1000),))
     with pytest.raises(ParameterError, match="no GPU"):
-        uncertainty.propagate({"x": uncertainty.Case(bare, lambda _: {"a": 1.0})})
+        uncertainty.propagate({"x": uncertainty.JudgedPlan(bare, lambda _: {"a": 1.0})})
     with pytest.raises(ParameterError, match="no plan"):
         uncertainty.propagate({})
     with pytest.raises(ParameterError, match="0 draws"):
         uncertainty.draw_factors({"a": ERROR}, 0)
-    other = uncertainty.Case(deployment("T4"), lambda _: {"b": 1.0})
+    other = uncertainty.JudgedPlan(deployment("T4"), lambda _: {"b": 1.0})
     cases = {"x": case("T4"), "y": other}
     with pytest.raises(ParameterError, match="same measures"):
         uncertainty.propagate(cases, draws=1)

@@ -13,13 +13,13 @@ from hetero.workload.synthetic import (
     Bimodal,
     Exponential,
     Fixed,
-    Lengths,
+    LengthDistribution,
     Lognormal,
     TruncatedNormal,
     synthetic,
 )
 
-DISTRIBUTIONS: tuple[Lengths, ...] = (
+DISTRIBUTIONS: tuple[LengthDistribution, ...] = (
     Fixed(7),
     Lognormal(512, 1.2),
     Lognormal(512, 1.2, 4096, "clip"),
@@ -34,7 +34,7 @@ DISTRIBUTIONS: tuple[Lengths, ...] = (
 
 
 @pytest.mark.parametrize("lengths", DISTRIBUTIONS, ids=repr)
-def test_draws_follow_the_distribution_function(lengths: Lengths) -> None:
+def test_draws_follow_the_distribution_function(lengths: LengthDistribution) -> None:
     draws = lengths.draw(40_000, np.random.default_rng(0))
     assert draws.dtype == np.int32
     assert draws.min() >= 1
@@ -46,7 +46,7 @@ def test_draws_follow_the_distribution_function(lengths: Lengths) -> None:
     assert np.all(np.diff(lengths.cdf(points)) >= 0)
 
 
-def mean(lengths: Lengths, limit: int) -> float:
+def mean(lengths: LengthDistribution, limit: int) -> float:
     return float(np.sum(1.0 - lengths.cdf(np.arange(0, limit))))
 
 

@@ -29,15 +29,16 @@ from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.trial import Outcome
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.melange import MelangeProgram
-from hetero.programs import Floats, Ints, Limits, Program
+from hetero.programs import Program, SolverLimits
 
 _PARTS = (3, 2)
 _ROUNDS = 20
 _RAISE = 1.08
-_LIMITS = Limits(gap=2e-3, nodes=5000)
+_LIMITS = SolverLimits(gap=2e-3, nodes=5000)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -167,7 +168,7 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
         missed = [
             hour
             for hour, rate in enumerate(curve.rates_rps)
-            if not market.carries(together(reserved, on_demand[hour]), load.at(rate))
+            if not market.sustains(together(reserved, on_demand[hour]), load.at(rate))
         ]
         if not missed:
             break
@@ -253,7 +254,7 @@ def _give_back(
         for at in prices(reserved):
             fewer = together(reserved, {at: -1})
             if all(
-                market.carries(together(fewer, on_demand[hour]), load.at(rate))
+                market.sustains(together(fewer, on_demand[hour]), load.at(rate))
                 for hour, rate in enumerate(curve.rates_rps)
             ):
                 reserved, improved = fewer, True
@@ -264,7 +265,7 @@ def _give_back(
                 tried[hour] = together(on_demand[hour], {at: -1})
                 price = _usd(market, reserved, tried)
                 fleet = together(reserved, tried[hour])
-                if price < spent - 1e-9 and market.carries(fleet, load.at(rate)):
+                if price < spent - 1e-9 and market.sustains(fleet, load.at(rate)):
                     on_demand, spent, improved = tried, price, True
     return reserved, on_demand
 

@@ -28,10 +28,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.kinds import Kind
-from hetero.programs import Floats, Ints, Limits, Program
+from hetero.programs import Program, SolverLimits
 from hetero.workload import Trace
 
 Flags = NDArray[np.bool_]
@@ -40,7 +41,7 @@ Counts = dict[tuple[int, tuple[int, ...]], int]
 
 _ROUNDS = 40
 _RANGES = 48
-_LIMITS = Limits(gap=1e-4, nodes=20_000)
+_LIMITS = SolverLimits(gap=1e-4, nodes=20_000)
 _NAMES = "the bound of a fleet"
 
 

@@ -10,20 +10,22 @@ import numpy as np
 
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.prices import Offer, PriceList
-from hetero.apps.capacity.trial import Load, Outcome, outcome
+from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind, kinds
 from hetero.planners.baselines.melange import MelangeProgram
-from hetero.plans import Group
+from hetero.plans import Group, Plan
+from hetero.question import Load
 
 _SPARE = 3.0  # a fleet of one kind never needs more than this times what the program gives it
 _MOST = 4000  # machines of a kind
-_LONG, _PART, _FAR = 6000, 6, 0.1  # runs that are glanced at, at which part, and how far is far
+_GLANCE = 0.08  # precision of a first look: a sixteenth of the requests
+_FAR = 0.1  # below the goal: overload shows soon
 
 
 @dataclass(eq=False)
@@ -43,7 +45,7 @@ class Market:
     prices: PriceList
     llm: Llm
     load: Load
-    settings: Settings = field(default_factory=Settings)
+    settings: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
         precision = self.settings.precision
@@ -201,9 +203,16 @@ class Market:
             for machine, offer, degree, replica in self._placed(counts)
         )
 
-    def deployment(self, counts: Counts, name: str = "fleet") -> Deployment:
-        """A fleet as replicas."""
-        return Deployment(name, tuple(replica for *_, replica in self._placed(counts)))
+    def plan(self, counts: Counts, name: str = "fleet") -> Plan:
+        """A fleet as replicas behind one dispatcher."""
+        return Plan(
+            planner=name,
+            groups=self.groups(counts),
+            serving=Deployment(name, tuple(replica for *_, replica in self._placed(counts))),
+            router=dispatcher(self.load),
+            routing="least predicted time to first token, priced by what a request takes",
+            usd_per_h=self.usd_per_h(counts),
+        )
 
     def machines(
         self, counts: Counts
@@ -233,25 +242,24 @@ class Market:
         load = load or self.load
         key = _key(counts, load)
         if key not in self.known:
-            self.known[key] = outcome(self.deployment(counts), load, stop_below=load.goal)
+            self.known[key] = outcome(self.plan(counts), load, stop_early=True)
         return self.known[key]
 
-    def carries(self, counts: Counts, load: Load | None = None) -> bool:
-        """Whether a fleet carries the load in every seed."""
+    def sustains(self, counts: Counts, load: Load | None = None) -> bool:
+        """Whether a fleet sustains the load in every seed."""
         load = load or self.load
         if not counts or self._hopeless(counts, load):
             return False
-        return self.play(counts, load).carries(load)
+        return self.play(counts, load).sustained
 
     def _hopeless(self, counts: Counts, load: Load) -> bool:
-        """Whether the first part of the first seed misses the goal by far: overload shows soon."""
+        """Whether a short run of the first seed misses the goal by far."""
         key = _key(counts, load)
-        if key in self.known or load.count < _LONG:
+        if key in self.known:
             return False
         if key not in self.glanced:
-            part = replace(load, requests=load.count // _PART, seeds=load.seeds[:1])
-            found = outcome(self.deployment(counts), part)
-            self.glanced[key] = found.mean < load.goal - _FAR
+            short = replace(load, precision=max(_GLANCE, load.precision), seeds=load.seeds[:1])
+            self.glanced[key] = outcome(self.plan(counts), short).mean < load.goal - _FAR
         return self.glanced[key]
 
 

@@ -20,20 +20,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.apps.capacity.trial import Load, Outcome, outcome, values
+from hetero.apps.capacity.trial import Outcome, outcome
 from hetero.apps.portfolio.base import Planner
-from hetero.apps.portfolio.case import Case
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
 from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
-from hetero.routers import Builtin
-from hetero.simulator import Event, simulate
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.question import Load, Question, sustained_rps
+from hetero.simulator import Event
+from hetero.simulator.saturation import attainment
 
 _WINDOW_S = 60.0  # after a loss: as long as queues take to show
-_PRECISION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,8 @@ class Loss:
         Replicas that go down with it.
     after
         The load with what is left; None for plans over the layers of a network.
-    carried_rps
-        Largest rate that what is left carries within the targets, mean over seeds.
+    sustained_rps
+        Largest rate that what is left sustains, mean over seeds.
     shock
         Share of the requests arriving within a minute of the loss that meet the targets.
     interrupted
@@ -65,7 +63,7 @@ class Loss:
     gpus: dict[str, int]
     replicas: tuple[str, ...]
     after: Outcome | None
-    carried_rps: float | None
+    sustained_rps: float | None
     shock: float | None
     interrupted: float | None
     planned_again: Outcome | None
@@ -95,8 +93,8 @@ class Resilience(Shown):
 
     @property
     def holds(self) -> bool:
-        """Whether the load is carried through any single loss, with the plan or a new one."""
-        return all(_carried(one, self.load) for one in (self.whole, *self.losses))
+        """Whether the load is sustained through any single loss, with the plan or a new one."""
+        return all(_sustained(one) for one in (self.whole, *self.losses))
 
     def table(self) -> Table:
         """The N-1 table: one row per kind of machine."""
@@ -107,7 +105,7 @@ class Resilience(Shown):
             Column("SLO met", "%", 3),
             Column("goodput", "requests/s", 3),
             Column("throughput", "tokens/s"),
-            Column("carries", "requests/s", 3),
+            Column("sustains", "requests/s", 3),
             Column("SLO met in the minute after", "%", 3),
             Column("interrupted", "requests", 3),
         ]
@@ -121,19 +119,20 @@ class Resilience(Shown):
             else:
                 row += [
                     100 * one.after.mean,
-                    float(np.mean(one.after.goodput_rps)),
+                    one.after.goodput_rps,
                     float(np.mean(one.after.tokens_per_s)),
                 ]
-            row += [one.carried_rps]
+            row += [one.sustained_rps]
             row += [None if one.shock is None else 100 * one.shock, one.interrupted]
             if again:
                 row += [None if one.planned_again is None else 100 * one.planned_again.mean]
             rows.append(tuple(row))
         targets = f"{self.load.rate_rps:g} requests/s, goal {100 * self.load.goal:g} %"
-        verdict = "is carried" if self.holds else "is not carried"
+        verdict = "is sustained" if self.holds else "is not sustained"
+        shown = [one.after for one in (self.whole, *self.losses) if one.after is not None]
         notes = (
             f"The load ({targets}) {verdict} through any single loss.",
-            f"{self.load.count:,} requests per seed; seeds: {len(self.load.seeds)}.",
+            *(f"Simulated: {one.shown}." for one in shown[:1]),
         )
         return Table(
             f"{self.entry.planner} without any one machine", tuple(columns), tuple(rows), notes
@@ -142,10 +141,10 @@ class Resilience(Shown):
 
 def resilience(
     entry: Plan,
-    case: Case,
+    case: Question,
     *,
     planner: Planner | None = None,
-    requests: int | None = None,
+    precision: float = 0.02,
     seeds: Sequence[int] = (0, 1, 2),
 ) -> Resilience:
     """Take every machine of a plan away in turn.
@@ -154,6 +153,8 @@ def resilience(
     ----------
     planner
         Makes a new plan for the machines that are left; by default none is made.
+    precision, seeds
+        What rates are known to, and the seeds that they are means over.
 
     Raises
     ------
@@ -165,18 +166,18 @@ def resilience(
     >>> from hetero import catalog, cluster, workload
     >>> from hetero.apps.portfolio.planners import planner
     >>> from hetero.simulator import Slo
-    >>> case = Case(
+    >>> case = Question(
     ...     cluster.cluster("xiong-v100-a800"),
     ...     catalog.llm("Llama-3-8B"),
     ...     workload.load("azure2023_conv"),
     ...     3.0,
     ...     Slo(ttft_s=2.0),
     ... )
-    >>> found = resilience(planner("Mélange").plan(case), case, requests=400, seeds=(0,))
-    >>> found.holds, found.whole.carried_rps > found.worst.carried_rps
+    >>> found = resilience(planner("Mélange").plan(case), case, precision=0.05, seeds=(0,))
+    >>> found.holds, found.whole.sustained_rps > found.worst.sustained_rps
     (True, True)
     """
-    load = Load(case.trace, case.rate_rps, case.slo, case.goal, requests, tuple(seeds))
+    load = case.load(precision=precision, seeds=seeds)
     if entry.deployment is None and planner is None:
         raise ParameterError(
             f"The plan of {entry.planner} lays layers over a network, which does not serve on "
@@ -191,7 +192,7 @@ def resilience(
             one = replace(one, planned_again=_again(planner, case, load, machines[0]))
         losses.append(one)
     # Where both meet the targets, the one that carries less is worse.
-    losses.sort(key=lambda one: (_best(one), one.carried_rps or 0.0))
+    losses.sort(key=lambda one: (_best(one), one.sustained_rps or 0.0))
     return Resilience(entry, load, whole, tuple(losses))
 
 
@@ -235,11 +236,8 @@ def _signature(entry: Plan, cluster: Cluster, machine: str, indices: list[int]) 
 
 
 def _whole(entry: Plan, load: Load) -> Loss:
-    if entry.deployment is None:
-        found = [values(entry.simulate(load.arrivals(seed), seed), load) for seed in load.seeds]
-        return Loss((), {}, (), Outcome(*zip(*found, strict=True)), None, None, None, None)
-    after = _outcome(entry, load, ())
-    return Loss((), {}, (), after, _carries(entry, load, ()), None, None, None)
+    most = None if entry.deployment is None else _sustained_rps(entry, load, ())
+    return Loss((), {}, (), outcome(entry, load), most, None, None, None)
 
 
 def _lost(
@@ -257,54 +255,27 @@ def _lost(
         machines,
         gpus,
         replicas,
-        _outcome(entry, load, events),
-        _carries(entry, load, events),
+        outcome(entry, load, events=events),
+        _sustained_rps(entry, load, events),
         shock,
         interrupted,
         None,
     )
 
 
-def _router(entry: Plan) -> Builtin:
-    assert isinstance(entry.router, Builtin)
-    return entry.router
-
-
-def _outcome(entry: Plan, load: Load, events: Sequence[Event]) -> Outcome:
-    assert entry.deployment is not None
-    return outcome(entry.deployment, load, router=_router(entry), events=events)
-
-
-def _carries(entry: Plan, load: Load, events: Sequence[Event]) -> float:
-    """Largest rate that is carried, the mean over seeds [requests/s]."""
-    found = []
-    for seed in load.seeds:
-        alone = replace(load, seeds=(seed,))
-
-        def good(rate_rps: float, alone: Load = alone) -> bool:
-            return _outcome(entry, alone.at(rate_rps), events).carries(load)
-
-        found.append(
-            largest_rate(good, load.rate_rps, precision=_PRECISION, least_rps=load.rate_rps / 1000)
-        )
-    return float(np.mean(found))
+def _sustained_rps(entry: Plan, load: Load, events: Sequence[Event]) -> float:
+    """Largest rate that is sustained, the mean over seeds [requests/s]."""
+    return float(np.mean([sustained_rps(entry, load, s, events=events) for s in load.seeds]))
 
 
 def _shock(entry: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:
     """A loss in the middle of a run: attainment of the minute after, requests interrupted."""
-    assert entry.deployment is not None
     shares, hit = [], []
     for seed in load.seeds:
-        trace = load.arrivals(seed)
+        trace = load.arrivals(load.requests(entry), seed)
         middle = float(trace.arrival_s[len(trace) // 2])
         events = [Event(middle, name) for name in replicas]
-        run = simulate(
-            entry.deployment,
-            trace,
-            _router(entry),
-            events=events,
-            seed=seed,
-        )
+        run = entry.simulate(trace, seed, events=events)
         inside = (trace.arrival_s >= middle) & (trace.arrival_s < middle + _WINDOW_S)
         shares.append(attainment(run, load.slo, inside))
         hit.append(float((run.requests["retries"] > 0).sum()))
@@ -327,14 +298,12 @@ def without(cluster: Cluster, machine: str) -> Cluster:
     return part_of(cluster, left)
 
 
-def _again(planner: Planner, case: Case, load: Load, machine: str) -> Outcome | None:
+def _again(planner: Planner, case: Question, load: Load, machine: str) -> Outcome | None:
     try:
         entry = planner.plan(replace(case, cluster=without(case.cluster, machine)))
     except HeteroError:
         return None  # no plan of this kind is left
-    if entry.deployment is not None:
-        return _outcome(entry, load, ())
-    return _whole(entry, load).after
+    return outcome(entry, load)
 
 
 def _best(one: Loss) -> float:
@@ -343,8 +312,8 @@ def _best(one: Loss) -> float:
     return found.mean if found is not None else 0.0
 
 
-def _carried(loss: Loss, load: Load) -> bool:
-    return any(one is not None and one.carries(load) for one in (loss.after, loss.planned_again))
+def _sustained(loss: Loss) -> bool:
+    return any(one is not None and one.sustained for one in (loss.after, loss.planned_again))
 
 
 def _names(machines: tuple[str, ...]) -> str:

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
-from hetero.apps.capacity.trial import Load, Outcome
+from hetero.apps.capacity.trial import Outcome
 from hetero.catalog import Llm
-from hetero.costs.cost import Settings
-from hetero.deployment import Deployment
+from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
+from hetero.question import Load
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -91,26 +91,15 @@ class Sizing(Shown):
         return max(0.0, 1.0 - self.bound_usd_per_h / self.usd_per_h)
 
     @property
-    def deployment(self) -> Deployment:
-        """The fleet as replicas."""
-        return self.market.deployment(self.best.counts, "cheapest fleet")
+    def plan(self) -> Plan:
+        """The fleet as a plan."""
+        return self.market.plan(self.best.counts, "cheapest fleet")
 
     @property
     def homogeneous(self) -> tuple[str, Candidate] | None:
         """GPU type and fleet of the cheapest fleet of one type."""
         found = [(name, one) for name, one in self.alone.items() if isinstance(one, Candidate)]
         return min(found, key=lambda pair: pair[1].usd_per_h, default=None)
-
-    def entry(self) -> Plan:
-        """The fleet as a plan of the arena."""
-        return Plan(
-            planner="cheapest fleet",
-            groups=self.market.groups(self.best.counts),
-            routing="least predicted time to first token, priced by what a request takes",
-            serving=self.deployment,
-            router=self.market.load.router(),
-            usd_per_h=self.usd_per_h,
-        )
 
     def machines(self, counts: Counts | None = None) -> dict[str, int]:
         """Machines of a fleet by name of their kind, all divisions together."""
@@ -141,8 +130,8 @@ class Sizing(Shown):
         low, high = best.outcome.attained_interval
         notes = [
             f"{100 * best.outcome.mean:.1f} % of the requests meet the targets "
-            f"({100 * low:.1f} to {100 * high:.1f}, {len(load.seeds)} seeds of "
-            f"{load.count:,} requests; goal {100 * load.goal:g} %).",
+            f"({100 * low:.1f} to {100 * high:.1f}, {best.outcome.shown}; "
+            f"goal {100 * load.goal:g} %).",
             f"Proven: no fleet of these machines serves this rate for less than "
             f"{self.bound_usd_per_h:.3f} $/h, targets aside; gap {100 * self.gap:.0f} %.",
             f"Steady state under the targets, without queues: {self.program_usd_per_h:.3f} $/h "
@@ -193,9 +182,9 @@ def size(
     slo: Slo | None = None,
     goal: float = 0.9,
     precision: str = "fp16",
-    requests: int | None = None,
+    within: float = 0.02,
     seeds: tuple[int, ...] = (0, 1, 2),
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> Sizing:
     """The cheapest fleet for a load and its targets.
 
@@ -203,8 +192,8 @@ def size(
     ----------
     prices
         What can be rented; by default every priced GPU of the catalog, in machines of 1 to 8.
-    requests, seeds
-        Requests that are simulated per seed; the fleet carries the load in every seed.
+    within, seeds
+        Precision of the rate that simulation is to show; the fleet sustains it in every seed.
 
     Raises
     ------
@@ -221,14 +210,16 @@ def size(
     ...     4.0,
     ...     from_catalog(["L4", "A40"], sizes=(1,)),
     ...     slo=Slo(ttft_s=2.0, tpot_s=0.15),
-    ...     requests=500,
+    ...     within=0.05,
     ...     seeds=(0,),
     ... )
     >>> found.bound_usd_per_h <= found.usd_per_h <= found.homogeneous[1].usd_per_h
     True
     """
-    load = Load(trace, rate_rps, slo or Slo(), goal, requests, seeds)
-    market = Market(prices or from_catalog(), llm, load, settings or Settings(precision=precision))
+    load = Load(trace, rate_rps, slo or Slo(), goal, within, seeds)
+    market = Market(
+        prices or from_catalog(), llm, load, settings or CostSettings(precision=precision)
+    )
     return cheapest(market)
 
 
@@ -300,7 +291,7 @@ def _proposal(market: Market, only: str | None) -> Candidate | None:
         except InfeasibleError:
             return None
         counts = market.counts(program, plan.used)
-        if not market.carries(counts):
+        if not market.sustains(counts):
             return False
         price = market.usd_per_h(counts)
         if best is None or price < best.usd_per_h:
@@ -338,7 +329,7 @@ def _descend(market: Market, start: Candidate, only: str | None = None) -> Candi
             if market.fluid.most_rps(counts) < market.load.rate_rps:
                 continue
             trials += 1
-            if market.carries(counts):
+            if market.sustains(counts):
                 best = Candidate(counts, price, market.play(counts), None)
                 improved = True
                 break

@@ -17,14 +17,13 @@ from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
-from hetero.apps.capacity.trial import Load, Outcome, outcome
-from hetero.apps.portfolio.case import Case
-from hetero.costs.cost import Settings
-from hetero.deployment import Deployment
+from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
+from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.plans import Plan
+from hetero.question import Load, Question
 from hetero.simulator import Event
 
 _SETS = 2000
@@ -43,7 +42,7 @@ class Spare(Shown):
         Machine that is lost, and the load with what is left.
     tried
         Sets of machines that were simulated.
-    deployment
+    plan
         The plan with the machines added.
     """
 
@@ -51,7 +50,7 @@ class Spare(Shown):
     counts: Counts
     losses: tuple[tuple[str, Outcome], ...]
     tried: int
-    deployment: Deployment
+    plan: Plan
 
     @property
     def usd_per_h(self) -> float:
@@ -70,7 +69,7 @@ class Spare(Shown):
     def table(self) -> Table:
         """One row per loss."""
         rows = tuple(
-            (machine or "none", 100 * found.mean, float(np.mean(found.goodput_rps)))
+            (machine or "none", 100 * found.mean, found.goodput_rps)
             for machine, found in self.losses
         )
         columns = (
@@ -95,10 +94,10 @@ class Spare(Shown):
 
 def spare(
     entry: Plan,
-    case: Case,
+    case: Question,
     prices: PriceList,
     *,
-    requests: int | None = None,
+    precision: float = 0.02,
     seeds: tuple[int, ...] = (0, 1, 2),
 ) -> Spare:
     """The cheapest machines that keep the targets of a plan through the loss of any one machine.
@@ -119,8 +118,8 @@ def spare(
             f"The plan of {entry.planner} is not one of whole replicas that serve both phases.",
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
-    load = Load(case.trace, case.rate_rps, case.slo, case.goal, requests, tuple(seeds))
-    market = Market(prices, case.llm, load, Settings(precision=case.precision))
+    load = case.load(precision=precision, seeds=seeds)
+    market = Market(prices, case.llm, load, CostSettings(precision=case.precision))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(entry, case.cluster)]
     tried = 0
     columns = _undominated(market)
@@ -136,20 +135,20 @@ def spare(
                 heapq.heappush(queue, (market.usd_per_h(counts), more))
         tried += 1
         counts = _counts(columns, chosen)
-        deployment = _with(base, market, counts)
+        whole = _with(entry, market, counts)
         losses = [("", ()), failing, *(one for one in groups if one != failing)]
         losses += _own(market, counts)
         found: list[tuple[str, Outcome]] = []
         for name, down in losses:
-            one = _play(deployment, load, down)
-            if not one.carries(load):
+            one = _play(whole, load, down)
+            if one is None or not one.sustained:
                 failing = (name, down) if (name, down) in groups else failing
                 break
             found.append((name, one))
         else:
             order = {name: n for n, (name, _) in enumerate([("", ()), *groups])}
             found.sort(key=lambda pair: order.get(pair[0], len(order)))
-            return Spare(market, counts, tuple(found), tried, deployment)
+            return Spare(market, counts, tuple(found), tried, whole)
     raise InfeasibleError(
         f"None of the {tried:,} cheapest sets of machines of {prices.name} carries "
         f"{load.rate_rps:g} requests/s through any single loss.",
@@ -164,13 +163,17 @@ def _counts(columns: list[_Column], chosen: tuple[int, ...]) -> Counts:
     return found
 
 
-def _with(base: Deployment, market: Market, counts: Counts) -> Deployment:
+def _with(entry: Plan, market: Market, counts: Counts) -> Plan:
+    """The plan with a spare fleet, and the dispatcher of such a fleet before both."""
+    router = dispatcher(market.load)
     if not counts:
-        return base
-    added = tuple(
-        replace(one, name=f"spare {one.name}") for one in market.deployment(counts).replicas
-    )
-    return replace(base, replicas=base.replicas + added)
+        return replace(entry, router=router)
+    base, more = entry.deployment, market.plan(counts).deployment
+    assert base is not None
+    assert more is not None
+    added = tuple(replace(one, name=f"spare {one.name}") for one in more.replicas)
+    whole = replace(base, replicas=base.replicas + added)
+    return replace(entry, router=router, serving=whole)
 
 
 def _own(market: Market, counts: Counts) -> list[tuple[str, tuple[str, ...]]]:
@@ -189,12 +192,12 @@ def _own(market: Market, counts: Counts) -> list[tuple[str, tuple[str, ...]]]:
     return found
 
 
-def _play(deployment: Deployment, load: Load, down: tuple[str, ...]) -> Outcome:
-    events = [Event(0.0, name) for name in down]
-    if len(down) == len(deployment.replicas):
-        none = (0.0,) * len(load.seeds)
-        return Outcome(none, none, none, none)
-    return outcome(deployment, load, events=events, stop_below=load.goal)
+def _play(plan: Plan, load: Load, down: tuple[str, ...]) -> Outcome | None:
+    """What is left of a plan; None if nothing is."""
+    assert plan.deployment is not None
+    if len(down) == len(plan.deployment.replicas):
+        return None
+    return outcome(plan, load, events=[Event(0.0, name) for name in down], stop_early=True)
 
 
 def _undominated(market: Market) -> list[_Column]:

@@ -30,7 +30,7 @@ from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.sizing import cheapest
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.simulator import Event, simulate
+from hetero.simulator import Event
 from hetero.simulator.saturation import attainment
 from hetero.streams import stream
 
@@ -191,7 +191,8 @@ def _attained(market: Market, on_demand: Counts, spot: Counts) -> float:
         return 0.0
     # Where the goal is missed only the first seeds are played, which is as good for a mean.
     found = market.play(counts)
-    return found.mean if found.bounded(market.load) else 0.0
+    # Where the backlog grows, an hour leaves nobody within the targets in the end.
+    return found.mean if found.seen[-1].steady else 0.0
 
 
 def play_hours(
@@ -199,12 +200,13 @@ def play_hours(
 ) -> tuple[float, ...]:
     """Attainment of hours played request by request, with losses and replacements as they come."""
     total = together(on_demand, spot)
-    deployment = market.deployment(total)
+    plan = market.plan(total)
     machines: dict[tuple[int, tuple[int, ...]], list[tuple[str, ...]]] = {}
     for at, groups in market.machines(total):
         machines.setdefault(at, []).append(groups)
     down_h = market.prices.start_s / 3600.0
-    load = replace(market.load, requests=max(round(3600 * market.load.rate_rps), 100))
+    load = market.load
+    count = max(round(3600 * load.rate_rps), 100)
     found = []
     for hour in range(hours):
         events = []
@@ -223,9 +225,7 @@ def play_hours(
                     lost += down_h
                     events += [Event(3600 * lost, name, "recover") for name in names]
                     lost += draws.exponential(1.0 / rate)
-        run = simulate(
-            deployment, load.arrivals(seed + hour), load.router(), events=events, seed=seed + hour
-        )
+        run = plan.simulate(load.arrivals(count, seed + hour), seed + hour, events=events)
         found.append(attainment(run, load.slo))
     return tuple(found)
 
@@ -297,7 +297,7 @@ def cheapest_mix(
         total = together(on_demand, spot)
         if not market.allowed(total):
             continue
-        if market.fluid.most_rps(total) < market.load.rate_rps or not market.carries(total):
+        if market.fluid.most_rps(total) < market.load.rate_rps or not market.sustains(total):
             failed.append(numbers)
             continue
         tried += 1

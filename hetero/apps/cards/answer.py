@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from hetero.apps.cards.card import Bound, PlanCard, Question, Replicas, Sampled, Source, Tried
+from hetero.apps.cards.card import (
+    CardQuestion,
+    GoodputBound,
+    PlanCard,
+    Replicas,
+    Sampled,
+    Source,
+    TriedPlanner,
+)
 from hetero.apps.cards.contenders import (
     Contender,
     Progress,
@@ -23,19 +31,17 @@ from hetero.apps.cards.contenders import (
 )
 from hetero.apps.cards.delivery import (
     LATENCIES,
-    Effort,
+    CardEffort,
     delivered,
     drawable,
     goodput,
-    judged,
     step_error,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
-from hetero.apps.cards.request import Request, request
+from hetero.apps.cards.request import CardRequest, request
 from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
@@ -46,6 +52,7 @@ from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.latency.calibration.known import known
 from hetero.plans import Group, Plan
+from hetero.question import Question, judged
 from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
@@ -150,11 +157,11 @@ def plan(
 
 
 def _unmet(
-    asked: Request, best: Contender | None, found: Sequence[Contender], say: Progress
+    asked: CardRequest, best: Contender | None, found: Sequence[Contender], say: Progress
 ) -> NoPlanError:
     say("why not, and what would do")
 
-    def replan(case: Case) -> Plan:
+    def replan(case: Question) -> Plan:
         return fast(case, asked)
 
     if best is None:
@@ -178,9 +185,9 @@ def _unmet(
 
 
 def _card(
-    asked: Request,
+    asked: CardRequest,
     best: Contender,
-    case: Case,
+    case: Question,
     carried: Sampled,
     found: Sequence[Contender],
     near: Mapping[str, Contender],
@@ -196,7 +203,7 @@ def _card(
 
     name = winner(asked, best, found)
 
-    def replan(changed: Case) -> Plan:
+    def replan(changed: Question) -> Plan:
         return planned_by(name, asked, changed)
 
     others = [
@@ -216,7 +223,7 @@ def _card(
     if case.budget_usd_per_h is not None:
         notes.append(f"Budget: {case.budget_usd_per_h:,.4g} $/h.")
     return PlanCard(
-        question=Question(
+        question=CardQuestion(
             cluster=asked.cluster.name,
             gpus=asked.cluster.gpu_counts,
             model=case.llm.name,
@@ -233,7 +240,7 @@ def _card(
             precision=asked.precision,
             choose=asked.choose,
             seed=case.seed,
-            requests=len(case.trace),
+            requests=len(case.load().trace),
         ),
         planner=best.asked.planner,
         precision=case.precision,
@@ -255,9 +262,9 @@ def _card(
     )
 
 
-def _how(plan: Plan, case: Case, rate_rps: float, effort: Effort) -> str:
+def _how(plan: Plan, case: Question, rate_rps: float, effort: CardEffort) -> str:
     """How the goodput was judged, in one sentence."""
-    _, seen = judged(plan, case, rate_rps, case.seed, effort.precision)
+    _, seen = judged(plan, case.load(rate_rps, precision=effort.precision), case.seed)
     return (
         f"Goodput is the largest rate of Poisson arrivals that is sustained: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
@@ -298,7 +305,7 @@ def _idle(entry: Plan, cluster: Cluster) -> dict[str, int]:
     return {name: count for name, count in left.items() if count > 0}
 
 
-def _unaffordable(entry: Plan, case: Case) -> str:
+def _unaffordable(entry: Plan, case: Question) -> str:
     """The cheapest machine that is idle because the budget does not pay for it."""
     if case.budget_usd_per_h is None or entry.usd_per_h is None:
         return ""
@@ -311,7 +318,7 @@ def _unaffordable(entry: Plan, case: Case) -> str:
     return f"{cheapest.count} x {cheapest.gpu.name} ({cheapest.usd_per_h:,.4g} $/h)"
 
 
-def _bound(case: Case, carried: Sampled) -> Bound | None:
+def _bound(case: Question, carried: Sampled) -> GoodputBound | None:
     try:
         offer = parts(case, 1)[0]
     except HeteroError:
@@ -321,12 +328,12 @@ def _bound(case: Case, carried: Sampled) -> Bound | None:
         return None
     most = limit.rps(case.goal)
     what = "work of the requests over the speed of the GPUs"
-    return Bound(most, what, 100.0 * (1.0 - carried.value / most))
+    return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
 
 
-def _tried(one: Contender) -> Tried:
+def _tried(one: Contender) -> TriedPlanner:
     asked, score = one.asked, one.asked.score
-    return Tried(
+    return TriedPlanner(
         asked.planner,
         one.case.precision,
         one.rate_rps,

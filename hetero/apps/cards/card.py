@@ -131,7 +131,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CardQuestion:
     """What was asked; see the module for its fields."""
 
     cluster: Line
@@ -173,7 +173,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class GoodputBound:
     """Proven upper bound on the rate of any plan of a kind, and how far the plan is below it."""
 
     rate_rps: _Known
@@ -201,7 +201,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeEffect:
     """What the goodput becomes after one change, with the same requests, gaps and step times."""
 
     what: str
@@ -212,7 +212,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedPlanner:
     """A planner that was tried: what it reached, or why it could not."""
 
     planner: str
@@ -247,7 +247,7 @@ class PlanCard(Shown):
         The plan itself, which can be simulated, drawn, exported and served.
     """
 
-    question: Question
+    question: CardQuestion
     planner: str
     precision: str
     groups: tuple[Replicas, ...]
@@ -258,10 +258,10 @@ class PlanCard(Shown):
     latencies_s: Annotated[dict[str, dict[_Percent, Sampled]], AfterValidator(_named)]
     usd_per_h: _Known | None
     usd_per_mtok: Sampled | None
-    bound: Bound | None
+    bound: GoodputBound | None
     limits: Limits | None
-    changes: tuple[Change, ...]
-    tried: tuple[Tried, ...]
+    changes: tuple[ChangeEffect, ...]
+    tried: tuple[TriedPlanner, ...]
     sources: tuple[Source, ...]
     plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()

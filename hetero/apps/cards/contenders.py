@@ -9,10 +9,9 @@ from functools import partial
 
 import numpy as np
 
-from hetero.apps.cards.delivery import carried, drawable, goodput
-from hetero.apps.cards.request import Request
+from hetero.apps.cards.delivery import drawable, goodput
+from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sensitivity import steps
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.planners import planner, planners
@@ -21,6 +20,7 @@ from hetero.apps.portfolio.portfolio import Tried as Asked
 from hetero.apps.portfolio.score import score
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.simulator.saturation import attainment
 from hetero.simulator.uncertainty import Outcomes
 
@@ -36,25 +36,15 @@ _AGAIN = 1.4  # planned once more where the goodput is further than this from th
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A plan, the case that it was made for, and the planner's row.
+    """A plan, the case that it was made for, and the planner's row."""
 
-    Attributes
-    ----------
-    rate_rps
-        Rate that it sustains with the arrivals of the first seed; NaN without a plan.
-    """
-
-    case: Case
+    case: Question
     asked: Asked
-    rate_rps: float = math.nan
 
-    @classmethod
-    def of(cls, case: Case, asked: Asked, precision: float) -> Contender:
-        """The row with what its plan sustains: planners are compared by shorter runs."""
-        if asked.entry is None or asked.score is None:
-            return cls(case, asked)
-        near = asked.score.goodput_rps.mean or case.rate_rps
-        return cls(case, asked, carried(asked.entry, case, case.seed, precision, near))
+    @property
+    def rate_rps(self) -> float:
+        """Rate that it sustains with the arrivals of the first seed; NaN without a plan."""
+        return self.asked.score.goodput_rps.mean if self.asked.score else math.nan
 
     @property
     def entry(self) -> Plan:
@@ -65,10 +55,10 @@ class Contender:
     @property
     def key(self) -> tuple[float, ...]:
         """What contenders are ranked by."""
-        return (self.rate_rps, *self.asked.score.key) if self.asked.score else (-1.0,)
+        return self.asked.score.key if self.asked.score else (-1.0, -1.0, -1.0)
 
 
-def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> list[Contender]:
+def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None) -> list[Contender]:
     """Rows of all planners in every precision; empty if none has a plan."""
     rows: list[Contender] = []
     for precision in asked.precisions:
@@ -81,7 +71,7 @@ def contenders(asked: Request, say: Progress, rate_rps: float | None = None) -> 
             found = compete(case, asked, partial(_labelled, say, label))
         except InfeasibleError:
             continue
-        rows += [Contender.of(case, one, asked.effort.precision) for one in found.tried]
+        rows += [Contender(case, one) for one in found.tried]
     return rows
 
 
@@ -89,7 +79,7 @@ def _labelled(say: Progress, label: str, name: str) -> None:
     say(f"{label}{name}")
 
 
-def compete(case: Case, asked: Request, say: Progress | None = None) -> Portfolio:
+def compete(case: Question, asked: CardRequest, say: Progress | None = None) -> Portfolio:
     """Every planner asked.
 
     Planners of layers over a network take as long as all others together and seldom carry as
@@ -124,7 +114,7 @@ def compete(case: Case, asked: Request, say: Progress | None = None) -> Portfoli
     return replace(found, tried=(*found.tried, *more.tried), best=best)
 
 
-def fastest(asked: Request, found: list[Contender], say: Progress) -> list[Contender]:
+def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[Contender]:
     """Plans for the largest rate: planned again where that is far from the one planned for."""
     best = max(found, key=lambda one: one.key, default=None)
     if best is None or best.asked.score is None:
@@ -137,7 +127,7 @@ def fastest(asked: Request, found: list[Contender], say: Progress) -> list[Conte
     return found
 
 
-def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
+def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> str:
     """Planner that plans a changed case: the one of the best plan that is not an improvement."""
     names = {one.name for one in planners(ARENA[asked.effort_name])}
     if best.entry.planner in names:
@@ -146,14 +136,14 @@ def winner(asked: Request, best: Contender, found: Sequence[Contender]) -> str:
     return max(single, key=lambda one: one.key).entry.planner
 
 
-def planned_by(name: str, asked: Request, case: Case) -> Plan:
+def planned_by(name: str, asked: CardRequest, case: Question) -> Plan:
     """Plan of one planner, improved."""
     effort = ARENA[asked.effort_name]
     one = planner(name, effort)
     return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
 
 
-def fast(case: Case, asked: Request) -> Plan:
+def fast(case: Question, asked: CardRequest) -> Plan:
     """The best plan of the planners that answer within a second or so, as it came.
 
     Raises
@@ -179,7 +169,9 @@ def fast(case: Case, asked: Request) -> Plan:
     return best
 
 
-def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dict[str, Contender]:
+def neighbours(
+    asked: CardRequest, found: Sequence[Contender], say: Progress
+) -> dict[str, Contender]:
     """What the best planner makes of other targets, judged by those asked for.
 
     Planners search among a few plans only, and one made for stricter targets may carry more.
@@ -199,11 +191,11 @@ def neighbours(asked: Request, found: Sequence[Contender], say: Progress) -> dic
             continue
         made = score(entry, case, seeds=(case.seed,))
         row = Asked(f"{name} for {step.what}", entry, made)
-        rows[step.what] = Contender.of(case, row, asked.effort.precision)
+        rows[step.what] = Contender(case, row)
     return rows
 
 
-def chosen(asked: Request, found: Sequence[Contender], say: Progress) -> Contender:
+def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Contender:
     """The plan that the rule takes."""
     good = [one for one in found if one.asked.entry is not None]
     best = max(good, key=lambda one: one.key)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetero.apps.cards.card import Sampled
-from hetero.apps.portfolio.case import Case
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment
 from hetero.errors import CatalogError, ParameterError
@@ -22,20 +21,16 @@ from hetero.latency.calibration.expected import StepError, error_of, expected_er
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
-from hetero.simulator import Run, metrics
-from hetero.simulator.saturation import largest_rate
-from hetero.simulator.sustained import Judged, SustainedRule
+from hetero.question import Question, judged, sustained_rps
+from hetero.simulator import metrics
 from hetero.simulator.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Latencies of a card, by the name of their target."""
 
-_LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is carried
-_MOST_RPS = 1e6
-
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class CardEffort:
     """How much is played for a card.
 
     Attributes
@@ -58,9 +53,9 @@ class Effort:
 
 
 EFFORTS = {
-    "quick": Effort(requests=2000, seeds=4, draws=24, precision=0.02),
-    "normal": Effort(),
-    "thorough": Effort(requests=8000, seeds=10, draws=200, precision=0.005),
+    "quick": CardEffort(requests=2000, seeds=4, draws=24, precision=0.02),
+    "normal": CardEffort(),
+    "thorough": CardEffort(requests=8000, seeds=10, draws=200, precision=0.005),
 }
 """By name, as those of :mod:`hetero.apps.portfolio.effort`."""
 
@@ -120,7 +115,7 @@ def rescaled(entry: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
     return redeployed(entry, replace(entry.deployment, replicas=tuple(replicas)))
 
 
-def drawn(entry: Plan, case: Case, draws: int) -> Iterator[Plan]:
+def drawn(entry: Plan, case: Question, draws: int) -> Iterator[Plan]:
     """The plan with the step times of each draw.
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
@@ -140,60 +135,21 @@ def drawn(entry: Plan, case: Case, draws: int) -> Iterator[Plan]:
         yield rescaled(entry, factors)
 
 
-def judged(
-    plan: Plan, case: Case, rate_rps: float, seed: int, precision: float
-) -> tuple[Run, Judged]:
-    """A run of a plan at a rate, long enough to be judged by, and what it shows.
-
-    Every rate has the same requests with the same gaps, stretched; higher ones more of them.
-    """
-    rule = SustainedRule(case.slo, case.goal, precision)
-    count = rule.requests(rate_rps, plan.life_s(case.trace))
-    run = plan.simulate(case.arrivals(rate_rps, seed=seed, requests=count), seed)
-    return run, rule.judge(run)
-
-
-def carried(
-    plan: Plan,
-    case: Case,
-    seed: int,
-    precision: float,
-    near_rps: float,
-    *,
-    bracket: float | None = None,
-) -> float:
-    """Largest rate that is sustained (:mod:`hetero.simulator.sustained`) [requests/s]; 0 if none.
-
-    Parameters
-    ----------
-    near_rps
-        Rate to look around first; what is found depends on it by no more than the bracket.
-    bracket
-        Width of the last bracket over its lower end, by default the precision. Plans that are
-        compared on the same requests differ by less than either of them is known to.
-    """
-    return largest_rate(
-        lambda rate_rps: judged(plan, case, rate_rps, seed, precision)[1].sustained,
-        near_rps,
-        factor=1.3,
-        precision=bracket or precision,
-        least_rps=_LEAST_SHARE * near_rps,
-        most_rps=_MOST_RPS,
-    )
-
-
-def goodput(entry: Plan, case: Case, effort: Effort, *, draws: int | None = None) -> Sampled:
+def goodput(
+    entry: Plan, case: Question, effort: CardEffort, *, draws: int | None = None
+) -> Sampled:
     """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
+    load = case.load(precision=effort.precision)
     seeds: list[float] = []
     for k in range(effort.seeds):
         near = seeds[-1] if seeds and seeds[-1] else case.rate_rps
-        seeds.append(carried(entry, case, case.seed + k, effort.precision, near))
+        seeds.append(sustained_rps(entry, load, case.seed + k, near_rps=near))
     middle = float(np.mean(seeds)) or case.rate_rps
     count = effort.draws if draws is None else draws
     return Sampled.of(
         seeds,
         [
-            carried(one, case, case.seed + d, effort.precision, middle)
+            sustained_rps(one, load, case.seed + d, near_rps=middle)
             for d, one in enumerate(drawn(entry, case, count))
         ],
     )
@@ -219,11 +175,12 @@ class Delivered:
     usd_per_mtok: Sampled | None
 
 
-def delivered(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> Delivered:
+def delivered(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) -> Delivered:
     """Throughput, attainment, latencies and cost per token at a rate."""
+    load = case.load(rate_rps, precision=effort.precision)
 
     def figures(one: Plan, seed: int) -> dict[str, float]:
-        run, _ = judged(one, case, rate_rps, seed, effort.precision)
+        run, _ = judged(one, load, seed)
         seen = metrics(run, case.slo)
         found = {
             "requests_per_s": seen.requests_per_s,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.apps.cards.delivery import LATENCIES, Effort, judged
+from hetero.apps.cards.delivery import LATENCIES, CardEffort
 from hetero.apps.cards.remedies import (
     Nearest,
     Replan,
@@ -27,13 +27,13 @@ from hetero.apps.cards.remedies import (
     suffices,
     words,
 )
-from hetero.apps.cards.request import Request
+from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sections import by_reason
 from hetero.apps.cards.sensitivity import STEP
-from hetero.apps.portfolio.case import Case
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
+from hetero.question import Question, judged
 from hetero.simulator import Run, Slo
 
 CLASSES = 4
@@ -175,16 +175,16 @@ class NoPlanError(InfeasibleError):
         return f"{self.explanation}\n\nResolve: {self.resolve}"
 
 
-def met(entry: Plan, case: Case, rate_rps: float, effort: Effort) -> float:
+def met(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) -> float:
     """Share of the requests that meet every target at a rate, mean over the seeds."""
-    seeds = [case.seed + k for k in range(effort.seeds)]
-    shown = [judged(entry, case, rate_rps, seed, effort.precision)[1] for seed in seeds]
+    load = case.load(rate_rps, precision=effort.precision)
+    shown = [judged(entry, load, case.seed + k)[1] for k in range(effort.seeds)]
     return float(np.mean([one.attained for one in shown]))
 
 
 def explain(
-    asked: Request,
-    case: Case,
+    asked: CardRequest,
+    case: Question,
     best: Plan | None,
     tried: Sequence[tuple[str, str]],
     replan: Replan,
@@ -208,8 +208,9 @@ def explain(
     effort = asked.effort
     share, rate = met(best, case, case.rate_rps, effort), case.rate_rps
     idle = met(best, case, _IDLE_SHARE * rate, replace(effort, seeds=1))
-    run, seen = judged(best, case, rate, case.seed, effort.precision)
-    unhurried = case.arrivals(_IDLE_SHARE * rate, requests=len(run.requests))
+    load = case.load(rate, precision=effort.precision)
+    run, seen = judged(best, load, case.seed)
+    unhurried = load.at(_IDLE_SHARE * rate).arrivals(len(run.requests), case.seed)
     alone = best.simulate(unhurried, case.seed)
     classes = tuple(_classes(case, run, alone))
     again = winner or replan
@@ -260,7 +261,7 @@ def _worst(one: Missed, goal: float) -> str:
     )
 
 
-def _classes(case: Case, run: Run, idle: Run) -> Iterator[Missed]:
+def _classes(case: Question, run: Run, idle: Run) -> Iterator[Missed]:
     inputs = np.asarray(run.requests["input_tokens"])
     edges = np.unique(np.quantile(inputs, np.linspace(0, 1, CLASSES + 1)).astype(np.int64))
     of = np.clip(np.searchsorted(edges[1:-1], inputs, side="right"), 0, max(len(edges) - 2, 0))
@@ -286,7 +287,7 @@ def _classes(case: Case, run: Run, idle: Run) -> Iterator[Missed]:
 
 
 def _unplanned(
-    asked: Request, case: Case, tried: Sequence[tuple[str, str]], replan: Replan
+    asked: CardRequest, case: Question, tried: Sequence[tuple[str, str]], replan: Replan
 ) -> Explanation:
     weights = case.llm.weight_bytes(case.precision)
     memory = case.cluster.mem_bytes

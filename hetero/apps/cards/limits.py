@@ -14,11 +14,11 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero.apps.cards.card import Limit, Limits, Sampled
-from hetero.apps.cards.delivery import LATENCIES, Effort, carried, judged, redeployed
-from hetero.apps.portfolio.case import Case
+from hetero.apps.cards.delivery import LATENCIES, CardEffort, redeployed
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.latency.scaled import scaled
 from hetero.plans import Plan
+from hetero.question import Question, judged, sustained_rps
 from hetero.routers import Builtin
 from hetero.simulator import Run, simulate
 from hetero.simulator.pipeline_run import PipelineRun
@@ -66,7 +66,7 @@ _BETTER: dict[str, Better] = {
 
 
 def limits(
-    entry: Plan, case: Case, goodput: Sampled, effort: Effort, *, unaffordable: str = ""
+    entry: Plan, case: Question, goodput: Sampled, effort: CardEffort, *, unaffordable: str = ""
 ) -> Limits:
     """What binds a plan at the largest rate that it carries.
 
@@ -78,14 +78,15 @@ def limits(
         Machine that the budget leaves idle; empty where the budget leaves none.
     """
     edge = goodput.value
-    run, _ = judged(entry, case, BETTER * edge, case.seed, effort.precision)
+    load = case.load(BETTER * edge, precision=effort.precision)
+    run, _ = judged(entry, load, case.seed)
     missed = _first_missed(run, case)
     if entry.deployment is not None:
         use = _use(entry, case, edge)
         rows = []
 
         def finely(plan: Plan, seed: int, near_rps: float) -> float:
-            return carried(plan, case, seed, effort.precision, near_rps, bracket=_BRACKET)
+            return sustained_rps(plan, load, seed, near_rps=near_rps, bracket=_BRACKET)
 
         seeds = [(case.seed + k, rate) for k, rate in enumerate(goodput.seeds) if rate > 0]
         now = [finely(entry, seed, rate) for seed, rate in seeds]
@@ -121,7 +122,7 @@ def _said(rows: tuple[Limit, ...], missed: str, unaffordable: str) -> Limits:
     return Limits(first.name, f"{text}{first.gain_percent:.1f} % more{target}.", missed, rows)
 
 
-def _first_missed(run: Run, case: Case) -> str:
+def _first_missed(run: Run, case: Question) -> str:
     """Target that most of the requests miss; empty without a miss."""
     misses = {}
     for name, quantity in LATENCIES.items():
@@ -133,7 +134,7 @@ def _first_missed(run: Run, case: Case) -> str:
     return worst if worst and misses[worst] > 0 else ""
 
 
-def _use(entry: Plan, case: Case, rate_rps: float) -> dict[str, float]:
+def _use(entry: Plan, case: Question, rate_rps: float) -> dict[str, float]:
     """Share of the time in steps and of the caches held, of the fullest replica [%]."""
     if entry.deployment is None or not isinstance(entry.router, Builtin):
         return {}

@@ -8,22 +8,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.cards.delivery import LATENCIES, Effort, carried
-from hetero.apps.cards.request import PRECISIONS, Request, more
+from hetero.apps.cards.delivery import LATENCIES, CardEffort
+from hetero.apps.cards.request import PRECISIONS, CardRequest, more
 from hetero.apps.cards.sensitivity import machines
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import Case
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
 from hetero.plans import Plan
+from hetero.question import Question, judged, sustained_rps
 from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment
+from hetero.simulator.sustained import window
 
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
 _ROUNDED_UP = 1.005
 
-Replan = Callable[[Case], Plan]
+Replan = Callable[[Question], Plan]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,16 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
     return float(ordered[max(0, int(np.ceil(share * len(ordered) - 1e-9)) - 1)])
 
 
-def by_targets(case: Case, run: Run, *, steady: bool) -> Iterator[Nearest]:
+def by_targets(case: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
     """The one target, and the common factor of all, that the goal's share keeps at the rate."""
     if not steady:
         return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
+    counted = slice(*window(len(run.requests)))
     for name, field in LATENCIES.items():
         target = getattr(case.slo, field)
         if target is not None:
-            over[name] = (latencies(run, field), float(target))
+            over[name] = (latencies(run, field)[counted], float(target))
     for name, (values, _) in over.items():
         others = [other <= goal for key, (other, goal) in over.items() if key != name]
         kept = np.logical_and.reduce([np.ones(len(values), bool), *others])
@@ -74,20 +75,18 @@ def by_targets(case: Case, run: Run, *, steady: bool) -> Iterator[Nearest]:
         yield Nearest("targets", text, factor, "times")
 
 
-def by_rate(best: Plan, case: Case, idle: float, effort: Effort) -> tuple[Nearest, ...]:
+def by_rate(best: Plan, case: Question, idle: float, effort: CardEffort) -> tuple[Nearest, ...]:
     """The rate that the best plan carries, where an idle fleet meets the targets."""
     if idle < case.goal:
         return ()
-    rates = [
-        carried(best, case, case.seed + k, effort.precision, case.rate_rps)
-        for k in range(effort.seeds)
-    ]
+    load = case.load(precision=effort.precision)
+    rates = [sustained_rps(best, load, case.seed + k) for k in range(effort.seeds)]
     rate = float(np.mean(rates))
     found = Nearest("rate", f"A rate of {rate:.3g} requests/s.", rate, "requests/s")
     return (found,) if rate > 0 else ()
 
 
-def suffices(case: Case, replan: Replan) -> bool:
+def suffices(case: Question, replan: Replan) -> bool:
     """Whether a changed case has a plan that meets it."""
     if case.llm.weight_bytes(case.precision) > case.cluster.mem_bytes:
         return False
@@ -95,11 +94,10 @@ def suffices(case: Case, replan: Replan) -> bool:
         entry = replan(case)
     except HeteroError:
         return False
-    run = entry.simulate(case.arrivals(), case.seed)
-    return attainment(run, case.slo) >= case.goal
+    return judged(entry, case.load(), case.seed)[1].sustained
 
 
-def by_precision(asked: Request, case: Case, replan: Replan) -> Iterator[Nearest]:
+def by_precision(asked: CardRequest, case: Question, replan: Replan) -> Iterator[Nearest]:
     """The most exact of the smaller data types of weights that does."""
     if asked.precision == "auto":
         return
@@ -115,7 +113,7 @@ def by_precision(asked: Request, case: Case, replan: Replan) -> Iterator[Nearest
             return
 
 
-def by_budget(case: Case, replan: Replan) -> Iterator[Nearest]:
+def by_budget(case: Question, replan: Replan) -> Iterator[Nearest]:
     """The smallest budget that does, within 5 %."""
     budget, all_of = case.budget_usd_per_h, case.cluster.usd_per_h
     if budget is None or all_of is None or budget >= all_of:
@@ -136,7 +134,7 @@ def by_budget(case: Case, replan: Replan) -> Iterator[Nearest]:
     yield Nearest("budget", text, high, "$/h")
 
 
-def by_machines(case: Case, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
+def by_machines(case: Question, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
     """Per kind the fewest further machines that do, by bisection from a first guess.
 
     The guess is the number that raises the bound as far as the rate is above what is carried.
@@ -144,7 +142,7 @@ def by_machines(case: Case, replan: Replan, carried_rps: float = 0.0) -> Iterato
     now = bound(case)
     for machine in machines(case):
 
-        def grown(count: int, machine: Machine = machine) -> Case:
+        def grown(count: int, machine: Machine = machine) -> Question:
             budget = case.budget_usd_per_h
             paid = None if budget is None else budget + count * (machine.usd_per_h or 0.0)
             cluster = more(case.cluster, machine, count)
@@ -167,7 +165,7 @@ def by_machines(case: Case, replan: Replan, carried_rps: float = 0.0) -> Iterato
         yield Nearest("machines", text, float(high), f"machines of {machine.gpu.name}")
 
 
-def looser(case: Case, factor: float) -> Case:
+def looser(case: Question, factor: float) -> Question:
     """The case with all targets so many times as long."""
     values = {f: getattr(case.slo, f) for f in LATENCIES.values()}
     return replace(case, slo=Slo(**{f: v and factor * v for f, v in values.items()}))

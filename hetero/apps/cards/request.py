@@ -10,14 +10,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from hetero import catalog, workload
-from hetero.apps.cards.delivery import EFFORTS, Effort
-from hetero.apps.portfolio.case import Case
+from hetero.apps.cards.delivery import EFFORTS, CardEffort
 from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import Llm
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
+from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.streams import stream
@@ -36,11 +36,13 @@ zero points (a few percent of the bytes), and embeddings or logits that a checkp
 bits. Efficiencies were calibrated in 16 bits.
 """
 
+_SCREENED_S = 20.0  # arrivals that planners compare plans by last at least so long
+
 RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Request(Shown):
+class CardRequest(Shown):
     """A case, and how its answer is to be made.
 
     Attributes
@@ -59,16 +61,16 @@ class Request(Shown):
         How much is played.
     """
 
-    case: Case
+    case: Question
     cluster: Cluster
     rate_given: bool
     precision: str
     precisions: tuple[str, ...]
     choose: Rule
-    effort: Effort
+    effort: CardEffort
     effort_name: str
 
-    def at(self, precision: str) -> Case | None:
+    def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
         able = tuple(m for m in self.cluster.machines if precision in m.gpu.precisions)
         if not able:
@@ -108,7 +110,7 @@ def request(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
-) -> Request:
+) -> CardRequest:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.
 
     Raises
@@ -151,6 +153,7 @@ def request(
     )
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
     size = EFFORTS[effort].requests
+    whole = requests
     if len(requests) > size:
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
@@ -162,8 +165,20 @@ def request(
             f"No GPU of {offered.name} computes in {precision}.",
             resolve=f"use {', '.join(p for p in PRECISION_BITS if p in able)}.",
         )
-    case = Case(offered, llm, requests, start, targets, goal, budget, usable[0], seed)
-    made = Request(
+    case = Question(
+        offered,
+        llm,
+        requests,
+        start,
+        targets,
+        goal,
+        budget,
+        usable[0],
+        least_s=_SCREENED_S,
+        seed=seed,
+        drawn_from=whole,
+    )
+    made = CardRequest(
         case, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
     )
     first = made.at(usable[0])

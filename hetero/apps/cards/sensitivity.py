@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.apps.cards.card import Change, Sampled
-from hetero.apps.cards.delivery import LATENCIES, Effort, carried, difference, goodput
+from hetero.apps.cards.card import ChangeEffect, Sampled
+from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput
 from hetero.apps.cards.request import more
-from hetero.apps.portfolio.case import Case
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
 from hetero.plans import Plan
+from hetero.question import Question, sustained_rps
 from hetero.simulator import Slo
 
 STEP = 1.5
@@ -26,7 +26,7 @@ STEP = 1.5
 
 _PICK = 0.02  # precision of the goodputs by which one of several plans is picked
 
-Replan = Callable[[Case], Plan]
+Replan = Callable[[Question], Plan]
 """The planner that won."""
 
 
@@ -41,11 +41,11 @@ class Step:
     """
 
     what: str
-    case: Case
+    case: Question
     dearest: float | None = None
 
 
-def machines(case: Case) -> tuple[Machine, ...]:
+def machines(case: Question) -> tuple[Machine, ...]:
     """One machine of each kind of a cluster."""
     kinds: dict[tuple[object, ...], Machine] = {}
     for machine in case.cluster.machines:
@@ -54,7 +54,7 @@ def machines(case: Case) -> tuple[Machine, ...]:
     return tuple(kinds.values())
 
 
-def steps(case: Case) -> Iterator[Step]:
+def steps(case: Question) -> Iterator[Step]:
     """The changes of a case: machines, then targets, then the budget."""
     budget = case.budget_usd_per_h
     kinds = machines(case)
@@ -79,12 +79,12 @@ def steps(case: Case) -> Iterator[Step]:
 
 def changes(
     pool: Sequence[Plan],
-    case: Case,
+    case: Question,
     now: Sampled,
     replan: Replan,
-    effort: Effort,
+    effort: CardEffort,
     planned: Mapping[str, Plan] | None = None,
-) -> tuple[Change, ...]:
+) -> tuple[ChangeEffect, ...]:
     """What becomes of the goodput after each change.
 
     Parameters
@@ -107,8 +107,8 @@ def changes(
 
 
 def _changed(
-    step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: Effort
-) -> Change:
+    step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: CardEffort
+) -> ChangeEffect:
     draws = effort.draws // 2
     candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]
     if step.dearest is not None:
@@ -125,13 +125,14 @@ def _changed(
         reason = error.what
     if not candidates:
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
-        return Change(step.what, none, difference(none, now), None, reason)
+        return ChangeEffect(step.what, none, difference(none, now), None, reason)
     # One seed picks, all of them judge; of equals the one at hand stays.
     near, seed = now.value or step.case.rate_rps, step.case.seed
-    quick = [carried(one, step.case, seed, _PICK, near) for one, _ in candidates]
+    load = step.case.load(precision=_PICK)
+    quick = [sustained_rps(one, load, seed, near_rps=near) for one, _ in candidates]
     best, how = candidates[int(np.argmax(quick))]
     found = goodput(best, step.case, effort, draws=draws)
-    return Change(step.what, found, difference(found, now), best.usd_per_h, how)
+    return ChangeEffect(step.what, found, difference(found, now), best.usd_per_h, how)
 
 
 def _ms(seconds: float) -> str:

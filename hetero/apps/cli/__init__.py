@@ -22,22 +22,11 @@ app = typer.Typer(
     help="Plan, route and simulate LLM serving on mixed fleets of GPUs.",
 )
 
-# In the order of the help. Each module here adds its commands to ``app`` in ``register(app)``; the
-# others are commands of a checkout, which declares them as entry points.
+# In the order of the help. A module here holds its command, or group of commands, under its own
+# name; the others are commands of a checkout, which declares them as entry points.
 _COMMANDS = (
-    *(
-        "data",
-        "trace",
-        "fit",
-        "gpus",
-        "profile",
-        "measure",
-        "estimate",
-        "simulate",
-        "sweep",
-        "plan",
-    ),
-    *("export", "size", "resilience", "reschedule", "serve", "replay", "bench"),
+    *("data", "trace", "fit", "gpus", "profile", "measure", "estimate", "simulate", "sweep"),
+    *("plan", "export", "size", "resilience", "reschedule", "serve", "replay", "bench"),
     *("repro", "status", "verify", "claims", "figures", "tables"),
 )
 
@@ -47,17 +36,19 @@ def command() -> Any:
     """The command with all that it holds, built once: ``app`` keeps what is added to it."""
     of_checkout = distribution("hetero").entry_points.select(group="hetero.commands")
     for name in _COMMANDS:
+        more: dict[str, Any] = {}
         if name not in of_checkout.names:
-            importlib.import_module(f"hetero.apps.cli.{name}").register(app)
+            module = importlib.import_module(f"hetero.apps.cli.{name}")
+            found, more = getattr(module, name), getattr(module, "MORE", {})
         elif paths.is_checkout():
             found = of_checkout[name].load()
-            if isinstance(found, typer.Typer):
-                app.add_typer(found, name=name)
-            else:
-                app.command(name)(found)
         else:
             anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-            app.command(name, context_settings=anything)(_needs_checkout)
+            found, more = _needs_checkout, {"context_settings": anything}
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name, **more)(found)
     return typer.main.get_command(app)
 
 

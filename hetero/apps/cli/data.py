@@ -9,11 +9,6 @@ import typer
 data = typer.Typer(no_args_is_help=True, help="Public raw data: list, fetch, check.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group to the application."""
-    app.add_typer(data, name="data")
-
-
 @data.command("list")
 def list_() -> None:
     """Show every dataset, its licence, its size and where it is."""
@@ -35,14 +30,14 @@ def fetch(
 
     Checksums are verified. A failed download leaves earlier files as they were.
     """
-    from hetero.errors import ParameterError
+    from hetero.errors import require
     from hetero.workload import datasets
 
-    if bool(names) == everything:
-        raise ParameterError(
-            "`hetero data fetch` takes either names or --all.",
-            resolve="name datasets of `hetero data list`, or say --all.",
-        )
+    require(
+        bool(names) != everything,
+        "`hetero data fetch` takes either names or --all.",
+        resolve="name datasets of `hetero data list`, or say --all.",
+    )
     chosen = names or [
         name for name, each in datasets.registry().items() if each.public or each.place != "missing"
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 _PLAIN = ("tensor-parallel search", "Mélange", "vLLM homogeneous")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("export")(export)
-
-
 def export(
     plan: Annotated[
         str,
         typer.Argument(help="Plan card (JSON), or a cluster to plan for: file or shipped name."),
     ],
-    to: Annotated[str, typer.Option("--to", help="vllm, kubernetes, skypilot, routing or serve.")],
+    to: Annotated[
+        str,
+        options.one_of(
+            "hetero.apps.export:TARGETS", "vllm, kubernetes, skypilot, routing or serve.", "--to"
+        ),
+    ],
     output: Annotated[Path, options.output("Folder for the files; made if need be.")],
     model: Annotated[
         str | None,
@@ -59,9 +59,10 @@ def export(
         typer.Option(help="Router of the dispatcher instead of the plan's, such as hetero."),
     ] = None,
     hosts: Annotated[
-        str,
-        typer.Option(
-            help="Where routing and serve look for engines: 'machines' or 'kubernetes' names."
+        Any,
+        options.one_of(
+            "hetero.apps.export.files:Hosts",
+            "Where routing and serve look for engines: 'machines' or 'kubernetes' names.",
         ),
     ] = "machines",
     seed: options.Seed = 0,
@@ -76,13 +77,10 @@ def export(
     it cannot express ends in one sentence. What a tool does differently is noted in the file.
     """
     from hetero import catalog
-    from hetero.apps.export import TARGETS, Service, write
-    from hetero.apps.export.files import Hosts
+    from hetero.apps.export import Service, write
     from hetero.errors import ExportError
     from hetero.routers.named import factories
 
-    target = options.choice("--to", to, TARGETS)
-    where: Hosts = options.choice("--hosts", hosts, Hosts)
     makers = factories()
     chosen = options.choice("--router", router, makers) if router is not None else None
     llm = catalog.find_llm(model) if model is not None else None
@@ -97,7 +95,7 @@ def export(
     def written(service: Service) -> list[Path]:
         if chosen is not None:
             service = replace(service, router=makers[chosen](), routing=chosen)
-        return list(write(service, target, output, hosts=where, force=force))
+        return list(write(service, to, output, hosts=hosts, force=force))
 
     try:
         files = written(service)
@@ -106,7 +104,7 @@ def export(
             raise ExportError(
                 error.what,
                 resolve=f"{error.resolve.rstrip('.')}; or export the cluster file itself, of which "
-                f"the best plan that {target} can express is taken.",
+                f"the best plan that {to} can express is taken.",
             ) from None
         other = _plain(card, plan, llm, trace, source, slo, budget, seed) if llm else None
         if llm is None or other is None or other.entry is None or other.score is None:
@@ -114,7 +112,7 @@ def export(
         service = Service.of_plan(
             other.entry,
             llm,
-            name=card.question.cluster,
+            card.question.cluster,
             weights=weights,
             precision=card.precision,
             memory_fraction=memory_fraction,
@@ -132,7 +130,7 @@ def _planned(
     cluster: str,
     model: str | None,
     trace: str,
-    source: str,
+    source: Any,
     slo: str,
     rate: float | None,
     budget: float | None,
@@ -140,7 +138,6 @@ def _planned(
     seed: int,
 ) -> PlanCard:
     import hetero
-    from hetero import workload
     from hetero.errors import ParameterError
 
     if model is None:
@@ -151,7 +148,7 @@ def _planned(
         cluster,
         model=model,
         trace=trace,
-        source=options.choice("--source", source, workload.TraceSource),
+        source=source,
         slo=slo,
         rate=rate,
         budget=budget,
@@ -165,13 +162,12 @@ def _plain(
     cluster: str,
     llm: Llm,
     trace: str,
-    source: str,
+    source: Any,
     slo: str,
     budget: float | None,
     seed: int,
 ) -> Tried | None:
     """The best plan of whole replicas on alike GPUs; None if there is none."""
-    from hetero import workload
     from hetero.apps.cards.request import request
     from hetero.apps.portfolio.planners import planner
     from hetero.apps.portfolio.portfolio import ask
@@ -180,7 +176,7 @@ def _plain(
         cluster,
         model=llm,
         trace=trace,
-        source=options.choice("--source", source, workload.TraceSource),
+        source=source,
         slo=slo,
         rate=card.question.rate_rps,
         budget=budget,

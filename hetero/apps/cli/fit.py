@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +12,6 @@ from hetero.apps.cli import options
 if TYPE_CHECKING:
     from hetero.latency.models.floor import FloorFit
     from hetero.latency.models.phase import PhaseFit
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("fit")(fit)
 
 
 def fit(
@@ -32,7 +27,11 @@ def fit(
         typer.Option(help="Own heading of a column, as NAME=HEADING; may be repeated."),
     ] = None,
     weights: Annotated[
-        str, typer.Option(help="Errors count relative to the time ('relative') or not ('none').")
+        Any,
+        options.one_of(
+            "hetero.latency.models.fitting:Weights",
+            "Errors count relative to the time ('relative') or not ('none').",
+        ),
     ] = "relative",
     non_negative: Annotated[
         bool, typer.Option("--non-negative", help="Hold every coefficient at 0 or more.")
@@ -41,10 +40,11 @@ def fit(
         bool, typer.Option("--floor", help="Fit prefill as max(floor, a b I + c) instead.")
     ] = False,
     form: Annotated[
-        str,
-        typer.Option(
-            help="'full' (p1..p8), 'cross' (level and two slopes, where settings form a cross), or "
-            "'tokens' (tokens of the batch and a constant)."
+        Any,
+        options.one_of(
+            "hetero.latency.models.phase:Form",
+            "'full' (p1..p8), 'cross' (level and two slopes, where settings form a cross), or "
+            "'tokens' (tokens of the batch and a constant).",
         ),
     ] = "full",
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of the intervals.")] = 0.95,
@@ -62,14 +62,15 @@ def fit(
     from hetero import latency
     from hetero.errors import FitError, ParameterError
     from hetero.latency import storage
-    from hetero.latency.models.fitting import Weights
-    from hetero.latency.models.phase import Form
 
-    measured = latency.read_csv(file, columns=_mapping(column or []))
+    headings = options.pairs(
+        "--column", column, options.word, "write NAME=HEADING, such as batch=bs."
+    )
+    measured = latency.read_csv(file, columns=headings)
     prefill, decode = latency.fit(
         measured,
-        form=options.choice("--form", form, Form),
-        weights=options.choice("--weights", weights, Weights),
+        form=form,
+        weights=weights,
         non_negative=non_negative,
         floor=floor,
         confidence=confidence,
@@ -90,43 +91,21 @@ def fit(
         if reduction is None:
             raise FitError(reason, resolve=f"add {missing} rows, or leave out --output.")
         storage.save(reduction.model, output, force=force)
-
-    if as_json:
-        print(
-            options.to_json(
-                {
-                    "file": file.name,
-                    "weights": weights,
-                    "non_negative": non_negative,
-                    "confidence": confidence,
-                    "prefill": _as_dict(prefill),
-                    "decode": _as_dict(decode),
-                    "output": None if output is None else str(output),
-                }
-            ),
-            end="",
-        )
-        return
     shown = [str(part) for part in (prefill, decode, reduction) if part is not None]
     if reduction is None:
         shown.append(f"No step model: {reason}")
     if output is not None:
         shown.append(f"Wrote {output}.")
-    print("\n\n".join(shown))
-
-
-def _mapping(pairs: list[str]) -> dict[str, str]:
-    from hetero.errors import ParameterError
-
-    found = {}
-    for pair in pairs:
-        name, sign, heading = pair.partition("=")
-        if not (name and sign and heading):
-            raise ParameterError(
-                f"--column cannot read '{pair}'.", resolve="write NAME=HEADING, such as batch=bs."
-            )
-        found[name.strip()] = heading.strip()
-    return found
+    record = {
+        "file": file.name,
+        "weights": weights,
+        "non_negative": non_negative,
+        "confidence": confidence,
+        "prefill": _as_dict(prefill),
+        "decode": _as_dict(decode),
+        "output": None if output is None else str(output),
+    }
+    options.show(as_json, lambda: record, *shown)
 
 
 def _as_dict(part: PhaseFit | FloorFit | None) -> dict[str, object] | None:

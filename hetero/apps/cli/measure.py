@@ -11,11 +11,6 @@ import typer
 from hetero.apps.cli import options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("measure")(measure)
-
-
 def measure(
     model: Annotated[str, typer.Argument(help="Model of the catalog; weights are random.")],
     output: Annotated[Path | None, options.output("Write the times to this CSV file.")] = None,
@@ -36,10 +31,8 @@ def measure(
     """
     from hetero.apps.profiling import measuring
     from hetero.catalog import llm
-    from hetero.files import check_new
 
-    if output is not None:
-        check_new(output, force=force)
+    options.new_file(output, force)
     found = measuring.measure(
         llm(model),
         device=device,

@@ -5,16 +5,53 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
+from hetero.files import check_new, writing
 
 if TYPE_CHECKING:
-    from hetero import workload
+    from hetero.apps.profiling import Endpoint
     from hetero.simulator import Metrics, Slo
+    from hetero.workload import Trace as Requests
+
+T = TypeVar("T")
+
+
+def one_of(kind: str, help_: str, *names: str) -> Any:
+    """Option with one of a ``Literal``'s values, or of a collection's; ``kind`` is its path."""
+
+    def known(param: typer.CallbackParam, value: str | None) -> Any:
+        return value and choice(param.opts[0], value, resolve_name(kind))
+
+    return typer.Option(*names, help=help_, metavar="<str>", callback=known)
+
+
+def above_zero(help_: str) -> Any:
+    """Option with a finite number above 0, or none."""
+
+    def checked(param: typer.CallbackParam, value: float | None) -> float | None:
+        return value if value is None else positive(param.opts[0], value)
+
+    return typer.Option(help=help_, callback=checked)
+
+
+def slo(help_: str) -> Any:
+    """Option with targets, such as ``ttft=500ms,tpot=50ms``; none for an empty text."""
+
+    def read(text: str) -> Slo:
+        from hetero.simulator import Slo
+
+        return Slo.read(text, "--slo")
+
+    return typer.Option(help=help_, metavar="<str>", parser=read)
+
 
 Cluster = Annotated[
     str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
@@ -31,19 +68,25 @@ Trace = Annotated[
     str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
 ]
 Source = Annotated[
-    str,
-    typer.Option(help="For a shipped workload: its statistical 'twin', or the 'real' trace."),
+    Any,
+    one_of(
+        "hetero.workload:TraceSource",
+        "For a shipped workload: its statistical 'twin', or the 'real' trace.",
+    ),
 ]
-Targets = Annotated[
-    str, typer.Option(help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")
-]
+Targets = Annotated[Any, slo("Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")]
 SloScale = Annotated[
-    float, typer.Option(help="Without --slo: targets as multiples of a mean request on an A100.")
+    float, above_zero("Without --slo: targets as multiples of a mean request on an A100.")
 ]
 Budget = Annotated[
     float | None,
-    typer.Option(help="Budget [$/h]: rent the part of the cluster that attains most."),
+    above_zero("Budget [$/h]: rent the part of the cluster that attains most."),
 ]
+Rate = Annotated[
+    float | None, typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once.")
+]
+Url = Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")]
+ServedModel = Annotated[str, typer.Option(help="Name under which the server knows the model.")]
 Seed = Annotated[
     int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
 ]
@@ -75,32 +118,37 @@ def choice(option: str, value: str, allowed: Any) -> Any:
         Naming the option, what was received and the values it may take.
     """
     values = [str(v) for v in get_args(allowed) or allowed]
-    if value not in values:
-        near = difflib.get_close_matches(value, values, n=1)
-        hint = f"did you mean '{near[0]}'? " if near else ""
-        raise ParameterError(
-            f"{option} does not know '{value}'.", resolve=f"{hint}use one of {', '.join(values)}."
-        )
+    near = difflib.get_close_matches(value, values, n=1)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    require(
+        value in values,
+        f"{option} does not know '{value}'.",
+        resolve=f"{hint}use one of {', '.join(values)}.",
+    )
     return value
 
 
-def ending(path: Path, allowed: tuple[str, ...]) -> None:
-    """Refuse the name of an output file that does not end as its kind should.
+def new_file(path: Path | None, force: bool, *endings: str) -> None:
+    """Refuse an output file that could not be written, or does not end as its kind should.
 
     Raises
     ------
     ParameterError
-        Naming the file and the endings it may have.
+        Naming the file, and the endings that it may have.
 
     Examples
     --------
-    >>> ending(Path("plan.png"), PICTURES)
+    >>> new_file(Path("plan.png"), False, *PICTURES)
     """
-    if not path.name.endswith(allowed):
-        raise ParameterError(
-            f"The ending of {path.name} is of no known kind.",
-            resolve=f"end its name with {', '.join(allowed[:-1])} or {allowed[-1]}.",
-        )
+    if path is None:
+        return
+    known = " or ".join(filter(None, (", ".join(endings[:-1]), *endings[-1:])))
+    require(
+        path.name.endswith(endings or ""),
+        f"The ending of {path.name} is of no known kind.",
+        resolve=f"end its name with {known}.",
+    )
+    check_new(path, force=force)
 
 
 def positive(option: str, value: float) -> float:
@@ -116,9 +164,50 @@ def positive(option: str, value: float) -> float:
     >>> positive("--rate", 4.0)
     4.0
     """
-    if not 0 < value < math.inf:
-        raise ParameterError(f"{option} is {value:g}.", resolve="give a number above 0, such as 4.")
+    good = 0 < value < math.inf
+    require(good, f"{option} is {value:g}.", resolve="give a number above 0, such as 4.")
     return value
+
+
+def word(value: str) -> str:
+    """A text that is not empty."""
+    if not value:
+        raise ValueError(value)
+    return value
+
+
+def natural(text: str) -> int:
+    """A whole number of 0 or more, without a sign."""
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def pairs(
+    option: str, texts: Iterable[str] | None, value: Callable[[str], T], resolve: str
+) -> dict[str, T]:
+    """Names and values of texts such as ``H200=64``.
+
+    Raises
+    ------
+    ParameterError
+        Naming the option and what was received.
+
+    Examples
+    --------
+    >>> pairs("--max", ["L4=8", "A40 = 2"], natural, "write a GPU and a number.")
+    {'L4': 8, 'A40': 2}
+    """
+    found = {}
+    for text in texts or ():
+        name, _, given = (part.strip() for part in text.partition("="))
+        try:
+            found[name] = value(given if name else "")
+        except ValueError:
+            raise ParameterError(
+                f"{option} cannot read '{text.strip()}'.", resolve=resolve
+            ) from None
+    return found
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
@@ -142,17 +231,26 @@ def whole_numbers(option: str, text: str) -> tuple[int, ...]:
         ) from None
 
 
-def targets(text: str) -> Slo:
-    """Targets of an ``--slo`` option, such as ``ttft=500ms,tpot=50ms``; none for an empty text.
+def show(as_json: bool, record: Callable[[], object], *shown: object) -> None:
+    """Print a record as JSON, or in its place what is shown, an empty line between."""
+    print(to_json(record()) if as_json else "\n\n".join(map(str, shown)) + "\n", end="")
 
-    Raises
-    ------
-    ParameterError
-        If a part cannot be read or is given twice.
-    """
-    from hetero.simulator import Slo
 
-    return Slo.read(text, "--slo")
+def draw(
+    path: Path | None, force: bool, picture: str, *items: object, about: str = "", **more: object
+) -> None:
+    """Draw a picture, named as ``module:function``, into a file, if one is asked for."""
+    if path is None:
+        return
+    from hetero.plots import figures
+
+    figures.use_style()
+    drawn = resolve_name(picture)(*items, **more)
+    if about:
+        figures.stamp(drawn, about)
+    with writing(path, force=force) as part:
+        drawn.savefig(part, format=path.suffix[1:])
+    figures.close(drawn)
 
 
 def to_json(value: object) -> str:
@@ -160,9 +258,21 @@ def to_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def arrivals(
-    trace: workload.Trace, requests: int | None, rate: float | None, seed: int
-) -> workload.Trace:
+def opened(trace: str, source: str, seed: int) -> Requests:
+    """The trace of a command's options."""
+    from hetero import workload
+
+    return workload.open_trace(trace, source=source, seed=seed)  # type: ignore[arg-type]
+
+
+def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
+    """A server, with the key that the environment variable HETERO_API_KEY holds."""
+    from hetero.apps.profiling import Endpoint
+
+    return Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout_s)
+
+
+def arrivals(trace: Requests, requests: int | None, rate: float | None, seed: int) -> Requests:
     """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
     from hetero.streams import stream
     from hetero.workload import statistics
@@ -171,11 +281,11 @@ def arrivals(
         trace = trace.head(min(requests, len(trace)))
     if rate is None:
         return trace
-    if not rate > 0:
-        raise ParameterError(
-            f"A rate of {rate:g} requests/s serves nothing.",
-            resolve="give a number above 0, or inf to send all requests at once.",
-        )
+    require(
+        rate > 0,
+        f"A rate of {rate:g} requests/s serves nothing.",
+        resolve="give a number above 0, or inf to send all requests at once.",
+    )
     if math.isinf(rate):
         return trace.all_at_once()
     if math.isinf(statistics.rate_rps(trace.arrival_s)):

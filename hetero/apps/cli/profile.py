@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,14 +11,9 @@ import typer
 from hetero.apps.cli import options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("profile")(profile)
-
-
 def profile(
-    url: Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")],
-    model: Annotated[str, typer.Option(help="Name under which the server knows the model.")],
+    url: options.Url,
+    model: options.ServedModel,
     output: Annotated[
         Path, options.output("CSV file of the measurements; one that is there is gone on with.")
     ],
@@ -52,18 +46,16 @@ def profile(
     A key for the server is taken from the environment variable HETERO_API_KEY.
     """
     from hetero.apps import profiling
-    from hetero.files import check_new
     from hetero.latency import storage
 
-    if fit is not None:
-        check_new(fit, force=force)
-    endpoint = profiling.Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
+    options.new_file(fit, force)
+    endpoint = options.endpoint(url, model, timeout)
     settings = profiling.grid(
         options.whole_numbers("--batch", batch),
         options.whole_numbers("--input", input_tokens),
         options.whole_numbers("--tokens", output_tokens),
     )
-    limits = profiling.Limits(max_seconds, max_tokens)
+    limits = profiling.ProfileLimits(max_seconds, max_tokens)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr)

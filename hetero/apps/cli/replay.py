@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("replay")(replay)
+from hetero.apps.cli import options
 
 
 def replay(
     trace: Annotated[
         str, typer.Argument(help="Trace file, or a shipped workload such as azure2023_conv.")
     ],
-    url: Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")],
-    model: Annotated[str, typer.Option(help="Name under which the server knows the model.")],
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="One row per request (.csv), as hetero simulate's."),
-    ],
+    url: options.Url,
+    model: options.ServedModel,
+    output: Annotated[Path, options.output("One row per request (.csv), as hetero simulate's.")],
     source: Annotated[
-        str, typer.Option(help="For a shipped workload: its statistical twin, or the real trace.")
+        Any,
+        options.one_of(
+            "hetero.workload:TraceSource",
+            "For a shipped workload: its statistical twin, or the real trace.",
+        ),
     ] = "twin",
     requests: Annotated[
         int | None, typer.Option(min=1, help="Send only the first requests of the trace.")
     ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once."),
-    ] = None,
+    rate: options.Rate = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 1024,
     max_seconds: Annotated[float, typer.Option(help="No request is sent later [s].")] = 3600.0,
     timeout: Annotated[float, typer.Option(help="Longest wait for the next token [s].")] = 120.0,
@@ -41,7 +35,7 @@ def replay(
         Path | None, typer.Option(help="Deployment file that `hetero serve` runs there.")
     ] = None,
     slo: Annotated[
-        str, typer.Option(help="Targets, as in ttft=500ms,tpot=50ms (also e2e; us, ms, s, min).")
+        Any, options.slo("Targets, as in ttft=500ms,tpot=50ms (also e2e; us, ms, s, min).")
     ] = "",
     seed: Annotated[int, typer.Option(help="Seed of twin, arrivals and prompts.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
@@ -53,30 +47,17 @@ def replay(
     OUTPUT.journal as it ends, so a stopped replay goes on with the same command. A key for the
     server is taken from the environment variable HETERO_API_KEY.
     """
-    from hetero import workload
-    from hetero.apps.cli.options import arrivals, choice, plain, targets, to_json
-    from hetero.apps.profiling import Endpoint
     from hetero.apps.serving.replay import Bounds
     from hetero.apps.serving.replay import replay as run_replay
     from hetero.apps.serving.settings import load
-    from hetero.errors import ParameterError
     from hetero.files import writing
     from hetero.progress import progress
     from hetero.simulator import metrics
 
-    if output.suffix != ".csv":
-        raise ParameterError(
-            f"The ending of {output.name} is of no known kind.", resolve="end its name with .csv."
-        )
-    if output.exists() and not force:
-        raise ParameterError(f"{output} exists already.", resolve="add --force to replace it.")
-    wanted = targets(slo)
+    options.new_file(output, force, ".csv")
     settings = None if deployment is None else load(deployment)
-    requested = workload.open_trace(
-        trace, source=choice("--source", source, workload.TraceSource), seed=seed
-    )
-    requested = arrivals(requested, requests, rate, seed)
-    endpoint = Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout)
+    requested = options.arrivals(options.opened(trace, source, seed), requests, rate, seed)
+    endpoint = options.endpoint(url, model, timeout)
     journal = output.with_name(output.name + ".journal")
     with progress(len(requested), "replay") as advance:
         run = run_replay(
@@ -89,7 +70,7 @@ def replay(
             seed=seed,
             progress=advance,
         )
-    found = metrics(run, wanted)
+    found = metrics(run, slo)
     due = len(requested) - len(run.requests)
     if due == 0:
         with writing(output, force=force) as part:
@@ -98,8 +79,4 @@ def replay(
         note = f"{len(requested):,} rows written to {output}."
     else:
         note = f"{due:,} of {len(requested):,} requests are due; the same command goes on."
-    if as_json:
-        print(to_json(plain(found) | {"due": due}), end="")
-        return
-    print(found)
-    print(note)
+    options.show(as_json, lambda: options.plain(found) | {"due": due}, f"{found}\n{note}")

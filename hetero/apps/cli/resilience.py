@@ -14,18 +14,13 @@ if TYPE_CHECKING:
     from hetero.apps.capacity.resilience import Loss
     from hetero.apps.capacity.trial import Outcome
     from hetero.apps.portfolio.base import Planner
-    from hetero.apps.portfolio.case import Case
     from hetero.plans import Plan
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("resilience")(resilience)
+    from hetero.question import Question
 
 
 def resilience(
     cluster: options.Cluster,
-    rate: Annotated[float, typer.Option(help="Load to carry [requests/s].")],
+    rate: Annotated[float, options.above_zero("Load to carry [requests/s].")],
     model: options.DenseModel = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
@@ -56,21 +51,19 @@ def resilience(
 
     Every machine is taken away in turn, before a run and in the middle of one, by simulation.
     """
-    from hetero import catalog, workload
+    from hetero import catalog
     from hetero import cluster as clusters
     from hetero.apps.capacity import resilience as losses
     from hetero.apps.capacity.spare import spare as find_spare
-    from hetero.apps.portfolio.case import Case
+    from hetero.question import Question
 
-    requested = workload.open_trace(
-        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
-    )
-    case = Case(
+    requested = options.opened(trace, source, seed)
+    case = Question(
         clusters.find(cluster),
         catalog.find_llm(model),
         requested,
-        options.positive("--rate", rate),
-        options.targets(slo),
+        rate,
+        slo,
         goal,
         precision=precision,
         seed=seed,
@@ -80,34 +73,29 @@ def resilience(
     alone = replan or entry.deployment is None
     found = losses.resilience(entry, case, planner=maker if alone else None, seeds=each)
     extra = find_spare(entry, case, listed(prices, gpu, most), seeds=each) if spare else None
-    if as_json:
-        record: dict[str, Any] = {
-            "cluster": case.cluster.name,
-            "model": case.llm.name,
-            "planner": entry.planner,
-            "rate_rps": case.rate_rps,
-            "goal": case.goal,
-            "seeds": list(each),
-            "holds": found.holds,
-            "whole": _loss(found.whole),
-            "losses": [_loss(one) for one in found.losses],
-        }
-        if extra is not None:
-            record["spare"] = {
-                "machines": extra.machines,
-                "usd_per_h": extra.usd_per_h,
-                "losses": [
-                    {"machine": name or None, "attainment": one.mean} for name, one in extra.losses
-                ],
-            }
-        print(options.to_json(record), end="")
-        return
-    print(f"{entry}\n\n{found}")
+    record: dict[str, Any] = {
+        "cluster": case.cluster.name,
+        "model": case.llm.name,
+        "planner": entry.planner,
+        "rate_rps": case.rate_rps,
+        "goal": case.goal,
+        "seeds": list(each),
+        "holds": found.holds,
+        "whole": _loss(found.whole),
+        "losses": [_loss(one) for one in found.losses],
+    }
     if extra is not None:
-        print(f"\n{extra}")
+        record["spare"] = {
+            "machines": extra.machines,
+            "usd_per_h": extra.usd_per_h,
+            "losses": [
+                {"machine": name or None, "attainment": one.mean} for name, one in extra.losses
+            ],
+        }
+    options.show(as_json, lambda: record, entry, found, *([] if extra is None else [extra]))
 
 
-def _plan(name: str, case: Case) -> tuple[Plan, Planner]:
+def _plan(name: str, case: Question) -> tuple[Plan, Planner]:
     """The plan of a planner, and the planner that plans again: of the best, the one that won."""
     from hetero.apps.portfolio.planners import planner, planners
     from hetero.apps.portfolio.portfolio import portfolio
@@ -135,7 +123,7 @@ def _loss(one: Loss) -> dict[str, Any]:
         "machines": list(one.machines),
         "gpus": one.gpus,
         "attainment": share(one.after),
-        "carries_rps": one.carried_rps,
+        "sustained_rps": one.sustained_rps,
         "attainment_minute_after": one.shock,
         "interrupted_requests": one.interrupted,
         "attainment_planned_again": share(one.planned_again),

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from hetero.apps.serving.settings import Settings
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("serve")(serve)
+    from hetero.apps.serving.settings import DeploymentFile
 
 
 def serve(
@@ -57,7 +52,7 @@ def serve(
     run(deployment, host=host, port=port)
 
 
-def _construct(settings: Settings) -> None:
+def _construct(settings: DeploymentFile) -> None:
     """All that is served, but for an address: what starts is what has been made once."""
     try:
         from hetero.apps.serving.dispatcher import Dispatcher, Prepared

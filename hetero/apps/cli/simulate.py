@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,15 +25,10 @@ if TYPE_CHECKING:
     from hetero.simulator import Metrics
     from hetero.workload import Trace
 
-_ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
+ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
 _MAX_BATCH = 256
 _SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("simulate")(simulate)
 
 
 def simulate(
@@ -58,16 +55,17 @@ def simulate(
             "the plan card."
         ),
     ] = None,
-    rate: Annotated[
-        float | None,
-        typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once."),
-    ] = None,
+    rate: options.Rate = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
     ] = None,
     slo: options.Targets = "",
     engine: Annotated[
-        str, typer.Option(help="How engines form steps: 'chunked' or 'prefill-first'.")
+        str,
+        options.one_of(
+            "hetero.apps.cli.simulate:ENGINES",
+            "How engines form steps: 'chunked' or 'prefill-first'.",
+        ),
     ] = "chunked",
     max_batch: Annotated[
         int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
@@ -103,47 +101,41 @@ def simulate(
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
     and router, its targets and, without --rate, a trace's own arrivals.
     """
-    from hetero import catalog, workload
+    from hetero import catalog
     from hetero import cluster as clusters
     from hetero.apps.cards.card import PlanCard
     from hetero.deployment import Engine
-    from hetero.errors import DataError, ParameterError
-    from hetero.files import check_new
+    from hetero.errors import DataError, require
     from hetero.planners.replicated import replicated
     from hetero.plans import Plan
     from hetero.progress import progress
     from hetero.simulator import Slo, metrics
 
-    if output is not None:
-        options.ending(output, options.TABLES)
-        check_new(output, force=force)
+    options.new_file(output, force, *options.TABLES)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
-    batching = _ENGINES[options.choice("--engine", engine, _ENGINES)]
+    batching = ENGINES[engine]
     chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
-    wanted = options.targets(slo)
-    requested = workload.open_trace(
-        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
-    )
-    requested = options.arrivals(requested, requests, rate, seed)
+    wanted = slo
+    requested = options.arrivals(options.opened(trace, source, seed), requests, rate, seed)
     of_plan = cluster.endswith(".json")
     setting: dict[str, Any]
     notes: list[str] = []
     if of_plan:
-        if degree != "best" or steps or batching != "chunked" or max_batch != _MAX_BATCH:
-            raise ParameterError(
-                "A plan card says itself how its machines are divided and what its engines do.",
-                resolve="leave out --degree, --steps, --engine and --max-batch.",
-            )
+        require(
+            (degree, batching, max_batch, steps or []) == ("best", "chunked", _MAX_BATCH, []),
+            "A plan card says itself how its machines are divided and what its engines do.",
+            resolve="leave out --degree, --steps, --engine and --max-batch.",
+        )
         card = PlanCard.load(cluster)
         served = card.plan
+        require(
+            not router or served.deployment is not None,
+            "This plan places layers over a network, with a router of its own.",
+            resolve="leave out --router.",
+        )
         if not router:
             chosen = [served.router]
-        elif served.deployment is None:
-            raise ParameterError(
-                "This plan places layers over a network, with a router of its own.",
-                resolve="leave out --router.",
-            )
         if wanted == Slo():
             wanted = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
         setting = {"cluster": card.question.cluster, "model": card.question.model}
@@ -167,7 +159,7 @@ def simulate(
     found, frames, runs = [], [], []
     sample_s = None
     if figures is not None:
-        from hetero.apps.cli import timelines
+        from hetero.plots import timelines
 
         span_s = float(requested.arrival_s[-1] - requested.arrival_s[0])
         sample_s = max(span_s / timelines.POINTS, 1.0)
@@ -187,19 +179,18 @@ def simulate(
         _write(output, frames, force)
     if figures is not None:
         timelines.draw(figures, runs, f"{requested.source}, {about}, seed {seed}")
-    if as_json:
-        setting |= {"trace": requested.source, "requests": len(requested)}
-        if not of_plan:
-            setting |= {"degrees": degrees, "engine": batching}
-        setting |= {"seed": seed, "notes": notes}
-        rows = [{"router": name, **options.plain(one)} for name, one in found]
-        print(options.to_json(setting | {"routers": rows}), end="")
-        return
     title = f"{setting['model']} on {setting['cluster']}: {_layout(served)}"
     about = f"{len(requested):,} requests of {requested.source}; {about}, seed {seed}"
-    print(_table(title, found, [about, *notes]))
-    if output is not None:
-        print(f"{len(requested) * len(found):,} rows written to {output}.")
+    setting |= {"trace": requested.source, "requests": len(requested)}
+    if not of_plan:
+        setting |= {"degrees": degrees, "engine": batching}
+    rows = [{"router": name, **options.plain(one)} for name, one in found]
+    written = f"\n{len(requested) * len(found):,} rows written to {output}." if output else ""
+    options.show(
+        as_json,
+        lambda: setting | {"seed": seed, "notes": notes, "routers": rows},
+        f"{_table(title, found, [about, *notes])}{written}",
+    )
 
 
 def _layout(plan: Plan) -> str:
@@ -230,7 +221,6 @@ def _degrees(
     machines: Cluster, llm: Any, text: str, trace: Trace, seed: int
 ) -> tuple[dict[str, int], list[str]]:
     """Degree of each machine, and what a reader should know of the choice."""
-    from hetero.errors import ParameterError
     from hetero.planners.xiong import tensor_parallel
     from hetero.streams import stream
 
@@ -244,15 +234,9 @@ def _degrees(
         return degrees, left
     if text.isdecimal():
         return {name: int(text) for name in names}, []
-    degrees = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if not value.isdecimal():
-            raise ParameterError(
-                f"--degree cannot read '{part.strip()}'.",
-                resolve="write 'best', a number such as 2, or one per machine such as a=4,b=1.",
-            )
-        degrees[machines.machine(name).name] = int(value)
+    hint = "write 'best', a number such as 2, or one per machine such as a=4,b=1."
+    given = options.pairs("--degree", text.split(","), options.natural, hint)
+    degrees = {machines.machine(name).name: value for name, value in given.items()}
     idle = [name for name in names if name not in degrees]
     return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
 
@@ -260,35 +244,30 @@ def _degrees(
 def _steps(texts: list[str], machines: Cluster, degree: str) -> tuple[StepSource | None, list[str]]:
     """Step times that files bring for some GPU types, the roofline for the others, and a note."""
     from hetero import catalog
-    from hetero.errors import CatalogError, ParameterError
+    from hetero.errors import CatalogError, require
     from hetero.latency import storage
     from hetero.planners.replicated import roofline_steps
 
     if not texts:
         return None, []
-    if degree == "best":
-        raise ParameterError(
-            "--steps brings times of the one tensor-parallel degree that was measured.",
-            resolve="say which with --degree.",
-        )
+    require(
+        degree != "best",
+        "--steps brings times of the one tensor-parallel degree that was measured.",
+        resolve="say which with --degree.",
+    )
     found: dict[str, StepModel] = {}
     notes = []
-    for text in texts:
-        name, _, file = text.partition("=")
-        if not file:
-            raise ParameterError(
-                f"--steps cannot read '{text}'.", resolve="write a GPU and a file, as L40S=a.json."
-            )
+    hint = "write a GPU and a file, as L40S=a.json."
+    for given, file in options.pairs("--steps", texts, options.word, hint).items():
+        name = given
         if name not in machines.gpu_types:
-            try:
+            with suppress(CatalogError):
                 name = catalog.gpu(name).name
-            except CatalogError:
-                name = ""
-        if name not in machines.gpu_types:
-            raise ParameterError(
-                f"--steps: {machines.name} has no GPU '{text.partition('=')[0]}'.",
-                resolve=f"use {' or '.join(machines.gpu_types)}.",
-            )
+        require(
+            name in machines.gpu_types,
+            f"--steps: {machines.name} has no GPU '{given}'.",
+            resolve=f"use {' or '.join(machines.gpu_types)}.",
+        )
         found[name] = storage.load(file)
         notes.append(f"Step times of {name}: {file} ({found[name].provenance}).")
     other = roofline_steps()
@@ -315,29 +294,24 @@ def _write(path: Path, frames: list[Any], force: bool) -> None:
 def _table(title: str, found: list[tuple[str, Metrics]], notes: list[str]) -> Table:
     from hetero.display import Column, Table
 
-    with_slo = any(one.attainment for _, one in found)
-    priced = any(one.usd_per_mtok is not None for _, one in found)
+    def of(label: str, unit: str, value: Callable[[Metrics], object], digits: int = 4) -> Column:
+        return Column(label, unit, digits, of=lambda item: value(item[1]))
+
     columns = [
-        Column("router"),
-        Column("finished"),
-        Column("rejected"),
-        Column("throughput", "tokens/s"),
-        Column("throughput", "req/s", 3),
-        Column("TTFT P50", "ms"),
-        Column("TTFT P95", "ms"),
-        Column("TPOT P95", "ms"),
-        Column("E2E P95", "s"),
-        Column("utilisation", "%", 3),
+        Column("router", of=lambda item: item[0]),
+        of("finished", "", lambda one: one.finished),
+        of("rejected", "", lambda one: one.rejected),
+        of("throughput", "tokens/s", lambda one: one.total_tps),
+        of("throughput", "req/s", lambda one: one.requests_per_s, 3),
+        of("TTFT P50", "ms", lambda one: 1e3 * one.percentiles["ttft_s"][50]),
+        of("TTFT P95", "ms", lambda one: 1e3 * one.percentiles["ttft_s"][95]),
+        of("TPOT P95", "ms", lambda one: 1e3 * one.percentiles["tpot_s"][95]),
+        of("E2E P95", "s", lambda one: one.percentiles["e2e_s"][95]),
+        of("utilisation", "%", lambda one: 100 * one.utilisation, 3),
     ]
-    columns += [Column("SLO met", "%", 3), Column("goodput", "req/s", 3)] if with_slo else []
-    columns += [Column("cost", "$/10^6 tokens", 3)] if priced else []
-    rows = []
-    for name, one in found:
-        at = one.percentiles
-        row: list[object] = [name, one.finished, one.rejected, one.total_tps, one.requests_per_s]
-        row += [1e3 * at["ttft_s"][50], 1e3 * at["ttft_s"][95], 1e3 * at["tpot_s"][95]]
-        row += [at["e2e_s"][95], 100 * one.utilisation]
-        row += [100 * one.attainment["joint"], one.goodput_rps] if with_slo else []
-        row += [one.usd_per_mtok] if priced else []
-        rows.append(tuple(row))
-    return Table(title, tuple(columns), tuple(rows), tuple(notes))
+    if any(one.attainment for _, one in found):
+        columns.append(of("SLO met", "%", lambda one: 100 * one.attainment["joint"], 3))
+        columns.append(of("goodput", "req/s", lambda one: one.goodput_rps, 3))
+    if any(one.usd_per_mtok is not None for _, one in found):
+        columns.append(of("cost", "$/10^6 tokens", lambda one: one.usd_per_mtok, 3))
+    return Table.of(title, columns, found, *notes)

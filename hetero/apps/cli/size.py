@@ -23,6 +23,8 @@ _EXAMPLE = """
       - {gpu: H100-SXM, count: 8, usd_per_h: 24, reserved_usd_per_h: 17}
       - {gpu: L40S, count: 4, usd_per_h: 4.4, spot_usd_per_h: 1.6, losses_per_h: 0.08}
 """
+MORE = {"epilog": f"A price list:\n```\n{_EXAMPLE}\n```"}
+"""What the command is added with."""
 
 Prices = Annotated[
     Path | None, typer.Option(help="Price list (YAML); by default the catalog's dated prices.")
@@ -44,17 +46,12 @@ Seeds = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("size", epilog=f"A price list:\n```\n{_EXAMPLE}\n```")(size)
-
-
 def size(
     model: options.DenseModel = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     rate: Annotated[
-        float | None, typer.Option(help="Load to carry [requests/s]; not with --curve.")
+        float | None, options.above_zero("Load to carry [requests/s]; not with --curve.")
     ] = None,
     curve: Annotated[
         Path | None,
@@ -86,88 +83,66 @@ def size(
     what any fleet of these machines must cost. With --curve machines are kept the whole day or
     rented by the hour; with --spot cheaper machines that vanish are mixed in.
     """
-    from hetero import catalog, workload
+    from hetero import catalog
     from hetero.apps.capacity import curve as days
     from hetero.apps.capacity import sizing
     from hetero.apps.capacity.load_curve import LoadCurve
     from hetero.apps.capacity.market import Market
-    from hetero.apps.capacity.trial import Load
-    from hetero.costs.cost import Settings
-    from hetero.errors import ParameterError
-    from hetero.files import check_new
+    from hetero.costs.cost import CostSettings
+    from hetero.errors import require
+    from hetero.question import Load
 
-    if (rate is None) == (curve is None):
-        raise ParameterError(
-            "The load is given by one of --rate and --curve.",
-            resolve="write --rate 20, or --curve day.csv.",
-        )
-    if spot is not None and curve is not None:
-        raise ParameterError(
-            "--spot takes a constant load, and --curve gives a changing one.",
-            resolve="give --rate instead of --curve.",
-        )
-    if figure is not None:
-        options.ending(figure, options.PICTURES)
-        check_new(figure, force=force)
-        if curve is None:
-            raise ParameterError("--figure draws a day.", resolve="give --curve as well.")
+    require(
+        (rate is None) != (curve is None),
+        "The load is given by one of --rate and --curve.",
+        resolve="write --rate 20, or --curve day.csv.",
+    )
+    require(
+        spot is None or curve is None,
+        "--spot takes a constant load, and --curve gives a changing one.",
+        resolve="give --rate instead of --curve.",
+    )
+    options.new_file(figure, force, *options.PICTURES)
+    require(
+        figure is None or curve is not None,
+        "--figure draws a day.",
+        resolve="give --curve as well.",
+    )
     load_curve = None if curve is None else LoadCurve.load(curve)
-    offered = load_curve.peak_rps if load_curve else options.positive("--rate", rate or 0.0)
-    requested = workload.open_trace(
-        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
-    )
-    load = Load(
-        requested, offered, options.targets(slo), goal, seeds=tuple(range(seed, seed + seeds))
-    )
+    offered = load_curve.peak_rps if load_curve else rate or 0.0
+    requested = options.opened(trace, source, seed)
+    load = Load(requested, offered, slo, goal, seeds=tuple(range(seed, seed + seeds)))
     market = Market(
-        listed(prices, gpu, most), catalog.find_llm(model), load, Settings(precision=precision)
+        listed(prices, gpu, most), catalog.find_llm(model), load, CostSettings(precision=precision)
     )
     if spot is not None:
         from hetero.apps.capacity.spot import cheapest_mix
 
         mix = cheapest_mix(market, spot, seed=seed)
-        print(options.to_json(_spot(mix)) if as_json else mix, end="" if as_json else "\n")
+        options.show(as_json, lambda: _spot(mix), mix)
         return
     if load_curve is None:
         found = sizing.cheapest(market)
-        print(options.to_json(_record(found)) if as_json else found, end="" if as_json else "\n")
-        if not as_json:
-            print(f"\n{found.alternatives()}")
+        options.show(as_json, lambda: _record(found), found, found.alternatives())
         return
     plan = days.day(market, load_curve)
-    if figure is not None:
-        from hetero.files import writing
-        from hetero.plots import figures
-        from hetero.plots.days import draw
-
-        figures.use_style()
-        drawn = draw(plan)
-        figures.stamp(drawn, f"{requested.source}, {seeds} seeds from {seed}")
-        with writing(figure, force=force) as part:
-            drawn.savefig(part, format=figure.suffix[1:])
-        figures.close(drawn)
-    print(options.to_json(_day(plan)) if as_json else plan, end="" if as_json else "\n")
+    about = f"{requested.source}, {seeds} seeds from {seed}"
+    options.draw(figure, force, "hetero.plots.days:draw", plan, about=about)
+    options.show(as_json, lambda: _day(plan), plan)
 
 
 def listed(prices: Path | None, gpus: list[str] | None, most: list[str] | None) -> Any:
     """The price list of the options that describe one."""
     from hetero.apps.capacity import prices as lists
-    from hetero.errors import ParameterError
+    from hetero.errors import require
 
-    if prices is not None and gpus:
-        raise ParameterError(
-            "--gpu chooses from the catalog's prices, and --prices gives others.",
-            resolve="leave one of them out.",
-        )
+    require(
+        prices is None or not gpus,
+        "--gpu chooses from the catalog's prices, and --prices gives others.",
+        resolve="leave one of them out.",
+    )
     found = lists.load(prices) if prices is not None else lists.from_catalog(gpus or None)
-    limits = {}
-    for text in most or []:
-        name, _, value = text.partition("=")
-        if not value.isdecimal():
-            raise ParameterError(
-                f"--max cannot read '{text}'.", resolve="write a GPU and a number, as L40S=8."
-            )
-        limits[name] = int(value)
+    limits = options.pairs("--max", most, options.natural, "write a GPU and a number, as L40S=8.")
     return found.limited(limits) if limits else found
 
 
@@ -184,7 +159,7 @@ def _about(market: Market) -> dict[str, Any]:
             if (value := getattr(load.slo, name)) is not None
         },
         "seeds": list(load.seeds),
-        "requests_per_seed": load.count,
+        "precision_of_rate": load.precision,
         "prices": market.prices.name,
     }
 

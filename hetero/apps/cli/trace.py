@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,13 +28,13 @@ Arrival = Annotated[
 ]
 Input = Annotated[str, typer.Option("--input-column", help="Column of the input lengths.")]
 Output = Annotated[str, typer.Option("--output-column", help="Column of the output lengths.")]
-Unit = Annotated[str, typer.Option(help="Unit of the arrivals: s, ms, us, ns or datetime.")]
+Unit = Annotated[
+    Any,
+    options.one_of(
+        "hetero.workload.readers:TimeUnit", "Unit of the arrivals: s, ms, us, ns or datetime."
+    ),
+]
 Rebase = Annotated[bool, typer.Option("--rebase", help="Count arrivals from the first request.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the group to the application."""
-    app.add_typer(trace, name="trace")
 
 
 @trace.command()
@@ -69,9 +69,8 @@ def twin(
 ) -> None:
     """Fit a twin of a few KB to a real trace, and print how close its draws come."""
     from hetero import workload
-    from hetero.files import check_new
 
-    check_new(output, force=force)
+    options.new_file(output, force)
     columns = (arrival, input_tokens, output_tokens)
     real = _open(file_or_name, "real", 0, sort, columns, time_unit, rebase)
     named = file_or_name in workload.names()
@@ -92,17 +91,15 @@ def draw(
 ) -> None:
     """Draw a trace from a twin."""
     from hetero import workload
-    from hetero.errors import ParameterError
-    from hetero.files import check_new
+    from hetero.errors import require
 
-    options.ending(output, options.TABLES)
-    check_new(output, force=force)
+    options.new_file(output, force, *options.TABLES)
     named = twin_or_name in workload.names()
-    if not named and not Path(twin_or_name).is_file():
-        raise ParameterError(
-            f"'{twin_or_name}' is neither a file nor a known trace.",
-            resolve=f"check the path, or use one of {', '.join(workload.names('twin'))}.",
-        )
+    require(
+        named or Path(twin_or_name).is_file(),
+        f"'{twin_or_name}' is neither a file nor a known trace.",
+        resolve=f"check the path, or use one of {', '.join(workload.names('twin'))}.",
+    )
     chosen = workload.load_twin(twin_or_name) if named else workload.Twin.load(twin_or_name)
     drawn = chosen.draw(seed, rate)
     if output.suffix == ".parquet":
@@ -118,28 +115,26 @@ def _open(
     seed: int,
     sort: bool,
     columns: tuple[str, str, str],
-    time_unit: str,
+    time_unit: Any,
     rebase: bool,
 ) -> Trace:
     from hetero import workload
-    from hetero.errors import ParameterError
-    from hetero.workload.columns import TimeUnit
+    from hetero.errors import require
     from hetero.workload.readers import read_table
 
     if not any(columns) and time_unit == "s" and not rebase:
-        chosen = options.choice("--source", source, workload.TraceSource)
-        return workload.open_trace(file_or_name, chosen, seed, sort=sort)
-    if file_or_name in workload.names():
-        raise ParameterError(
-            f"The columns and units of {file_or_name} are known.",
-            resolve="leave out the options on columns and units.",
-        )
+        return workload.open_trace(file_or_name, source, seed, sort=sort)  # type: ignore[arg-type]
+    require(
+        file_or_name not in workload.names(),
+        f"The columns and units of {file_or_name} are known.",
+        resolve="leave out the options on columns and units.",
+    )
     return read_table(
         file_or_name,
         arrival=columns[0] or "arrival_s",
         input_tokens=columns[1] or "input_tokens",
         output_tokens=columns[2] or "output_tokens",
-        time_unit=options.choice("--time-unit", time_unit, TimeUnit),
+        time_unit=time_unit,
         sort=sort,
         rebase=rebase or None,
     )

@@ -30,7 +30,7 @@ _COPIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Setting(Shown):
+class Exploration(Shown):
     """A model on a cluster, and the requests that it is to serve.
 
     Attributes
@@ -78,7 +78,7 @@ class Setting(Shown):
 
 
 # By the identity of its parts, which the entries keep alive.
-_settings: OrderedDict[tuple[object, ...], tuple[tuple[object, ...], Setting]] = OrderedDict()
+_settings: OrderedDict[tuple[object, ...], tuple[tuple[object, ...], Exploration]] = OrderedDict()
 
 
 def setting(
@@ -89,7 +89,7 @@ def setting(
     source: TraceSource = "twin",
     count: int = 1500,
     seed: int = 0,
-) -> Setting:
+) -> Exploration:
     """Choose a deployment and bound it; asked again for the same, the answer is at hand.
 
     Raises
@@ -120,7 +120,7 @@ def _workload(name: str, source: TraceSource, seed: int) -> Trace:
     return workload.open_trace(name, workload.attainable(name, source) if known else source, seed)
 
 
-def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: int) -> Setting:
+def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: int) -> Exploration:
     if count < 1:
         raise ParameterError(
             f"{count} requests cannot be served.", resolve="give a number above 0."
@@ -140,4 +140,4 @@ def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: in
         if idle:
             shown = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
             notes = (f"Left out, since {llm.name} does not fit: {shown}.",)
-    return Setting(deployment, requests, bound_rps(deployment, requests), notes)
+    return Exploration(deployment, requests, bound_rps(deployment, requests), notes)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.explorer.setting import Setting, setting
+from hetero.apps.explorer.setting import Exploration, setting
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
+from hetero.plans import Plan
+from hetero.question import Load, sustained_rps
 from hetero.routers import Builtin, Router
 from hetero.routers.named import factories
 from hetero.simulator import Metrics, Run, Slo, metrics, simulate
@@ -29,6 +32,8 @@ Floats = NDArray[np.float64]
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
 """Offered rates over the bound, along which throughput is shown."""
 
+_PRECISION = 0.05  # of the goodput
+_RULE = f"sustained by 90 % of the requests, to {100 * _PRECISION:g} %"
 _SAMPLES = 160  # along a run
 _WARM_UP = 2.0  # mean times of a request until the replicas are as full as they get
 _SETTLED = 2 * _WARM_UP  # as many again to look at
@@ -61,6 +66,8 @@ class View(Shown):
         Every request, with samples of the replicas over time.
     metrics
         Of the whole run, for percentiles and cost.
+    router
+        Which replica serves a request.
     here
         The rate that was asked for.
     curve
@@ -68,10 +75,11 @@ class View(Shown):
         requests would last too short a time to settle are left out.
     """
 
-    setting: Setting
+    setting: Exploration
     slo: Slo
     run: Run
     metrics: Metrics
+    router: Router | Builtin
     here: Point
     curve: tuple[Point, ...]
 
@@ -97,6 +105,7 @@ class View(Shown):
             ("offered", self.here.offered_rps, None, "requests/s", ""),
             ("throughput", self.here.served_rps, bound, "requests/s", "bound of any router"),
             ("within all targets", self.here.met_rps, bound, "requests/s", ""),
+            ("goodput", self.goodput_rps, bound, "requests/s", _RULE),
         ]
         for name, target_s in (("ttft", self.slo.ttft_s), ("tpot", self.slo.tpot_s)):
             unit, scale = ("s", 1.0) if name == "ttft" else ("ms", 1e3)
@@ -124,6 +133,17 @@ class View(Shown):
             Column("remark"),
         )
         return Table(self.title, columns, tuple(rows), self.notes)
+
+    @property
+    def goodput_rps(self) -> float | None:
+        """Largest rate that is sustained within the targets [requests/s]; None if not known.
+
+        Of routers of plain Python, which plans do not hold, none is known.
+        """
+        router = self.router
+        if not isinstance(router, Builtin):
+            return None
+        return _goodput_rps(_Asked(self.setting, self.slo, repr(router), router))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -207,11 +227,12 @@ def explore(
     # Where more arrives, requests take longer still: what has not settled now will not then.
     settled = [rate for rate in rates if 0 < rate * _SETTLED * usual_s <= span_s * rate_rps]
     curve = tuple(_point(_play(where, rate, chosen(), seed), rate, slo) for rate in settled)
-    return View(where, slo, run, metrics(run, slo), _point(run, rate_rps, slo), curve)
+    here = _point(run, rate_rps, slo)
+    return View(where, slo, run, metrics(run, slo), chosen(), here, curve)
 
 
 def _play(
-    where: Setting,
+    where: Exploration,
     rate_rps: float,
     router: Router | Builtin,
     seed: int,
@@ -219,6 +240,24 @@ def _play(
 ) -> Run:
     trace = where.arrivals(rate_rps, seed)
     return simulate(where.deployment, trace, router, seed=seed, sample_s=sample_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a goodput depends on; routers with arrays have no hash, but a text."""
+
+    where: Exploration
+    slo: Slo
+    text: str
+    router: Builtin = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _goodput_rps(asked: _Asked) -> float:
+    where, router = asked.where, asked.router
+    plan = Plan("explorer", (), where.deployment, router, router.name, None)
+    load = Load(where.requests, where.bound_rps or 1.0, asked.slo, precision=_PRECISION)
+    return sustained_rps(plan, load, 0)
 
 
 def _router(router: Router | Builtin | str) -> Callable[[], Router | Builtin]:

@@ -7,6 +7,6 @@ the plan is a note in the file.
 """
 
 from hetero.apps.export.files import TARGETS, write
-from hetero.apps.export.service import Part, Service, Serving
+from hetero.apps.export.service import Part, ServedEngine, Service
 
-__all__ = ["TARGETS", "Part", "Service", "Serving", "write"]
+__all__ = ["TARGETS", "Part", "ServedEngine", "Service", "write"]

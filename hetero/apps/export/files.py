@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from ruamel.yaml import YAML
 
 from hetero.apps.export import again, kubernetes, routing, skypilot, vllm
-from hetero.apps.export.service import Service, Serving
+from hetero.apps.export.service import ServedEngine, Service
 from hetero.apps.serving import written
 from hetero.errors import ExportError, ParameterError
 from hetero.latency import storage
@@ -142,7 +142,7 @@ def addresses(service: Service) -> dict[str, str]:
     return {one.name: f"http://{_host(service, one)}:{one.port}" for one in service.servings}
 
 
-def _host(service: Service, one: Serving) -> str:
+def _host(service: Service, one: ServedEngine) -> str:
     first = one.machines[0]
     return service.hosts[first] if first else slug(one.name)
 

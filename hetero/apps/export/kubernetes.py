@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from hetero.apps.export import names, vllm
-from hetero.apps.export.service import FIRST_PORT, Part, Service, Serving
+from hetero.apps.export.service import FIRST_PORT, Part, ServedEngine, Service
 from hetero.errors import ExportError
 from hetero.naming import slug
 
@@ -70,7 +70,7 @@ def _labels(service: Service, name: str) -> dict[str, str]:
     }
 
 
-def _meta(service: Service, name: str, family: tuple[Serving, ...] = ()) -> Manifest:
+def _meta(service: Service, name: str, family: tuple[ServedEngine, ...] = ()) -> Manifest:
     notes = vllm.notes(service, family[0]) if family else ()
     told = {"hetero/notes": " ".join(notes)} if notes else {}
     engines = {"hetero/engines": ", ".join(one.name for one in family)} if family else {}
@@ -79,38 +79,31 @@ def _meta(service: Service, name: str, family: tuple[Serving, ...] = ()) -> Mani
 
 
 def _headless(service: Service, name: str) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _meta(service, name),
-        "spec": {
-            "clusterIP": "None",
-            "selector": _labels(service, name),
-            "ports": [{"name": "http", "port": FIRST_PORT, "targetPort": "http"}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "selector": _labels(service, name),
+        "ports": [{"name": "http", "port": FIRST_PORT, "targetPort": "http"}],
     }
+    return _manifest("v1", "Service", _meta(service, name), spec)
 
 
-def _set(service: Service, name: str, family: tuple[Serving, ...]) -> Manifest:
+def _manifest(version: str, kind: str, meta: Manifest, spec: Manifest) -> Manifest:
+    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def _set(service: Service, name: str, family: tuple[ServedEngine, ...]) -> Manifest:
     labels = _labels(service, name)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": _meta(service, name, family),
-        "spec": {
-            "serviceName": name,
-            "replicas": len(family),
-            "podManagementPolicy": "Parallel",
-            "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": _pod(service, family[0], family[0].parts, leads=True),
-            },
-        },
+    spec = {
+        "serviceName": name,
+        "replicas": len(family),
+        "podManagementPolicy": "Parallel",
+        "selector": {"matchLabels": labels},
+        "template": _pod(service, name, family[0], family[0].parts, leads=True),
     }
+    return _manifest("apps/v1", "StatefulSet", _meta(service, name, family), spec)
 
 
-def _groups(service: Service, name: str, family: tuple[Serving, ...]) -> Manifest:
+def _groups(service: Service, name: str, family: tuple[ServedEngine, ...]) -> Manifest:
     one = family[0]
     per_machine = [one.on(machine) for machine in one.machines]
     followers = {tuple(part.gpu for part in parts) for parts in per_machine[1:]}
@@ -121,31 +114,20 @@ def _groups(service: Service, name: str, family: tuple[Serving, ...]) -> Manifes
             "template for all workers.",
             resolve="plan with one GPU type behind the first machine, or export to vllm.",
         )
-    labels = _labels(service, name)
-    meta = {"labels": labels}
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": _meta(service, name, family),
-        "spec": {
-            "replicas": len(family),
-            "leaderWorkerTemplate": {
-                "size": len(per_machine),
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": {
-                    "metadata": meta,
-                    "spec": _pod(service, one, per_machine[0], leads=True),
-                },
-                "workerTemplate": {
-                    "metadata": meta,
-                    "spec": _pod(service, one, per_machine[1], leads=False),
-                },
-            },
-        },
+    template = {
+        "size": len(per_machine),
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": _pod(service, name, one, per_machine[0], leads=True),
+        "workerTemplate": _pod(service, name, one, per_machine[1], leads=False),
     }
+    spec = {"replicas": len(family), "leaderWorkerTemplate": template}
+    version = "leaderworkerset.x-k8s.io/v1"
+    return _manifest(version, "LeaderWorkerSet", _meta(service, name, family), spec)
 
 
-def _pod(service: Service, one: Serving, parts: tuple[Part, ...], *, leads: bool) -> Manifest:
+def _pod(
+    service: Service, name: str, one: ServedEngine, parts: tuple[Part, ...], *, leads: bool
+) -> Manifest:
     kinds = dict.fromkeys(part.gpu for part in parts)
     if len(kinds) > 1:
         raise ExportError(
@@ -156,7 +138,7 @@ def _pod(service: Service, one: Serving, parts: tuple[Part, ...], *, leads: bool
     label, value = names.node_label(parts[0].gpu)
     expression = {"key": label, "operator": "In", "values": [value]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    return {
+    spec = {
         "affinity": {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms},
         },
@@ -168,9 +150,10 @@ def _pod(service: Service, one: Serving, parts: tuple[Part, ...], *, leads: bool
         # Tensor parallelism passes data through shared memory.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
     }
+    return {"metadata": {"labels": _labels(service, name)}, "spec": spec}
 
 
-def _container(service: Service, one: Serving, gpus: int, *, leads: bool) -> Manifest:
+def _container(service: Service, one: ServedEngine, gpus: int, *, leads: bool) -> Manifest:
     # Kubernetes puts variables in for $(NAME) and takes $$ for a dollar sign.
     given = [service.model, *vllm.arguments(service, one)]
     words = ["vllm", "serve", *(word.replace("$", "$$") for word in given)]

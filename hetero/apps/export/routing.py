@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetero.apps.export.service import Service, Serving
+from hetero.apps.export.service import ServedEngine, Service
 from hetero.apps.serving import written
 from hetero.errors import DataError, ParameterError
 from hetero.routers import Builtin, PairShares, RangeShares
@@ -155,7 +155,7 @@ def named(service: Service) -> tuple[str | None, dict[str, Any]]:
     return str(options.pop("name")), options
 
 
-def _engine(one: Serving, url: str) -> EngineRow:
+def _engine(one: ServedEngine, url: str) -> EngineRow:
     return EngineRow(
         name=one.name,
         url=url,

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
 
 from hetero import catalog
 from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
-from hetero.deployment import Deployment, Engine
+from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import ExportError
 from hetero.naming import host, one_line, slug
 from hetero.plans import Plan
 from hetero.routers import Builtin, Router
+
+
+class EngineOptions(TypedDict, total=False):
+    """What engines are started with, see :class:`Service`."""
+
+    weights: str
+    precision: str
+    kv_precision: str
+    memory_fraction: float
+
 
 FIRST_PORT = 8000
 """Port of the first engine on a machine; further ones take the next."""
@@ -41,9 +52,12 @@ class Part:
     layers: int
     first_gpu: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.gpus} x {self.gpu} of {self.machine}"
+
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class ServedEngine:
     """One engine: a whole copy of the model.
 
     Attributes
@@ -114,7 +128,7 @@ class Service(Shown):
 
     name: str
     llm: Llm
-    servings: tuple[Serving, ...]
+    servings: tuple[ServedEngine, ...]
     weights: str = ""
     precision: str = "fp16"
     kv_precision: str = "fp16"
@@ -153,59 +167,31 @@ class Service(Shown):
 
     @classmethod
     def of_card(
-        cls,
-        card: PlanCard,
-        llm: Llm | None = None,
-        *,
-        weights: str = "",
-        memory_fraction: float = 0.9,
+        cls, card: PlanCard, llm: Llm | None = None, **how: Unpack[EngineOptions]
     ) -> Service:
         """Service of a plan card, fresh or read back; ``llm`` by default as the card names it."""
-        return cls.of_plan(
-            card.plan,
-            llm or catalog.find_llm(card.question.model),
-            name=card.question.cluster,
-            weights=weights,
-            precision=card.precision,
-            memory_fraction=memory_fraction,
-        )
+        asked = card.question
+        how = {"precision": card.precision, **how}
+        return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
 
     @classmethod
-    def of_plan(
-        cls,
-        entry: Plan,
-        llm: Llm,
-        *,
-        name: str,
-        weights: str = "",
-        precision: str = "fp16",
-        memory_fraction: float = 0.9,
-    ) -> Service:
+    def of_plan(cls, entry: Plan, llm: Llm, name: str, **how: Unpack[EngineOptions]) -> Service:
         """Service of a plan of the arena for a model on a cluster called ``name``."""
-        known = {r.name: r for r in entry.deployment.replicas} if entry.deployment else {}
-        servings = []
-        for group in entry.groups:
-            replica = known.get(group.name)
-            servings.append(
-                Serving(
-                    group.name,
-                    group.phase,
-                    tuple(Part(*stage) for stage in group.stages),
-                    share=group.share,
-                    engine=replica.engine if replica is not None else None,
-                    kv_tokens=replica.kv_tokens if replica is not None else None,
-                )
-            )
+        deployment = entry.deployment
+        known = {r.name: r for r in deployment.replicas} if deployment else {}
+        servings = (
+            _engine(group.name, group.phase, group.stages, known.get(group.name), group.share)
+            for group in entry.groups
+        )
+        router = entry.router if isinstance(entry.router, Builtin) else None
         return cls(
             name,
             llm,
             placed(servings),
-            weights=weights,
-            precision=precision,
-            memory_fraction=memory_fraction,
             routing=entry.routing,
-            router=entry.router if isinstance(entry.router, Builtin) else None,
-            deployment=entry.deployment,
+            router=router,
+            deployment=deployment,
+            **how,
         )
 
     @classmethod
@@ -214,41 +200,26 @@ class Service(Shown):
         deployment: Deployment,
         llm: Llm,
         router: Router | Builtin | None = None,
-        *,
-        weights: str = "",
-        precision: str = "fp16",
-        kv_precision: str = "fp16",
-        memory_fraction: float = 0.9,
+        **how: Unpack[EngineOptions],
     ) -> Service:
         """Service of a deployment of whole replicas, each on a host of its own name."""
         servings = []
-        for replica in deployment.replicas:
-            if replica.gpu is None:
+        for one in deployment.replicas:
+            if one.gpu is None:
                 raise ExportError(
-                    f"Replica {replica.name} of {deployment.name} names no GPU.",
+                    f"Replica {one.name} of {deployment.name} names no GPU.",
                     resolve="give its gpu, or export a plan that has one.",
                 )
-            part = Part(slug(replica.name), replica.gpu.name, replica.gpus, llm.layers)
-            servings.append(
-                Serving(
-                    replica.name,
-                    replica.role,
-                    (part,),
-                    engine=replica.engine,
-                    kv_tokens=replica.kv_tokens,
-                )
-            )
+            stage = (slug(one.name), one.gpu.name, one.gpus, llm.layers)
+            servings.append(_engine(one.name, one.role, [stage], one))
         return cls(
             deployment.name,
             llm,
             placed(servings),
-            weights=weights,
-            precision=precision,
-            kv_precision=kv_precision,
-            memory_fraction=memory_fraction,
             routing=router.name if router is not None else "",
             router=router,
             deployment=deployment,
+            **how,
         )
 
     @property
@@ -276,7 +247,7 @@ class Service(Shown):
             taken.add(label.lower())
         return found
 
-    def families(self) -> dict[str, tuple[Serving, ...]]:
+    def families(self) -> dict[str, tuple[ServedEngine, ...]]:
         """Engines that differ in nothing but their machines, by a name fit for tools.
 
         Examples
@@ -288,13 +259,13 @@ class Service(Shown):
         >>> {name: len(same) for name, same in Service.of_deployment(plan, llm).families().items()}
         {'v100-sxm2-32gb-tp2': 4, 'a800-pcie-80gb-tp1': 1}
         """
-        alike: dict[object, list[Serving]] = {}
+        alike: dict[object, list[ServedEngine]] = {}
         for one in self.servings:
             shape = tuple(
                 (one.machines.index(p.machine), p.gpu, p.gpus, p.layers) for p in one.parts
             )
             alike.setdefault((one.phase, shape, one.engine, one.kv_tokens), []).append(one)
-        found: dict[str, tuple[Serving, ...]] = {}
+        found: dict[str, tuple[ServedEngine, ...]] = {}
         for same in alike.values():
             label = _label(same[0])
             taken = sum(name == label or name.startswith(f"{label}-v") for name in found)
@@ -303,21 +274,30 @@ class Service(Shown):
 
     def table(self) -> Table:
         """One row per engine."""
-        rows = tuple(
-            (
-                one.name,
-                one.phase,
-                ", ".join(f"{p.gpus} x {p.gpu} of {p.machine}" for p in one.parts),
-                str(one.port),
-            )
-            for one in self.servings
+        columns = (
+            Column("engine", of="name"),
+            Column("phase"),
+            Column("GPUs", of=lambda one: ", ".join(map(str, one.parts))),
+            Column("port", of=lambda one: str(one.port)),
         )
-        columns = (Column("engine"), Column("phase"), Column("GPUs"), Column("port"))
-        notes = (f"Routing: {self.routing}.",) if self.routing else ()
-        return Table(f"{self.llm.name} on {self.name}", columns, rows, notes)
+        routing = f"Routing: {self.routing}." if self.routing else ""
+        return Table.of(f"{self.llm.name} on {self.name}", columns, self.servings, routing)
 
 
-def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:
+def _engine(
+    name: str,
+    phase: str,
+    stages: Iterable[tuple[str, str, int, int]],
+    replica: Replica | None,
+    share: float = float("nan"),
+) -> ServedEngine:
+    """An engine with what its replica says of batches and cache."""
+    parts = tuple(Part(*stage) for stage in stages)
+    engine, kv_tokens = (replica.engine, replica.kv_tokens) if replica else (None, None)
+    return ServedEngine(name, phase, parts, share=share, engine=engine, kv_tokens=kv_tokens)
+
+
+def placed(servings: Iterable[ServedEngine]) -> tuple[ServedEngine, ...]:
     """The same engines with ports and GPUs of their own on the machines that they share."""
     ports: dict[str, int] = {}
     used: dict[str, int] = {}
@@ -335,7 +315,7 @@ def placed(servings: Sequence[Serving]) -> tuple[Serving, ...]:
     return tuple(found)
 
 
-def _label(one: Serving) -> str:
+def _label(one: ServedEngine) -> str:
     gpus = "-".join(dict.fromkeys(slug(part.gpu) for part in one.parts))
     depth = f"-pp{len(one.parts)}" if len(one.parts) > 1 else ""
     phase = "" if one.phase == "both" else f"-{one.phase}"

@@ -14,7 +14,7 @@ import shlex
 from typing import Any, TypeAlias
 
 from hetero.apps.export import again, names, vllm
-from hetero.apps.export.service import FIRST_PORT, Service, Serving
+from hetero.apps.export.service import FIRST_PORT, ServedEngine, Service
 from hetero.errors import ExportError
 from hetero.naming import one_line, slug
 
@@ -62,7 +62,7 @@ def _service(replicas: int) -> Task:
     }
 
 
-def _task(service: Service, name: str, one: Serving) -> Task:
+def _task(service: Service, name: str, one: ServedEngine) -> Task:
     kinds = dict.fromkeys(part.gpu for part in one.parts)
     if len(kinds) > 1:
         raise ExportError(
@@ -88,7 +88,7 @@ def _task(service: Service, name: str, one: Serving) -> Task:
     return task | ({"num_nodes": nodes} if nodes > 1 else {}) | ({"envs": env} if env else {})
 
 
-def _run(service: Service, one: Serving, nodes: int) -> str:
+def _run(service: Service, one: ServedEngine, nodes: int) -> str:
     words = ["vllm", "serve", service.model, *vllm.arguments(service, one)]
     command = shlex.join(words)
     notes = "".join(f"# Note: {one_line(note)}\n" for note in vllm.notes(service, one))

@@ -12,7 +12,7 @@ import shlex
 from dataclasses import dataclass
 
 from hetero.apps.export import again
-from hetero.apps.export.service import FIRST_PORT, Service, Serving
+from hetero.apps.export.service import FIRST_PORT, ServedEngine, Service
 from hetero.errors import ExportError
 from hetero.naming import one_line
 
@@ -78,7 +78,7 @@ class Command:
         return (*(f"{name}={value}" for name, value in self.env), *self.argv)
 
 
-def commands(service: Service, serving: Serving) -> tuple[Command, ...]:
+def commands(service: Service, serving: ServedEngine) -> tuple[Command, ...]:
     """Processes of one engine, its head first.
 
     Raises
@@ -129,7 +129,7 @@ def together(nodes: int, rank: str, head: str, port: str = str(_MASTER_PORT)) ->
     ]
 
 
-def arguments(service: Service, serving: Serving) -> list[str]:
+def arguments(service: Service, serving: ServedEngine) -> list[str]:
     """Flags that are the same on every machine of an engine."""
     longest = service.llm.max_position
     argv = ["--served-model-name", service.llm.name]
@@ -170,7 +170,7 @@ def connector(service: Service) -> str:
     return "NixlPushConnector" if piped else "NixlConnector"
 
 
-def environment(service: Service, serving: Serving) -> list[tuple[str, str]]:
+def environment(service: Service, serving: ServedEngine) -> list[tuple[str, str]]:
     """Environment variables that are the same on every machine of an engine."""
     layers = [part.layers for part in serving.parts]
     if len(layers) < 2 or not all(layers):
@@ -178,7 +178,7 @@ def environment(service: Service, serving: Serving) -> list[tuple[str, str]]:
     return [("VLLM_PP_LAYER_PARTITION", ",".join(map(str, layers)))]
 
 
-def check(service: Service, serving: Serving) -> None:
+def check(service: Service, serving: ServedEngine) -> None:
     """Refuse an engine that vLLM cannot run.
 
     Raises
@@ -186,63 +186,68 @@ def check(service: Service, serving: Serving) -> None:
     ExportError
         Naming the rule that it breaks.
     """
-    name = serving.name
-    if not all(serving.machines):
-        raise ExportError(
+    name, llm, engine = serving.name, service.llm, serving.engine
+    degrees = [part.gpus for part in serving.parts]
+    order = [part.machine for part in serving.parts]
+    turns = sum(a != b for a, b in zip(order, [None, *order], strict=False))
+    counts = [sum(part.gpus for part in serving.on(machine)) for machine in serving.machines]
+    rules = (
+        (
+            all(serving.machines),
             f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "
             "plan names no machines, on which engines would start.",
-            resolve="export the routing table, and start the islands as vLLM's guide to expert "
+            "export the routing table, and start the islands as vLLM's guide to expert "
             "parallelism says for your machines.",
-        )
-    degrees = [part.gpus for part in serving.parts]
-    if len(set(degrees)) > 1:
-        raise ExportError(
+        ),
+        (
+            len(set(degrees)) == 1,
             f"The stages of {name} have {', '.join(map(str, degrees))} GPUs, and vLLM gives every "
             "pipeline stage of an engine one tensor-parallel degree.",
-            resolve="plan with one degree for all stages of a replica, or serve it by another "
-            "engine.",
-        )
-    if service.llm.heads % degrees[0]:
-        raise ExportError(
-            f"The {service.llm.heads} attention heads of {service.llm.name} cannot be divided over "
-            f"the {degrees[0]} GPUs of a stage of {name}.",
-            resolve="plan with a degree that divides the heads.",
-        )
-    order = [part.machine for part in serving.parts]
-    if len(serving.machines) != sum(a != b for a, b in zip(order, [None, *order], strict=False)):
-        raise ExportError(
+            "plan with one degree for all stages of a replica, or serve it by another engine.",
+        ),
+        (
+            llm.heads % degrees[0] == 0,
+            f"The {llm.heads} attention heads of {llm.name} cannot be divided over the "
+            f"{degrees[0]} GPUs of a stage of {name}.",
+            "plan with a degree that divides the heads.",
+        ),
+        (
+            len(serving.machines) == turns,
             f"The pipeline of {name} comes back to a machine that it has left, and vLLM numbers "
             "its stages machine by machine.",
-            resolve="plan with stages of one machine side by side.",
-        )
-    counts = [sum(part.gpus for part in serving.on(machine)) for machine in serving.machines]
-    if len(set(counts)) > 1:
-        raise ExportError(
+            "plan with stages of one machine side by side.",
+        ),
+        (
+            len(set(counts)) == 1,
             f"{name} takes {', '.join(map(str, counts))} GPUs of its machines, and vLLM wants the "
             "same number on every machine of an engine.",
-            resolve="plan with equal numbers of GPUs on the machines of a replica.",
-        )
-    if serving.phase == "decode" and len(degrees) > 1:
-        raise ExportError(
+            "plan with equal numbers of GPUs on the machines of a replica.",
+        ),
+        (
+            serving.phase != "decode" or len(degrees) == 1,
             f"{name} decodes in {len(degrees)} pipeline stages what others have prefilled, and the "
             f"NIXL connector of vLLM {VERSION} brings caches to engines of one stage only.",
-            resolve="plan decode replicas of one stage, or without phases; the routing table can "
-            "be exported all the same.",
-        )
-    if service.kv_precision not in _CACHES:
-        raise ExportError(
+            "plan decode replicas of one stage, or without phases; the routing table can be "
+            "exported all the same.",
+        ),
+        (
+            service.kv_precision in _CACHES,
             f"The plan of {service.name} caches keys and values in {service.kv_precision}, which "
             "vLLM has no flag for.",
-            resolve="plan with a KV cache in fp16, bf16 or fp8.",
-        )
-    if serving.engine is not None and serving.engine.batching == "static":
-        raise ExportError(
+            "plan with a KV cache in fp16, bf16 or fp8.",
+        ),
+        (
+            engine is None or engine.batching != "static",
             f"{name} serves static batches, and vLLM only batches continuously.",
-            resolve="plan with batching 'chunked' or 'prefill first'.",
-        )
+            "plan with batching 'chunked' or 'prefill first'.",
+        ),
+    )
+    for good, what, resolve in rules:
+        if not good:
+            raise ExportError(what, resolve=resolve)
 
 
-def notes(service: Service, serving: Serving) -> tuple[str, ...]:
+def notes(service: Service, serving: ServedEngine) -> tuple[str, ...]:
     """What vLLM does differently from the plan, or what the plan counts on."""
     found = []
     if not service.weights:
@@ -275,7 +280,7 @@ def notes(service: Service, serving: Serving) -> tuple[str, ...]:
 
 def scripts(service: Service) -> dict[str, str]:
     """Shell script by host, which starts the engines of the machine and waits for them."""
-    by_machine: dict[str, list[tuple[Serving, Command]]] = {}
+    by_machine: dict[str, list[tuple[ServedEngine, Command]]] = {}
     for serving in service.servings:
         for command in commands(service, serving):
             by_machine.setdefault(command.machine, []).append((serving, command))

@@ -24,13 +24,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.portfolio.case import Case
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Engine, Replica, Role
 from hetero.latency.step import Piece, StepModel
+from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -43,7 +43,7 @@ _SHORT_S = 20.0
 
 
 @lru_cache(maxsize=16)
-def costs(case: Case) -> CostModel:
+def costs(case: Question) -> CostModel:
     """Costs of the model on the machines of the case.
 
     Raises
@@ -51,17 +51,17 @@ def costs(case: Case) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    return CostModel(case.cluster, case.llm, Settings(precision=case.precision))
+    return CostModel(case.cluster, case.llm, CostSettings(precision=case.precision))
 
 
 @lru_cache(maxsize=16)
-def demand(case: Case) -> Demand:
+def demand(case: Question) -> Demand:
     """The case's rate and the kinds of its requests."""
     return Demand.of(case.trace, case.rate_rps)
 
 
 @lru_cache(maxsize=16)
-def targets(case: Case) -> Slo:
+def targets(case: Question) -> Slo:
     """Targets that planners plan for: those of the case or, where it has none, lenient ones.
 
     The lenient one: ten times the end-to-end time of a mean request alone on the fastest machine
@@ -75,21 +75,21 @@ def targets(case: Case) -> Slo:
         for gpus in (t for t in (1, 2, 4, 8) if t <= machine.count and model.divides(t)):
             if model.most_layers(number, gpus, first=True, last=True) < case.llm.layers:
                 continue
-            alone = model.pipeline([Stage(number, gpus, case.llm.layers)])
+            alone = model.pipeline([PipelineStage(number, gpus, case.llm.layers)])
             token_s = float(alone.decode_step_s(1, wanted.context_tokens))
             first_s = float(alone.prefill_latency_s(wanted.mean_input))
             best = min(best, first_s + token_s * wanted.mean_output)
     return Slo(e2e_s=10.0 * best if np.isfinite(best) else 60.0)
 
 
-def requests(case: Case, most: int) -> Trace:
+def requests(case: Question, most: int) -> Trace:
     """At most so many requests of the case, drawn once for all planners."""
     if len(case.trace) <= most:
         return case.trace
     return case.trace.sample(most, stream(case.seed, "planning"))
 
 
-def short(case: Case, most: int) -> Case:
+def short(case: Question, most: int) -> Question:
     """The case with fewer requests and shorter runs, for planners that play what they propose."""
     return replace(case, trace=requests(case, most), least_s=min(case.least_s, _SHORT_S))
 
@@ -149,7 +149,7 @@ def _turns(pipeline: Pipeline) -> Floats:
     return np.concatenate([[0.0], inner, [2.0 * max([*inner, 1.0])]])
 
 
-def unfit(case: Case) -> str | None:
+def unfit(case: Question) -> str | None:
     """Why no planner of dense models can take a case; None if they can."""
     if case.llm.experts:
         return (
@@ -159,7 +159,7 @@ def unfit(case: Case) -> str | None:
     return unfit_precision(case) or unfit_budget(case)
 
 
-def unfit_precision(case: Case) -> str | None:
+def unfit_precision(case: Question) -> str | None:
     """Which GPUs do not compute in the precision of a case; None if all do."""
     if case.precision == "fp16":
         return None
@@ -171,7 +171,7 @@ def unfit_precision(case: Case) -> str | None:
     return None
 
 
-def unfit_budget(case: Case) -> str | None:
+def unfit_budget(case: Question) -> str | None:
     """Which machine has no price, where a budget is given; None if all have."""
     if case.budget_usd_per_h is None:
         return None
@@ -181,7 +181,7 @@ def unfit_budget(case: Case) -> str | None:
     return None
 
 
-def unfit_network(case: Case) -> str | None:
+def unfit_network(case: Question) -> str | None:
     """Why machines cannot work together: no network is stated; None if one is."""
     if len(case.cluster.machines) > 1 and case.cluster.network is None:
         return f"{case.cluster.name} states no network between its machines."

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from hetero.apps.portfolio import assumptions, offers
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import NORMAL, Effort
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
+from hetero.question import Question
 
 
 @runtime_checkable
@@ -22,11 +22,11 @@ class Planner(Protocol):
         """Its name."""
         ...
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """Why it cannot take a case, in one sentence; None if it can."""
         ...
 
-    def plan(self, case: Case) -> Plan:
+    def plan(self, case: Question) -> Plan:
         """Its best plan.
 
         Raises
@@ -54,11 +54,11 @@ class Adapter(ABC):
     def name(self) -> str:
         """The planner as results and options call it."""
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """Why it cannot take a case, in one sentence; None if it can."""
         return assumptions.unfit(case)
 
-    def plan(self, case: Case) -> Plan:
+    def plan(self, case: Question) -> Plan:
         """Its best plan; within a budget that of the best part of the offer.
 
         Raises
@@ -72,8 +72,8 @@ class Adapter(ABC):
             )
         return self._within_budget(case)
 
-    def _within_budget(self, case: Case) -> Plan:
+    def _within_budget(self, case: Question) -> Plan:
         return offers.best_of(case, self.effort.parts, self._plan)
 
     @abstractmethod
-    def _plan(self, case: Case) -> Plan: ...
+    def _plan(self, case: Question) -> Plan: ...

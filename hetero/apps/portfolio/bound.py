@@ -36,10 +36,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
-from hetero.apps.portfolio.case import Case
 from hetero.costs.rates import Rates
 from hetero.display import Column, Shown, Table
 from hetero.programs import Program
+from hetero.question import Question
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
@@ -118,7 +118,7 @@ class Bound(Shown):
         return Table(f"Bound: {self.name}", columns, rows, (note,))
 
 
-def bound(case: Case) -> Bound | None:
+def bound(case: Question) -> Bound | None:
     """The bound of a case; None for mixtures of experts, whose step times are others.
 
     Where a budget is given, it holds for the whole offer, and so for every part of it.
@@ -129,7 +129,7 @@ def bound(case: Case) -> Bound | None:
     >>> from hetero import catalog, workload
     >>> from hetero.cluster import cluster
     >>> chats = workload.load("azure2023_conv").sample(500, np.random.default_rng(0))
-    >>> one = Case(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"), chats, 5.0)
+    >>> one = Question(cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B"), chats, 5.0)
     >>> limit = bound(one)
     >>> bool(5.0 < limit.rps() < limit.rps(0.9) < 50.0)
     True
@@ -138,7 +138,7 @@ def bound(case: Case) -> Bound | None:
 
 
 @lru_cache(maxsize=32)
-def _bound(case: Case) -> Bound:
+def _bound(case: Question) -> Bound:
     costs = assumptions.costs(case)
     cost: dict[str, Floats] = {}
     longest = float(case.trace.input_tokens.max())

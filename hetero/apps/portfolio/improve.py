@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.build import entry_of
-from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.score import carried, margin
-from hetero.costs.cost import CostModel, Stage
+from hetero.apps.portfolio.score import margin, screened
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment, KvLink, Role
@@ -28,6 +27,7 @@ from hetero.errors import HeteroError, InfeasibleError
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.planners.baselines.kinds import divisions
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.routers import Builtin, Predictive, WeightedRoundRobin
 from hetero.routers.named import factories
 from hetero.simulator import Run, Slo
@@ -84,21 +84,17 @@ class _Design:
 
 
 def improve(
-    entry: Plan,
-    case: Case,
-    carried_rps: Sequence[float],
-    *,
-    seeds: Sequence[int],
-    moves: int,
+    entry: Plan, case: Question, near_rps: float, *, seeds: Sequence[int], moves: int
 ) -> Improved:
     """Change a plan as long as that lets it carry more, at most so many changes tried.
 
     Parameters
     ----------
-    carried_rps
-        Load that it carries with the arrivals of each seed.
+    near_rps
+        About what it carries.
     """
-    search = _Search(case, tuple(seeds), moves, entry, tuple(carried_rps))
+    carried_rps = tuple(screened(entry, case, seed, start_rps=near_rps or None) for seed in seeds)
+    search = _Search(case, tuple(seeds), moves, entry, carried_rps)
     search.routers(every=True)
     search.shares()
     if entry.pipelines:
@@ -113,7 +109,7 @@ class _Search:
 
     def __init__(
         self,
-        case: Case,
+        case: Question,
         seeds: tuple[int, ...],
         moves: int,
         entry: Plan,
@@ -186,7 +182,7 @@ class _Search:
             if (near := margin(one, self.case, wanted, self.seeds[0])) < 0:
                 return near
             found = tuple(
-                carried(one, self.case, seed, start_rps=before or None)
+                screened(one, self.case, seed, start_rps=before or None)
                 for seed, before in zip(self.seeds, self.carried_rps, strict=True)
             )
         except HeteroError:
@@ -198,7 +194,7 @@ class _Search:
         return 1.0
 
 
-def _routers(case: Case) -> Iterator[tuple[str, Builtin]]:
+def _routers(case: Question) -> Iterator[tuple[str, Builtin]]:
     """Every router of whole replicas in words, ours first, with and without the targets."""
     made = factories()
     yield "hetero", Predictive()
@@ -354,7 +350,7 @@ def _redivided(
             whole = role == "both" and len(pipeline.stages) == 1
             before[pipeline.stages[0].machine, pipeline.stages[0].gpus if whole else 0] += 1
     made: list[tuple[Pipeline, Role]] = [
-        (costs.pipeline([Stage(m, degree, costs.llm.layers)]), "both")
+        (costs.pipeline([PipelineStage(m, degree, costs.llm.layers)]), "both")
         for m in machines
         for degree in division
     ]

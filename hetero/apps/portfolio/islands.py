@@ -9,18 +9,18 @@ from typing import Literal, TypeAlias
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
-from hetero.apps.portfolio.case import Case
 from hetero.deployment import Deployment
 from hetero.errors import CatalogError, InfeasibleError
 from hetero.latency.models.moe_devices import moe_device
 from hetero.planners.rignall import replay
-from hetero.planners.rignall.assignment import PHASES, Assignment
+from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel, devices_of
-from hetero.planners.rignall.rates import IslandClass, Phase
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
 from hetero.plans import Group, Plan
+from hetero.question import Question
 
 Method: TypeAlias = Literal["exact", "BO"]
 
@@ -51,7 +51,7 @@ class Islands(Adapter):
         """Its name."""
         return "islands exact" if self.method == "exact" else "islands by BO"
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """Dense models have no experts to divide, and GPUs need figures of the latency model."""
         if not case.llm.experts:
             return f"{case.llm.name} is dense: it has no experts for islands to divide."
@@ -66,7 +66,7 @@ class Islands(Adapter):
             return "Bayesian search needs the package botorch, which is not installed."
         return assumptions.unfit_budget(case)
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         held = _inventory(case)
         longest = int(case.trace.input_tokens.max())
         model = IslandModel.of_trace(
@@ -100,7 +100,7 @@ class Islands(Adapter):
         return self._entry(case, model, plan, held)
 
     def _entry(
-        self, case: Case, model: IslandModel, plan: Assignment, held: dict[str, int]
+        self, case: Question, model: IslandModel, plan: Assignment, held: dict[str, int]
     ) -> Plan:
         made = replay.deployment(model, plan, name=f"{self.name} on {case.cluster.name}")
         prices = _prices(case)
@@ -152,7 +152,7 @@ class Islands(Adapter):
         )
 
 
-def _inventory(case: Case) -> dict[str, int]:
+def _inventory(case: Question) -> dict[str, int]:
     """GPUs that the latency model knows, by the name of their device."""
     own = {device.name for device in devices_of(case.cluster)}
     return {
@@ -169,7 +169,7 @@ def _known(name: str) -> bool:
         return False
 
 
-def _prices(case: Case) -> dict[str, float]:
+def _prices(case: Question) -> dict[str, float]:
     """Mean price of a GPU of each type [$/h], of types whose machines all have one."""
     found: dict[str, float] = {}
     for name, count in case.cluster.gpu_counts.items():

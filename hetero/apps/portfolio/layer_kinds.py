@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import amounts
-from hetero.apps.portfolio.case import Case
 from hetero.catalog.precision import bytes_of
 from hetero.costs.cost import CostModel
 from hetero.errors import CatalogError, InfeasibleError
@@ -31,6 +30,7 @@ from hetero.latency.models.layers import LayerLatency
 from hetero.placement import Links, Problem
 from hetero.placement.machines import BLOCK_TOKENS, MachineKind
 from hetero.placement.throughput import OperatingPoint
+from hetero.question import Question
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Means:
     output_tokens: float
 
     @classmethod
-    def of(cls, case: Case) -> Means:
+    def of(cls, case: Question) -> Means:
         """Means of a case's requests."""
         inputs, pairs, decodes, cached, *_ = amounts(case.trace).sum(axis=1)
         return cls(
@@ -129,7 +129,7 @@ class Nodes:
     means: Means
 
 
-def degrees(case: Case) -> tuple[int, ...]:
+def degrees(case: Question) -> tuple[int, ...]:
     """Largest degrees that nodes may have so that some machine is divided otherwise, largest first.
 
     Examples
@@ -137,7 +137,7 @@ def degrees(case: Case) -> tuple[int, ...]:
     >>> from hetero import catalog, workload
     >>> from hetero.cluster import cluster
     >>> chats = workload.load("azure2023_conv").head(100)
-    >>> degrees(Case(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), chats, 1.0))
+    >>> degrees(Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), chats, 1.0))
     (4, 2, 1)
     """
     costs = assumptions.costs(case)
@@ -155,7 +155,7 @@ def _degree(costs: CostModel, machine: int, cap: int) -> int:
     return max(t for t in range(1, count + 1) if t <= cap and count % t == 0 and costs.divides(t))
 
 
-def nodes(case: Case, cap: int) -> Nodes:
+def nodes(case: Question, cap: int) -> Nodes:
     """Nodes of a case: every machine divided into equal nodes of the largest degree up to a cap.
 
     Machines whose nodes cannot hold one layer are left out.

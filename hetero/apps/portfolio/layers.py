@@ -8,15 +8,15 @@ from typing import Literal, TypeAlias
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.layer_kinds import Nodes, degrees, nodes
-from hetero.apps.portfolio.score import carried, carries
+from hetero.apps.portfolio.score import margin, screened
 from hetero.errors import InfeasibleError
-from hetero.placement import Network, Placement
+from hetero.placement import FlowNetwork, Placement
 from hetero.planners import helix
 from hetero.planners.helix import heuristics
 from hetero.plans import Group, Layers, Plan
+from hetero.question import Question
 from hetero.routers.pipelines import FlowRouter
 
 Heuristic: TypeAlias = Literal["separate pipelines", "Swarm", "Petals"]
@@ -31,12 +31,12 @@ class LayerPlacement(Adapter):
         """Its name."""
         return "layer placement"
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """Activations need a network."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Plan:
-        effort = helix.Effort(
+    def _plan(self, case: Question) -> Plan:
+        effort = helix.PlacementEffort(
             steps=300,
             variety=self.effort.variety,
             exchanges=self.effort.exchanges,
@@ -87,13 +87,13 @@ class Heuristics(Adapter):
         """Its name."""
         return self.kind
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """Activations need a network."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         def placed(where: Nodes) -> list[Plan]:
-            network = Network(self._placement(where, case.seed), self.kind == "Petals")
+            network = FlowNetwork(self._placement(where, case.seed), self.kind == "Petals")
             if self.kind == "Petals":
                 network.max_flow()  # says which layer or link is missing
             notes = ("Requests are admitted as KV cache is free, as for all plans of layers here.",)
@@ -118,7 +118,7 @@ class Heuristics(Adapter):
         return heuristics.petals(where.problem, seed=seed)
 
 
-def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> Plan:
+def _best(case: Question, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> Plan:
     """The placement that carries most, over the degrees that nodes may have.
 
     Raises
@@ -142,9 +142,9 @@ def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> 
     best, value = found[0], -1.0
     for one in found:
         # Most cannot reach the best so far: one run shows it.
-        if value > 0 and not carries(one, short, value, case.seed):
+        if value > 0 and margin(one, short, value, case.seed) < 0:
             continue
-        rate = carried(
+        rate = screened(
             one, short, case.seed, start_rps=value if value > 0 else None, precision=0.05
         )
         if rate > value:
@@ -154,9 +154,9 @@ def _best(case: Case, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> 
 
 def entry_of_layers(
     planner: str,
-    case: Case,
+    case: Question,
     where: Nodes,
-    network: Network,
+    network: FlowNetwork,
     routing: str,
     notes: tuple[str, ...] = (),
     *,

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import Case
-from hetero.apps.portfolio.score import goodput
+from hetero.apps.portfolio.score import screened
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.thunderserve.budget import within
 from hetero.plans import Plan
+from hetero.question import Question
 
 
-def parts(case: Case, most: int) -> tuple[Case, ...]:
+def parts(case: Question, most: int) -> tuple[Question, ...]:
     """The case on each part of its offer that the budget pays for, the highest bound first.
 
     To none of the parts a further machine could be added. Without a budget, or where it pays for
@@ -45,8 +45,8 @@ def parts(case: Case, most: int) -> tuple[Case, ...]:
     return tuple(offers[number] for _, number in sorted(values)[:most])
 
 
-def best_of(case: Case, most: int, plan: Callable[[Case], Plan]) -> Plan:
-    """The entry of the highest goodput over the parts of an offer.
+def best_of(case: Question, most: int, plan: Callable[[Question], Plan]) -> Plan:
+    """The entry that carries most over the parts of an offer.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def best_of(case: Case, most: int, plan: Callable[[Case], Plan]) -> Plan:
         except InfeasibleError as error:
             reason = reason or error
             continue
-        found = goodput(entry, one, (case.seed,))
+        found = screened(entry, one, case.seed)
         if found > value:
             best, value = entry, found
     if best is None:

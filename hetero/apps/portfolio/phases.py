@@ -9,14 +9,14 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of, of_baseline
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.score import carried, carries
+from hetero.apps.portfolio.score import margin, screened
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.thunderserve import plan as phase_plan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.plans import Plan
+from hetero.question import Question
 
 _SHARES = (0.5, 0.3, 0.7)  # of the bound on throughput, which nothing reaches
 
@@ -39,17 +39,17 @@ class PhaseSplitting(Adapter):
         """Its name."""
         return "phase splitting" if self.search == "patterns" else f"phase splitting, {self.search}"
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """No network, no KV cache on its way."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         try:
             return _over_rates(case, self.effort, self._at_rate)
         except InfeasibleError as error:
             raise _why(case, error) from None
 
-    def _at_rate(self, case: Case) -> Plan:
+    def _at_rate(self, case: Question) -> Plan:
         found = phase_plan.plan(
             case.cluster,
             case.llm,
@@ -92,17 +92,17 @@ class HexGen(Adapter):
         """Its name."""
         return "HexGen"
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """Groups span machines."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         try:
             return _over_rates(case, self.effort, self._at_rate)
         except InfeasibleError as error:
             raise _why(case, error) from None
 
-    def _at_rate(self, case: Case) -> Plan:
+    def _at_rate(self, case: Question) -> Plan:
         found = hexgen(
             assumptions.costs(case),
             assumptions.demand(case),
@@ -116,7 +116,7 @@ class HexGen(Adapter):
         return of_baseline(self.name, found, routing="shares by capacity, in rotation")
 
 
-def _why(case: Case, error: InfeasibleError) -> InfeasibleError:
+def _why(case: Question, error: InfeasibleError) -> InfeasibleError:
     """The error, or that pipelines would be too long where memory as such suffices."""
     costs = assumptions.costs(case)
     usable = sum(
@@ -132,7 +132,7 @@ def _why(case: Case, error: InfeasibleError) -> InfeasibleError:
     )
 
 
-def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Plan]) -> Plan:
+def _over_rates(case: Question, effort: Effort, plan: Callable[[Question], Plan]) -> Plan:
     """The plan that carries most of those for the case's load and for higher ones.
 
     Attainment at a load that every design carries tells none from another.
@@ -142,13 +142,13 @@ def _over_rates(case: Case, effort: Effort, plan: Callable[[Case], Plan]) -> Pla
     rates = [case.rate_rps, *(share * most for share in _SHARES if share * most > case.rate_rps)]
     best = plan(case)
     short = assumptions.short(case, effort.requests)
-    value = carried(best, short, case.seed, precision=0.05)
+    value = screened(best, short, case.seed, precision=0.05)
     for rate in rates[1 : effort.rates]:
         one = plan(replace(case, rate_rps=rate))
         # Most cannot reach the best so far: one run shows it.
-        if value > 0 and not carries(one, short, value, case.seed):
+        if value > 0 and margin(one, short, value, case.seed) < 0:
             continue
-        found = carried(one, short, case.seed, start_rps=value or None, precision=0.05)
+        found = screened(one, short, case.seed, start_rps=value or None, precision=0.05)
         if found > value:
             best, value = one, found
     return best

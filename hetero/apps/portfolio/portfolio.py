@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import Bound, bound
-from hetero.apps.portfolio.case import Case
 from hetero.apps.portfolio.effort import NORMAL, Effort
 from hetero.apps.portfolio.improve import Change, Improved, improve
 from hetero.apps.portfolio.planners import planners as all_planners
@@ -21,6 +20,7 @@ from hetero.apps.portfolio.score import Score, score
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.plans import Plan
+from hetero.question import Question
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +60,7 @@ class Portfolio(Shown):
         What no plan exceeds; None where no bound is known.
     """
 
-    case: Case
+    case: Question
     tried: tuple[Tried, ...]
     best: Tried
     bound: Bound | None
@@ -126,7 +126,7 @@ IMPROVED = "portfolio"
 
 
 def portfolio(
-    case: Case,
+    case: Question,
     *,
     effort: Effort = NORMAL,
     planners: Sequence[Planner] | None = None,
@@ -182,33 +182,31 @@ def portfolio(
     played = sum(one.played for one in improved)
     found = max(improved, key=lambda one: sum(one.carried_rps))
     if found.changes:
-        notes = tuple(
-            f"{change.what}: {change.carried_rps:.4g} requests/s." for change in found.changes
-        )
+        notes = tuple(f"Changed: {change.what}." for change in found.changes)
         entry = replace(
             found.entry,
             planner=IMPROVED,
             notes=(f"From the plan of {found.entry.planner}.", *notes, *found.entry.notes),
         )
-        # Scored as all others are: what is carried depends a little on where one begins to look.
+        # The search went by short runs; what counts is what all others are scored by.
         tried.append(Tried(IMPROVED, entry, score(entry, case, seeds=seeds)))
     best = max((one for one in tried if one.score is not None), key=_key)
     return Portfolio(case, tuple(tried), best, bound(case), changes, played)
 
 
 def _improved(
-    case: Case, ranked: Sequence[Tried], seeds: tuple[int, ...], moves: int
+    case: Question, ranked: Sequence[Tried], seeds: tuple[int, ...], moves: int
 ) -> list[Improved]:
     """The best plans, each changed for the better as far as so many changes go."""
     found = []
     for one in ranked:
         assert one.entry is not None
         assert one.score is not None
-        found.append(improve(one.entry, case, one.score.carried_rps, seeds=seeds, moves=moves))
+        found.append(improve(one.entry, case, one.score.goodput_rps.mean, seeds=seeds, moves=moves))
     return found
 
 
-def ask(planner: Planner, case: Case, seeds: Sequence[int] = (0,)) -> Tried:
+def ask(planner: Planner, case: Question, seeds: Sequence[int] = (0,)) -> Tried:
     """What one planner says to a case, and what its plan delivers."""
     if reason := planner.unfit(case):
         return Tried(planner.name, reason=reason)

@@ -9,10 +9,9 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import entry_of, of_baseline
-from hetero.apps.portfolio.case import Case
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import Stage
+from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
@@ -24,6 +23,7 @@ from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
 from hetero.planners.xiong.estimate import BatchLatency, Padded
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.routers import Workload
 
 
@@ -36,7 +36,7 @@ class TensorParallelSearch(Adapter):
         """Its name."""
         return "tensor-parallel search"
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         costs = assumptions.costs(case)
         kinds = alike(case.cluster)
         one_each = Cluster(
@@ -65,7 +65,7 @@ class TensorParallelSearch(Adapter):
                 continue
             for m in numbers:
                 for k in range(costs.machines[m].count // degree):
-                    pipelines.append(costs.pipeline([Stage(m, degree, case.llm.layers)]))
+                    pipelines.append(costs.pipeline([PipelineStage(m, degree, case.llm.layers)]))
                     nodes.append(
                         assumptions.replica(pipelines[-1], f"{costs.machines[m].name}/{k}")
                     )
@@ -94,10 +94,10 @@ class Melange(Adapter):
         """Its name."""
         return "Mélange"
 
-    def _within_budget(self, case: Case) -> Plan:
+    def _within_budget(self, case: Question) -> Plan:
         return self._plan(case)  # the program itself chooses the machines that the budget pays for
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         costs = assumptions.costs(case)
         found = melange.fastest(
             case.cluster,
@@ -109,7 +109,7 @@ class Melange(Adapter):
         )
         numbers = {machine.name: k for k, machine in enumerate(costs.machines)}
         pipelines = [
-            costs.pipeline([Stage(numbers[machine], degree, case.llm.layers)])
+            costs.pipeline([PipelineStage(numbers[machine], degree, case.llm.layers)])
             for machine, degree, _ in found.places()
         ]
         nodes = [
@@ -143,7 +143,7 @@ class Homogeneous(Adapter):
         """Its name."""
         return "vLLM homogeneous"
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         return _best_kind(case, self.name, self.effort.requests, colocated)
 
 
@@ -156,11 +156,11 @@ class DistServe(Adapter):
         """Its name."""
         return "DistServe"
 
-    def unfit(self, case: Case) -> str | None:
+    def unfit(self, case: Question) -> str | None:
         """No network, no KV cache on its way."""
         return assumptions.unfit(case) or assumptions.unfit_network(case)
 
-    def _plan(self, case: Case) -> Plan:
+    def _plan(self, case: Question) -> Plan:
         return _best_kind(case, self.name, self.effort.requests, distserve)
 
 
@@ -173,13 +173,13 @@ def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(numbers) for numbers in found.values())
 
 
-def only(case: Case, numbers: tuple[int, ...]) -> Case:
+def only(case: Question, numbers: tuple[int, ...]) -> Question:
     """The case on some of its machines alone."""
     machines = [case.cluster.machines[number] for number in numbers]
     return replace(case, cluster=part_of(case.cluster, machines))
 
 
-def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Plan:
+def _best_kind(case: Question, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Plan:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
     slo = assumptions.targets(case)
     costs = assumptions.costs(case)
@@ -206,7 +206,9 @@ def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., Baselin
         if best is None or found.value > best[0]:
             # The same pipelines as parts of the whole cluster.
             pipelines = [
-                costs.pipeline([Stage(numbers[s.machine], s.gpus, s.layers) for s in one.stages])
+                costs.pipeline(
+                    [PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages]
+                )
                 for one in found.pipelines
             ]
             best = found.value, replace(found, pipelines=tuple(pipelines))
@@ -221,10 +223,7 @@ def _best_kind(case: Case, name: str, requests: int, plan: Callable[..., Baselin
 
 def _linked(machine: Machine) -> Machine:
     """The machine with its link among the figures of its GPU, where estimates look for it."""
-    if machine.link is None:
-        return machine
-    gpu = replace(machine.gpu, link_type=machine.link.name, link_gbs=machine.link.bandwidth_gbs)
-    return replace(machine, gpu=gpu)
+    return replace(machine, gpu=machine.linked_gpu)
 
 
 def _latency(precision: str) -> tensor_parallel.LatencySource:

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.case import MOST_REQUESTS, Case
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.intervals import interval
 from hetero.plans import Plan
+from hetero.question import MOST_REQUESTS, Question, sustained_rps
 from hetero.simulator import Slo
 from hetero.simulator.metrics import Metrics, metrics
-from hetero.simulator.saturation import attainment, backlog_growth, goodput_rps, largest_rate
+from hetero.simulator.saturation import attainment, largest_rate
 
 PRECISION = 0.02
 """Width of the last bracket of a goodput, over its lower end."""
 GROWTH = 0.05
-"""Growth of the backlog that still counts as keeping up, where a case has no targets."""
+"""Growth of the backlog that still counts as keeping up in a short run, which is noisy."""
 PERCENTILES = (50, 90, 95, 99)
 
 
@@ -60,11 +60,10 @@ class Score(Shown):
     throughput_rps, throughput_tps
         Requests, and input and output tokens, finished per second from the first arrival to the
         last token.
-    carried_rps
-        Largest offered load that the entry carries, of each seed.
+    seeds_rps
+        Largest offered load that the entry sustains, of each seed.
     goodput_rps
-        Its mean over seeds: the load at which the goal of the requests still meet
-        every target or, without targets, the backlog does not grow.
+        Its mean over seeds (:mod:`hetero.simulator.sustained`).
     attainment
         Share of the requests that met every target at ``rate_rps``; by target in ``met``.
     finished
@@ -88,7 +87,7 @@ class Score(Shown):
     slo: Slo
     throughput_rps: Estimate
     throughput_tps: Estimate
-    carried_rps: tuple[float, ...]
+    seeds_rps: tuple[float, ...]
     goodput_rps: Estimate
     attainment: Estimate
     met: dict[str, Estimate]
@@ -146,35 +145,27 @@ def _percent(one: Estimate) -> str:
     return str(_times(one, 100.0))
 
 
-def carried(
+def screened(
     entry: Plan,
-    case: Case,
+    case: Question,
     seed: int,
     *,
     start_rps: float | None = None,
     precision: float = PRECISION,
 ) -> float:
-    """Largest Poisson rate that an entry carries with the arrivals of one seed [requests/s].
+    """About the largest rate that an entry sustains, by short runs [requests/s].
 
-    The goal of the requests meet every target at that rate; in a case without targets the backlog
-    does not grow. Some minutes of requests may meet their targets at rates that could not go on for
-    ever; so nothing is tried above the bound on throughput or, where none is known, above the rate
-    at which all requests that are played at most come within the time of the first token.
+    For searches, which compare thousands of plans: the requests that a question compares plans by
+    (:meth:`~hetero.question.Question.arrivals`) meet the goal, as :func:`margin` says. Some
+    minutes of requests may meet their targets at rates that could not go on for ever; so nothing is
+    tried above the bound on throughput or, where none is known, above the rate at which all
+    requests that are played at most come within the time of the first token.
     """
     limit = bound(case)
     most = limit.rps(case.goal) if limit else _shown(case)
     start = min(start_rps or case.rate_rps, most)
-    if case.slo != Slo():
-        return goodput_rps(
-            lambda rate: entry.simulate(case.arrivals(rate, seed=seed), seed),
-            case.slo,
-            goal=case.goal,
-            start_rps=start,
-            precision=precision,
-            most_rps=most,
-        )
     return largest_rate(
-        lambda rate: carries(entry, case, rate, seed),
+        lambda rate: margin(entry, case, rate, seed) >= 0.0,
         start,
         precision=precision,
         least_rps=1e-3 * start,
@@ -182,8 +173,8 @@ def carried(
     )
 
 
-def _shown(case: Case) -> float:
-    """Largest rate about which the requests of a case say anything, see :func:`carried`."""
+def _shown(case: Question) -> float:
+    """Largest rate about which the requests of a case say anything, see :func:`screened`."""
     slo = case.slo
     target_s = (
         slo.ttft_s or slo.e2e_s or (slo.tpot_s or 1.0) * float(case.trace.output_tokens.mean())
@@ -191,35 +182,41 @@ def _shown(case: Case) -> float:
     return float(max(len(case.trace), MOST_REQUESTS) / target_s)
 
 
-def carries(entry: Plan, case: Case, rate_rps: float, seed: int) -> bool:
-    """Whether an entry carries a rate, in the sense of :func:`carried`."""
-    return margin(entry, case, rate_rps, seed) >= 0.0
+def margin(entry: Plan, case: Question, rate_rps: float, seed: int) -> float:
+    """By how much an entry passes a short run at a rate, as a share of the requests.
 
-
-def margin(entry: Plan, case: Case, rate_rps: float, seed: int) -> float:
-    """By how much an entry carries a rate, as a share of the requests; below 0 if it does not.
-
-    What the share that meets every target exceeds the goal by or, without targets, what the growth
-    of the backlog stays below what counts as keeping up.
+    What the share that meets every target exceeds the goal by; without targets, what the growth of
+    the backlog stays below :data:`GROWTH`. With targets growth is no sign, since a run so short
+    begins with an empty fleet. Below 0 if it does not pass.
     """
     run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
-    if case.slo != Slo():
-        return attainment(run, case.slo) - case.goal
-    served = float(run.finished.mean())
-    return min(served - case.goal, GROWTH - backlog_growth(run))
+    seen = case.load().rule.judge(run)
+    enough = seen.attained - case.goal
+    return enough if case.slo != Slo() else min(enough, GROWTH - seen.growth)
 
 
-def goodput(entry: Plan, case: Case, seeds: Sequence[int] = (0,)) -> float:
-    """Largest Poisson rate that an entry carries, the mean over seeds [requests/s].
+def goodput(
+    entry: Plan, case: Question, seeds: Sequence[int] = (0,), *, near_rps: float = 0.0
+) -> tuple[float, ...]:
+    """Largest rate that an entry sustains with the arrivals of each seed [requests/s].
 
-    Every rate plays the same requests with the same gaps, stretched, for every entry.
+    Parameters
+    ----------
+    near_rps
+        Rate to look around first; by default that of short runs.
     """
-    return float(np.mean([carried(entry, case, seed) for seed in _checked(seeds)]))
+    load = case.load(precision=PRECISION)
+    near = near_rps or screened(entry, case, _checked(seeds)[0])
+    found: list[float] = []
+    for seed in seeds:
+        found.append(sustained_rps(entry, load, seed, near_rps=near or None))
+        near = found[-1] or near
+    return tuple(found)
 
 
 def score(
     entry: Plan,
-    case: Case,
+    case: Question,
     *,
     seeds: Sequence[int] = (0,),
     rate_rps: float | None = None,
@@ -250,7 +247,7 @@ def score(
         found.append(metrics(run, case.slo))
         shares.append(attainment(run, case.slo))
         finished.append(float(run.finished.mean()))
-    carried_rps = list(known) if known is not None else [carried(entry, case, s) for s in used]
+    seeds_rps = tuple(known) if known is not None else goodput(entry, case, used)
     tokens = float((case.trace.input_tokens + case.trace.output_tokens).mean())
     limit = bound(case)
     price = entry.usd_per_h
@@ -261,8 +258,8 @@ def score(
         slo=case.slo,
         throughput_rps=Estimate.of([one.requests_per_s for one in found]),
         throughput_tps=Estimate.of([one.total_tps for one in found]),
-        carried_rps=tuple(carried_rps),
-        goodput_rps=Estimate.of(carried_rps),
+        seeds_rps=seeds_rps,
+        goodput_rps=Estimate.of(seeds_rps),
         attainment=Estimate.of(shares),
         met={
             name: Estimate.of([one.attainment[name] for one in found])
@@ -275,7 +272,7 @@ def score(
         e2e_s=_percentiles(found, "e2e_s"),
         usd_per_h=price,
         usd_per_mtok=_cost(price, [one.total_tps for one in found]),
-        usd_per_mtok_at_goodput=_cost(price, [one * tokens for one in carried_rps]),
+        usd_per_mtok_at_goodput=_cost(price, [one * tokens for one in seeds_rps]),
         bound_rps=limit.rps(case.goal) if limit else None,
     )
 

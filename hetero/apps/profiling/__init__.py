@@ -3,15 +3,15 @@
 from hetero.apps.profiling.checked import Checked, checked
 from hetero.apps.profiling.endpoint import Endpoint, Reply
 from hetero.apps.profiling.fitted import Fitted, fitted
-from hetero.apps.profiling.rounds import Limits, Profile, profile
+from hetero.apps.profiling.rounds import Profile, ProfileLimits, profile
 from hetero.apps.profiling.settings import Prompts, Setting, between, grid
 
 __all__ = [
     "Checked",
     "Endpoint",
     "Fitted",
-    "Limits",
     "Profile",
+    "ProfileLimits",
     "Prompts",
     "Reply",
     "Setting",

@@ -32,19 +32,15 @@ class Checked(Shown):
 
     def table(self) -> Table:
         """One row per phase."""
-        rows = tuple(
-            (phase, one.rows, one.mape_percent, one.bias_percent, one.max_percent)
-            for phase, one in self.accuracy.items()
-        )
         columns = (
-            Column("phase"),
-            Column("rounds"),
-            Column("mean error (MAPE)", "%", 3),
-            Column("bias", "%", 3),
-            Column("largest error", "%", 3),
+            Column("phase", of=lambda item: item[0]),
+            Column("rounds", of=lambda item: item[1].rows),
+            Column("mean error (MAPE)", "%", 3, of=lambda item: item[1].mape_percent),
+            Column("bias", "%", 3, of=lambda item: item[1].bias_percent),
+            Column("largest error", "%", 3, of=lambda item: item[1].max_percent),
         )
-        notes = ("Settings between and beside the measured ones; none of them was fitted.",)
-        return Table("Check on fresh rounds", columns, rows, notes)
+        note = "Settings between and beside the measured ones; none of them was fitted."
+        return Table.of("Check on fresh rounds", columns, self.accuracy.items(), note)
 
 
 def checked(path: Path | str, step: StepModel) -> Checked:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hetero.errors import EndpointError, ParameterError
+from hetero.errors import EndpointError, ParameterError, require
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -66,11 +66,11 @@ class Endpoint:
     timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ParameterError(
-                f"'{self.url}' is no address of a server.",
-                resolve="write it with its scheme, such as http://localhost:8000.",
-            )
+        require(
+            self.url.startswith(("http://", "https://")),
+            f"'{self.url}' is no address of a server.",
+            resolve="write it with its scheme, such as http://localhost:8000.",
+        )
 
     def __repr__(self) -> str:
         return f"Endpoint({self.url!r}, {self.model!r})"

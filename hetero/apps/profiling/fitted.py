@@ -13,7 +13,7 @@ from scipy.optimize import nnls
 
 from hetero import latency
 from hetero.display import Column, Shown, Table
-from hetero.errors import FitError, ParameterError
+from hetero.errors import FitError, require
 from hetero.latency.models.floor import FloorFit
 from hetero.latency.models.phase import PhaseFit, fit_phase
 from hetero.latency.step import Mixed, Piece, StepModel
@@ -22,7 +22,7 @@ from hetero.latency.tables import Measurements
 Floats = NDArray[np.float64]
 
 Form = Literal["affine", "bent"]
-"""``"affine"`` is eq. 3 and 4; ``"bent"`` is for engines that pay for the attention of a batch as
+"""``"affine"`` is eq. 3 and 4 of Xiong et al.; ``"bent"`` is for engines that pay for attention as
 if it were one prompt: ``c0 + c1 n + c2 n^2`` of the n tokens of a prefill, and
 ``d0 + d1 b + d2 c + d3 b c`` of b decoding requests with c cached tokens together. Where both are
 bent, n tokens beside decoding requests cost ``c2 n c`` more, with c from the mean context."""
@@ -74,32 +74,23 @@ class Fitted(Shown):
 
     def table(self) -> Table:
         """One row per phase: precision, and measurements still due."""
+        errors = {"prefill": self.prefill.accuracy, "decode": self.decode.accuracy}
         columns = (
             Column("phase"),
-            Column("measurements"),
-            Column("mean error", "%", 2),
-            Column("expected time known to", "± %", 2),
-            Column(f"measurements for ± {self.wanted_percent:g} %"),
-            Column("still due"),
+            Column("measurements", of="rows"),
+            Column("mean error", "%", 2, of=lambda one: errors[one.phase].mape_percent),
+            Column("expected time known to", "± %", 2, of="percent"),
+            Column(f"measurements for ± {self.wanted_percent:g} %", of="needed"),
+            Column("still due", of=lambda one: max(one.needed - one.rows, 0)),
         )
-        errors = {"prefill": self.prefill.accuracy, "decode": self.decode.accuracy}
-        rows = tuple(
-            (
-                one.phase,
-                one.rows,
-                errors[one.phase].mape_percent,
-                one.percent,
-                one.needed,
-                max(one.needed - one.rows, 0),
-            )
-            for one in self.precision
-        )
-        notes = (
+        return Table.of(
+            "Precision",
+            columns,
+            self.precision,
             f"{self.prefill.linear.confidence:.0%} interval of eq. 3 and 4",
             _chosen("prefill", self.form, self.held_out_percent),
             _chosen("decode", self.decode_form, self.decode_held_out_percent),
         )
-        return Table("Precision", columns, rows, notes)
 
     def tables(self) -> tuple[Table, ...]:
         """Coefficients of both phases, then the precision."""
@@ -121,11 +112,11 @@ def fitted(path: Path | str, *, wanted_percent: float = 5.0, confidence: float =
     FitError
         If a phase has too few rows, or its rows do not vary batch and length.
     """
-    if not wanted_percent > 0:
-        raise ParameterError(
-            f"A precision of {wanted_percent:g} % cannot be reached.",
-            resolve="ask for more than 0 %.",
-        )
+    require(
+        wanted_percent > 0,
+        f"A precision of {wanted_percent:g} % cannot be reached.",
+        resolve="ask for more than 0 %.",
+    )
     file = Path(path)
     measured = latency.read_csv(file)
     prefill, decode = latency.fit(measured, non_negative=True, confidence=confidence)

@@ -17,7 +17,8 @@ import numpy as np
 from hetero.apps.profiling.endpoint import Endpoint, Reply
 from hetero.apps.profiling.settings import Prompts, Setting
 from hetero.display import Column, Shown, Table
-from hetero.errors import DataError, EndpointError, ParameterError
+from hetero.errors import DataError, EndpointError, require
+from hetero.files import check_new
 from hetero.latency.tables import KeptFor
 from hetero.streams import stream
 
@@ -34,7 +35,7 @@ COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProfileLimits:
     """What a profile may cost the server.
 
     Attributes
@@ -49,11 +50,11 @@ class Limits:
     tokens: float = float("inf")
 
     def __post_init__(self) -> None:
-        if not (self.seconds > 0 and self.tokens > 0):
-            raise ParameterError(
-                f"Limits of {self.seconds:g} s and {self.tokens:g} tokens allow nothing.",
-                resolve="allow more than 0 of both.",
-            )
+        require(
+            self.seconds > 0 and self.tokens > 0,
+            f"Limits of {self.seconds:g} s and {self.tokens:g} tokens allow nothing.",
+            resolve="allow more than 0 of both.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,13 @@ class Profile(Shown):
 
     def table(self) -> Table:
         """One row."""
-        columns = (Column("rounds"), Column("planned"), Column("sent now"), Column("file"))
-        notes = (self.stopped,) if self.stopped else ()
-        row = (self.done, self.planned, self.sent, str(self.path))
-        return Table("Profile", columns, (row,), notes)
+        columns = (
+            Column("rounds", of="done"),
+            Column("planned"),
+            Column("sent now", of="sent"),
+            Column("file", of="path"),
+        )
+        return Table.of("Profile", columns, [self], self.stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,7 @@ def profile(
     *,
     repeats: int = 3,
     warm_up: int = 1,
-    limits: Limits | None = None,
+    limits: ProfileLimits | None = None,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
     kept_for: KeptFor = "fit",
@@ -183,12 +187,12 @@ def profile(
     DataError
         If the file is no profile, or of another model.
     """
-    if not settings or repeats < 1 or warm_up < 0:
-        raise ParameterError(
-            f"A profile of {len(settings)} settings, {repeats} repeats and {warm_up} rounds of "
-            "warm-up measures nothing.",
-            resolve="give at least one setting and one repeat.",
-        )
+    require(
+        len(settings) > 0 and repeats >= 1 and warm_up >= 0,
+        f"A profile of {len(settings)} settings, {repeats} repeats and {warm_up} rounds of "
+        "warm-up measures nothing.",
+        resolve="give at least one setting and one repeat.",
+    )
     file = Path(path)
     have = _rounds(file, endpoint.model, kept_for)
     rounds = [(setting, k) for setting in dict.fromkeys(settings) for k in range(repeats)]
@@ -198,7 +202,9 @@ def profile(
     start_s, say = time.perf_counter() - (after.seconds if after else 0.0), progress or _silent
     tokens = after.tokens if after else 0.0
     if missing:
-        work = _Work(endpoint, file, limits or Limits(), seed, say, kept_for, tokens, start_s)
+        work = _Work(
+            endpoint, file, limits or ProfileLimits(), seed, say, kept_for, tokens, start_s
+        )
         # A server that fails leaves the rounds that ended.
         stopped, sent = asyncio.run(work.run(missing, max(settings), warm_up, len(rounds)))
         tokens = work.tokens
@@ -214,7 +220,7 @@ def _silent(_: str) -> None:
 class _Work:
     endpoint: Endpoint
     file: Path
-    limits: Limits
+    limits: ProfileLimits
     seed: int
     say: Callable[[str], None]
     kept_for: KeptFor
@@ -328,11 +334,7 @@ def _append(file: Path, lines: str) -> None:
 def _rounds(file: Path, model: str, kept_for: KeptFor) -> set[tuple[int, int, int, int]]:
     """Rounds of a kind that a file holds; what a crash left half-written is cut off."""
     if not file.exists():
-        if not file.parent.is_dir():
-            raise ParameterError(
-                f"The folder {file.parent} of {file.name} does not exist.",
-                resolve="create it first, or choose another folder.",
-            )
+        check_new(file)
         return set()
     text = file.read_text(encoding="utf-8")
     if not text:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.errors import EndpointError, ParameterError
+from hetero.errors import EndpointError, ParameterError, require
 from hetero.streams import stream
 
 LEAST_OUTPUT_TOKENS = 8
@@ -31,13 +31,13 @@ class Setting:
     output_tokens: int
 
     def __post_init__(self) -> None:
-        if min(self.batch, self.input_tokens) < 1 or self.output_tokens < LEAST_OUTPUT_TOKENS:
-            raise ParameterError(
-                f"A setting of {self.batch} requests with {self.input_tokens} input and "
-                f"{self.output_tokens} output tokens shows no step times.",
-                resolve="ask for at least 1 request, 1 input token and "
-                f"{LEAST_OUTPUT_TOKENS} output tokens.",
-            )
+        require(
+            min(self.batch, self.input_tokens) >= 1 and self.output_tokens >= LEAST_OUTPUT_TOKENS,
+            f"A setting of {self.batch} requests with {self.input_tokens} input and "
+            f"{self.output_tokens} output tokens shows no step times.",
+            resolve="ask for at least 1 request, 1 input token and "
+            f"{LEAST_OUTPUT_TOKENS} output tokens.",
+        )
 
     @property
     def tokens(self) -> int:
@@ -71,11 +71,11 @@ def between(settings: Sequence[Setting], count: int, *, seed: int = 0) -> tuple[
     >>> len(fresh), max(one.batch for one in fresh) <= 4
     (5, True)
     """
-    if count < 1 or not settings:
-        raise ParameterError(
-            f"{count} fresh settings beside {len(settings)} measured ones check nothing.",
-            resolve="ask for at least one, beside at least one.",
-        )
+    require(
+        count >= 1 and len(settings) > 0,
+        f"{count} fresh settings beside {len(settings)} measured ones check nothing.",
+        resolve="ask for at least one, beside at least one.",
+    )
     rng = stream(seed, "fresh settings")
     most = max(one.batch for one in settings)
     lengths = [one.input_tokens for one in settings]

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from hetero.apps.serving.bodies import Asked, Load, parsed
+from hetero.apps.serving.bodies import Asked, BodyShare, parsed
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.relay import Relay, send_error
@@ -47,7 +47,7 @@ class Completions:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
         request = Request(scope, receive)
-        load = Load(self._dispatcher.bodies)
+        load = BodyShare(self._dispatcher.bodies)
         try:
             try:
                 check_key(self._dispatcher, request)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.lengths import Size, size
-from hetero.apps.serving.settings import Limits
+from hetero.apps.serving.lengths import PromptSize, size
+from hetero.apps.serving.settings import DispatcherLimits
 
 FREE_BYTES = 64 << 10  # of each body; what connections hold anyway, and they are bounded
 _MOST_PARTS = 50_000  # lists and objects in a body; messages have three or so
@@ -40,7 +40,7 @@ class Asked:
     """
 
     stream: bool
-    prompt: Size
+    prompt: PromptSize
     allowed: int | None
     copies: int
     endless: bool
@@ -119,7 +119,7 @@ class Held:
     count: int = 0
 
 
-class Load:
+class BodyShare:
     """The share of one request in them, from its first byte until it has left."""
 
     __slots__ = ("_held", "_size")
@@ -128,7 +128,7 @@ class Load:
         self._held, self._size = held, 0
 
     async def read(
-        self, request: Incoming, headers: Iterable[tuple[bytes, bytes]], limits: Limits
+        self, request: Incoming, headers: Iterable[tuple[bytes, bytes]], limits: DispatcherLimits
     ) -> bytearray:
         """Read a body.
 
@@ -153,7 +153,7 @@ class Load:
             raise Refusal(408, "too_slow", "The request took too long to come.") from None
         return content
 
-    def _check(self, size: int, limits: Limits) -> None:
+    def _check(self, size: int, limits: DispatcherLimits) -> None:
         if size > limits.max_body_bytes:
             text = f"A request may have {limits.max_body_bytes:,} bytes."
             raise Refusal(413, "too_large", text)

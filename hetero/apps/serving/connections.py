@@ -16,7 +16,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.settings import Limits
+from hetero.apps.serving.settings import DispatcherLimits
 
 log = logging.getLogger("hetero.apps.serving")
 _EVERY_S = 0.5
@@ -36,7 +36,7 @@ class Connections:
         Descriptors that the process may have.
     """
 
-    def __init__(self, limits: Callable[[], Limits], files: int) -> None:
+    def __init__(self, limits: Callable[[], DispatcherLimits], files: int) -> None:
         self.limits = limits
         self._files = files - _RESERVE
         self.open: dict[Guarded, None] = {}
@@ -69,7 +69,7 @@ class Connections:
                 one.check(now_s, limits)
 
 
-def descriptors(limits: Limits) -> int:
+def descriptors(limits: DispatcherLimits) -> int:
     """Descriptors that this process may have, after it has asked for as many as it could use.
 
     A streamed answer takes two: that of the client and that of the engine.
@@ -200,7 +200,7 @@ class Guarded(HttpToolsProtocol):
         super().resume_writing()
         self._stuck_s = 0.0
 
-    def check(self, now_s: float, limits: Limits) -> None:
+    def check(self, now_s: float, limits: DispatcherLimits) -> None:
         """End the connection if its client has been waited for too long."""
         if self._until_s and now_s > self._until_s:
             self.transport.abort()

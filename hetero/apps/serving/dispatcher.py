@@ -19,10 +19,10 @@ from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
 from hetero.apps.serving.faults import Failed, Fault, Refusal
-from hetero.apps.serving.lengths import Lengths
+from hetero.apps.serving.lengths import LengthEstimates
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
-from hetero.apps.serving.settings import Settings
+from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.tickets import Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
@@ -36,13 +36,13 @@ _DRIFT = 1.25  # of mean lengths, that the plan follows
 class Prepared:
     """All that takes time or may fail on the way to a deployment."""
 
-    settings: Settings
+    settings: DeploymentFile
     deployment: Deployment
     router: Live
     keys: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, settings: Settings) -> Prepared:
+    def of(cls, settings: DeploymentFile) -> Prepared:
         """Fit what the router fits, and compile what its decisions need."""
         deployment = settings.deployment()
         router = settings.chosen()
@@ -67,7 +67,7 @@ class Dispatcher:
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
         self.meters = Meters(self)
-        self.lengths = Lengths(settings.outputs)
+        self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
@@ -116,7 +116,7 @@ class Dispatcher:
     def reload(self, new: Prepared) -> None:
         """Go over to another deployment; requests in the house stay where they are."""
         if new.settings.outputs != self.settings.outputs:
-            self.lengths = Lengths(new.settings.outputs)
+            self.lengths = LengthEstimates(new.settings.outputs)
         self._install(new)
         log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
         self.offer()

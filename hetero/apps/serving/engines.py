@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from hetero.apps.serving.faults import Fault, unreached
-from hetero.apps.serving.settings import Backend, Limits
+from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 if TYPE_CHECKING:
     from hetero.apps.serving.tickets import Ticket
@@ -39,7 +39,7 @@ class Seen:
     """
 
     backend: Backend
-    limits: Limits
+    limits: DispatcherLimits
     position: int
     up: bool = True
     failures: int = 0

@@ -177,12 +177,12 @@ def _number(error: Exception) -> int | None:
 
 
 @dataclass(slots=True)
-class Case:
+class Blame:
     """What engines have done to one request.
 
     Examples
     --------
-    >>> case = Case()
+    >>> case = Blame()
     >>> case.add("a", "engine_error"), case.guilty(answered=False)
     (None, ['a'])
     >>> case.guilty(answered=True)  # another engine answered it

@@ -13,19 +13,19 @@ _START = 4.0  # characters per token of English text, until engines have told
 _MEMORY = 0.05  # weight of the newest prompt in the average
 
 
-class Size(NamedTuple):
+class PromptSize(NamedTuple):
     """Size of a prompt: tokens given as numbers, and characters of text."""
 
     numbers: int
     characters: int
 
 
-class Lengths:
+class LengthEstimates:
     """Estimates prompts from what engines counted before, and predicts outputs.
 
     Examples
     --------
-    >>> lengths = Lengths(Outputs())
+    >>> lengths = LengthEstimates(Outputs())
     >>> [lengths.prompt(size({"prompt": prompt})) for prompt in ("a" * 400, [1, 2, 3])]
     [100, 3]
     >>> lengths.output(32)
@@ -41,7 +41,7 @@ class Lengths:
         self._quantile = outputs.start
         self._fresh = 0
 
-    def prompt(self, prompt: Size) -> int:
+    def prompt(self, prompt: PromptSize) -> int:
         """Tokens of the prompt: counted where they are given as numbers, else estimated."""
         numbers, characters = prompt
         return max(1, numbers + round(characters / self._per_token))
@@ -71,7 +71,7 @@ class Lengths:
         """Mean input and output of recent requests; a guess before any [tokens]."""
         return self._mean or self._settings.typical
 
-    def learn(self, prompt: Size, input_tokens: int, output_tokens: int) -> None:
+    def learn(self, prompt: PromptSize, input_tokens: int, output_tokens: int) -> None:
         """Take over what an engine counted for a finished request."""
         numbers, characters = prompt
         # The mean of what there is until there is enough to forget.
@@ -96,7 +96,7 @@ class Lengths:
                 self._quantile = max(1, round(value))
 
 
-def size(body: dict[str, Any]) -> Size:
+def size(body: dict[str, Any]) -> PromptSize:
     """Size of the prompt or the messages of a request."""
     numbers = characters = 0
     stack: list[Any] = [body.get("prompt")]
@@ -114,4 +114,4 @@ def size(body: dict[str, Any]) -> Size:
                 stack += part
         elif isinstance(part, dict):
             stack.append(part.get("text"))
-    return Size(numbers, characters)
+    return PromptSize(numbers, characters)

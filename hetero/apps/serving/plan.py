@@ -8,8 +8,8 @@ requests of I input and O output tokens per second (:mod:`hetero.planners.baseli
 the largest load that any shares of them carry is the sum over the engines that are up, at shares in
 proportion to it: as many as possible are at their limit together. The plan is made anew when
 engines are lost or come back, and when requests become much longer or shorter. Engines are neither
-moved nor restarted for it, and no weights are loaded (the light rescheduling of ThunderServe,
-section 3.4, for engines that serve both phases).
+moved nor restarted for it, and no weights are loaded (the light rescheduling of
+ThunderServe, section 3.4, for engines that serve both phases).
 """
 
 from __future__ import annotations
@@ -129,17 +129,12 @@ class FleetPlan(Shown):
 
     def table(self) -> Table:
         """One row per engine."""
-        rows = tuple(
-            (name, "yes" if up else "no", capacity, 100 * share)
-            for name, up, capacity, share in zip(
-                self.names, self.up, self.capacities_rps, self.shares, strict=True
-            )
-        )
         columns = (
-            Column("engine"),
-            Column("up"),
-            Column("carries", "requests/s", 3),
-            Column("requests", "%", 3),
+            Column("engine", of=lambda row: row[0]),
+            Column("up", of=lambda row: "yes" if row[1] else "no"),
+            Column("carries", "requests/s", 3, of=lambda row: row[2]),
+            Column("requests", "%", 3, of=lambda row: 100 * row[3]),
         )
+        rows = zip(self.names, self.up, self.capacities_rps, self.shares, strict=True)
         note = f"requests of {self.input_tokens:.0f} + {self.output_tokens:.0f} tokens on average"
-        return Table("Planned shares", columns, rows, (note,))
+        return Table.of("Planned shares", columns, rows, note)

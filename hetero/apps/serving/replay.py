@@ -22,7 +22,7 @@ from hetero.apps.profiling import Endpoint, Prompts, Reply
 from hetero.deployment import Deployment, Replica
 from hetero.engine import state
 from hetero.engine.gaps import count_gap
-from hetero.errors import DataError, EndpointError, ParameterError
+from hetero.errors import DataError, EndpointError, require
 from hetero.latency.step import StepModel
 from hetero.simulator.run import Run
 from hetero.streams import stream
@@ -52,11 +52,11 @@ class Bounds:
     seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        if self.in_flight < 1 or not self.seconds > 0:
-            raise ParameterError(
-                f"{self.in_flight} requests at once for {self.seconds} s replay nothing.",
-                resolve="give at least one request and a time above 0 s.",
-            )
+        require(
+            self.in_flight >= 1 and self.seconds > 0,
+            f"{self.in_flight} requests at once for {self.seconds} s replay nothing.",
+            resolve="give at least one request and a time above 0 s.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +151,11 @@ def to_run(
 
     How busy engines were is not seen from outside: their use is NaN.
     """
-    if not sent:
-        raise ParameterError(
-            "No request was sent.", resolve="allow more time, or replay more of the trace."
-        )
+    require(
+        len(sent) > 0,
+        "No request was sent.",
+        resolve="allow more time, or replay more of the trace.",
+    )
     index = np.array([one.index for one in sent])
     part = trace.take(index)
     told = list(dict.fromkeys(one.engine or "server" for one in sent if not one.error))

@@ -94,7 +94,7 @@ class Backend(_Strict):
         return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
 
 
-class Limits(_Strict):
+class DispatcherLimits(_Strict):
     """Bounds of the dispatcher.
 
     Attributes
@@ -177,7 +177,7 @@ class Outputs(_Strict):
         return 4.0 * self.start, float(self.start)
 
 
-class Settings(_Strict):
+class DeploymentFile(_Strict):
     """A deployment file.
 
     Attributes
@@ -199,7 +199,7 @@ class Settings(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
-    limits: Limits = Limits()
+    limits: DispatcherLimits = DispatcherLimits()
     outputs: Outputs = Outputs()
     folder: Path = Field(default=Path(), exclude=True)
 
@@ -306,7 +306,7 @@ def _gpu(value: str | GpuFigures | None) -> Gpu | None:
     )
 
 
-def load(path: Path | str) -> Settings:
+def load(path: Path | str) -> DeploymentFile:
     """Read a deployment file.
 
     Raises
@@ -325,7 +325,7 @@ def load(path: Path | str) -> Settings:
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
     try:
-        settings = Settings.model_validate(raw | {"folder": path.parent})
+        settings = DeploymentFile.model_validate(raw | {"folder": path.parent})
     except ValidationError as error:
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"])) or "the file as a whole"

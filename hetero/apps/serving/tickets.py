@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
-from hetero.apps.serving.faults import Case
+from hetero.apps.serving.faults import Blame
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ class Ticket:
     row: int = -1
     engine: Seen | None = None
     avoid: set[str] = field(default_factory=set)
-    case: Case = field(default_factory=Case)
+    case: Blame = field(default_factory=Blame)
     attempts: int = 0
     deadline_s: float = 0.0
     stale: bool = False

@@ -12,7 +12,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 from hetero import catalog
-from hetero.apps.serving.settings import Settings, load
+from hetero.apps.serving.settings import DeploymentFile, load
 from hetero.catalog import Gpu
 from hetero.deployment import Deployment, Replica
 from hetero.errors import CatalogError, HeteroError, ParameterError
@@ -36,7 +36,7 @@ def write(
     port: int = 8000,
     force: bool = False,
     **more: Any,
-) -> Settings:
+) -> DeploymentFile:
     """Write a deployment of whole replicas for ``hetero serve``, and read it back.
 
     The step models go into a folder beside the file, called as the file with ``-steps``.
@@ -56,7 +56,7 @@ def write(
     keys
         Environment variable with the key of an engine, where one may be set.
     more
-        Further fields of :class:`~hetero.apps.serving.settings.Settings`.
+        Further fields of :class:`~hetero.apps.serving.settings.DeploymentFile`.
 
     Raises
     ------

@@ -145,6 +145,18 @@ def error_of(level: Level) -> StepError:
     sd = {phase: _mean(rows, rows["mean"] ** 2) ** 0.5 for phase, rows in per.items()}
     scatter = {phase: _mean(rows, rows["scatter"] ** 2) ** 0.5 for phase, rows in per.items()}
     p90 = {phase: _quantile(rows, np.abs(_points(rows)), 0.9) for phase, rows in per.items()}
+    return _step_error(level, (both, p, d), sd, scatter, p90, int(frame["rows"].sum()))
+
+
+def _step_error(
+    level: Level,
+    paired: tuple[pd.DataFrame, pd.Series[float], pd.Series[float]],
+    sd: dict[Phase, float],
+    scatter: dict[Phase, float],
+    p90: dict[Phase, float],
+    rows: int,
+) -> StepError:
+    both, p, d = paired
     return StepError(
         level=level,
         prefill_sd=sd["prefill"],
@@ -154,7 +166,7 @@ def error_of(level: Level) -> StepError:
         decode_scatter=scatter["decode"],
         prefill_p90_percent=100.0 * float(np.expm1(p90["prefill"])),
         decode_p90_percent=100.0 * float(np.expm1(p90["decode"])),
-        rows=int(frame["rows"].sum()),
+        rows=rows,
     )
 
 
@@ -186,17 +198,11 @@ def _between_engines() -> StepError:
         for phase in PHASES
     }
     p90 = {phase: float(np.quantile(np.abs(values), 0.9)) for phase, values in steps.items()}
-    return StepError(
-        level="measured",
-        prefill_sd=_mean(frame, p**2) ** 0.5,
-        decode_sd=_mean(frame, d**2) ** 0.5,
-        correlation=_mean(frame, p * d) / (_mean(frame, p**2) * _mean(frame, d**2)) ** 0.5,
-        prefill_scatter=scatter["prefill"],
-        decode_scatter=scatter["decode"],
-        prefill_p90_percent=100.0 * float(np.expm1(p90["prefill"])),
-        decode_p90_percent=100.0 * float(np.expm1(p90["decode"])),
-        rows=sum(map(len, steps.values())),
-    )
+    sd: dict[Phase, float] = {
+        "prefill": _mean(frame, p**2) ** 0.5,
+        "decode": _mean(frame, d**2) ** 0.5,
+    }
+    return _step_error("measured", (frame, p, d), sd, scatter, p90, sum(map(len, steps.values())))
 
 
 @lru_cache(maxsize=1)

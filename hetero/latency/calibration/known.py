@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from hetero.catalog import Gpu, gpus
 from hetero.display import Column, Table
-from hetero.latency.calibration.expected import LEVELS, error_of, level_of
+from hetero.latency.calibration.expected import LEVELS, StepError, error_of, level_of
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import calibrated, chip, lenders
 
@@ -26,26 +26,19 @@ _TABLES = {
 
 def known() -> Table:
     """Per GPU: what was measured on it, where other models' times come from, error and price."""
+    checked = {"yes": "confirmed", "partly": "partly confirmed"}
+
+    def error(gpu: Gpu) -> StepError:
+        return error_of(level_of(gpu.name))
+
     columns = (
-        Column("GPU"),
-        Column("data sheet"),
-        Column("measured"),
-        Column("other models"),
-        Column("prefill error", "%", 2),
-        Column("decode error", "%", 2),
-        Column("price"),
-    )
-    rows = tuple(
-        (
-            gpu.name,
-            {"yes": "confirmed", "partly": "partly confirmed"}.get(gpu.checked, "one source"),
-            _measured(gpu.name) or "nothing",
-            _other(gpu),
-            error_of(level_of(gpu.name)).prefill_p90_percent,
-            error_of(level_of(gpu.name)).decode_p90_percent,
-            _price(gpu),
-        )
-        for gpu in gpus()
+        Column("GPU", of="name"),
+        Column("data sheet", of=lambda gpu: checked.get(gpu.checked, "one source")),
+        Column("measured", of=lambda gpu: _measured(gpu.name) or "nothing"),
+        Column("other models", of=_other),
+        Column("prefill error", "%", 2, of=lambda gpu: error(gpu).prefill_p90_percent),
+        Column("decode error", "%", 2, of=lambda gpu: error(gpu).decode_p90_percent),
+        Column("price", of=_price),
     )
     best = error_of("measured")
     notes = (
@@ -59,7 +52,7 @@ def known() -> Table:
         "No chip was measured in two variants: an estimated GPU is given the error of an assumed "
         "one, which overstates it.",
     )
-    return Table("What is known of each GPU", columns, rows, notes)
+    return Table.of("What is known of each GPU", columns, gpus(), *notes)
 
 
 def markdown() -> str:
@@ -112,17 +105,12 @@ def _price(gpu: Gpu) -> str:
 def levels() -> Table:
     """Expected errors of the kinds of sources."""
     columns = (
-        Column("source"),
-        Column("common to a replica, prefill", "%", 2),
-        Column("common to a replica, decode", "%", 2),
-        Column("single steps, prefill", "%", 2),
-        Column("single steps, decode", "%", 2),
+        Column("source", of="level"),
+        Column("common to a replica, prefill", "%", 2, of=lambda e: 100.0 * e.prefill_sd),
+        Column("common to a replica, decode", "%", 2, of=lambda e: 100.0 * e.decode_sd),
+        Column("single steps, prefill", "%", 2, of=lambda e: 100.0 * e.prefill_scatter),
+        Column("single steps, decode", "%", 2, of=lambda e: 100.0 * e.decode_scatter),
         Column("rows"),
     )
-    rows = []
-    for level in LEVELS:
-        e = error_of(level)
-        deviations = (e.prefill_sd, e.decode_sd, e.prefill_scatter, e.decode_scatter)
-        rows.append((level, *(100.0 * sd for sd in deviations), e.rows))
-    notes = ("One standard deviation of the logarithm.",)
-    return Table("Expected error of step times", columns, tuple(rows), notes)
+    note = "One standard deviation of the logarithm."
+    return Table.of("Expected error of step times", columns, map(error_of, LEVELS), note)

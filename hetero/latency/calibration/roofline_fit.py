@@ -270,12 +270,7 @@ def calibrate_all(*, raw: bool = False, hold_out: bool = True) -> pd.DataFrame:
             }
             for phase in PHASES:
                 a = found.accuracy[phase]
-                row |= {
-                    f"{phase}_mape_percent": round(a.mape_percent, 2),
-                    f"{phase}_bias_percent": round(a.bias_percent, 2),
-                    f"{phase}_p95_percent": round(a.p95_percent, 2),
-                    f"{phase}_max_percent": round(a.max_percent, 2),
-                }
+                row |= {f"{phase}_{name}": round(value, 2) for name, value in a.percents.items()}
                 for kind in ("llm", "degree"):
                     held = found.held_out.get((kind, phase))
                     row[f"{phase}_held_out_{kind}_mape_percent"] = (
@@ -323,10 +318,7 @@ def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:
                             "scope": scope,
                             "phase": phase,
                             "rows": a.rows,
-                            "mape_percent": a.mape_percent,
-                            "bias_percent": a.bias_percent,
-                            "p95_percent": a.p95_percent,
-                            "max_percent": a.max_percent,
+                            **a.percents,
                             **held,
                         }
                     )

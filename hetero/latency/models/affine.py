@@ -7,12 +7,13 @@ r"""Xiong et al. eq. 3-4: prefill and decode times affine in batch size and leng
 with batch ``b`` [requests], longest input ``I`` and cached length per request ``L`` [tokens], times
 in seconds. A decode of ``O`` steps after ``I`` tokens sums ``tau`` over ``L = I + 1 ... I + O``;
 by linearity it is ``O`` steps at the mean length ``I + (O + 1) / 2``, so totals are fitted as mean
-steps. Source: Xiong et al., section 3.1, eq. 3 and 4.
+steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -109,7 +110,10 @@ class Affine(Shown):
         )
 
     def prefill_batch_s(self, batch: ArrayLike, longest_input_tokens: ArrayLike) -> Floats:
-        """Prefill time [s] of a padded batch, eq. 3; inputs broadcast."""
+        """Prefill time [s] of a padded batch, eq. 3; inputs broadcast.
+
+        Source: Xiong et al., eq. 3: prefill time of a batch; T_prefill, p1 to p4.
+        """
         b, i = np.asarray(batch, np.float64), np.asarray(longest_input_tokens, np.float64)
         line = (
             self.per_batch_token_s * b * i
@@ -135,7 +139,10 @@ class Affine(Shown):
         longest_input_tokens: ArrayLike,
         longest_output_tokens: ArrayLike,
     ) -> Floats:
-        """Time [s] of all decode steps of a padded batch, eq. 4; broadcasts."""
+        """Time [s] of all decode steps of a padded batch, eq. 4; broadcasts.
+
+        Source: Xiong et al., eq. 4: decode time of a batch; T_decode, p5 to p8.
+        """
         steps = np.asarray(longest_output_tokens, np.float64)
         mean = np.asarray(longest_input_tokens, np.float64) + (steps + 1.0) / 2.0
         return np.asarray(steps * self.decode_step_s(batch, mean))
@@ -251,6 +258,12 @@ class Affine(Shown):
         return Table(f"Affine latency: {self.source}", columns, tuple(rows), (self.provenance,))
 
 
+class _Common(TypedDict):
+    weights: Weights
+    confidence: float
+    label: str
+
+
 def fit(
     measured: Measurements,
     *,
@@ -261,6 +274,8 @@ def fit(
     confidence: float = 0.95,
 ) -> tuple[PhaseFit | FloorFit | None, PhaseFit | None]:
     """Fit both phases of a table, each None where the table has no rows of it.
+
+    Source: Xiong et al., section 3.1: least-squares fit of the coefficients; p1 to p8.
 
     Parameters
     ----------
@@ -274,43 +289,25 @@ def fit(
     FitError
         If the rows of a phase do not determine its coefficients.
     """
-    prefill, decode = measured.phase("prefill"), measured.phase("decode")
-    first: PhaseFit | FloorFit | None = None
-    second: PhaseFit | None = None
-    if len(prefill.batch) and floor:
-        first = fit_floor(
-            prefill.batch,
-            prefill.length_tokens,
-            prefill.seconds,
-            weights=weights,
-            confidence=confidence,
-            label=measured.label,
-        )
-    elif len(prefill.batch):
-        first = fit_phase(
-            prefill.batch,
-            prefill.length_tokens,
-            prefill.seconds,
-            decode=False,
-            form=form,
-            weights=weights,
-            non_negative=non_negative,
-            confidence=confidence,
-            label=measured.label,
-        )
-    if len(decode.batch):
-        second = fit_phase(
-            decode.batch,
-            decode.length_tokens,
-            decode.seconds,
-            decode=True,
-            form=form,
-            weights=weights,
-            non_negative=non_negative,
-            confidence=confidence,
-            label=measured.label,
-        )
-    return first, second
+
+    def one(phase: Phase) -> PhaseFit | FloorFit | None:
+        rows = measured.phase(phase)
+        if not len(rows.batch):
+            return None
+        data = (rows.batch, rows.length_tokens, rows.seconds)
+        common: _Common = {
+            "weights": weights,
+            "confidence": confidence,
+            "label": measured.label,
+        }
+        if floor and phase == "prefill":
+            return fit_floor(*data, **common)
+        decode = phase == "decode"
+        return fit_phase(*data, decode=decode, form=form, non_negative=non_negative, **common)
+
+    prefill, decode = one("prefill"), one("decode")
+    assert not isinstance(decode, FloorFit)
+    return prefill, decode
 
 
 def _accuracy(reduced: Floats, printed: Floats) -> Accuracy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,9 +150,9 @@ class Prediction:
     high_s: Floats
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class LinearFit(Shown):
-    """Coefficients of ``y = X p`` with intervals and errors.
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class Coefficients(Shown):
+    """Coefficients with intervals, and the error of the fit.
 
     Attributes
     ----------
@@ -168,8 +169,39 @@ class LinearFit(Shown):
     high: Floats
     confidence: float
     accuracy: Accuracy
-    check: Identifiability
     weights: Weights
+
+    @property
+    @abstractmethod
+    def note(self) -> str:
+        """What else there is to say of the fit."""
+
+    def table(self) -> Table:
+        """One row per coefficient in microseconds, the errors of the fit below."""
+        percent = f"{100 * self.confidence:g} %"
+        columns = (
+            Column("coefficient", of=lambda row: row[0].name),
+            Column("multiplies", of=lambda row: row[0].column),
+            Column("value", digits=6, of=lambda row: 1e6 * float(row[1])),
+            Column("unit", of=lambda row: row[0].display_unit),
+            Column(f"{percent} low", digits=6, of=lambda row: 1e6 * float(row[2])),
+            Column(f"{percent} high", digits=6, of=lambda row: 1e6 * float(row[3])),
+            Column("meaning", of=lambda row: row[0].meaning),
+        )
+        a = self.accuracy
+        errors = (
+            f"mean error {a.mape_percent:.2f} %, largest {a.max_percent:.2f} %, "
+            f"R2 {a.r2:.4f}, {a.rows} rows"
+        )
+        rows = zip(self.terms, self.coefficients, self.low, self.high, strict=True)
+        return Table.of(self.title, columns, rows, errors, self.note)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class LinearFit(Coefficients):
+    """Fit of ``y = X p``, and which coefficients its rows determine."""
+
+    check: Identifiability
     non_negative: bool
     _results: Any
     _active: NDArray[np.bool_]
@@ -216,47 +248,10 @@ class LinearFit(Shown):
             frame["mean_ci_upper"].to_numpy(),
         )
 
-    def table(self) -> Table:
-        """One row per coefficient, the errors of the fit below."""
-        columns, rows = coefficient_rows(
-            self.terms, self.coefficients, self.low, self.high, self.confidence
-        )
-        a = self.accuracy
-        notes = (
-            f"mean error {a.mape_percent:.2f} %, largest {a.max_percent:.2f} %, "
-            f"R2 {a.r2:.4f}, {a.rows} rows",
-            f"weights: {self.weights}" + (", coefficients >= 0" if self.non_negative else ""),
-        )
-        return Table(self.title, columns, rows, notes)
-
-
-def coefficient_rows(
-    terms: tuple[Term, ...], values: Floats, low: Floats, high: Floats, confidence: float
-) -> tuple[tuple[Column, ...], tuple[tuple[object, ...], ...]]:
-    """Columns and rows that show coefficients in microseconds with their intervals."""
-    percent = f"{100 * confidence:g} %"
-    columns = (
-        Column("coefficient"),
-        Column("multiplies"),
-        Column("value", digits=6),
-        Column("unit"),
-        Column(f"{percent} low", digits=6),
-        Column(f"{percent} high", digits=6),
-        Column("meaning"),
-    )
-    rows = tuple(
-        (
-            t.name,
-            t.column,
-            1e6 * float(v),
-            t.display_unit,
-            1e6 * float(a),
-            1e6 * float(b),
-            t.meaning,
-        )
-        for t, v, a, b in zip(terms, values, low, high, strict=True)
-    )
-    return columns, rows
+    @property
+    def note(self) -> str:
+        """How rows were weighted."""
+        return f"weights: {self.weights}" + (", coefficients >= 0" if self.non_negative else "")
 
 
 def fit_linear(

@@ -16,14 +16,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares
 from scipy.stats import t as student
 
-from hetero.display import Shown, Table
 from hetero.errors import FitError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.models.fitting import (
+    Coefficients,
     Prediction,
     Term,
     Weights,
-    coefficient_rows,
     identifiability,
 )
 
@@ -37,18 +36,10 @@ _LINE = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class FloorFit(Shown):
+@dataclass(frozen=True, slots=True, eq=False, repr=False, kw_only=True)
+class FloorFit(Coefficients):
     """Fit of the floor form; coefficients in the order floor, a, c and, where fitted, p2."""
 
-    title: str
-    terms: tuple[Term, ...]
-    coefficients: Floats
-    low: Floats
-    high: Floats
-    confidence: float
-    accuracy: Accuracy
-    weights: Weights
     batch: Floats
     length_tokens: Floats
     _covariance: Floats
@@ -77,19 +68,13 @@ class FloorFit(Shown):
         half = float(student.ppf(0.5 + self.confidence / 2.0, freedom)) * spread
         return Prediction(seconds, seconds - half, seconds + half)
 
-    def table(self) -> Table:
-        """One row per coefficient, the errors of the fit below."""
-        columns, rows = coefficient_rows(
-            self.terms, self.coefficients, self.low, self.high, self.confidence
-        )
-        a = self.accuracy
-        notes = (
-            f"mean error {a.mape_percent:.2f} %, largest {a.max_percent:.2f} %, "
-            f"R2 {a.r2:.4f}, {a.rows} rows",
+    @property
+    def note(self) -> str:
+        """How rows were weighted, and where the floor ends."""
+        return (
             f"weights: {self.weights}; floor up to {self.bend_tokens:,.0f} tokens; intervals hold "
-            "while each row stays on its side of the bend",
+            "while each row stays on its side of the bend"
         )
-        return Table(self.title, columns, rows, notes)
 
 
 def _jacobian(p: Floats, b: Floats, i: Floats) -> Floats:

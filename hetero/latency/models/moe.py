@@ -25,7 +25,7 @@ mended, by :class:`~hetero.latency.models.reference_quirks.Oddities`.
 
 Notes
 -----
-Sources: Rignall, section 4.2; github.com/zartbot/shallowsim 0cec1f5 as formulas.
+The formulas are those of github.com/zartbot/shallowsim 0cec1f5 (Rignall, section 4.2).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.latency.models.moe_costs import MoeCosts
 
 Floats = NDArray[np.float64]
@@ -92,6 +92,8 @@ class MoeModel(MoeCosts):
 
     Its parameters, the model, the GPU and the oddities that are kept, are those of
     :class:`~hetero.latency.models.moe_costs.MoeCosts`.
+
+    Source: Rignall, section 4.2: Shallowsim, step times of mixtures of experts; t_prefill, t_i.
 
     Examples
     --------
@@ -280,9 +282,10 @@ class MoeModel(MoeCosts):
     ) -> Floats:
         r"""Time of the whole decode of a request, :math:`\sum_{i=1}^{N} TPOT(S + i)` [ms].
 
-        Source: Rignall, section 4.2.3. The step is linear in the length but for what
-        communication does not hide, so the sum is taken in closed form. ``output_tokens`` is N,
-        ``max_output_tokens`` what the memory must hold (N by default); NaN where it cannot.
+        Source: Rignall, section 4.2.3: time of the whole decode of a request; t_decode.
+        The step is linear in the length but for what communication does not hide, so the sum is
+        taken in closed form. ``output_tokens`` is N, ``max_output_tokens`` what the memory must
+        hold (N by default); NaN where it cannot.
         """
         s, b, t, e, n = np.broadcast_arrays(
             *(np.asarray(a, np.float64) for a in (length_tokens, batch, tp, gpus, output_tokens))
@@ -327,8 +330,5 @@ class MoeModel(MoeCosts):
 
 
 def _require(good: bool, rule: str) -> None:
-    if not good:
-        raise ParameterError(
-            "The mixture-of-experts model was asked for a step that does not exist.",
-            resolve=f"give {rule}.",
-        )
+    what = "The mixture-of-experts model was asked for a step that does not exist."
+    require(good, what, resolve=f"give {rule}.")

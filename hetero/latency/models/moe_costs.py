@@ -225,6 +225,9 @@ class MoeCosts(Shown):
     def max_batch(
         self, length_tokens: ArrayLike, *, tp: ArrayLike, gpus: ArrayLike, output_tokens: ArrayLike
     ) -> Floats:
-        """Largest batch per GPU whose inputs and outputs fit; not rounded, may be negative."""
+        """Largest batch per GPU whose inputs and outputs fit; not rounded, may be negative.
+
+        Source: Rignall, section 4.2.2: largest batch that the memory holds; max_bs.
+        """
         tokens = np.asarray(length_tokens, np.float64) + np.asarray(output_tokens, np.float64)
         return self.free_bytes(tp=tp, gpus=gpus) / (tokens * self.cached_bytes_per_token(tp))

@@ -7,9 +7,10 @@ from functools import lru_cache
 
 from hetero import paths
 from hetero.catalog import Gpu, gpu, gpus
-from hetero.catalog.tables import Records, read_rows
+from hetero.catalog.tables import Records
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, ParameterError
+from hetero.rows import read_records
 
 #: Share of every peak rate that is reached (eta of the model).
 DISCOUNT = 0.85
@@ -117,41 +118,24 @@ class MoeDevice(Shown):
 
     @classmethod
     def columns(cls) -> tuple[Column, ...]:
-        """Headings of the list of devices."""
+        """What a list of devices shows of each."""
         return (
-            Column("GPU"),
-            Column("fp16", "TFLOPS"),
-            Column("fp8", "TFLOPS"),
-            Column("fp4", "TFLOPS"),
-            Column("memory", "GiB"),
-            Column("bandwidth", "GB/s"),
-            Column("link", "GB/s"),
-            Column("network", "GB/s"),
-            Column("GPUs per node"),
-            Column("SMs"),
-            Column("of them on communication"),
-        )
-
-    def row(self) -> tuple[object, ...]:
-        """Cells under these headings."""
-        g = self.gpu
-        return (
-            g.name,
-            g.fp16_tflops,
-            g.fp8_tflops,
-            g.fp4_tflops,
-            g.mem_gib,
-            g.mem_bw_gbs,
-            g.link_gbs,
-            g.pcie_gbs,
-            self.gpus_per_node,
-            self.sm_count,
-            self.comm_sm_count,
+            Column("GPU", of="name"),
+            Column("fp16", "TFLOPS", of="gpu.fp16_tflops"),
+            Column("fp8", "TFLOPS", of="gpu.fp8_tflops"),
+            Column("fp4", "TFLOPS", of="gpu.fp4_tflops"),
+            Column("memory", "GiB", of="gpu.mem_gib"),
+            Column("bandwidth", "GB/s", of="gpu.mem_bw_gbs"),
+            Column("link", "GB/s", of="gpu.link_gbs"),
+            Column("network", "GB/s", of="gpu.pcie_gbs"),
+            Column("GPUs per node", of="gpus_per_node"),
+            Column("SMs", of="sm_count"),
+            Column("of them on communication", of="comm_sm_count"),
         )
 
     def table(self) -> Table:
         """The device as one line."""
-        return Table("", self.columns(), (self.row(),), (f"Source: {self.source}.",))
+        return Table.of("", self.columns(), [self], f"Source: {self.source}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +154,7 @@ class _Row:
 def moe_devices() -> Records[MoeDevice]:
     """The twelve GPUs of the model's own table, with its figures (preset ``rignall``)."""
     found = []
-    for row in read_rows(paths.data("specs", "moe_devices.csv"), _Row):
+    for row in read_records(paths.data("specs", "moe_devices.csv"), _Row):
         row.pop("notes", None)
         row["gpu"] = gpu(str(row["gpu"]), preset="rignall")
         found.append(MoeDevice(**row))  # type: ignore[arg-type]

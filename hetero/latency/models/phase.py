@@ -69,16 +69,17 @@ class PhaseFit(Shown):
 
     def predict(self, batch: ArrayLike, length_tokens: ArrayLike) -> Prediction:
         """Time [s] and prediction interval at batch sizes and lengths per request (broadcast)."""
-        design, _ = _design(self.decode, self.form, batch, length_tokens, self.reference)
-        return self.linear.predict(design)
+        return self.linear.predict(self._rows(batch, length_tokens))
 
     def expected(self, batch: ArrayLike, length_tokens: ArrayLike) -> Prediction:
         """Expected time [s] and its own interval, without the scatter of one measurement."""
-        design, _ = _design(self.decode, self.form, batch, length_tokens, self.reference)
-        return self.linear.expected(design)
+        return self.linear.expected(self._rows(batch, length_tokens))
+
+    def _rows(self, batch: ArrayLike, length_tokens: ArrayLike) -> Floats:
+        return _design(self.decode, self.form, batch, length_tokens, self.reference)[0]
 
     def four(self) -> tuple[float, float, float, float]:
-        """The coefficients of eq. 3 (p1..p4) or eq. 4 (p5..p8).
+        """The coefficients of Xiong et al.'s eq. 3 (p1..p4) or eq. 4 (p5..p8).
 
         A cross does not determine the first three singly. The reading taken sets p3 (p7) to 0:
         time then follows the tokens of the batch, as in an engine that does not pad.
@@ -143,7 +144,7 @@ def fit_phase(
     confidence: float = 0.95,
     label: str = "",
 ) -> PhaseFit:
-    """Fit eq. 3 (prefill) or one step of eq. 4 (decode) to measured times.
+    """Fit Xiong et al.'s eq. 3 (prefill) or one step of eq. 4 (decode) to measured times.
 
     Parameters
     ----------

@@ -91,11 +91,12 @@ class Oddities(Shown):
 
     def table(self) -> Table:
         """One row per oddity and whether it is kept."""
-        rows = tuple(
-            (letter, name.replace("_", " "), "kept" if getattr(self, name) else "mended")
-            for letter, name in LETTERS.items()
+        columns = (
+            Column("letter", of=lambda item: item[0]),
+            Column("oddity", of=lambda item: item[1].replace("_", " ")),
+            Column("state", of=lambda item: "kept" if getattr(self, item[1]) else "mended"),
         )
-        return Table("Oddities", (Column("letter"), Column("oddity"), Column("state")), rows)
+        return Table.of("Oddities", columns, LETTERS.items())
 
 
 #: Name of the switch by letter.

@@ -31,13 +31,15 @@ from numpy.typing import ArrayLike, NDArray
 from hetero.catalog import Gpu, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.reduction import Reduction
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Phase
 
 Floats = NDArray[np.float64]
+
+_MANY = 2.0**40  # tokens or pairs of a step whose time is its rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +166,11 @@ class Roofline(Shown):
     layers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel < 1:
-            raise ParameterError(
-                f"A replica on {self.tensor_parallel} GPUs does not exist.",
-                resolve="give a tensor-parallel degree of 1 or more.",
-            )
+        require(
+            self.tensor_parallel >= 1,
+            f"A replica on {self.tensor_parallel} GPUs does not exist.",
+            resolve="give a tensor-parallel degree of 1 or more.",
+        )
         if self.layers is not None and not 1 <= self.layers <= self.llm.layers:
             raise ParameterError(
                 f"{self.llm.name} has {self.llm.layers} layers; received layers = {self.layers}.",
@@ -279,7 +281,8 @@ class Roofline(Shown):
             knots = np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
         else:
             knots = np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
-        rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+        # Of one token or pair the difference would drown in the rounding of an empty step.
+        rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, _MANY, 0.0], [0.0, 0.0, _MANY]) / _MANY
         return StepModel(
             (
                 Piece(

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.deployment import Replica
 from hetero.simulator import Slo
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

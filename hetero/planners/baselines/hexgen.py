@@ -17,14 +17,14 @@ from functools import cached_property
 
 import numpy as np
 
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand
-from hetero.costs.groups import Fleet, Group, group
-from hetero.costs.parallel import Configurations
+from hetero.costs.groups import Fleet, Group, group, merged, two_of, without
+from hetero.costs.parallel import Configuration, Configurations
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment, Replica
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require_positive
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
 from hetero.planners.baselines.plan import BaselinePlan, attained
 from hetero.simulator import Slo
@@ -32,7 +32,6 @@ from hetero.streams import stream
 from hetero.workload import Trace
 
 Partition = tuple[Group, ...]
-Configuration = tuple[tuple[int, int, int], ...]
 
 _MOST_MACHINES = 4  # that a pipeline spans
 
@@ -79,10 +78,7 @@ class _Search:
             self._groups[one] = (
                 None
                 if found is None
-                else (
-                    found[0],
-                    Pipeline(self.costs, tuple(Stage(order[k][0], t, n) for k, t, n in found[1])),
-                )
+                else (found[0], self.configurations.pipeline(tuple(order), found[1]))
             )
         return self._groups[one]
 
@@ -94,8 +90,7 @@ class _Search:
         mean = Bucket(d.mean_input, d.mean_output, 1.0, (0.0, np.inf))
         best, node, value = None, None, 0.0
         for found in self.configurations.configurations(one):
-            stages = tuple(Stage(one[k][0], t, layers) for k, t, layers in found)
-            pipeline = Pipeline(self.costs, stages)
+            pipeline = self.configurations.pipeline(one, found)
             if pipeline.kv_tokens < 1:
                 continue
             tried = replica(pipeline, "group")
@@ -130,7 +125,7 @@ class _Search:
 
     def fitness(self, partition: Partition) -> tuple[float, float]:
         """Attainment at the planned rate and capacity; worse than any if nothing fits."""
-        key = self.canonical(partition)
+        key = tuple(sorted(partition))
         if key not in self._found:
             capacity = sum(found[0] for one in partition if (found := self.best(one)))
             share = -1.0
@@ -141,10 +136,6 @@ class _Search:
                 )
             self._found[key] = (share, capacity)
         return self._found[key]
-
-    def canonical(self, partition: Partition) -> Partition:
-        """The partition with its groups sorted."""
-        return tuple(sorted(partition))
 
 
 def hexgen(
@@ -159,6 +150,8 @@ def hexgen(
     seed: int = 0,
 ) -> BaselinePlan:
     """Groups of mixed GPUs for both phases, by genetic search.
+
+    Source: ThunderServe, section 5.1: baseline HexGen.
 
     Parameters
     ----------
@@ -178,11 +171,7 @@ def hexgen(
     InfeasibleError
         If the model fits no group of all GPUs.
     """
-    if min(generations, population, children) < 1:
-        raise ParameterError(
-            f"{generations} generations of {population} solutions with {children} children.",
-            resolve="give numbers of 1 or more.",
-        )
+    require_positive(generations=generations, population=population, children=children)
     search = _Search(costs, demand, trace, slo, seed)
     rng = stream(seed, "hexgen")
     kept = [_first(search, rng) for _ in range(population)]
@@ -190,7 +179,7 @@ def hexgen(
     for generation in range(generations):
         parents = rng.integers(0, len(kept), size=children)
         born = [_child(search, kept[int(k)], rng) for k in parents]
-        unique = {search.canonical(one): one for one in [*kept, *born]}
+        unique = {tuple(sorted(one)): one for one in [*kept, *born]}
         ranked = sorted(unique.items(), key=lambda item: (search.fitness(item[1]), item[0]))
         kept = [one for _, one in reversed(ranked)][:population]
         history.append((f"generation {generation + 1}", search.fitness(kept[0])[0]))
@@ -241,11 +230,11 @@ def _child(search: _Search, parent: Partition, rng: np.random.Generator) -> Part
 
 
 def _merge(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
-    if len(parts) < 2:
+    drawn = two_of(parts, rng)
+    if drawn is None:
         return None
-    a, b = (int(k) for k in rng.choice(len(parts), 2, replace=False))
-    rest = [part for k, part in enumerate(parts) if k not in (a, b)]
-    return [*rest, _added(parts[a], parts[b])]
+    one, two, rest = drawn
+    return [*rest, merged(one, two)]
 
 
 def _split(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
@@ -258,42 +247,28 @@ def _split(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
 
 
 def _move(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
-    if len(parts) < 2:
+    drawn = two_of(parts, rng)
+    if drawn is None:
         return None
-    a, b = (int(k) for k in rng.choice(len(parts), 2, replace=False))
-    m, n = parts[a][int(rng.integers(len(parts[a])))]
+    source, target, rest = drawn
+    m, n = source[int(rng.integers(len(source)))]
     count = int(rng.integers(1, n + 1))
-    left = group((where, held - count * (where == m)) for where, held in parts[a])
-    if not left:
-        return None
-    rest = [part for k, part in enumerate(parts) if k not in (a, b)]
-    return [*rest, left, _added(parts[b], ((m, count),))]
+    left = without(source, m, count)
+    return [*rest, left, merged(target, ((m, count),))] if left else None
 
 
 def _exchange(parts: list[Group], rng: np.random.Generator) -> list[Group] | None:
-    if len(parts) < 2:
+    drawn = two_of(parts, rng)
+    if drawn is None:
         return None
-    a, b = (int(k) for k in rng.choice(len(parts), 2, replace=False))
-    m, first = parts[a][int(rng.integers(len(parts[a])))]
-    n, second = parts[b][int(rng.integers(len(parts[b])))]
+    a, b, rest = drawn
+    m, first = a[int(rng.integers(len(a)))]
+    n, second = b[int(rng.integers(len(b)))]
     if m == n:
         return None
     count = int(rng.integers(1, min(first, second) + 1))
-    one = _added(
-        group((where, held - count * (where == m)) for where, held in parts[a]), ((n, count),)
-    )
-    two = _added(
-        group((where, held - count * (where == n)) for where, held in parts[b]), ((m, count),)
-    )
-    rest = [part for k, part in enumerate(parts) if k not in (a, b)]
-    return [*rest, one, two]
+    one = merged(without(a, m, count), ((n, count),))
+    return [*rest, one, merged(without(b, n, count), ((m, count),))]
 
 
 _CHANGES = (_merge, _split, _move, _exchange)
-
-
-def _added(one: Group, other: Group) -> Group:
-    counts = dict(one)
-    for m, n in other:
-        counts[m] = counts.get(m, 0) + n
-    return group(counts.items())

@@ -11,22 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product, starmap
 
 import numpy as np
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import replica
+from hetero.costs.replicas import replica, split
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment, Replica, Role
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.deployment import Deployment, Role
+from hetero.errors import InfeasibleError, require
+from hetero.planners.baselines.kinds import DEGREES
 from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
-_DEGREES = (1, 2, 4, 8)
 _STAGES = (1, 2, 4)
 
 
@@ -52,10 +53,12 @@ def colocated(
     goal: float = 0.9,
     rate_rps: float | None = None,
     most_rps: float = np.inf,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
     """vLLM: equal replicas that serve both phases, the division of highest goodput.
+
+    Source: ThunderServe, section 5.1: baseline vLLM.
 
     Parameters
     ----------
@@ -110,10 +113,12 @@ def distserve(
     rate_rps: float | None = None,
     most_rps: float = np.inf,
     transfer: KvTransfer | None = None,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
     """DistServe: replicas of either phase, numbers and configurations of highest goodput.
+
+    Source: ThunderServe, section 5.1: baseline DistServe.
 
     Parameters
     ----------
@@ -135,7 +140,7 @@ def distserve(
     transfer = transfer or KvTransfer(bits=16)
     shapes = _shapes(costs)
     alternatives = [
-        _split(costs, first, second, counts, transfer)
+        _divided(costs, first, second, counts, transfer)
         for first in shapes
         for second in shapes
         for counts in _splits(costs, first, second)
@@ -171,16 +176,8 @@ def _best(
             if value > 0 and attained(deployment, weights, trace, value, slo, seed) < goal:
                 tried.append((label, 0.0))
                 continue
-            found = goodput_rps(
-                deployment,
-                weights,
-                trace,
-                slo,
-                goal=goal,
-                start_rps=start,
-                most_rps=most_rps,
-                seed=seed,
-            )
+            limits = {"start_rps": start, "most_rps": most_rps}
+            found = goodput_rps(deployment, weights, trace, slo, goal=goal, seed=seed, **limits)
         else:
             found = attained(deployment, weights, trace, rate_rps, slo, seed)
         tried.append((label, found))
@@ -191,29 +188,27 @@ def _best(
     return BaselinePlan(system, deployment, pipelines, weights, objective, value, tuple(tried))
 
 
-def _alike(cluster: Cluster, llm: Llm, settings: Settings | None) -> CostModel:
-    costs = CostModel(cluster, llm, settings or Settings())
-    if len({(m.gpu, m.count, m.link) for m in cluster.machines}) > 1:
-        raise ParameterError(
-            f"{cluster.name} has machines of several kinds; this planner divides equal ones.",
-            resolve="choose a cluster of one kind of machine, or a planner for mixed GPUs.",
-        )
+def _alike(cluster: Cluster, llm: Llm, settings: CostSettings | None) -> CostModel:
+    costs = CostModel(cluster, llm, settings or CostSettings())
+    require(
+        len({(m.gpu, m.count, m.link) for m in cluster.machines}) <= 1,
+        f"{cluster.name} has machines of several kinds; this planner divides equal ones.",
+        resolve="choose a cluster of one kind of machine, or a planner for mixed GPUs.",
+    )
     return costs
 
 
 def _shapes(costs: CostModel) -> list[Shape]:
     """Configurations that one machine can hold."""
     found = []
-    for t in _DEGREES:
-        for p in _STAGES:
-            shape = Shape(t, p)
-            if shape.gpus > costs.machines[0].count or not costs.divides(t):
-                continue
-            try:
-                if _pipeline(costs, 0, shape).kv_tokens > 0:
-                    found.append(shape)
-            except InfeasibleError:
-                continue
+    for shape in starmap(Shape, product(DEGREES, _STAGES)):
+        if shape.gpus > costs.machines[0].count or not costs.divides(shape.tensor_parallel):
+            continue
+        try:
+            if _pipeline(costs, 0, shape).kv_tokens > 0:
+                found.append(shape)
+        except InfeasibleError:
+            continue
     if not found:
         raise InfeasibleError(
             f"{costs.llm.name} does not fit the GPUs of one machine of {costs.cluster.name}.",
@@ -225,7 +220,7 @@ def _shapes(costs: CostModel) -> list[Shape]:
 def _pipeline(costs: CostModel, machine: int, shape: Shape) -> Pipeline:
     least, over = divmod(costs.llm.layers, shape.stages)
     layers = [least + (k < over) for k in range(shape.stages)]
-    return costs.pipeline([Stage(machine, shape.tensor_parallel, held) for held in layers])
+    return costs.pipeline([PipelineStage(machine, shape.tensor_parallel, held) for held in layers])
 
 
 def _per_machine(costs: CostModel, shape: Shape) -> int:
@@ -242,33 +237,23 @@ def _splits(costs: CostModel, first: Shape, second: Shape) -> Iterator[tuple[int
             yield prefill, decode
 
 
-def _split(
+def _divided(
     costs: CostModel, first: Shape, second: Shape, counts: tuple[int, int], transfer: KvTransfer
 ) -> _Alternative:
-    nodes: list[Replica] = []
-    pipelines: list[Pipeline] = []
     roles: tuple[tuple[Role, Shape, int], ...] = (
         ("prefill", first, counts[0]),
         ("decode", second, counts[1]),
     )
-    for role, shape, count in roles:
-        for m, machine in enumerate(costs.machines):
-            for n in range(count):
-                pipelines.append(_pipeline(costs, m, shape))
-                nodes.append(replica(pipelines[-1], f"{machine.name} {role} {n}", role))
-    pairs = [
-        (a, b)
-        for a, one in enumerate(nodes)
-        for b, two in enumerate(nodes)
-        if (one.role, two.role) == ("prefill", "decode")
+    parts = [
+        (f"{machine.name} {role} {n}", _pipeline(costs, m, shape), role)
+        for role, shape, count in roles
+        for m, machine in enumerate(costs.machines)
+        for n in range(count)
     ]
-    links = tuple(
-        (nodes[a].name, nodes[b].name, transfer.link(pipelines[a], pipelines[b])) for a, b in pairs
-    )
-    deployment = Deployment("DistServe", tuple(nodes), links)
-    weights = {(nodes[a].name, nodes[b].name): 1.0 for a, b in pairs}
+    deployment = split("DistServe", parts, transfer)
+    weights = {(a, b): 1.0 for a, b, _ in deployment.links}
     label = " + ".join(
         f"{count} {role} x (TP={shape.tensor_parallel}, PP={shape.stages})"
         for role, shape, count in roles
     )
-    return label, deployment, tuple(pipelines), weights
+    return label, deployment, tuple(pipeline for _, pipeline, _ in parts), weights

@@ -7,12 +7,13 @@ from functools import lru_cache
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, Settings, Stage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Replica
 from hetero.errors import InfeasibleError
 
-_DEGREES = (1, 2, 4, 8)
+DEGREES = (1, 2, 4, 8)
+"""Tensor-parallel degrees that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Kind:
     divisions: tuple[tuple[int, ...], ...]
 
 
-def kinds(cluster: Cluster, llm: Llm, settings: Settings | None = None) -> tuple[Kind, ...]:
+def kinds(cluster: Cluster, llm: Llm, settings: CostSettings | None = None) -> tuple[Kind, ...]:
     """Kinds of machines of a cluster with the instances of a model that fit them.
 
     Raises
@@ -43,7 +44,7 @@ def kinds(cluster: Cluster, llm: Llm, settings: Settings | None = None) -> tuple
     InfeasibleError
         If the model fits no machine on its own.
     """
-    costs = CostModel(cluster, llm, settings or Settings())
+    costs = CostModel(cluster, llm, settings or CostSettings())
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, machine in enumerate(cluster.machines):
         key = (machine.gpu, machine.count, machine.usd_per_h, machine.link)
@@ -52,11 +53,11 @@ def kinds(cluster: Cluster, llm: Llm, settings: Settings | None = None) -> tuple
     for numbers in alike.values():
         machine = cluster.machines[numbers[0]]
         instances = {}
-        for degree in _DEGREES:
+        for degree in DEGREES:
             if degree > machine.count or not costs.divides(degree):
                 continue
             try:
-                pipeline = costs.pipeline([Stage(numbers[0], degree, llm.layers)])
+                pipeline = costs.pipeline([PipelineStage(numbers[0], degree, llm.layers)])
             except InfeasibleError:
                 continue
             if pipeline.kv_tokens >= 1:

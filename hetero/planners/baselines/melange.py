@@ -28,21 +28,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
+from hetero.arrays import Ints
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import Settings
+from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError, SolverError
+from hetero.errors import InfeasibleError, SolverError, require, require_positive, require_share
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
-from hetero.programs import Ints, Limits, Program, Solver
+from hetero.programs import Program, Solver, SolverLimits
 from hetero.routers import RangeShares
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
-_LIMITS = Limits(gap=1e-4, nodes=20_000)
+_LIMITS = SolverLimits(gap=1e-4, nodes=20_000)
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,28 +125,25 @@ class MelangePlan(Shown):
 
     def table(self) -> Table:
         """One row per kind of machine and division."""
-        rows = tuple(
+
+        def price(part: tuple[int, tuple[int, ...], int]) -> float | None:
+            each = self.kinds[part[0]].machine.usd_per_h
+            return None if each is None else part[2] * float(each)
+
+        def instances(part: tuple[int, tuple[int, ...], int]) -> str:
+            return " + ".join(f"{d} GPU{'s' if d > 1 else ''}" for d in part[1])
+
+        total = "" if self.usd_per_h is None else f" for {self.usd_per_h:.3f} $/h"
+        return Table.of(
+            f"Mélange: {self.llm.name} at {self.rate_rps:.3g} requests/s{total}",
             (
-                self.kinds[k].machine.gpu.name,
-                count,
-                " + ".join(f"{d} GPU{'s' if d > 1 else ''}" for d in division),
-                None
-                if self.kinds[k].machine.usd_per_h is None
-                else count * float(self.kinds[k].machine.usd_per_h or 0.0),
-            )
-            for k, division, count in self.used
-        )
-        price = "" if self.usd_per_h is None else f" for {self.usd_per_h:.3f} $/h"
-        return Table(
-            f"Mélange: {self.llm.name} at {self.rate_rps:.3g} requests/s{price}",
-            (
-                Column("machines of"),
-                Column("number"),
-                Column("instances of each"),
-                Column("price", "$/h"),
+                Column("machines of", of=lambda part: self.kinds[part[0]].machine.gpu.name),
+                Column("number", of=lambda part: part[2]),
+                Column("instances of each", of=instances),
+                Column("price", "$/h", of=price),
             ),
-            rows,
-            (f"{self.status}; bound {self.bound:.5g}, gap {100 * self.gap:.2g} %",),
+            self.used,
+            f"{self.status}; bound {self.bound:.5g}, gap {100 * self.gap:.2g} %",
         )
 
 
@@ -158,7 +156,7 @@ def cheapest(
     slo: Slo | None = None,
     slices: int | None = None,
     load: float = 0.85,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> MelangePlan:
     """The cheapest machines of a cluster that serve a rate of requests like those of a trace.
 
@@ -180,15 +178,12 @@ def cheapest(
         text names which, and the largest rate that they serve.
     """
     for machine in cluster.machines:
-        if machine.usd_per_h is None:
-            raise ParameterError(
-                f"Machine '{machine.name}' has no price, so no cheapest mix exists.",
-                resolve="add usd_per_h to it, or ask for the largest rate of the fleet.",
-            )
-    if not rate_rps > 0:
-        raise ParameterError(
-            f"A rate of {rate_rps} requests/s needs no machine.", resolve="give a rate above 0."
+        require(
+            machine.usd_per_h is not None,
+            f"Machine '{machine.name}' has no price, so no cheapest mix exists.",
+            resolve="add usd_per_h to it, or ask for the largest rate of the fleet.",
         )
+    require_positive(rate_rps=rate_rps)
     program = MelangeProgram(cluster, llm, trace, slo, slices=slices, load=load, settings=settings)
     most = program.largest()
     if most.rate_rps < rate_rps * (1 - 1e-9):
@@ -208,7 +203,7 @@ def fastest(
     slo: Slo | None = None,
     load: float = 0.85,
     usd_per_h: float | None = None,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
 ) -> MelangePlan:
     """The largest rate that a cluster, or machines of it within a budget, serves.
 
@@ -245,17 +240,15 @@ class MelangeProgram:
         *,
         slices: int | None = None,
         load: float = 0.85,
-        settings: Settings | None = None,
+        settings: CostSettings | None = None,
         kinds: Sequence[Kind] | None = None,
         most_gpus: Mapping[str, int] | None = None,
         parts: tuple[int, int] = (6, 4),
         solver: Solver = "highs",
     ) -> None:
-        if not 0 < load <= 1 or (slices is not None and slices < 1):
-            raise ParameterError(
-                f"load is {load} and slices {slices}.",
-                resolve="give a load above 0 and up to 1, and whole slices or none.",
-            )
+        require_share(load=load)
+        if slices is not None:
+            require_positive(slices=slices)
         self.cluster, self.llm, self.slices, self.load = cluster, llm, slices, load
         self.solver = solver
         self.kinds = find_kinds(cluster, llm, settings) if kinds is None else tuple(kinds)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.costs.pipeline import Pipeline
+from hetero.costs.pipeline import Pipeline, table_of_shares
 from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
+from hetero.display import Shown, Table
+from hetero.errors import require, require_positive, require_share
 from hetero.routers import PairShares
-from hetero.simulator import Run, Slo, saturation, simulate
-from hetero.simulator.saturation import attainment
+from hetero.simulator import Run, Slo, simulate
+from hetero.simulator.saturation import attainment, largest_rate
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -56,30 +57,23 @@ class BaselinePlan(Shown):
 
     def table(self) -> Table:
         """One row per replica."""
-        first: dict[str, float] = {}
-        for (a, b), weight in self.weights.items():
-            for name in {a, b}:
-                first[name] = first.get(name, 0.0) + weight
-        total = sum(self.weights.values())
-        rows = tuple(
-            (
-                node.name,
-                pipeline.label,
-                "TP={}, PP={}".format(*pipeline.degrees),
-                node.role,
-                100.0 * first.get(node.name, 0.0) / total,
-            )
+        parts = [
+            (node.name, pipeline, node.role)
             for node, pipeline in zip(self.deployment.replicas, self.pipelines, strict=True)
-        )
-        columns = (
-            Column("replica"),
-            Column("GPUs by stage"),
-            Column("strategy"),
-            Column("phase"),
-            Column("requests", "%", 3),
-        )
+        ]
         note = f"{self.objective}: {self.value:.4g}; {len(self.tried):,} alternatives evaluated"
-        return Table(self.system, columns, rows, (note,))
+        return table_of_shares(self.system, "replica", parts, self.weights, note)
+
+
+def _run(
+    deployment: Deployment,
+    weights: Mapping[tuple[str, str], float],
+    trace: Trace,
+    rate_rps: float,
+    seed: int,
+) -> Run:
+    arrivals = trace.poisson(rate_rps, stream(seed, "arrivals"))
+    return simulate(deployment, arrivals, PairShares(weights), seed=seed)
 
 
 def attained(
@@ -91,9 +85,7 @@ def attained(
     seed: int = 0,
 ) -> float:
     """Attainment of a deployment at a rate of Poisson arrivals; the same draws for every one."""
-    arrivals = trace.poisson(rate_rps, stream(seed, "arrivals"))
-    run = simulate(deployment, arrivals, PairShares(weights), seed=seed)
-    return attainment(run, slo)
+    return attainment(_run(deployment, weights, trace, rate_rps, seed), slo)
 
 
 def goodput_rps(
@@ -126,16 +118,19 @@ def goodput_rps(
     ParameterError
         If the goal is no share, or no rate is too high for the targets.
     """
+    require_share(goal=goal)
+    require_positive(start_rps=start_rps, precision=precision)
 
-    def play(rate_rps: float) -> Run:
-        arrivals = trace.poisson(rate_rps, stream(seed, "arrivals"))
-        return simulate(deployment, arrivals, PairShares(weights), seed=seed)
-
-    return saturation.goodput_rps(
-        play,
-        slo,
-        goal=goal,
-        start_rps=start_rps,
+    found = largest_rate(
+        lambda rate_rps: attained(deployment, weights, trace, rate_rps, slo, seed) >= goal,
+        start_rps,
         precision=precision,
+        least_rps=1e-3 * start_rps,
         most_rps=most_rps,
     )
+    require(
+        found < np.inf,
+        "The targets are met at any rate.",
+        resolve="give a longer trace, or targets that bind.",
+    )
+    return found

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Ints
 from hetero.placement import Problem
 from hetero.placement.network import connections, solve
 from hetero.planners.helix.blocks import Block, Line
-from hetero.planners.helix.groups import Group
-
-Ints = NDArray[np.int64]
+from hetero.planners.helix.groups import NodeGroup
 
 _ORDERS = 24  # orders of regions tried at most
 
@@ -53,12 +51,14 @@ class Layout:
         return self.starts.tobytes() + self.stops.tobytes()
 
 
-def of_chain(problem: Problem, found: Sequence[Group], nodes: Sequence[tuple[int, int]]) -> Layout:
+def of_chain(
+    problem: Problem, found: Sequence[NodeGroup], nodes: Sequence[tuple[int, int]]
+) -> Layout:
     """Layout of one chain of (group, layers)."""
     return _place(problem, found, [Block(k, ((t, 0, k),)) for t, k in nodes])
 
 
-def of_line(problem: Problem, found: Sequence[Group], found_line: Line, first: int) -> Layout:
+def of_line(problem: Problem, found: Sequence[NodeGroup], found_line: Line, first: int) -> Layout:
     """Best layout of a line of blocks over the orders of its regions.
 
     Regions before ``first`` end with their entry block, those behind it begin with it.
@@ -76,7 +76,7 @@ def of_line(problem: Problem, found: Sequence[Group], found_line: Line, first: i
     return max(layouts, key=lambda layout: layout.value)
 
 
-def _place(problem: Problem, found: Sequence[Group], blocks: Sequence[Block]) -> Layout:
+def _place(problem: Problem, found: Sequence[NodeGroup], blocks: Sequence[Block]) -> Layout:
     free: list[Iterator[int]] = [iter(group.members) for group in found]
     starts = np.full(len(problem.nodes), -1, dtype=np.int64)
     stops = starts.copy()

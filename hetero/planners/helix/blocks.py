@@ -25,14 +25,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.errors import InfeasibleError
-from hetero.planners.helix.groups import Group
+from hetero.planners.helix.groups import NodeGroup
 from hetero.planners.helix.kernels import narrow, series_parallel
-from hetero.programs import Limits, Program, SolverError
+from hetero.programs import Program, SolverError, SolverLimits
 from hetero.streams import stream
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _ROUNDS = 80  # rounds of column generation at most
 _NODES = 2_000  # nodes of the integer program's search tree
@@ -90,7 +88,7 @@ class Line:
 
 def line(
     pools: Sequence[Pool],
-    found: Sequence[Group],
+    found: Sequence[NodeGroup],
     layers: int,
     flow: float,
     *,
@@ -117,7 +115,7 @@ def line(
 
 def _generate(
     pools: Sequence[Pool],
-    found: Sequence[Group],
+    found: Sequence[NodeGroup],
     layers: int,
     flow: float,
     first: int,
@@ -176,7 +174,7 @@ class _Pricing:
     def __init__(
         self,
         pool: Pool,
-        found: Sequence[Group],
+        found: Sequence[NodeGroup],
         layers: int,
         flow: float,
         steps: int,
@@ -246,7 +244,7 @@ class _Pricing:
 def _choose(
     columns: list[list[Block]],
     pools: Sequence[Pool],
-    found: Sequence[Group],
+    found: Sequence[NodeGroup],
     layers: int,
     flow: float,
     first: int,
@@ -275,7 +273,7 @@ def _choose(
         program.entries(linked[1], inside, 1.0)
         program.entries(linked[1], times[entries], -1.0)
     try:
-        solution = program.solve(Limits(gap=1e-6, nodes=_NODES), names="the line of blocks")
+        solution = program.solve(SolverLimits(gap=1e-6, nodes=_NODES), names="the line of blocks")
     except (SolverError, InfeasibleError):
         return None
     if solution.objective < layers - 0.5:

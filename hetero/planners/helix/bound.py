@@ -21,13 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.planners.helix.groups import Group
+from hetero.arrays import Floats, Ints
+from hetero.planners.helix.groups import NodeGroup
 from hetero.planners.helix.kernels import cover
 from hetero.programs import Program
-
-Floats = NDArray[np.float64]
 
 _COARSE, _FINE = 24_000, 400_000  # steps that throughputs are rounded to
 PROOF = 5e-6  # a bound this close to a placement proves it optimal; twice the finest step
@@ -54,7 +52,7 @@ class FlowBound:
     programs: int
 
 
-def simple_bound(found: Sequence[Group], layers: int) -> float:
+def simple_bound(found: Sequence[NodeGroup], layers: int) -> float:
     r"""Largest F with :math:`\sum_j \max_k k \min(T_j(k), F) \ge L F` [tokens/s].
 
     No node carries more than the flow itself, so its work counts only up to it.
@@ -77,7 +75,7 @@ def simple_bound(found: Sequence[Group], layers: int) -> float:
 
 
 def flow_bound(
-    found: Sequence[Group], layers: int, *, known: float = 0.0, gap: float = 1e-4
+    found: Sequence[NodeGroup], layers: int, *, known: float = 0.0, gap: float = 1e-4
 ) -> FlowBound:
     """Smallest flow that is proven to be out of reach, by bisection.
 
@@ -113,7 +111,9 @@ def flow_bound(
     return FlowBound(high, simple, programs)
 
 
-def _reachable(found: Sequence[Group], layers: int, flow: float, steps: int) -> tuple[bool, int]:
+def _reachable(
+    found: Sequence[NodeGroup], layers: int, flow: float, steps: int
+) -> tuple[bool, int]:
     """Whether the relaxation carries a flow through all layers, and programs solved."""
     pairs = [(t, k) for t, group in enumerate(found) for k in range(1, group.max_layers + 1)]
     group = np.array([t for t, _ in pairs])
@@ -146,9 +146,7 @@ def _reachable(found: Sequence[Group], layers: int, flow: float, steps: int) -> 
     return True, _ROUNDS
 
 
-def _master(
-    group: NDArray[np.int64], held: Floats, counts: Floats, columns: Floats
-) -> tuple[float, Floats]:
+def _master(group: Ints, held: Floats, counts: Floats, columns: Floats) -> tuple[float, Floats]:
     """Layers that the known configurations carry, and the price of a layer of every pair."""
     program = Program()
     share = program.variables(len(held))

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hetero.planners.helix.groups import Group
+from hetero.planners.helix.groups import NodeGroup
 
 
-def chain(found: Sequence[Group], layers: int) -> tuple[float, list[tuple[int, int]]] | None:
+def chain(found: Sequence[NodeGroup], layers: int) -> tuple[float, list[tuple[int, int]]] | None:
     r"""Largest flow of a single chain, and its nodes as pairs (group, layers held).
 
     The largest F with :math:`\sum_j \max\{k : T_j(k) \ge F\} \ge L`; nodes that hold most
@@ -38,7 +38,7 @@ def chain(found: Sequence[Group], layers: int) -> tuple[float, list[tuple[int, i
     return (flow, nodes) if left == 0 else None
 
 
-def _most(group: Group, flow: float) -> int:
+def _most(group: NodeGroup, flow: float) -> int:
     """Most layers with which one node of a group carries a flow."""
     fitting = np.flatnonzero(group.tokens_per_s >= flow)
     return int(fitting[-1]) if len(fitting) else 0

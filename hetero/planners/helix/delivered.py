@@ -18,17 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError
-from hetero.placement import LayerRange, Network, Placement, Problem
+from hetero.placement import FlowNetwork, LayerRange, Placement, Problem
 from hetero.routers.pipelines import FlowRouter
-from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, Serving, combine
+from hetero.simulator.pipeline_run import OFFLINE_S, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import Feed, simulate_pipelines
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 PROMPT_TOKENS = 750.0
 """Prompt that speeds of nodes are compared with (Helix's operating point)."""
@@ -55,11 +53,11 @@ class Option:
     @property
     def tokens_per_s(self) -> float:
         """Maximum flow, added up."""
-        return sum(Network(one).max_flow().tokens_per_s for one in self.placements)
+        return sum(FlowNetwork(one).max_flow().tokens_per_s for one in self.placements)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Delivered:
+class DeliveredOption:
     """An option and what it delivers when it is kept full.
 
     Attributes
@@ -77,7 +75,7 @@ class Delivered:
     option: Option
     flow_tps: float
     depth: float
-    serving: Serving
+    serving: WindowFigures
     in_flight: int
     node_use: float
 
@@ -87,15 +85,15 @@ class Ranking(Shown):
     """Options by what they deliver, the best first."""
 
     problem: Problem
-    ranked: tuple[Delivered, ...]
+    ranked: tuple[DeliveredOption, ...]
 
     @property
-    def best(self) -> Delivered:
+    def best(self) -> DeliveredOption:
         """The option with the largest decode throughput."""
         return self.ranked[0]
 
     @property
-    def by_flow(self) -> Delivered:
+    def by_flow(self) -> DeliveredOption:
         """The option with the largest maximum flow."""
         return max(self.ranked, key=lambda one: one.flow_tps)
 
@@ -106,33 +104,19 @@ class Ranking(Shown):
 
     def table(self) -> Table:
         """One row per option."""
-        rows = tuple(
-            (
-                one.option.name,
-                len(one.option.placements),
-                one.flow_tps,
-                one.depth,
-                one.serving.decode_tps,
-                one.serving.prompt.mean_s,
-                one.serving.decode.mean_s,
-                one.in_flight,
-                100 * one.node_use,
-            )
-            for one in self.ranked
-        )
         columns = (
-            Column("option"),
-            Column("pipelines apart"),
-            Column("flow", "tokens/s"),
+            Column("option", of="option.name"),
+            Column("pipelines apart", of=lambda one: len(one.option.placements)),
+            Column("flow", "tokens/s", of="flow_tps"),
             Column("depth", "nodes", 3),
-            Column("decoded", "tokens/s"),
-            Column("prompt latency", "s", 3),
-            Column("decode latency", "s", 3),
-            Column("in flight"),
-            Column("nodes busy", "%", 3),
+            Column("decoded", "tokens/s", of="serving.decode_tps"),
+            Column("prompt latency", "s", 3, "serving.prompt.mean_s"),
+            Column("decode latency", "s", 3, "serving.decode.mean_s"),
+            Column("in flight", of="in_flight"),
+            Column("nodes busy", "%", 3, lambda one: 100 * one.node_use),
         )
-        name = f"{self.problem.llm.name} on {self.problem.name}"
-        return Table(f"{name}: flow and what is delivered", columns, rows)
+        title = f"{self.problem.llm.name} on {self.problem.name}: flow and what is delivered"
+        return Table.of(title, columns, self.ranked)
 
 
 def chain(problem: Problem, nodes: Sequence[int], share: float = 1.0) -> Placement:
@@ -262,14 +246,14 @@ def deliver(
     option: Option,
     requests: Trace,
     window_s: tuple[float, float] = OFFLINE_S,
-    flows: Callable[[Network], Floats] | None = None,
-) -> tuple[tuple[PipelineRun, ...], Serving]:
+    flows: Callable[[FlowNetwork], Floats] | None = None,
+) -> tuple[tuple[PipelineRun, ...], WindowFigures]:
     """Simulate an option offline: Helix's router and feed, each pipeline fed on its own."""
     runs = tuple(
         simulate_pipelines(
-            Network(one),
+            FlowNetwork(one),
             requests,
-            FlowRouter.offline(flows(Network(one)) if flows else None),
+            FlowRouter.offline(flows(FlowNetwork(one)) if flows else None),
             feed=Feed(),
             window_s=window_s,
             until_s=window_s[1],
@@ -310,13 +294,13 @@ def rank(
     found = []
     for option in candidates:
         try:
-            flows = [Network(one).max_flow() for one in option.placements]
+            flows = [FlowNetwork(one).max_flow() for one in option.placements]
             runs, serving = deliver(option, requests, window_s)
         except HeteroError:
             continue
         total = sum(flow.tokens_per_s for flow in flows)
         found.append(
-            Delivered(
+            DeliveredOption(
                 option,
                 total,
                 sum(flow.tokens_per_s * flow.depth for flow in flows) / total,

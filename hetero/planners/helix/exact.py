@@ -20,8 +20,8 @@ import numpy as np
 from hetero.errors import InfeasibleError
 from hetero.placement import Problem
 from hetero.planners.helix.assemble import Layout
-from hetero.planners.helix.groups import Group
-from hetero.programs import Limits, Program, SolverError
+from hetero.planners.helix.groups import NodeGroup
+from hetero.programs import Program, SolverError, SolverLimits
 
 _LARGEST = 3_000  # variables of a program that is tried at all
 _NODES = 12  # nodes of a cluster that is tried at all
@@ -29,7 +29,7 @@ _NODES = 12  # nodes of a cluster that is tried at all
 
 def exact(
     problem: Problem,
-    found: Sequence[Group],
+    found: Sequence[NodeGroup],
     *,
     known: float,
     upper: float,
@@ -55,7 +55,7 @@ def exact(
     off = ~np.eye(n + 1, dtype=bool)
     bound_by_links = bool((capacity[off] < upper).any())
     kinds = (
-        [Group(node.region, node.tokens_per_s, (k,)) for k, node in enumerate(problem.nodes)]
+        [NodeGroup(node.region, node.tokens_per_s, (k,)) for k, node in enumerate(problem.nodes)]
         if bound_by_links
         else list(found)
     )
@@ -97,7 +97,7 @@ def exact(
             program.entries(through[boundary - 1], f[ends], 1.0)
             program.entries(through[boundary - 1], f[begins], -1.0)
     try:
-        solution = program.solve(Limits(gap=1e-6, nodes=nodes), names="the exact placement")
+        solution = program.solve(SolverLimits(gap=1e-6, nodes=nodes), names="the exact placement")
     except InfeasibleError:
         return None, known * (1 + 1e-6)
     except SolverError:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from hetero.arrays import Floats
 from hetero.placement import Problem
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class NodeGroup:
     """Nodes of one region with one table of throughput.
 
     Attributes
@@ -39,7 +35,7 @@ class Group:
         return len(self.tokens_per_s) - 1
 
 
-def groups(problem: Problem, *, by_region: bool = True) -> tuple[Group, ...]:
+def groups(problem: Problem, *, by_region: bool = True) -> tuple[NodeGroup, ...]:
     """Nodes grouped by their table of throughput and, if asked for, their region."""
     found: dict[tuple[str, bytes], list[int]] = {}
     for k, node in enumerate(problem.nodes):
@@ -47,6 +43,6 @@ def groups(problem: Problem, *, by_region: bool = True) -> tuple[Group, ...]:
             key = (node.region if by_region else "", node.tokens_per_s.tobytes())
             found.setdefault(key, []).append(k)
     return tuple(
-        Group(region, problem.nodes[members[0]].tokens_per_s, tuple(members))
+        NodeGroup(region, problem.nodes[members[0]].tokens_per_s, tuple(members))
         for (region, _), members in found.items()
     )

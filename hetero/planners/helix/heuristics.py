@@ -29,14 +29,14 @@ def swarm(problem: Problem, stages: int | None = None) -> Placement:
 
     Notes
     -----
-    Source: Helix section 6.2, after Ryabinin et al. (SWARM).
+    Source: Helix, section 6.2: baseline Swarm, after Ryabinin et al. (SWARM).
 
     Examples
     --------
-    >>> from hetero.placement import Network
+    >>> from hetero.placement import FlowNetwork
     >>> from pipelines.studies.helix_artifact import problem
     >>> placement = swarm(problem("single-24", "70B"))
-    >>> round(Network(placement).max_flow().tokens_per_s, 2)
+    >>> round(FlowNetwork(placement).max_flow().tokens_per_s, 2)
     757.85
     """
     layers = problem.llm.layers
@@ -75,8 +75,9 @@ def petals(problem: Problem, seed: int = 0) -> Placement:
 
     Notes
     -----
-    Source: Helix section 6.6, after Borzunov et al. (Petals). The artifact's own placements are in
-    :mod:`pipelines.studies.helix_artifact`; it draws the order from another generator.
+    Source: Helix, section 6.6: baseline Petals of Borzunov and others.
+    The artifact's own placements are in :mod:`pipelines.studies.helix_artifact`; it draws the
+    order from another generator.
     """
     layers = problem.llm.layers
     throughput = np.zeros(layers)
@@ -106,8 +107,9 @@ def separate(problem: Problem) -> Placement:
 
     Notes
     -----
-    Source: Helix section 6.2. The artifact's own separate pipelines fill more than half of the
-    memory with weights where a kind would not suffice otherwise.
+    Source: Helix, section 6.2: baseline of separate pipelines (SP).
+    The artifact's own fill more than half of the memory with weights where a kind would not
+    suffice otherwise.
     """
     ranges = _pipelines(problem)
     if not ranges:

@@ -2,7 +2,7 @@ r"""Helix's integer program for the placement, as section 4.4 prints it.
 
 Variables of node i: its first layer s_i (integer) and b_i^k (binary), whether it holds k layers;
 e_i = s_i + \sum_k k b_i^k. Of link (i, j): its flow f_ij, whether it is valid d_ij (binary), and
-with partial inference cond^1_ij and cond^2_ij (binary). Tables 5 and 6 of the paper list them.
+with partial inference cond^1_ij and cond^2_ij (binary). Helix's Tables 5 and 6 list them.
 
 The artifact's readings are followed where they differ from the text: the second inequality for
 e_i = s_j is L d <= L + (e_i - s_j) (the paper has a sign wrong), and every node holds a layer.
@@ -14,20 +14,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.placement import Network, Placement, Problem
+from hetero.placement import FlowNetwork, Placement, Problem
 from hetero.placement.pruning import all_links
-from hetero.programs import Limits, Program, Solver, Status
-
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+from hetero.programs import Program, Solver, SolverLimits, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Size(Shown):
+class ProgramSize(Shown):
     """Number of variables and constraints of the program, by group.
 
     Examples
@@ -52,7 +49,7 @@ class Size(Shown):
         return sum(self.constraints.values())
 
     def table(self) -> Table:
-        """One row per group, as Tables 5 and 6."""
+        """One row per group, as Helix's Tables 5 and 6."""
         rows = [("variables", name, number) for name, number in self.variables.items()]
         rows += [("constraints", name, number) for name, number in self.constraints.items()]
         return Table("", (Column("what"), Column("group"), Column("number")), tuple(rows))
@@ -83,6 +80,8 @@ class MilpResult:
 class Milp:
     """The program of one problem.
 
+    Source: Helix, section 4.4: placement as a mixed-integer program (MILP); s_i, b_i^j, f_ij, d_ij.
+
     Parameters
     ----------
     links
@@ -112,9 +111,13 @@ class Milp:
         self._build()
 
     @property
-    def size(self) -> Size:
-        """Variables and constraints by group."""
-        return Size(self._variables, self._constraints)
+    def size(self) -> ProgramSize:
+        """Variables and constraints by group.
+
+        Source: Helix, Table 5: variables of the program.
+        Source: Helix, Table 6: constraints of the program.
+        """
+        return ProgramSize(self._variables, self._constraints)
 
     def _build(self) -> None:
         problem, program = self.problem, Program()
@@ -164,7 +167,7 @@ class Milp:
         # Which holding variables belong to the tail and the head of every link.
         of_tail = [np.flatnonzero(owner == node) for node in range(n)]
 
-        def ends_of(target: NDArray[np.int64], nodes: NDArray[np.int64], sign: float) -> None:
+        def ends_of(target: Ints, nodes: Ints, sign: float) -> None:
             """Add sign times e_i to the rows."""
             program.entries(target, s[nodes], sign)
             count = np.array([len(of_tail[node]) for node in nodes])
@@ -211,8 +214,11 @@ class Milp:
         self._f, self._d, self._rows, self._columns = f, d, rows, columns
 
     def start(self, placement: Placement) -> Floats:
-        """Values of the variables for a placement and its maximum flow, shape (variables,)."""
-        network = Network(placement, self.partial_inference, self.links)
+        """Values of the variables for a placement and its maximum flow, shape (variables,).
+
+        Source: Helix, section 4.5: start of the program from the placement of a heuristic.
+        """
+        network = FlowNetwork(placement, self.partial_inference, self.links)
         valid = network.valid()
         values = np.zeros(self._program.size[1])
         for k, _, (first, stop) in placement.nodes():
@@ -227,7 +233,7 @@ class Milp:
 
     def solve(
         self,
-        limits: Limits | None = None,
+        limits: SolverLimits | None = None,
         *,
         solver: Solver = "highs",
         start: Placement | None = None,
@@ -265,6 +271,6 @@ def judge(
 ) -> float:
     """Exact maximum flow of a placement, 0 where nothing flows [tokens/s]."""
     try:
-        return Network(placement, partial_inference, links).max_flow().tokens_per_s
+        return FlowNetwork(placement, partial_inference, links).max_flow().tokens_per_s
     except InfeasibleError:
         return 0.0

@@ -16,16 +16,16 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.placement import Flow, Links, Network, Placement, Problem
+from hetero.placement import Flow, FlowNetwork, Links, Placement, Problem
 from hetero.placement.throughput import HELIX_POINT, OperatingPoint
 from hetero.planners.helix.bound import PROOF, FlowBound, flow_bound, simple_bound
 from hetero.planners.helix.exact import exact
 from hetero.planners.helix.groups import groups
-from hetero.planners.helix.regions import Effort, Found, regions, too_small
+from hetero.planners.helix.regions import LayoutPool, PlacementEffort, regions, too_small
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Candidate(Shown):
+class PlacementCandidate(Shown):
     """A placement with its maximum flow.
 
     Attributes
@@ -51,13 +51,18 @@ class Candidate(Shown):
         """Distance to the bound over its flow."""
         return max(0.0, self.bound / self.tokens_per_s - 1)
 
+    @property
+    def mean_use(self) -> float:
+        """Mean share of their throughput that flows through the nodes it uses."""
+        return float(self.flow.utilisation[list(self.placement.used)].mean())
+
     def table(self) -> Table:
         """The flow through its nodes."""
         return self.flow.table()
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannerStep:
     """What was known after a step of the planner [tokens/s]."""
 
     name: str
@@ -82,9 +87,9 @@ class FlowPlan(Shown):
     """
 
     problem: Problem
-    best: tuple[Candidate, ...]
+    best: tuple[PlacementCandidate, ...]
     bound: FlowBound
-    steps: tuple[Step, ...]
+    steps: tuple[PlannerStep, ...]
 
     @property
     def tokens_per_s(self) -> float:
@@ -108,52 +113,35 @@ class FlowPlan(Shown):
 
     def table(self) -> Table:
         """One row per placement."""
-        rows = tuple(
-            (
-                k + 1,
-                one.method,
-                one.tokens_per_s,
-                100 * one.gap,
-                len(one.placement.used),
-                one.flow.depth,
-                100 * float(one.flow.utilisation[list(one.placement.used)].mean()),
-            )
-            for k, one in enumerate(self.best)
-        )
         columns = (
-            Column("plan"),
-            Column("found by"),
-            Column("flow", "tokens/s", 6),
-            Column("to the bound", "%", 3),
-            Column("nodes used"),
-            Column("depth", "nodes", 3),
-            Column("mean use", "%", 3),
+            Column("plan", of=lambda ranked: ranked[0]),
+            Column("found by", of=lambda ranked: ranked[1].method),
+            Column("flow", "tokens/s", 6, lambda ranked: ranked[1].tokens_per_s),
+            Column("to the bound", "%", 3, lambda ranked: 100 * ranked[1].gap),
+            Column("nodes used", of=lambda ranked: len(ranked[1].placement.used)),
+            Column("depth", "nodes", 3, lambda ranked: ranked[1].flow.depth),
+            Column("mean use", "%", 3, lambda ranked: 100 * ranked[1].mean_use),
         )
         verdict = "proven optimal" if self.proven else "the best flow lies between"
-        return Table(
+        return Table.of(
             f"{self.problem.llm.name} on {self.problem.name}",
             columns,
-            rows,
-            (
-                f"Bound: {self.bound.tokens_per_s:,.2f} tokens/s ({verdict}); by work alone "
-                f"{self.bound.simple_tokens_per_s:,.2f}.",
-                *self._left_out(),
-            ),
+            enumerate(self.best, 1),
+            f"Bound: {self.bound.tokens_per_s:,.2f} tokens/s ({verdict}); by work alone "
+            f"{self.bound.simple_tokens_per_s:,.2f}.",
+            *self._left_out(),
         )
 
-    def _left_out(self) -> tuple[str, ...]:
+    def _left_out(self) -> tuple[str, str]:
         """Which nodes the best placement does not use, and whether they could be used at all."""
         used = set(self.best[0].placement.used)
         idle = [node for k, node in enumerate(self.problem.nodes) if k not in used]
-        small = [node.name for node in idle if not np.any(node.tokens_per_s > 0)]
-        others = [node.name for node in idle if node.name not in small]
-        notes = []
-        if small:
-            notes.append(f"Too small for a layer and its KV cache: {', '.join(small)}.")
-        if others:
-            names = ", ".join(others)
-            notes.append(f"Plan 1 leaves out {names}: no better one with them was found.")
-        return tuple(notes)
+        small = ", ".join(node.name for node in idle if not np.any(node.tokens_per_s > 0))
+        others = ", ".join(node.name for node in idle if np.any(node.tokens_per_s > 0))
+        return (
+            f"Too small for a layer and its KV cache: {small}." if small else "",
+            f"Plan 1 leaves out {others}: no better one with them was found." if others else "",
+        )
 
 
 def plan(
@@ -162,7 +150,7 @@ def plan(
     *,
     links: Links | None = None,
     point: OperatingPoint = HELIX_POINT,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     seed: int = 0,
 ) -> FlowPlan:
     """Plan of a cluster: see :func:`search`."""
@@ -173,9 +161,9 @@ def plan(
 def search(
     problem: Problem,
     *,
-    effort: Effort | None = None,
+    effort: PlacementEffort | None = None,
     seed: int = 0,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[PlannerStep], None] | None = None,
 ) -> FlowPlan:
     """Placements of the largest flow that the planner finds, and a bound on every placement.
 
@@ -199,7 +187,7 @@ def search(
     (2045.64, True)
     """
     began = time.perf_counter()
-    effort = effort or Effort()
+    effort = effort or PlacementEffort()
     if reason := too_small(problem):
         raise InfeasibleError(reason, resolve="add nodes, or take a smaller model.")
     if _parted(problem):
@@ -207,12 +195,13 @@ def search(
     whole = groups(problem, by_region=False)
     layers = problem.llm.layers
     upper = simple_bound(whole, layers)
-    found = Found(effort.keep)
-    steps: list[Step] = []
+    found = LayoutPool(effort.keep)
+    steps: list[PlannerStep] = []
 
     def done(name: str) -> None:
-        best = found.best.value if found.layouts else 0.0
-        steps.append(Step(name, best, max(upper, best), time.perf_counter() - began))
+        steps.append(
+            PlannerStep(name, found.value, max(upper, found.value), time.perf_counter() - began)
+        )
         if progress is not None:
             progress(steps[-1])
 
@@ -221,28 +210,26 @@ def search(
     done("chain")
     bound = FlowBound(upper, upper, 0)
     if effort.proof:
-        bound = flow_bound(whole, layers, known=found.best.value if found.layouts else 0.0)
+        bound = flow_bound(whole, layers, known=found.value)
         upper = min(upper, bound.tokens_per_s)
         done("configurations")
-    if not found.layouts or upper > found.best.value * (1 + 2 * PROOF):
+    if not found.layouts or upper > found.value * (1 + 2 * PROOF):
         regions(problem, found, upper, effort, seed)
         done("blocks and exchange")
-        if effort.proof and found.layouts and 1 + 2 * PROOF < upper / found.best.value <= 1.005:
-            bound = flow_bound(whole, layers, known=found.best.value)
+        if effort.proof and found.layouts and 1 + 2 * PROOF < upper / found.value <= 1.005:
+            bound = flow_bound(whole, layers, known=found.value)
             upper = min(upper, bound.tokens_per_s)
             done("finer configurations")
     if not found.layouts:
         raise _nothing_flows(problem)
-    if upper > found.best.value * (1 + 2 * PROOF):
-        closed = exact(
-            problem, whole, known=found.best.value, upper=upper, nodes=effort.exact_nodes
-        )
+    if upper > found.value * (1 + 2 * PROOF):
+        closed = exact(problem, whole, known=found.value, upper=upper, nodes=effort.exact_nodes)
         if closed is not None:
             layout, upper = closed
             if layout is not None:
                 found.add(layout, "exact program")
             done("exact program")
-    upper = max(upper, found.best.value)
+    upper = max(upper, found.value)
     best = []
     for layout, method in found.sorted():
         ranges = tuple(
@@ -250,7 +237,7 @@ def search(
             for s, e in zip(layout.starts, layout.stops, strict=True)
         )
         placement = Placement(problem, ranges, f"{problem.name}, {method}")
-        best.append(Candidate(placement, Network(placement).max_flow(), method, upper))
+        best.append(PlacementCandidate(placement, FlowNetwork(placement).max_flow(), method, upper))
     return FlowPlan(
         problem,
         tuple(best),

@@ -13,7 +13,7 @@ from hetero.planners.helix.assemble import Layout, exchange, of_chain, of_line
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import simple_bound
 from hetero.planners.helix.chains import chain
-from hetero.planners.helix.groups import Group, groups
+from hetero.planners.helix.groups import NodeGroup, groups
 from hetero.streams import stream
 
 _WHOLE = 150  # nodes beyond which a region is parted
@@ -25,7 +25,7 @@ _MANY = 60  # nodes beyond which less is tried per line, as every flow takes lon
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class PlacementEffort:
     """How much is tried; counts only.
 
     Attributes
@@ -57,12 +57,12 @@ class Effort:
     keep: int = 12
     proof: bool = True
 
-    def chains_only(self) -> Effort:
+    def chains_only(self) -> PlacementEffort:
         """Only the single chain."""
         return replace(self, precision=np.inf)
 
 
-class Found:
+class LayoutPool:
     """Distinct layouts with the largest flow."""
 
     def __init__(self, keep: int) -> None:
@@ -78,6 +78,11 @@ class Found:
     def best(self) -> Layout:
         """The layout of the largest flow."""
         return max((layout for layout, _ in self.layouts.values()), key=lambda one: one.value)
+
+    @property
+    def value(self) -> float:
+        """The largest flow [tokens/s], 0 where there is no layout."""
+        return self.best.value if self.layouts else 0.0
 
     def sorted(self) -> list[tuple[Layout, str]]:
         """Layouts by falling flow."""
@@ -106,7 +111,9 @@ def too_small(problem: Problem) -> str:
     )
 
 
-def regions(problem: Problem, found: Found, upper: float, effort: Effort, seed: int) -> None:
+def regions(
+    problem: Problem, found: LayoutPool, upper: float, effort: PlacementEffort, seed: int
+) -> None:
     """Search all regions as one line and, where links between them bind, sets of regions."""
     parts = _parts(problem, upper)
     everything = list(range(len(problem.nodes)))
@@ -151,16 +158,16 @@ def _line_of(
     problem: Problem,
     nodes: Sequence[int],
     parts: Sequence[Sequence[int]],
-    found: Found,
+    found: LayoutPool,
     upper: float,
-    effort: Effort,
+    effort: PlacementEffort,
     seed: int,
 ) -> None:
     """Best single line through all the nodes of the parts, in and around one order of them."""
     inside = np.zeros(len(problem.nodes), dtype=bool)
     inside[list(nodes)] = True
     kinds = [
-        Group(g.region, g.tokens_per_s, members)
+        NodeGroup(g.region, g.tokens_per_s, members)
         for g in groups(problem)
         if (members := tuple(k for k in g.members if inside[k]))
     ]
@@ -241,9 +248,9 @@ def _into(
 def _sets(
     problem: Problem,
     parts: Sequence[Sequence[int]],
-    found: Found,
+    found: LayoutPool,
     upper: float,
-    effort: Effort,
+    effort: PlacementEffort,
     seed: int,
 ) -> None:
     """Copies of the model side by side: every set of regions that holds one carries its own."""
@@ -260,12 +267,11 @@ def _sets(
     tops = {s: simple_bound(groups(problem.only(nodes[s])), problem.llm.layers) for s in sets}
     done: dict[tuple[int, ...], Layout] = {}
     for cover in _covers(sets, tops):
-        known = found.best.value if found.layouts else 0.0
-        if sum(tops[s] for s in cover) <= known * (1 + 1e-3) or len(cover) < 2 <= len(sets):
+        if sum(tops[s] for s in cover) <= found.value * (1 + 1e-3) or len(cover) < 2 <= len(sets):
             continue
         for s in cover:
             if s not in done:
-                some = Found(effort.keep)
+                some = LayoutPool(effort.keep)
                 own = [parts[p] for p in s]
                 if not np.isfinite(effort.precision):
                     _line_of(problem, nodes[s], own, some, upper, effort, seed)
@@ -310,8 +316,8 @@ def _side_by_side(problem: Problem, layouts: Sequence[Layout]) -> Layout:
 def _parted(
     problem: Problem,
     parts: Sequence[Sequence[int]],
-    found: Found,
-    effort: Effort,
+    found: LayoutPool,
+    effort: PlacementEffort,
     seed: int,
 ) -> None:
     """Every region in parts of about equal composition, each of which holds a copy."""
@@ -335,7 +341,7 @@ def _parted(
                 layouts.append(_copied(problem, known[key], nodes))
                 continue
             own = problem.only(nodes)
-            some = Found(effort.keep)
+            some = LayoutPool(effort.keep)
             everything = list(range(len(nodes)))
             for how in (light.chains_only(), light):
                 _line_of(own, everything, [everything], some, np.inf, how, seed)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from hetero.catalog import Link
 from hetero.cluster import Cluster, Network
-from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.reschedule.service import Service
+from hetero.errors import InfeasibleError, require
+from hetero.planners.reschedule.service import PhaseService
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ClusterChange:
     """A cluster after something has happened to it.
 
     Attributes
@@ -29,7 +29,7 @@ class Change:
     lost: frozenset[str] = frozenset()
 
 
-def lose_gpu(service: Service, group: str, machine: str | None = None) -> Change:
+def lose_gpu(service: PhaseService, group: str, machine: str | None = None) -> ClusterChange:
     """One GPU of a group fails; the group is lost with it.
 
     Parameters
@@ -37,48 +37,49 @@ def lose_gpu(service: Service, group: str, machine: str | None = None) -> Change
     machine
         Machine of the GPU, where the group spans several; by default its first.
     """
-    stages = service.group(group).pipeline.stages
-    known = service.model.machines
-    where = machine or known[stages[0].machine].name
-    if where not in service.group(group).machines:
-        raise ParameterError(
-            f"Group {group} has no GPU of machine '{where}'.",
-            resolve=f"use {' or '.join(sorted(service.group(group).machines))}.",
-        )
-    return Change(
+    members = service.group(group)
+    where = machine or members.pipeline.machines[0].name
+    require(
+        where in members.machines,
+        f"Group {group} has no GPU of machine '{where}'.",
+        resolve=f"use {' or '.join(sorted(members.machines))}.",
+    )
+    return ClusterChange(
         f"a GPU of {where} in group {group} fails",
         fewer(service.cluster, {where: 1}),
         frozenset({group}),
     )
 
 
-def lose_machine(service: Service, machine: str) -> Change:
+def lose_machine(service: PhaseService, machine: str) -> ClusterChange:
     """A whole machine fails, and every group that uses it."""
     gone = service.cluster.machine(machine)
     lost = frozenset(one.name for one in service.groups if machine in one.machines)
-    return Change(f"machine {machine} fails", fewer(service.cluster, {machine: gone.count}), lost)
+    return ClusterChange(
+        f"machine {machine} fails", fewer(service.cluster, {machine: gone.count}), lost
+    )
 
 
-def lose_groups(service: Service, names: frozenset[str]) -> Change:
+def lose_groups(service: PhaseService, names: frozenset[str]) -> ClusterChange:
     """All GPUs of some groups become unavailable."""
     counts: dict[str, int] = {}
     for name in names:
-        for stage in service.group(name).pipeline.stages:
-            where = service.model.machines[stage.machine].name
-            counts[where] = counts.get(where, 0) + stage.gpus
+        pipeline = service.group(name).pipeline
+        for stage, machine in zip(pipeline.stages, pipeline.machines, strict=True):
+            counts[machine.name] = counts.get(machine.name, 0) + stage.gpus
     what = f"{sum(counts.values())} GPUs of {', '.join(sorted(counts))} become unavailable"
-    return Change(what, fewer(service.cluster, counts), names)
+    return ClusterChange(what, fewer(service.cluster, counts), names)
 
 
-def slow_link(service: Service, a: str, b: str, share: float = 0.1) -> Change:
+def slow_link(service: PhaseService, a: str, b: str, share: float = 0.1) -> ClusterChange:
     """The link between two machines drops to a share of its bandwidth."""
     cluster = service.cluster
     link = cluster.link(a, b)
-    if a == b or not 0 < share <= 1:
-        raise ParameterError(
-            f"The link from '{a}' to '{b}' at {share} of its bandwidth.",
-            resolve="name two machines, and a share above 0 and up to 1.",
-        )
+    require(
+        a != b and 0 < share <= 1,
+        f"The link from '{a}' to '{b}' at {share} of its bandwidth.",
+        resolve="name two machines, and a share above 0 and up to 1.",
+    )
     slow = Link(
         name=f"{link.name} at {share:g}",
         bandwidth_gbs=share * link.bandwidth_gbs,
@@ -88,7 +89,7 @@ def slow_link(service: Service, a: str, b: str, share: float = 0.1) -> Change:
     )
     network = cluster.network or Network()
     pairs = {**network.machines, frozenset((a, b)): slow}
-    return Change(
+    return ClusterChange(
         f"the link between {a} and {b} drops to {share:g}",
         replace(cluster, network=replace(network, machines=pairs)),
     )
@@ -114,12 +115,12 @@ def fewer(cluster: Cluster, lost: dict[str, int]) -> Cluster:
     machines = []
     for machine in cluster.machines:
         count = machine.count - lost.get(machine.name, 0)
-        if count < 0:
-            raise ParameterError(
-                f"Machine '{machine.name}' has {machine.count} GPUs and cannot lose "
-                f"{lost[machine.name]}.",
-                resolve="lose no more than it has.",
-            )
+        require(
+            count >= 0,
+            f"Machine '{machine.name}' has {machine.count} GPUs and cannot lose "
+            f"{machine.count - count}.",
+            resolve="lose no more than it has.",
+        )
         # What is left is rented as before: a machine that lacks a GPU costs the same.
         if count:
             machines.append(replace(machine, count=count))
@@ -129,16 +130,5 @@ def fewer(cluster: Cluster, lost: dict[str, int]) -> Cluster:
         raise InfeasibleError(
             f"Nothing is left of {cluster.name}.", resolve="wait for machines to come back."
         )
-    names = {machine.name for machine in machines}
-    network = cluster.network
-    if network is not None:
-        regions = {machine.region for machine in machines}
-        network = replace(
-            network,
-            machines={pair: link for pair, link in network.machines.items() if pair <= names},
-            regions={pair: link for pair, link in network.regions.items() if pair <= regions},
-            coordinator_region=network.coordinator_region
-            if network.coordinator_region in regions
-            else "",
-        )
+    network = None if cluster.network is None else cluster.network.among(machines)
     return replace(cluster, machines=tuple(machines), network=network)

@@ -18,17 +18,17 @@ when a shift is obvious; this is our answer. The sums are Page's (1954).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.streams import stream
 from hetero.workload import Trace
-
-Floats = NDArray[np.float64]
 
 FIGURES = ("input length", "output length", "rate")
 _LEAST_BLOCKS = 20
@@ -69,6 +69,8 @@ class Alarm:
 @dataclass(frozen=True, repr=False, eq=False)
 class ShiftDetector(Shown):
     """A calibrated detector; made by :meth:`calibrate`.
+
+    Source: ThunderServe, section 4: detection of a workload shift, by a rule of our own.
 
     Attributes
     ----------
@@ -125,23 +127,23 @@ class ShiftDetector(Shown):
         >>> bool(2 < detector.threshold < 60)
         True
         """
-        if not (0 < false_alarm < 1 and slack >= 0 and block_requests >= 2):
-            raise ParameterError(
-                f"false_alarm is {false_alarm}, slack {slack}, block_requests {block_requests}.",
-                resolve="give a probability between 0 and 1, 0 or more, and 2 requests or more.",
-            )
-        if horizon_requests < block_requests:
-            raise ParameterError(
-                f"A horizon of {horizon_requests} requests holds no block of {block_requests}.",
-                resolve="give a longer horizon, or shorter blocks.",
-            )
+        require(
+            0 < false_alarm < 1 and slack >= 0 and block_requests >= 2,
+            f"false_alarm is {false_alarm}, slack {slack}, block_requests {block_requests}.",
+            resolve="give a probability between 0 and 1, 0 or more, and 2 requests or more.",
+        )
+        require(
+            horizon_requests >= block_requests,
+            f"A horizon of {horizon_requests} requests holds no block of {block_requests}.",
+            resolve="give a longer horizon, or shorter blocks.",
+        )
         figures = _figures(reference, block_requests)
-        if len(figures) < _LEAST_BLOCKS:
-            raise ParameterError(
-                f"{len(reference)} requests make {len(figures)} blocks of {block_requests}; a "
-                f"reference needs {_LEAST_BLOCKS}.",
-                resolve="give a longer reference, or shorter blocks.",
-            )
+        require(
+            len(figures) >= _LEAST_BLOCKS,
+            f"{len(reference)} requests make {len(figures)} blocks of {block_requests}; a "
+            f"reference needs {_LEAST_BLOCKS}.",
+            resolve="give a longer reference, or shorter blocks.",
+        )
         means, deviations = figures.mean(axis=0), figures.std(axis=0, ddof=1)
         # A figure that never varies would alarm at rounding errors.
         deviations = np.maximum(deviations, 1e-6)
@@ -198,11 +200,11 @@ class ShiftDetector(Shown):
         The sum grows by the shift less the slack per block; infinite for shifts that the slack
         swallows.
         """
-        if figure not in FIGURES or not factor > 0:
-            raise ParameterError(
-                f"A shift of '{figure}' by a factor of {factor}.",
-                resolve=f"use a factor above 0 and one of {', '.join(FIGURES)}.",
-            )
+        require(
+            figure in FIGURES and factor > 0,
+            f"A shift of '{figure}' by a factor of {factor}.",
+            resolve=f"use a factor above 0 and one of {', '.join(FIGURES)}.",
+        )
         k = FIGURES.index(figure)
         drift = abs(np.log(factor)) / self.deviations[k] - self.slack
         if drift <= 0:
@@ -211,29 +213,23 @@ class ShiftDetector(Shown):
 
     def table(self) -> Table:
         """Reference and what it takes to notice a shift, per figure."""
-        rows = tuple(
-            (
-                name,
-                float(np.exp(self.means[k])),
-                float(np.exp(self.deviations[k])),
-                self.delay_requests(1.25, name),
-                self.delay_requests(2.0, name),
-            )
-            for k, name in enumerate(FIGURES)
-        )
+
+        def after(factor: float) -> Callable[[int], float]:
+            return lambda k: self.delay_requests(factor, FIGURES[k])
+
         columns = (
-            Column("figure"),
-            Column("geometric mean", "tokens; req/s"),
-            Column("spread of a block", "factor", 3),
-            Column("found after, x 1.25", "requests"),
-            Column("found after, x 2", "requests"),
+            Column("figure", of=lambda k: FIGURES[k]),
+            Column("geometric mean", "tokens; req/s", of=lambda k: float(np.exp(self.means[k]))),
+            Column("spread of a block", "factor", 3, lambda k: float(np.exp(self.deviations[k]))),
+            Column("found after, x 1.25", "requests", of=after(1.25)),
+            Column("found after, x 2", "requests", of=after(2.0)),
         )
         note = (
             f"an alarm at {self.threshold:.1f} standard deviations: by calibration, "
             f"{100 * self.false_alarm:g} % of streams of {self.horizon_requests:,} requests like "
             f"{self.reference} raise one"
         )
-        return Table("Shift detector", columns, rows, (note,))
+        return Table.of("Shift detector", columns, range(len(FIGURES)), note)
 
 
 def _figures(trace: Trace, block_requests: int, start: int = 0) -> Floats:

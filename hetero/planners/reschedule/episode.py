@@ -14,22 +14,21 @@ requests that it prefilled has ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.deployment import Deployment, KvLink, Replica
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.routers import PairShares
 from hetero.simulator import Event, Run, simulate
 from hetero.workload import Trace
 
-Floats = NDArray[np.float64]
-Change: TypeAlias = Literal["abrupt", "drain"]
+Ending: TypeAlias = Literal["abrupt", "drain"]
 """How replicas end: at once, or after the requests that they hold."""
 
 
@@ -56,7 +55,7 @@ class Era:
     deployment: Deployment
     weights: Mapping[tuple[str, str], float]
     ready_s: float | None = None
-    change: Change = "abrupt"
+    change: Ending = "abrupt"
     label: str = ""
 
     @property
@@ -122,7 +121,7 @@ class Episode(Shown):
         before = records["arrival_s"] < at_s
         return int((before & ~(records["finish_s"] <= at_s)).sum())
 
-    def arrived(self, era: int) -> NDArray[np.bool_]:
+    def arrived(self, era: int) -> Flags:
         """Which requests arrived in an era."""
         times = [one.start_s for one in self.eras[1:]] + [np.inf]
         start = 0.0 if era == 0 else self.eras[era].start_s
@@ -131,30 +130,28 @@ class Episode(Shown):
 
     def table(self) -> Table:
         """One row per era."""
-        rows = []
-        for k, era in enumerate(self.eras):
-            here = self.arrived(k)
-            good = here & self.run.finished
-            ttft, e2e = self.run.ttft_s[good], self.run.e2e_s[good]
-            rows.append(
-                (
-                    era.label or era.deployment.name,
-                    era.start_s,
-                    int(here.sum()),
-                    0 if k == 0 else self.in_flight(era.start_s),
-                    int((here & ~self.run.finished).sum()),
-                    float(np.quantile(ttft, 0.9)) if good.any() else np.nan,
-                    float(np.quantile(e2e, 0.9)) if good.any() else np.nan,
-                )
-            )
+
+        def high(times: Floats) -> Callable[[int], float]:
+            def of(k: int) -> float:
+                good = self.arrived(k) & self.run.finished
+                return float(np.quantile(times[good], 0.9)) if good.any() else np.nan
+
+            return of
+
         columns = (
-            Column("era"),
-            Column("from", "s"),
-            Column("requests arrived"),
-            Column("in flight at its start"),
-            Column("of the arrived lost"),
-            Column("TTFT P90", "s"),
-            Column("E2E P90", "s"),
+            Column("era", of=lambda k: self.eras[k].label or self.eras[k].deployment.name),
+            Column("from", "s", of=lambda k: self.eras[k].start_s),
+            Column("requests arrived", of=lambda k: int(self.arrived(k).sum())),
+            Column(
+                "in flight at its start",
+                of=lambda k: self.in_flight(self.eras[k].start_s) if k else 0,
+            ),
+            Column(
+                "of the arrived lost",
+                of=lambda k: int((self.arrived(k) & ~self.run.finished).sum()),
+            ),
+            Column("TTFT P90", "s", of=high(self.run.ttft_s)),
+            Column("E2E P90", "s", of=high(self.run.e2e_s)),
         )
         held = sum(end - start for start, end in self.waits)
         notes = [f"{self.routed_again:,} times a request was routed again"]
@@ -162,7 +159,7 @@ class Episode(Shown):
             notes.append(f"{self.too_long} of the lost are longer than any cache of the last era")
         if self.waits:
             notes.append(f"for {held:.0f} s nothing was up, and requests waited")
-        return Table("Episode", columns, tuple(rows), tuple(notes))
+        return Table.of("Episode", columns, range(len(self.eras)), *notes)
 
 
 def play(eras: Sequence[Era], trace: Trace, *, drawn: bool = False, seed: int = 0) -> Episode:
@@ -222,11 +219,12 @@ def play(eras: Sequence[Era], trace: Trace, *, drawn: bool = False, seed: int = 
 
 def _check(eras: Sequence[Era]) -> None:
     times = [era.start_s for era in eras]
-    if not times or times[0] != 0 or any(np.diff(times) <= 0) or not np.isfinite(times).all():
-        raise ParameterError(
-            f"Eras start at {', '.join(f'{t:g}' for t in times) or 'no time'} s.",
-            resolve="give one or more, the first at 0 s, in order of time.",
-        )
+    rising = all(np.diff(times) > 0) and all(np.isfinite(times))
+    require(
+        bool(times) and times[0] == 0 and rising,
+        f"Eras start at {', '.join(f'{t:g}' for t in times) or 'no time'} s.",
+        resolve="give one or more, the first at 0 s, in order of time.",
+    )
 
 
 def _link(deployment: Deployment, a: str, b: str) -> KvLink | None:

@@ -12,11 +12,10 @@ from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
-from hetero.planners.reschedule.change import Change
-from hetero.planners.reschedule.episode import Change as Ending
-from hetero.planners.reschedule.episode import Episode, Era, play
+from hetero.planners.reschedule.change import ClusterChange
+from hetero.planners.reschedule.episode import Ending, Episode, Era, play
 from hetero.planners.reschedule.reload import Disk, Reload, reload
-from hetero.planners.reschedule.service import Service, moved
+from hetero.planners.reschedule.service import PhaseService, moved
 from hetero.planners.thunderserve.plan import Search, plan, replan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.workload import Trace
@@ -44,10 +43,10 @@ class Rescheduling(Shown):
     """
 
     policy: Policy
-    before: Service
-    change: Change
-    between: Service | None
-    after: Service
+    before: PhaseService
+    change: ClusterChange
+    between: PhaseService | None
+    after: PhaseService
     turned: tuple[str, ...]
     reload: Reload | None
 
@@ -99,18 +98,12 @@ class Rescheduling(Shown):
         """Groups before and after."""
         old = {one.name: one for one in self.before.groups}
         new = {one.name: one for one in self.after.groups}
-        rows = []
-        for name in dict.fromkeys([*old, *new]):
-            group = old.get(name) or new[name]
-            rows.append(
-                (
-                    name,
-                    group.pipeline.label,
-                    old[name].phase if name in old else "-",
-                    new[name].phase if name in new else "gone",
-                )
-            )
-        columns = (Column("group"), Column("GPUs by stage"), Column("before"), Column("after"))
+        columns = (
+            Column("group", of=str),
+            Column("GPUs by stage", of=lambda name: (old.get(name) or new[name]).pipeline.label),
+            Column("before", of=lambda name: old[name].phase if name in old else "-"),
+            Column("after", of=lambda name: new[name].phase if name in new else "gone"),
+        )
         notes = (
             self.change.what,
             f"{self.before.ratio[0]}:{self.before.ratio[1]} prefill:decode groups before, "
@@ -120,12 +113,13 @@ class Rescheduling(Shown):
             if self.reload_s
             else "nothing is loaded",
         )
-        return Table(f"Rescheduling: {self.policy}", columns, tuple(rows), notes)
+        names = dict.fromkeys([*old, *new])
+        return Table.of(f"Rescheduling: {self.policy}", columns, names, *notes)
 
 
 def reschedule(
-    service: Service,
-    change: Change,
+    service: PhaseService,
+    change: ClusterChange,
     policy: Policy = "light",
     *,
     demand: Demand | None = None,
@@ -135,6 +129,8 @@ def reschedule(
     seed: int = 0,
 ) -> Rescheduling:
     """Adapt a service to a change of its cluster, of its demand, or of both.
+
+    Source: ThunderServe, section 3.4: rescheduling in full, lightly or not at all.
 
     Parameters
     ----------
@@ -156,14 +152,14 @@ def reschedule(
     >>> from hetero import workload
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import Settings
+    >>> from hetero.costs.cost import CostSettings
     >>> from hetero.costs.demand import reference, scaled
     >>> from hetero.planners.reschedule.change import lose_gpu
     >>> model, chats = llm("LLaMA-1-13B"), workload.load("azure2023_conv")
     >>> demand = Demand.of(chats, 4.0)
     >>> fleet = cluster("thunderserve-a5000-12")
-    >>> target, short = scaled(reference(model, demand), 6.0), Settings(max_stages=1)
-    >>> running = Service.of(plan(fleet, model, demand, target, settings=short))
+    >>> target, short = scaled(reference(model, demand), 6.0), CostSettings(max_stages=1)
+    >>> running = PhaseService.of(plan(fleet, model, demand, target, settings=short))
     >>> less = lose_gpu(running, running.groups[-1].name)
     >>> found = reschedule(running, less, "light")
     >>> len(found.after.groups) == len(running.groups) - 1, found.reload_s
@@ -195,16 +191,16 @@ def reschedule(
         seed=seed,
     )
     count = len(made.design)
-    after = Service.of(made, "full rescheduling", [f"N{k + 1}" for k in range(count)])
+    after = PhaseService.of(made, "full rescheduling", [f"N{k + 1}" for k in range(count)])
     loading = reload([one.pipeline for one in after.groups], disk)
     return Rescheduling(policy, service, change, between, after, (), loading)
 
 
-def _phrase(change: Change) -> str:
+def _phrase(change: ClusterChange) -> str:
     return f"the change ({change.what})" if change.what else "the change"
 
 
-def _standing(service: Service, change: Change) -> Service | None:
+def _standing(service: PhaseService, change: ClusterChange) -> PhaseService | None:
     """Groups that are left, costed on the cluster as it is now; None if there is none."""
     model = CostModel(change.cluster, service.model.llm, service.model.settings)
     groups = tuple(
@@ -215,7 +211,7 @@ def _standing(service: Service, change: Change) -> Service | None:
     return replace(service, groups=groups, label="what is left") if groups else None
 
 
-def _left(service: Service, change: Change, demand: Demand) -> Service | None:
+def _left(service: PhaseService, change: ClusterChange, demand: Demand) -> PhaseService | None:
     standing = _standing(service, change)
     if standing is None or 0 in standing.ratio:
         return None
@@ -236,7 +232,7 @@ def _left(service: Service, change: Change, demand: Demand) -> Service | None:
     return replace(kept, demand=demand, attainment=float((share * gain).sum()))
 
 
-def _light(service: Service, change: Change, demand: Demand, seed: int) -> Service:
+def _light(service: PhaseService, change: ClusterChange, demand: Demand, seed: int) -> PhaseService:
     standing = _standing(service, change)
     if standing is None or len(standing.groups) < 2:
         count = 0 if standing is None else len(standing.groups)

@@ -6,7 +6,7 @@ bandwidth D [bytes/s] and stage weights :math:`W_g` [bytes],
 .. math:: T = \max_m \frac{1}{D} \sum_{g \in m} W_g + T_0
 
 where every group reads for itself, or with each layer read once per machine where the operating
-system keeps what it has read in main memory. :math:`T_0` is the start of the engine. Source:
+system keeps what it has read in main memory. :math:`T_0` is the start of the engine.
 ThunderServe's introduction gives 1.2 GB/s and Table 4 a reload of 103 s.
 """
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from hetero.costs.pipeline import Pipeline
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require, require_not_negative, require_positive
 
 Reads: TypeAlias = Literal["per replica", "per machine"]
 """Whether every replica reads its layers from disk, or a machine each layer once."""
@@ -43,15 +43,13 @@ class Disk:
     start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.bandwidth_gbs > 0 and 0 <= self.start_s < float("inf")):
-            raise ParameterError(
-                f"A disk of {self.bandwidth_gbs} GB/s and a start of {self.start_s} s.",
-                resolve="give a bandwidth above 0 and a time of 0 or more.",
-            )
-        if self.reads not in ("per replica", "per machine"):
-            raise ParameterError(
-                f"reads is '{self.reads}'.", resolve="use 'per replica' or 'per machine'."
-            )
+        require_positive(bandwidth_gbs=self.bandwidth_gbs)
+        require_not_negative(start_s=self.start_s)
+        require(
+            self.reads in get_args(Reads),
+            f"reads is '{self.reads}'.",
+            resolve="use 'per replica' or 'per machine'.",
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,26 +72,27 @@ class Reload(Shown):
 
     def table(self) -> Table:
         """One row per machine."""
-        rows = tuple((name, read / 1e9, time_s) for name, read, time_s in self.machines)
-        columns = (Column("machine"), Column("read", "GB"), Column("time", "s"))
-        return Table(
-            f"Reload: {self.seconds:.0f} s",
-            columns,
-            rows,
-            (f"{self.disk.bandwidth_gbs:g} GB/s, read {self.disk.reads}",),
+        columns = (
+            Column("machine", of=lambda loading: loading[0]),
+            Column("read", "GB", of=lambda loading: loading[1] / 1e9),
+            Column("time", "s", of=lambda loading: loading[2]),
         )
+        note = f"{self.disk.bandwidth_gbs:g} GB/s, read {self.disk.reads}"
+        return Table.of(f"Reload: {self.seconds:.0f} s", columns, self.machines, note)
 
 
 def reload(pipelines: Sequence[Pipeline], disk: Disk | None = None) -> Reload:
     """Time that machines need to load the weights of pipelines.
 
+    Source: ThunderServe, Table 4: time to reload parameters.
+
     Examples
     --------
     >>> from hetero.catalog import llm
     >>> from hetero.cluster import cluster
-    >>> from hetero.costs.cost import CostModel, Stage
+    >>> from hetero.costs.cost import CostModel, PipelineStage
     >>> model = CostModel(cluster("thunderserve-cloud-32"), llm("LLaMA-1-30B"))
-    >>> pairs = [model.pipeline([Stage(0, 2, 60)]), model.pipeline([Stage(0, 2, 60)])]
+    >>> pairs = [model.pipeline([PipelineStage(0, 2, 60)]) for _ in range(2)]
     >>> round(reload(pairs).seconds)  # ThunderServe, Table 4: 103 s
     108
     >>> round(reload(pairs, Disk(reads="per machine")).seconds)
@@ -105,7 +104,7 @@ def reload(pipelines: Sequence[Pipeline], disk: Disk | None = None) -> Reload:
     for pipeline in pipelines:
         model, start = pipeline.model, 0
         for k, (stage, rates) in enumerate(zip(pipeline.stages, pipeline.rates, strict=True)):
-            name = model.machines[stage.machine].name
+            name = pipeline.machines[k].name
             layers = set(range(start, start + stage.layers))
             start += stage.layers
             # The embedding and the logits' matrix, numbered apart from the layers.

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Stage
+from hetero.costs.cost import CostModel
 from hetero.costs.demand import Demand
 from hetero.costs.groups import PHASES, Design, Phase, design
-from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import replica
+from hetero.costs.pipeline import Pipeline, table_of_shares
+from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
+from hetero.deployment import Deployment, Role
+from hetero.display import Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.plan import PhasePlan
@@ -33,12 +35,11 @@ class ServingGroup:
     @property
     def machines(self) -> frozenset[str]:
         """Names of its machines."""
-        known = self.pipeline.model.machines
-        return frozenset(known[stage.machine].name for stage in self.pipeline.stages)
+        return frozenset(machine.name for machine in self.pipeline.machines)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Service(Shown):
+class PhaseService(Shown):
     """Groups in service, and the share of the requests of every pair.
 
     Attributes
@@ -60,22 +61,19 @@ class Service(Shown):
     label: str = ""
 
     @classmethod
-    def of(cls, plan: PhasePlan, label: str = "", names: Iterable[str] | None = None) -> Service:
+    def of(
+        cls, plan: PhasePlan, label: str = "", names: Iterable[str] | None = None
+    ) -> PhaseService:
         """A plan with names for its groups: given ones, or G1, G2, ... in its order."""
-        built: list[tuple[Pipeline, Phase]] = [(one, "prefill") for one in plan.prefill]
-        built += [(one, "decode") for one in plan.decode]
-        called = list(names) if names is not None else [f"G{k + 1}" for k in range(len(built))]
+        called = list(names or (f"G{k + 1}" for k in range(len(plan.parts))))
         groups = tuple(
             ServingGroup(name, pipeline, phase)
-            for name, (pipeline, phase) in zip(called, built, strict=True)
+            for name, (_, pipeline, phase) in zip(called, plan.parts, strict=True)
         )
         share = plan.orchestration.share
-        count = len(plan.prefill)
         weights = {
-            (called[i], called[count + j]): float(share[i, j])
-            for i in range(share.shape[0])
-            for j in range(share.shape[1])
-            if share[i, j] > 0
+            (called[i], called[len(plan.prefill) + j]): float(share[i, j])
+            for i, j in zip(*np.nonzero(share > 0), strict=True)
         }
         if not weights:
             plan.router()  # which says why
@@ -91,7 +89,7 @@ class Service(Shown):
         *,
         transfer: KvTransfer | None = None,
         label: str = "",
-    ) -> Service:
+    ) -> PhaseService:
         """Groups and phases set by hand, such as those of a published plan; shares are planned.
 
         Raises
@@ -105,7 +103,7 @@ class Service(Shown):
         bare = cls(groups, {}, demand, slo, transfer or KvTransfer(), 0.0, label)
         return bare.planned(bare.evaluator())
 
-    def planned(self, evaluator: Evaluator, phases: Design | None = None) -> Service:
+    def planned(self, evaluator: Evaluator, phases: Design | None = None) -> PhaseService:
         """The same groups with other phases, and with shares planned for them.
 
         Parameters
@@ -120,7 +118,7 @@ class Service(Shown):
             for members, own in chosen
             if own == phase
         ]
-        return Service.of(PhasePlan.of(evaluator, chosen), self.label, ordered)
+        return PhaseService.of(PhasePlan.of(evaluator, chosen), self.label, ordered)
 
     def phases(self) -> Design:
         """Group k as ((k, 1),) with its phase."""
@@ -161,22 +159,20 @@ class Service(Shown):
             resolve=f"use one of {', '.join(one.name for one in self.groups)}.",
         )
 
+    @property
+    def _parts(self) -> list[tuple[str, Pipeline, Role]]:
+        return [(one.name, one.pipeline, one.phase) for one in self.groups]
+
     @cached_property
     def deployment(self) -> Deployment:
         """The groups as replicas, with the KV links between them."""
-        nodes = tuple(replica(one.pipeline, one.name, one.phase) for one in self.groups)
-        links = tuple(
-            (a.name, b.name, self.transfer.link(a.pipeline, b.pipeline))
-            for a in self.in_phase("prefill")
-            for b in self.in_phase("decode")
-        )
-        return Deployment(self.label or "service", nodes, links)
+        return split(self.label or "service", self._parts, self.transfer)
 
     def router(self, *, drawn: bool = False) -> PairShares:
         """The shares as a router of the deployment."""
         return PairShares(self.weights, drawn=drawn)
 
-    def without(self, names: frozenset[str]) -> Service:
+    def without(self, names: frozenset[str]) -> PhaseService:
         """What is left when groups are gone, the other shares as they were.
 
         Raises
@@ -198,57 +194,16 @@ class Service(Shown):
         weights = weights or {(a, b): 1.0 for a in first for b in second}
         return replace(self, groups=left, weights=weights)
 
-    def evaluator(self, demand: Demand | None = None, model: CostModel | None = None) -> Evaluator:
+    def evaluator(self, demand: Demand | None = None) -> Evaluator:
         """Evaluator whose group k is group k in service, with the configuration that it has."""
         tagged = tuple((((k, 1),), one.pipeline) for k, one in enumerate(self.groups))
-        return _Kept(
-            model or self.model, demand or self.demand, self.slo, self.transfer, fixed=tagged
-        )
+        asked = demand or self.demand
+        return Evaluator(self.model, asked, self.slo, self.transfer, fixed=tagged)
 
     def table(self) -> Table:
         """One row per group."""
-        shares: dict[str, float] = {}
-        for pair, weight in self.weights.items():
-            for name in pair:
-                shares[name] = shares.get(name, 0.0) + weight
-        total = sum(self.weights.values())
-        rows = tuple(
-            (
-                one.name,
-                one.pipeline.label,
-                "TP={}, PP={}".format(*one.pipeline.degrees),
-                one.phase,
-                100.0 * shares.get(one.name, 0.0) / total,
-            )
-            for one in self.groups
-        )
-        columns = (
-            Column("group"),
-            Column("GPUs by stage"),
-            Column("strategy"),
-            Column("phase"),
-            Column("requests", "%", 3),
-        )
         note = f"{100 * self.attainment:.1f} % meet their targets, by estimate"
-        return Table(self.label or "Service", columns, rows, (note,))
-
-
-class _Everything:
-    """A fleet whose groups are fixed, so that every one of them fits."""
-
-    def __init__(self, model: CostModel) -> None:
-        self.model = model
-
-    def fits(self, one: object) -> bool:
-        return True
-
-
-class _Kept(Evaluator):
-    """Evaluates phases of groups in service, which hold the model already."""
-
-    @cached_property
-    def fleet(self) -> _Everything:  # type: ignore[override]
-        return _Everything(self.model)
+        return table_of_shares(self.label or "Service", "group", self._parts, self.weights, note)
 
 
 def moved(pipeline: Pipeline, model: CostModel) -> Pipeline:
@@ -261,12 +216,11 @@ def moved(pipeline: Pipeline, model: CostModel) -> Pipeline:
     """
     index = {machine.name: k for k, machine in enumerate(model.machines)}
     stages = []
-    for stage in pipeline.stages:
-        name = pipeline.model.machines[stage.machine].name
-        if name not in index:
+    for stage, machine in zip(pipeline.stages, pipeline.machines, strict=True):
+        if machine.name not in index:
             raise InfeasibleError(
-                f"{pipeline.label} used machine '{name}', which is gone.",
+                f"{pipeline.label} used machine '{machine.name}', which is gone.",
                 resolve="count the group among the lost ones.",
             )
-        stages.append(Stage(index[name], stage.gpus, stage.layers))
+        stages.append(replace(stage, machine=index[machine.name]))
     return Pipeline(model, tuple(stages))

@@ -5,7 +5,7 @@ the one table between the latency model and the solvers.
 
 ===================  ============================================================================
 model, parallelism   rates from the latency model: parallelism per phase, readings of the thesis
-inner, evaluator     work for given islands, and what it yields at every length
+inner                work for given islands
 exact                the best layout of an inventory, proven
 divider, direct,     the thesis's searches for layouts
 search

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
+from hetero.arrays import Floats
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
-from hetero.planners.rignall.rates import Floats, IslandClass, Phase, RateTable
+from hetero.errors import require
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase, RateTable
 from hetero.programs import Status
 
 Layout: TypeAlias = Mapping[IslandClass, int]
@@ -18,9 +20,6 @@ Layout: TypeAlias = Mapping[IslandClass, int]
 
 Inventory: TypeAlias = Mapping[str, int]
 """How many GPUs there are of each type."""
-
-
-PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def gpus_used(layout: Layout) -> dict[str, int]:
@@ -31,10 +30,10 @@ def gpus_used(layout: Layout) -> dict[str, int]:
     >>> gpus_used({IslandClass("H20", 8): 2, IslandClass("H20", 4): 1})
     {'H20': 20}
     """
-    used: dict[str, int] = {}
+    used: Counter[str] = Counter()
     for island, count in layout.items():
-        used[island.gpu] = used.get(island.gpu, 0) + island.size * count
-    return used
+        used[island.gpu] += island.size * count
+    return dict(used)
 
 
 def check_inventory(inventory: Inventory) -> dict[str, int]:
@@ -46,17 +45,33 @@ def check_inventory(inventory: Inventory) -> dict[str, int]:
         If a count is negative or no integer, or there is no GPU at all.
     """
     for gpu, count in inventory.items():
-        if int(count) != count or count < 0:
-            raise ParameterError(
-                f"An inventory of {count} {gpu} GPUs does not exist.",
-                resolve="give whole numbers of 0 or more.",
-            )
-    held = {gpu: int(count) for gpu, count in inventory.items() if count}
-    if not held:
-        raise ParameterError(
-            "The inventory holds no GPU.", resolve="give at least one type with a count."
+        require(
+            int(count) == count and count >= 0,
+            f"An inventory of {count} {gpu} GPUs does not exist.",
+            resolve="give whole numbers of 0 or more.",
         )
+    held = {gpu: int(count) for gpu, count in inventory.items() if count}
+    require(bool(held), "The inventory holds no GPU.", resolve="give a type with a count.")
     return held
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """The best layout per phase, its load and the proof.
+
+    Attributes
+    ----------
+    prefill, decode
+        Number of islands by row of the rate table.
+    bound
+        Of the objective that was asked for: a load [requests/s], or minus a price [$/h].
+    """
+
+    prefill: dict[int, int]
+    decode: dict[int, int]
+    load_rps: float
+    bound: float
+    status: Status
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +129,10 @@ class Assignment(Shown):
     @property
     def layout(self) -> dict[IslandClass, int]:
         """How many islands there are of each class."""
-        found: dict[IslandClass, int] = {}
+        found: Counter[IslandClass] = Counter()
         for group in self.groups:
-            found[group.island] = found.get(group.island, 0) + group.count
-        return found
+            found[group.island] += group.count
+        return dict(found)
 
     def of(self, phase: Phase) -> tuple[IslandGroup, ...]:
         """Groups of one phase."""
@@ -141,7 +156,10 @@ class Assignment(Shown):
 
     @property
     def throughput_rps(self) -> float:
-        """R_total: the smaller of the rates of both phases (section 4.4.1) [requests/s]."""
+        """R_total: the smaller of the rates of both phases (section 4.4.1) [requests/s].
+
+        Source: Rignall, section 4.4.1: overall throughput, the smaller of both phases; R_overall.
+        """
         return float(min(self.rate_rps("prefill").sum(), self.rate_rps("decode").sum()))
 
     @property
@@ -159,6 +177,8 @@ class Assignment(Shown):
 
         :math:`\sum_j |R_j - p_j R|` of both phases plus
         :math:`\sum_j |R_j^{decode} - R_j^{prefill}|` (section 4.8.1).
+
+        Source: Rignall, section 4.8.1: total deviation; D_total.
         """
         prefill, decode = self.rate_rps("prefill"), self.rate_rps("decode")
         share = self.rates.share
@@ -198,6 +218,8 @@ class Assignment(Shown):
             f"Throughput {self.throughput_rps:.4g} requests/s, of the given mix "
             f"{self.served_rps:.4g}; deviation {self.deviation_rps:.3g} requests/s.",
             f"Program {self.form}: {proof}.",
-            *((self.rates.reading,) if self.rates.reading else ()),
+            self.rates.reading,
         )
-        return Table("Islands and what they serve", columns, tuple(rows), notes)
+        return Table(
+            "Islands and what they serve", columns, tuple(rows), tuple(filter(None, notes))
+        )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.stats import qmc
 
-from hetero.planners.rignall.search import Floats, Proposer, Space, fresh
+from hetero.arrays import Floats
+from hetero.planners.rignall.search import Proposer, Space, fresh
 
 PARENTS = 6  # layouts that survive in the mutation search
 _TRIES = 20  # rounds of draws before a batch is filled with layouts tried before

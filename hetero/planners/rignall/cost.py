@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.planners.rignall import exact_program
-from hetero.planners.rignall.assignment import PHASES, Assignment, Inventory, gpus_used
+from hetero.planners.rignall.assignment import Assignment, Inventory, gpus_used
 from hetero.planners.rignall.exact import GAP, assigned, usable
-from hetero.planners.rignall.rates import RateTable
-from hetero.programs import Limits
+from hetero.planners.rignall.rates import PHASES, RateTable
+from hetero.programs import SolverLimits
 
 Prices = Mapping[str, float]
 """Price of a GPU of each type [$/h]."""
@@ -29,11 +29,11 @@ def check_prices(rates: RateTable, prices: Prices, inventory: Inventory) -> dict
     """
     for gpu in inventory:
         price = prices.get(gpu)
-        if price is None or not 0 < price < np.inf:
-            raise ParameterError(
-                f"The price of {gpu} is {'not given' if price is None else f'{price} $/h'}.",
-                resolve="give a price above 0 [$/h] for each type of the inventory.",
-            )
+        require(
+            price is not None and 0 < price < np.inf,
+            f"The price of {gpu} is {'not given' if price is None else f'{price} $/h'}.",
+            resolve="give a price above 0 [$/h] for each type of the inventory.",
+        )
     return {gpu: float(prices[gpu]) for gpu in inventory}
 
 
@@ -59,29 +59,26 @@ class Front(Shown):
 
     def table(self) -> Table:
         """One row per plan."""
-        rows = []
-        for plan in self.plans:
-            cost = cost_usd_per_h(plan, self.prices)
-            gpus = ", ".join(f"{n} {gpu}" for gpu, n in gpus_used(plan.layout).items())
-            rows.append(
-                (
-                    cost,
-                    plan.served_rps,
-                    plan.bound,
-                    cost / (3.6e-3 * plan.served_rps),
-                    gpus,
-                    plan.status,
-                )
-            )
+
+        def cost(plan: Assignment) -> float:
+            return cost_usd_per_h(plan, self.prices)
+
+        def gpus(plan: Assignment) -> str:
+            return ", ".join(f"{n} {gpu}" for gpu, n in gpus_used(plan.layout).items())
+
         columns = (
-            Column("cost", "$/h"),
-            Column("load", "requests/s"),
+            Column("cost", "$/h", of=cost),
+            Column("load", "requests/s", of="served_rps"),
             Column("bound", "requests/s"),
-            Column("price", "$ per million requests"),
-            Column("GPUs"),
+            Column(
+                "price",
+                "$ per million requests",
+                of=lambda plan: cost(plan) / (3.6e-3 * plan.served_rps),
+            ),
+            Column("GPUs", of=gpus),
             Column("status"),
         )
-        return Table("Plans by budget", columns, tuple(rows))
+        return Table.of("Plans by budget", columns, self.plans)
 
 
 def front(
@@ -92,7 +89,7 @@ def front(
     *,
     minimum: int = 1,
     sizes: Collection[int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
 ) -> Front:
     """The most throughput of each budget, dominated plans left out.
 
@@ -121,27 +118,19 @@ def front(
     price = check_prices(rates, prices, held)
     plans: list[Assignment] = []
     for budget in sorted(budgets_usd_per_h):
-        if not budget > 0:
-            raise ParameterError(
-                f"A budget of {budget} $/h buys nothing.", resolve="give budgets above 0."
-            )
+        require(
+            budget > 0, f"A budget of {budget} $/h buys nothing.", resolve="give budgets above 0."
+        )
         found = exact_program.solve(
             rates,
             held,
-            limits or Limits(gap=GAP),
+            limits or SolverLimits(gap=GAP),
             usd_per_gpu_h=price,
             budget_usd_per_h=budget,
         )
         if found.load_rps <= 1e-9:
             continue
-        plan = assigned(
-            rates,
-            found.prefill,
-            found.decode,
-            found.solution.bound,
-            found.solution.status,
-            f"exact within {budget:g} $/h",
-        )
+        plan = assigned(rates, found, f"exact within {budget:g} $/h")
         if not plans or plan.served_rps > plans[-1].served_rps * (1.0 + GAP):
             plans.append(plan)
     if not plans:
@@ -179,12 +168,12 @@ class Purchase(Shown):
 
     def table(self) -> Table:
         """One row per GPU type."""
-        rows = tuple((gpu, count) for gpu, count in gpus_used(self.plan.layout).items())
-        notes = (
+        note = (
             f"{self.usd_per_h:,.4g} $/h for {self.load_rps:g} requests/s; no purchase costs less "
-            f"than {self.bound_usd_per_h:,.4g} $/h.",
+            f"than {self.bound_usd_per_h:,.4g} $/h."
         )
-        return Table("The cheapest GPUs", (Column("GPU"), Column("count")), rows, notes)
+        rows = tuple(gpus_used(self.plan.layout).items())
+        return Table("The cheapest GPUs", (Column("GPU"), Column("count")), rows, (note,))
 
 
 def cheapest(
@@ -195,7 +184,7 @@ def cheapest(
     most: Inventory | None = None,
     minimum: int = 1,
     sizes: Collection[int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
 ) -> Purchase:
     """The cheapest inventory that carries a load of the given mix of lengths.
 
@@ -217,8 +206,7 @@ def cheapest(
     InfeasibleError
         If what is on offer cannot carry the load.
     """
-    if not 0 < load_rps < np.inf:
-        raise ParameterError(f"A load of {load_rps} requests/s.", resolve="give one above 0.")
+    require(0 < load_rps < np.inf, f"A load of {load_rps} requests/s.", resolve="give one above 0.")
     offer = (
         dict(most) if most is not None else {gpu: _ample(rates, gpu, load_rps) for gpu in prices}
     )
@@ -226,7 +214,7 @@ def cheapest(
     price = check_prices(rates, prices, held)
     try:
         found = exact_program.solve(
-            rates, held, limits or Limits(gap=1e-3), load_rps=load_rps, usd_per_gpu_h=price
+            rates, held, limits or SolverLimits(gap=1e-3), load_rps=load_rps, usd_per_gpu_h=price
         )
     except InfeasibleError as error:
         named = ", ".join(f"{count} {gpu}" for gpu, count in held.items())
@@ -234,10 +222,8 @@ def cheapest(
             f"{named} cannot carry {load_rps:g} requests/s.",
             resolve="offer more GPUs or types, or lower the load.",
         ) from error
-    plan = assigned(
-        rates, found.prefill, found.decode, 0.0, found.solution.status, f"cheapest for {load_rps:g}"
-    )
-    return Purchase(plan, load_rps, cost_usd_per_h(plan, price), -found.solution.bound)
+    plan = assigned(rates, replace(found, bound=0.0), f"cheapest for {load_rps:g}")
+    return Purchase(plan, load_rps, cost_usd_per_h(plan, price), -found.bound)
 
 
 def _ample(rates: RateTable, gpu: str, load_rps: float) -> int:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.errors import ParameterError
+from hetero.arrays import Flags, Floats
+from hetero.errors import require_positive
 from hetero.planners.rignall.assignment import Inventory, Layout, check_inventory
 from hetero.planners.rignall.rates import IslandClass
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
     r"""Search space with K integers per GPU type: :math:`\sum_k x_{tk} \le I_t`.
+
+    Source: Rignall, section 4.9.1: direct island generation, K slots per type; x_tk.
 
     Attributes
     ----------
@@ -41,12 +41,7 @@ class Direct:
     minimum: int = 2
 
     def __post_init__(self) -> None:
-        if self.slots < 1 or self.minimum < 1:
-            raise ParameterError(
-                f"{self.slots} slots of islands of at least {self.minimum} GPUs are no search "
-                "space.",
-                resolve="give 1 or more of both.",
-            )
+        require_positive(slots=self.slots, minimum=self.minimum)
         object.__setattr__(self, "inventory", check_inventory(self.inventory))
 
     @property
@@ -61,7 +56,7 @@ class Direct:
         return tuple(f"{gpu} slot {k + 1}" for gpu in self.inventory for k in range(self.slots))
 
     @property
-    def integer(self) -> NDArray[np.bool_]:
+    def integer(self) -> Flags:
         """Which parameters are whole numbers: all, shape (K types,)."""
         return np.ones(len(self.names), np.bool_)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.arrays import Flags, Floats
+from hetero.errors import InfeasibleError, require, require_not_negative, require_positive
 from hetero.planners.rignall.assignment import Inventory, Layout, check_inventory
 from hetero.planners.rignall.rates import IslandClass
-
-Floats = NDArray[np.float64]
 
 EVEN = 1e-9  # |skew| below which all islands weigh the same
 
@@ -46,8 +44,8 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
 
     Notes
     -----
-    Source: Rignall, section 4.9.2, preconditions included. Equal remainders go to the island
-    that comes first, which the thesis leaves open.
+    Source: Rignall, section 4.9.2: divider, its preconditions included; N_target, S_skew, I_min.
+    Equal remainders go to the island that comes first, which the thesis leaves open.
 
     Examples
     --------
@@ -56,12 +54,11 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
     >>> divide(7, 5, 0.0, 3), divide(2, 5, 0.0, 3)
     ((4, 3), ())
     """
-    if minimum < 1 or total < 0 or target < 0 or not np.isfinite(skew):
-        raise ParameterError(
-            f"{total} GPUs in {target} islands of at least {minimum} with skew {skew} are no "
-            "division.",
-            resolve="give a minimum of 1 or more, counts of 0 or more, and a finite skew.",
-        )
+    require(
+        minimum >= 1 and total >= 0 and target >= 0 and bool(np.isfinite(skew)),
+        f"{total} GPUs in {target} islands of at least {minimum} with skew {skew} are no division.",
+        resolve="give a minimum of 1 or more, counts of 0 or more, and a finite skew.",
+    )
     count = min(target, total // minimum)
     if not count:
         return ()
@@ -82,6 +79,8 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
 @dataclass(frozen=True, slots=True)
 class Divider:
     """Search space with two parameters per GPU type: the number of islands n_t and the skew s_t.
+
+    Source: Rignall, section 4.9.2: search space of the divider; n_t, s_t.
 
     Attributes
     ----------
@@ -109,12 +108,8 @@ class Divider:
     most: int | None = None
 
     def __post_init__(self) -> None:
-        if self.minimum < 1 or not 0 <= self.skew < np.inf or (self.most or 1) < 1:
-            raise ParameterError(
-                f"A divider with islands of at least {self.minimum} GPUs, at most {self.most} "
-                f"islands and skews up to {self.skew} is no search space.",
-                resolve="give a minimum and a number of islands of 1 or more, and a skew >= 0.",
-            )
+        require_positive(minimum=self.minimum, most=1 if self.most is None else self.most)
+        require_not_negative(skew=self.skew)
         held = check_inventory(self.inventory)
         short = [gpu for gpu, count in held.items() if count < self.minimum]
         if short:
@@ -137,7 +132,7 @@ class Divider:
         return tuple(f"{letter} {gpu}" for gpu in self.inventory for letter in ("n", "s"))
 
     @property
-    def integer(self) -> NDArray[np.bool_]:
+    def integer(self) -> Flags:
         """Which parameters are whole numbers, shape (2 types,)."""
         return np.tile([True, False], len(self.inventory))
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.planners.rignall import exact_program, exact_splits, inner
-from hetero.planners.rignall.assignment import Assignment, Inventory, check_inventory
+from hetero.planners.rignall.assignment import Assignment, Inventory, Layouts, check_inventory
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits, Status
+from hetero.programs import SolverLimits
 
 Method: TypeAlias = Literal["auto", "splits", "program"]
 
@@ -25,7 +25,7 @@ def exact(
     pairs: bool = False,
     sizes: Collection[int] | None = None,
     method: Method = "auto",
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
 ) -> Assignment:
     """The layout, phases and work that carry the largest load of the given mix of lengths.
 
@@ -64,38 +64,30 @@ def exact(
     >>> print({str(c): n for c, n in found.layout.items()}, round(found.served_rps, 3))
     {'4 x H20': 2, '2 x H20': 1} 8.0
     """
-    if method not in get_args(Method):
-        raise ParameterError(
-            f"There is no method called '{method}'.",
-            resolve=f"use one of {', '.join(get_args(Method))}.",
-        )
-    limits = limits or Limits(gap=GAP)
+    require(
+        method in get_args(Method),
+        f"There is no method called '{method}'.",
+        resolve=f"use one of {', '.join(get_args(Method))}.",
+    )
+    limits = limits or SolverLimits(gap=GAP)
     rates, held = usable(rates, inventory, minimum=minimum, pairs=pairs, sizes=sizes)
     small = exact_splits.cells(rates, held) <= exact_splits.CELLS
-    if method == "splits" and not small:
-        raise ParameterError(
-            f"The inventory has {exact_splits.cells(rates, held):,} splits into phases.",
-            resolve="use method 'program', or fewer GPU types or sizes.",
-        )
-    if method == "splits" or (method == "auto" and small):
-        found = exact_splits.solve(rates, held, limits)
-        if found.load_rps <= 0:
-            raise _cannot_serve(held)
-        return assigned(
-            rates, found.prefill, found.decode, found.bound_rps, found.status, "exact, splits"
-        )
-    layouts = exact_program.solve(rates, held, limits)
-    if layouts.load_rps <= 1e-9:
-        raise _cannot_serve(held)
-    solution = layouts.solution
-    return assigned(
-        rates,
-        layouts.prefill,
-        layouts.decode,
-        solution.bound,
-        solution.status,
-        "exact, program",
+    require(
+        small or method != "splits",
+        f"The inventory has {exact_splits.cells(rates, held):,} splits into phases.",
+        resolve="use method 'program', or fewer GPU types or sizes.",
     )
+    if small and method != "program":
+        found, form, least = exact_splits.solve(rates, held, limits), "exact, splits", 0.0
+    else:
+        found, form, least = exact_program.solve(rates, held, limits), "exact, program", 1e-9
+    if found.load_rps <= least:
+        named = ", ".join(f"{count} {gpu}" for gpu, count in held.items())
+        raise InfeasibleError(
+            f"No layout of {named} serves every range of lengths in both phases.",
+            resolve="add GPUs, allow larger islands, or cut the workload at a shorter length.",
+        )
+    return assigned(rates, found, form)
 
 
 def usable(
@@ -147,26 +139,12 @@ def usable(
     return rates.select(kept), held
 
 
-def assigned(
-    rates: RateTable,
-    prefill: Mapping[int, int],
-    decode: Mapping[int, int],
-    bound: float,
-    status: Status,
-    form: str,
-) -> Assignment:
-    """The assignment of islands given per phase by row of the table, with a known bound."""
+def assigned(rates: RateTable, found: Layouts, form: str) -> Assignment:
+    """The assignment of islands per phase, with their bound."""
     layout = {
-        rates.classes[k]: prefill.get(k, 0) + decode.get(k, 0) for k in sorted({*prefill, *decode})
+        rates.classes[k]: found.prefill.get(k, 0) + found.decode.get(k, 0)
+        for k in sorted({*found.prefill, *found.decode})
     }
-    phases = {rates.classes[k]: count for k, count in decode.items()}
-    found = inner.solve(rates, layout, phases=phases)
-    return replace(found, form=form, bound=max(bound, found.objective), status=status)
-
-
-def _cannot_serve(held: Mapping[str, int]) -> InfeasibleError:
-    named = ", ".join(f"{count} {gpu}" for gpu, count in held.items())
-    return InfeasibleError(
-        f"No layout of {named} serves every range of lengths in both phases.",
-        resolve="add GPUs, allow larger islands, or cut the workload at a shorter length.",
-    )
+    phases = {rates.classes[k]: count for k, count in found.decode.items()}
+    made = inner.solve(rates, layout, phases=phases)
+    return replace(made, form=form, bound=max(found.bound, made.objective), status=found.status)

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.planners.rignall.assignment import PHASES
-from hetero.planners.rignall.rates import Phase, RateTable
-from hetero.programs import Limits, Program, Solution
-
-
-@dataclass(frozen=True, slots=True)
-class Layouts:
-    """Islands by row of the rate table and phase, and the solution they come from."""
-
-    prefill: dict[int, int]
-    decode: dict[int, int]
-    load_rps: float
-    solution: Solution
+from hetero.planners.rignall.assignment import Layouts
+from hetero.planners.rignall.rates import PHASES, Phase, RateTable
+from hetero.programs import Program, SolverLimits
 
 
 def solve(
     rates: RateTable,
     inventory: Mapping[str, int],
-    limits: Limits,
+    limits: SolverLimits,
     *,
     load_rps: float | None = None,
     usd_per_gpu_h: Mapping[str, float] | None = None,
@@ -87,4 +76,6 @@ def solve(
     for (k, phase), column in columns.items():
         if round(found.values[column]):
             islands[phase][k] = round(found.values[column])
-    return Layouts(islands["prefill"], islands["decode"], float(found.values[load[0]]), found)
+    return Layouts(
+        **islands, load_rps=float(found.values[load[0]]), bound=found.bound, status=found.status
+    )

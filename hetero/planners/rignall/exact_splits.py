@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hetero.arrays import Floats, Ints
+from hetero.planners.rignall.assignment import Layouts
 from hetero.planners.rignall.rates import Phase, RateTable
-from hetero.programs import Floats, Ints, Limits, Program, SolverError, Status
+from hetero.programs import Program, SolverError, SolverLimits
 
 Split = tuple[int, ...]
 Partition = tuple[tuple[int, int], ...]
@@ -35,18 +37,6 @@ Partition = tuple[tuple[int, int], ...]
 CELLS = 4_000_000  # splits beyond which the grid takes too much memory
 _TOLERANCE = 1e-5  # relative gap at which column generation ends
 _PROGRESS = 1e-4  # smaller gains of new cuts are not waited for
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best layout, per phase the islands by row of the rate table, and its proof."""
-
-    prefill: dict[int, int]
-    decode: dict[int, int]
-    load_rps: float
-    bound_rps: float
-    status: Status
-    splits: int
 
 
 def units(rates: RateTable, inventory: dict[str, int]) -> dict[str, int]:
@@ -63,7 +53,7 @@ def cells(rates: RateTable, inventory: dict[str, int]) -> int:
     return math.prod(count // unit[gpu] + 1 for gpu, count in inventory.items())
 
 
-def solve(rates: RateTable, inventory: dict[str, int], limits: Limits) -> Found:
+def solve(rates: RateTable, inventory: dict[str, int], limits: SolverLimits) -> Layouts:
     """The layout with the largest load; ``limits.nodes`` counts splits that are looked at.
 
     Every type of the inventory must have a class that fits it.
@@ -86,7 +76,7 @@ def solve(rates: RateTable, inventory: dict[str, int], limits: Limits) -> Found:
         bound = float(either[here])
         enough = best[0] * (1.0 + limits.gap)
         if bound <= enough:
-            return Found(best[1], best[2], best[0], max(bound, best[0]), "optimal", looked)
+            return Layouts(best[1], best[2], best[0], max(bound, best[0]), "optimal")
         stopped = limits.nodes is not None and looked >= limits.nodes
         if limits.seconds is not None and time.monotonic() - began > limits.seconds:
             stopped = True
@@ -96,7 +86,7 @@ def solve(rates: RateTable, inventory: dict[str, int], limits: Limits) -> Found:
                 resolve="raise the limit, or check that the inventory can serve the workload.",
             )
         if stopped:
-            return Found(best[1], best[2], best[0], bound, "limit", looked)
+            return Layouts(best[1], best[2], best[0], bound, "limit")
         looked += 1
         there = tuple(n - k for n, k in zip(held, here, strict=True))
         sides = [(prefill, here), (decode, there)]
@@ -198,7 +188,9 @@ class _Side:
                 self.settled[at] = (0.0, {})
                 bound = worth
             else:
-                found = program.solve(Limits(gap=gap), names=f"the {self.phase} side of a split")
+                found = program.solve(
+                    SolverLimits(gap=gap), names=f"the {self.phase} side of a split"
+                )
                 chosen = {row: round(found.values[column]) for row, column in columns}
                 self.settled[at] = (found.objective, {r: n for r, n in chosen.items() if n})
                 bound = max(found.bound, worth)

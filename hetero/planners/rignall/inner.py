@@ -14,10 +14,11 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.rignall.assignment import PHASES, Assignment, IslandGroup, Layout
-from hetero.planners.rignall.rates import IslandClass, Phase, RateTable
-from hetero.programs import Floats, Ints, Limits, Program, Solution, Solver
+from hetero.arrays import Floats, Ints
+from hetero.errors import InfeasibleError, ParameterError, require
+from hetero.planners.rignall.assignment import Assignment, IslandGroup, Layout
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase, RateTable
+from hetero.programs import Program, Solution, Solver, SolverLimits
 
 Form: TypeAlias = Literal["thesis", "sparse", "aggregated", "flow", "flow aggregated"]
 Capacity: TypeAlias = Literal["all", "at most"]
@@ -27,7 +28,7 @@ LEAST_RPS = 0.01  # epsilon of section 4.8.1
 
 @dataclass(frozen=True, slots=True)
 class Deviations:
-    r"""How deviations from the mix of lengths are bounded and priced (section 4.8.1).
+    r"""How deviations from the mix of lengths are bounded and priced (Rignall section 4.8.1).
 
     Attributes
     ----------
@@ -52,15 +53,16 @@ class Deviations:
                 f"No assignment deviates by less than nothing: tau = {self.tau}.",
                 resolve="give a deviation bound tau of 0 or more; 0 asks for the mix exactly.",
             )
-        if not self.weight >= 0:
-            raise ParameterError(
-                f"M = {self.weight} would reward deviations.", resolve="give 0 or more."
-            )
-        if self.capacity not in get_args(Capacity):
-            raise ParameterError(
-                f"There is no rule of capacity called '{self.capacity}'.",
-                resolve=f"use one of {', '.join(get_args(Capacity))}.",
-            )
+        require(
+            self.weight >= 0,
+            f"M = {self.weight} would reward deviations.",
+            resolve="give 0 or more.",
+        )
+        require(
+            self.capacity in get_args(Capacity),
+            f"There is no rule of capacity called '{self.capacity}'.",
+            resolve=f"use one of {', '.join(get_args(Capacity))}.",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def solve(
     *,
     deviations: Deviations | None = None,
     phases: Mapping[IslandClass, int] | None = None,
-    limits: Limits | None = None,
+    limits: SolverLimits | None = None,
     solver: Solver = "highs",
     relaxed: bool = False,
 ) -> Assignment:
@@ -115,8 +117,9 @@ def solve(
 
     Notes
     -----
-    Source: Rignall, section 4.8.1. Islands of a class are interchangeable, so that the programs
-    with integers per class have the same optimum as those with a binary per island.
+    Source: Rignall, section 4.8.1: inner loop (MILP); x_ij, z_i, R_j, delta_j, lambda_dev, tau.
+    Islands of a class are interchangeable, so that the programs with integers per class have the
+    same optimum as those with a binary per island.
 
     Examples
     --------
@@ -128,11 +131,11 @@ def solve(
     >>> round(found.served_rps, 6), [(g.count, str(g.island)) for g in found.of("decode")]
     (8.0, [(2, '8 x H20')])
     """
-    if form not in get_args(Form):
-        raise ParameterError(
-            f"There is no program called '{form}'.",
-            resolve=f"use one of {', '.join(get_args(Form))}.",
-        )
+    require(
+        form in get_args(Form),
+        f"There is no program called '{form}'.",
+        resolve=f"use one of {', '.join(get_args(Form))}.",
+    )
     deviations = deviations or Deviations()
     groups = _groups(rates, layout, each=form in ("thesis", "sparse", "flow"))
     _check_served(rates, groups)
@@ -159,19 +162,18 @@ def _groups(rates: RateTable, layout: Layout, *, each: bool) -> _Groups:
     classes: list[IslandClass] = []
     counts: list[int] = []
     for island, count in layout.items():
-        if count < 0 or int(count) != count:
-            raise ParameterError(
-                f"A layout of {count} islands of {island} does not exist.",
-                resolve="give whole numbers of 0 or more.",
-            )
+        require(
+            count >= 0 and int(count) == count,
+            f"A layout of {count} islands of {island} does not exist.",
+            resolve="give whole numbers of 0 or more.",
+        )
         if each:
             classes += [island] * int(count)
             counts += [1] * int(count)
         elif count:
             classes.append(island)
             counts.append(int(count))
-    if not classes:
-        raise ParameterError("The layout has no island.", resolve="give at least two islands.")
+    require(bool(classes), "The layout has no island.", resolve="give at least two islands.")
     rows = [rates.index(c.gpu, c.size) for c in classes]
     return _Groups(
         tuple(classes),
@@ -247,7 +249,7 @@ def _flow(program: Program, groups: _Groups, fixed: Ints | None) -> tuple[dict[P
 def _sparse(
     program: Program, groups: _Groups, fixed: Ints | None, deviations: Deviations
 ) -> tuple[dict[Phase, Ints], Ints]:
-    """Section 4.8.1 with R_j and R as variables, and rows 1 and 2 as one capacity per phase."""
+    """Rignall's section 4.8.1: R_j and R are variables, rows 1 and 2 one capacity per phase."""
     count, width = groups.prefill.shape
     decoding = _decoding(program, groups, fixed)
     every = np.arange(count)[:, None]
@@ -293,7 +295,7 @@ def _sparse(
 def _printed(
     program: Program, groups: _Groups, fixed: Ints | None, deviations: Deviations
 ) -> tuple[dict[Phase, Ints], Ints]:
-    """Section 4.8.1 as printed: rates substituted by sums over islands, x <= z row by row."""
+    """Rignall's section 4.8.1 as printed: rates as sums over islands, x <= z row by row."""
     count, width = groups.prefill.shape
     share, price = groups.share, deviations.weight / (1.0 + groups.share)
     decoding = _decoding(program, groups, fixed)
@@ -345,7 +347,7 @@ def _why_infeasible(groups: _Groups) -> InfeasibleError:
     """
     program = Program()
     _flow(program, groups, None)
-    load = program.solve(Limits(gap=1e-3)).objective
+    load = program.solve(SolverLimits(gap=1e-3)).objective
     if load <= 0:
         return InfeasibleError(
             "No choice of phases lets the islands serve every range in both phases.",

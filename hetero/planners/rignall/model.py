@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Ints
 from hetero.catalog import Llm, gpu, llm
 from hetero.cluster import Cluster
 from hetero.errors import CatalogError, ParameterError
@@ -30,6 +30,8 @@ from hetero.workload.trace import Trace
 @dataclass(frozen=True, slots=True, eq=False)
 class IslandModel:
     """Times islands on the ranges of a workload, each GPU type and size once (section 4.8.3).
+
+    Source: Rignall, section 4.8.3: islands of the same type and size benchmarked once.
 
     Attributes
     ----------
@@ -58,7 +60,7 @@ class IslandModel:
 
     llm: Llm
     ranges: LengthRanges
-    output_tokens: int | NDArray[np.int64]
+    output_tokens: int | Ints
     max_output_tokens: int
     reading: Reading = READINGS["fitting"]
     oddities: Oddities = FAITHFUL
@@ -214,7 +216,7 @@ class IslandModel:
 
 
 def layout_of(cluster: Cluster) -> dict[IslandClass, int]:
-    """Islands of a cluster whose machines are islands, as in Table 5.2.
+    """Islands of a cluster whose machines are islands, as in Rignall's Table 5.2.
 
     Examples
     --------

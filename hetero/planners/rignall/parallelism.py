@@ -12,19 +12,19 @@ is taken (Rignall, sections 4.6.1 and 4.6.2). What R counts is a matter of readi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
 from hetero.latency.models.moe import MoeModel
 from hetero.planners.rignall.rates import Phase
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Batch: TypeAlias = Literal["one", "group", "gpu"]
 """Requests that a decode step advances: one, a batch per tensor-parallel group, or per GPU."""
 
@@ -100,10 +100,11 @@ def reading(name: str) -> Reading:
     >>> reading("fitting").weights_must_fit
     True
     """
-    if name not in READINGS:
-        raise ParameterError(
-            f"No reading is called '{name}'.", resolve=f"use one of {', '.join(READINGS)}."
-        )
+    require(
+        name in READINGS,
+        f"No reading is called '{name}'.",
+        resolve=f"use one of {', '.join(READINGS)}.",
+    )
     return READINGS[name]
 
 
@@ -146,6 +147,8 @@ class Benchmark(Shown):
 
         Weighted by the shares, or with each length counted alike; a length that no configuration
         serves counts for none.
+
+        Source: Rignall, section 4.6.1: mean deviation from the best parallelism; delta(c).
         """
         best = self.rps.max(axis=0)
         apart = np.where(best > 0, (best - self.rps) / np.where(best > 0, best, 1.0), 0.0)
@@ -170,24 +173,22 @@ class Benchmark(Shown):
     def table(self) -> Table:
         """One row per configuration: deviations, and throughput at a few lengths."""
         shown = np.unique(np.linspace(0, len(self.length_tokens) - 1, 4).round().astype(int))
-        weighted, plain = self.deviation(), self.deviation(weighted=False)
-        rows = tuple(
-            (
-                name + (" *" if k == self.chosen else ""),
-                100 * float(weighted[k]),
-                100 * float(plain[k]),
-                *(float(self.rps[k, j]) for j in shown),
-            )
-            for k, name in enumerate(self.names)
-        )
+        names, weighted, plain = self.names, self.deviation(), self.deviation(weighted=False)
+
+        def rate(j: int) -> Callable[[int], float]:
+            return lambda k: float(self.rps[k, j])
+
         columns = (
-            Column("parallelism"),
-            Column("deviation, weighted", "%", 3),
-            Column("deviation, uniform", "%", 3),
-            *(Column(f"{self.length_tokens[j]:,.0f} tokens", "requests/s") for j in shown),
+            Column("parallelism", of=lambda k: names[k] + (" *" if k == self.chosen else "")),
+            Column("deviation, weighted", "%", 3, lambda k: 100 * float(weighted[k])),
+            Column("deviation, uniform", "%", 3, lambda k: 100 * float(plain[k])),
+            *(
+                Column(f"{self.length_tokens[j]:,.0f} tokens", "requests/s", of=rate(j))
+                for j in shown
+            ),
         )
         title = f"{self.phase.capitalize()} on {self.size} x {self.gpu}"
-        return Table(title, columns, rows, ("* chosen",))
+        return Table.of(title, columns, range(len(names)), "* chosen")
 
 
 def benchmark_prefill(
@@ -196,6 +197,8 @@ def benchmark_prefill(
     """Prefill throughput of all (tp, dp) with tp dp = size (section 4.6.1).
 
     R = 1000 / t, times dp where the reading counts every group.
+
+    Source: Rignall, section 4.6.1: prefill throughput of every parallelism; R_prefill(s, c).
     """
     lengths, weights = np.asarray(length_tokens, np.float64), np.asarray(share, np.float64)
     tp = _divisors(size)
@@ -228,6 +231,8 @@ def benchmark_decode(
     R = dp * 1000 / sum t times the requests that a step advances, see :data:`Batch`; tp divides
     the GPUs of a group, since attention cannot spread over more than it has. ``output_tokens``
     is one mean for all lengths, or one per length.
+
+    Source: Rignall, section 4.6.2: decode throughput of every parallelism; G_sim, ep, R_decode.
     """
     lengths, weights = np.asarray(length_tokens, np.float64), np.asarray(share, np.float64)
     pairs = [(t, size // e) for e in _divisors(size)[::-1] for t in _divisors(int(e))]
@@ -268,6 +273,8 @@ def batch_rule(most: ArrayLike) -> Ints:
     """Batch of a decode step: whole, rounded down to a multiple of 8, within 8 and 1,024.
 
     Where fewer than 8 fit the rule still says 8, and the latency model then has no result.
+
+    Source: Rignall, section 4.6.2: batch size of the decode; bs(s, c).
 
     Examples
     --------

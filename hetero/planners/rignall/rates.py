@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.workload.lengths import LengthRanges
 
-Floats = NDArray[np.float64]
 Phase: TypeAlias = Literal["prefill", "decode"]
+PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,11 +31,11 @@ class IslandClass:
     size: int
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ParameterError(
-                f"An island of {self.size} {self.gpu} GPUs does not exist.",
-                resolve="give a size of 1 or more.",
-            )
+        require(
+            self.size >= 1,
+            f"An island of {self.size} {self.gpu} GPUs does not exist.",
+            resolve="give a size of 1 or more.",
+        )
 
     def __str__(self) -> str:
         return f"{self.size} x {self.gpu}"
@@ -47,6 +47,8 @@ class RateTable(Shown):
 
     An island of class c that gives the share :math:`x_{cj}` of its time to range j serves
     :math:`b_{cj} x_{cj}` requests/s of it (Rignall, section 4.8.1); ``b`` are the rates here.
+
+    Source: Rignall, section 4.4.2: rates of islands on ranges; b_ij.
 
     Attributes
     ----------
@@ -92,37 +94,36 @@ class RateTable(Shown):
     def __post_init__(self) -> None:
         count = len(self.classes)
         twice = sorted({c for c in self.classes if self.classes.count(c) > 1})
-        if twice or not count:
-            raise ParameterError(
-                f"Island class {twice[0]} stands twice." if twice else "There is no island class.",
-                resolve="name each class of island once.",
-            )
-        for phase in ("prefill", "decode"):
+        require(
+            bool(count) and not twice,
+            f"Island class {twice[0]} stands twice." if twice else "There is no island class.",
+            resolve="name each class of island once.",
+        )
+        for phase in PHASES:
             rates = np.ascontiguousarray(getattr(self, f"{phase}_rps"), dtype=np.float64)
             rates.setflags(write=False)
             object.__setattr__(self, f"{phase}_rps", rates)
-            if rates.shape != (count, len(self.ranges)):
-                raise ParameterError(
-                    f"The {phase} rates have shape {rates.shape} for {count} classes and "
-                    f"{len(self.ranges)} ranges.",
-                    resolve="give one row per class and one column per range.",
-                )
-            if not np.all(np.isfinite(rates) & (rates >= 0)):
-                row, column = np.argwhere(~(np.isfinite(rates) & (rates >= 0)))[0]
+            require(
+                rates.shape == (count, len(self.ranges)),
+                f"The {phase} rates have shape {rates.shape} for {count} classes and "
+                f"{len(self.ranges)} ranges.",
+                resolve="give one row per class and one column per range.",
+            )
+            for row, column in np.argwhere(~(np.isfinite(rates) & (rates >= 0))):
                 raise ParameterError(
                     f"{self.classes[row]} has a {phase} rate of {rates[row, column]} requests/s "
                     f"on {self.named(int(column))}.",
                     resolve="give 0 where an island cannot serve a range.",
                 )
             choice = getattr(self, f"{phase}_choice")
-            if choice and len(choice) != count:
-                raise ParameterError(
-                    f"{len(choice)} {phase} choices for {count} classes.",
-                    resolve="give one per class, or none.",
-                )
+            require(
+                len(choice) in (0, count),
+                f"{len(choice)} {phase} choices for {count} classes.",
+                resolve="give one per class, or none.",
+            )
         self._check_shares()
-        for phase in ("prefill", "decode"):
-            served = getattr(self, f"{phase}_rps").max(axis=0) > 0
+        for phase in PHASES:
+            served = self.rps(phase).max(axis=0) > 0
             if not served.all():
                 first = int(np.flatnonzero(~served)[0])
                 raise InfeasibleError(
@@ -141,11 +142,11 @@ class RateTable(Shown):
                 + (f" and {len(empty) - 1} other ranges." if len(empty) > 1 else "."),
                 resolve="leave ranges without requests out (rates.occupied), or make them wider.",
             )
-        if abs(float(share.sum()) - 1.0) > 1e-6:
-            raise ParameterError(
-                f"The shares of the ranges add up to {share.sum():.6g}.",
-                resolve="give shares of all requests, which add up to 1.",
-            )
+        require(
+            abs(float(share.sum()) - 1.0) <= 1e-6,
+            f"The shares of the ranges add up to {share.sum():.6g}.",
+            resolve="give shares of all requests, which add up to 1.",
+        )
 
     @property
     def share(self) -> Floats:
@@ -158,7 +159,7 @@ class RateTable(Shown):
         return tuple(dict.fromkeys(c.gpu for c in self.classes))
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """Shape (C,); GPUs of one island of each class."""
         return np.array([c.size for c in self.classes], dtype=np.int64)
 
@@ -215,34 +216,29 @@ class RateTable(Shown):
 
     def table(self) -> Table:
         """One row per class: parallelism and the rate on the whole workload, per phase."""
-        prefill, decode = self.alone_rps("prefill"), self.alone_rps("decode")
-        rows = tuple(
-            (
-                str(c),
-                self.prefill_choice[k] if self.prefill_choice else "-",
-                float(prefill[k]),
-                self.decode_choice[k] if self.decode_choice else "-",
-                float(decode[k]),
-                float(prefill[k] / c.size),
-                float(decode[k] / c.size),
-            )
-            for k, c in enumerate(self.classes)
-        )
+
+        def choice(of: tuple[str, ...]) -> Callable[[int], str]:
+            return lambda k: of[k] if of else "-"
+
+        alone = {phase: self.alone_rps(phase) for phase in PHASES}
+        each = {phase: alone[phase] / self.sizes for phase in PHASES}
         columns = (
-            Column("island"),
-            Column("prefill with"),
-            Column("prefill", "requests/s"),
-            Column("decode with"),
-            Column("decode", "requests/s"),
-            Column("prefill per GPU", "requests/s", 3),
-            Column("decode per GPU", "requests/s", 3),
+            Column("island", of=lambda k: str(self.classes[k])),
+            Column("prefill with", of=choice(self.prefill_choice)),
+            Column("prefill", "requests/s", of=lambda k: float(alone["prefill"][k])),
+            Column("decode with", of=choice(self.decode_choice)),
+            Column("decode", "requests/s", of=lambda k: float(alone["decode"][k])),
+            Column("prefill per GPU", "requests/s", 3, lambda k: float(each["prefill"][k])),
+            Column("decode per GPU", "requests/s", 3, lambda k: float(each["decode"][k])),
         )
-        notes = (
+        return Table.of(
+            "Island classes",
+            columns,
+            range(len(self.classes)),
             f"Rates of one island that serves the whole workload of {len(self.ranges)} ranges "
             "alone; 0 where it cannot serve some range.",
-            *((self.reading,) if self.reading else ()),
+            self.reading,
         )
-        return Table("Island classes", columns, rows, notes)
 
 
 def occupied(ranges: LengthRanges) -> LengthRanges:

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import InfeasibleError
 from hetero.latency.models.moe_reduction import decode_group, prefill_group
@@ -15,10 +15,8 @@ from hetero.latency.step import StepModel
 from hetero.planners.rignall.assignment import Assignment, IslandGroup
 from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import BATCH_MOST
-from hetero.planners.rignall.rates import IslandClass, Phase
+from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.routers.ranges import Among, RangeShares
-
-Floats = NDArray[np.float64]
 
 
 def deployment(
@@ -53,7 +51,7 @@ def deployment(
     """
     made: list[Replica] = []
     islands: Counter[tuple[str, IslandClass]] = Counter()
-    for phase in _PHASES:
+    for phase in PHASES:
         for group in plan.of(phase):
             if group.share.any():
                 first = islands[phase, group.island]
@@ -74,12 +72,12 @@ def router(model: IslandModel, plan: Assignment, *, among: Among = "shares") -> 
     becomes; replicas stand in the order of :func:`deployment`.
     """
     weights: dict[Phase, list[Floats]] = {"prefill": [], "decode": []}
-    for phase in _PHASES:
+    for phase in PHASES:
         for group, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True):
             if group.share.any():
                 count = group.count * _groups(model, group.island, phase)
                 idle = np.zeros_like(flow)
-                for other in _PHASES:
+                for other in PHASES:
                     weights[other] += [flow / count if other == phase else idle] * count
     return RangeShares(
         plan.rates.ranges.end_tokens,
@@ -88,9 +86,6 @@ def router(model: IslandModel, plan: Assignment, *, among: Among = "shares") -> 
         among=among,
         name=f"islands, by {among}",
     )
-
-
-_PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def _groups(model: IslandModel, island: IslandClass, phase: Phase) -> int:

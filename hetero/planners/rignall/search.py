@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Flags, Floats
 from hetero.display import Column, Shown, Table
-from hetero.errors import DataError, InfeasibleError, ParameterError
+from hetero.errors import DataError, InfeasibleError, ParameterError, require
 from hetero.files import writing
 from hetero.planners.rignall import inner
 from hetero.planners.rignall.assignment import Assignment, Layout
 from hetero.planners.rignall.rates import IslandClass, RateTable
-from hetero.programs import Limits
+from hetero.programs import SolverLimits
 from hetero.streams import stream
 
-Floats = NDArray[np.float64]
 Method: TypeAlias = Literal["bo", "saasbo", "ax", "sobol", "random", "mutation"]
 
 _GAP = 5e-4  # of the inner program, a fraction of what good layouts differ by
@@ -38,7 +39,7 @@ class Space(Protocol):
         """Names of the parameters."""
 
     @property
-    def integer(self) -> NDArray[np.bool_]:
+    def integer(self) -> Flags:
         """Which parameters are whole numbers."""
 
     @property
@@ -104,7 +105,7 @@ class Objective:
         """
         if not layout:
             raise InfeasibleError("The layout has no island.", resolve="give at least two islands.")
-        return inner.solve(self.rates, layout, limits=Limits(gap=_GAP))
+        return inner.solve(self.rates, layout, limits=SolverLimits(gap=_GAP))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -159,20 +160,16 @@ class Search(Shown):
     def table(self) -> Table:
         """One row per batch: its best layout and the best so far."""
         values = self.values_rps.reshape(-1, self.batch)
-        rows = tuple(
-            (k, self.batch, float(v.max()), float(best), int((v <= 0).sum()))
-            for k, (v, best) in enumerate(zip(values, self.trace_rps, strict=True))
-        )
+        best = self.trace_rps
         columns = (
-            Column("batch"),
-            Column("layouts"),
-            Column("best of batch", "requests/s"),
-            Column("best so far", "requests/s"),
-            Column("cannot serve"),
+            Column("batch", of=int),
+            Column("layouts", of=lambda k: self.batch),
+            Column("best of batch", "requests/s", of=lambda k: float(values[k].max())),
+            Column("best so far", "requests/s", of=lambda k: float(best[k])),
+            Column("cannot serve", of=lambda k: int((values[k] <= 0).sum())),
         )
-        return Table(
-            f"Search by {self.method}, seed {self.seed}", columns, rows, (self.space.kind,)
-        )
+        title = f"Search by {self.method}, seed {self.seed}"
+        return Table.of(title, columns, range(len(best)), self.space.kind)
 
 
 def search(
@@ -213,13 +210,15 @@ def search(
 
     Notes
     -----
-    Source: Rignall, section 4.9. The thesis minimises 1 / R; here R is maximised, which orders
-    layouts the same way and stays finite where a layout cannot serve the workload.
+    Source: Rignall, section 4.9: outer loop, the search of layouts; rho_max.
+    The thesis minimises 1 / R; here R is maximised, which orders layouts the same way and stays
+    finite where a layout cannot serve the workload.
     """
-    if batch < 1 or iterations < 1:
-        raise ParameterError(
-            f"{iterations} batches of {batch} layouts are no search.", resolve="give 1 or more."
-        )
+    require(
+        batch >= 1 and iterations >= 1,
+        f"{iterations} batches of {batch} layouts are no search.",
+        resolve="give 1 or more.",
+    )
     name, propose = _proposer(method)
     identity = {"space": space.kind, "method": name, "batch": batch, "seed": seed}
     file = None if state is None else Path(state)
@@ -230,11 +229,11 @@ def search(
             new = space.from_unit(random.random((batch, len(space.names))))
         else:
             new = propose(space, points, values, batch, random)
-        if len(new) != batch:
-            raise ParameterError(
-                f"{name} proposed {len(new)} layouts instead of {batch}.",
-                resolve="return as many points as were asked for.",
-            )
+        require(
+            len(new) == batch,
+            f"{name} proposed {len(new)} layouts instead of {batch}.",
+            resolve="return as many points as were asked for.",
+        )
         points = np.concatenate([points, new])
         values = np.concatenate([values, [objective(space.layout(point)) for point in new]])
         if file is not None:
@@ -251,11 +250,11 @@ def search(
 def _proposer(method: Method | Proposer) -> tuple[str, Proposer]:
     if callable(method):
         return getattr(method, "__name__", "own method"), method
-    if method not in get_args(Method):
-        raise ParameterError(
-            f"There is no search method called '{method}'.",
-            resolve=f"use one of {', '.join(get_args(Method))}.",
-        )
+    require(
+        method in get_args(Method),
+        f"There is no search method called '{method}'.",
+        resolve=f"use one of {', '.join(get_args(Method))}.",
+    )
     if method in ("sobol", "random", "mutation"):
         from hetero.planners.rignall import baselines
 
@@ -307,6 +306,23 @@ def _save(file: Path, identity: dict[str, Any], points: Floats, values: Floats) 
     text = json.dumps(identity | {"points": points.tolist(), "values_rps": values.tolist()})
     with writing(file, force=True) as part:
         part.write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def alone(seed: int) -> Iterator[None]:
+    """One thread and one seed of torch, so that bytes do not depend on the machine's cores."""
+    import torch
+
+    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.random.set_rng_state(state)
 
 
 def fresh(space: Space, tried: Sequence[Layout], points: Floats) -> list[int]:

@@ -7,7 +7,6 @@ the exhausted step; asking again for what is missing fills the batch.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +15,9 @@ import numpy as np
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig
 
+from hetero.arrays import Floats
 from hetero.errors import ParameterError
-from hetero.planners.rignall.search import Floats, Space
+from hetero.planners.rignall.search import Space, alone
 
 _ASKS = 8  # times a batch is asked for before it is given up
 
@@ -81,24 +81,15 @@ def full_batch(found: Any, space: Space, count: int) -> tuple[list[int], Floats]
 
 
 @contextmanager
-def alone(seed: int) -> Iterator[None]:
-    """One thread, one seed, and no log of every trial."""
-    import torch
-
-    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
+def _quiet() -> Iterator[None]:
+    """No log of every trial."""
     loggers = [logging.getLogger(n) for n in logging.root.manager.loggerDict if n[:3] == "ax."]
     levels = [logger.level for logger in loggers]
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
-        torch.set_num_threads(threads)
-        torch.random.set_rng_state(state)
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
@@ -106,9 +97,12 @@ def alone(seed: int) -> Iterator[None]:
 def propose(
     space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
 ) -> Floats:
-    """A batch from a client that knows all trials so far."""
+    """A batch from a client that knows all trials so far.
+
+    Source: Rignall, section 4.9: Bayesian optimisation with Ax and BoTorch.
+    """
     seed = int(random.integers(2**31))
-    with alone(seed):
+    with alone(seed), _quiet():
         found = client(space, "throughput", seed)
         for point, value in zip(points, values, strict=True):
             trial = found.attach_trial(parameters(space, point))

@@ -12,9 +12,8 @@ choice, so that a batch costs little more than one layout.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,10 +23,10 @@ from botorch.models import SingleTaskGP
 from botorch.models.fully_bayesian import SaasFullyBayesianSingleTaskGP
 from gpytorch.kernels import MaternKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from numpy.typing import NDArray
 from scipy.special import erfcx, ndtr
 
-from hetero.planners.rignall.search import Floats, Proposer, Space, fresh
+from hetero.arrays import Floats, Ints
+from hetero.planners.rignall.search import Proposer, Space, alone, fresh
 
 DRAWS = 512  # candidates from the whole space
 AROUND = 512  # candidates around the best trials, and in each further round
@@ -39,21 +38,6 @@ REACHES = (0.03, 0.1, 0.3)  # how far mutations go, as a share of the span
 _NOISE = 1e-6  # variance of the standardised objective, which has no noise
 
 Model: TypeAlias = Callable[[Any, Any], Any]
-
-
-@contextmanager
-def _alone(seed: int) -> Iterator[None]:
-    """One thread and one seed, so that bytes do not depend on the machine's cores."""
-    threads, state = torch.get_num_threads(), torch.random.get_rng_state()
-    torch.set_num_threads(1)
-    torch.manual_seed(seed)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.random.set_rng_state(state)
 
 
 class _Matern(MaternKernel):  # type: ignore[misc]
@@ -71,14 +55,20 @@ class _Matern(MaternKernel):  # type: ignore[misc]
 
 
 def gaussian(x: Any, y: Any) -> Any:
-    """The standard model: one Gaussian process with fitted length scales."""
+    """The standard model: one Gaussian process with fitted length scales.
+
+    Source: Rignall, section 4.9.2: Gaussian process as surrogate model (SingleTaskGP).
+    """
     model = SingleTaskGP(x, y, outcome_transform=None)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     return model
 
 
 def saas(x: Any, y: Any) -> Any:
-    """The sparse model: length scales sampled by NUTS, most of them such as not to matter."""
+    """The sparse model: length scales sampled by NUTS, most of them such as not to matter.
+
+    Source: Rignall, section 4.9.1: sparse surrogate model (SAASBO).
+    """
     model = SaasFullyBayesianSingleTaskGP(x, y)
     fit_fully_bayesian_model_nuts(
         model,
@@ -158,7 +148,7 @@ def propose(
     random: np.random.Generator,
 ) -> Floats:
     """A batch of layouts with large expected improvement under a model of all trials."""
-    with _alone(int(random.integers(2**31))):
+    with alone(int(random.integers(2**31))):
         y = torch.from_numpy(standardised(values))[:, None]
         model = model_of(_unit(space, points), y)
         best = float(y.max())
@@ -198,7 +188,7 @@ def _pool(
     return pool
 
 
-def _choose(mean: Floats, covariance: Floats, best: float, count: int) -> NDArray[np.int64]:
+def _choose(mean: Floats, covariance: Floats, best: float, count: int) -> Ints:
     """Greedy batch under the kriging believer."""
     chosen: list[int] = []
     for _ in range(count):
@@ -215,13 +205,7 @@ def _choose(mean: Floats, covariance: Floats, best: float, count: int) -> NDArra
     return np.array(chosen, np.int64)
 
 
-def _with(model_of: Model) -> Proposer:
-    def proposer(
-        space: Space, points: Floats, values: Floats, count: int, random: np.random.Generator
-    ) -> Floats:
-        return propose(model_of, space, points, values, count, random)
-
-    return proposer
-
-
-PROPOSERS: dict[str, Proposer] = {"bo": _with(gaussian), "saasbo": _with(saas)}
+PROPOSERS: dict[str, Proposer] = {
+    "bo": partial(propose, gaussian),
+    "saasbo": partial(propose, saas),
+}

@@ -8,10 +8,10 @@ from itertools import product
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, Settings
+from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
 from hetero.costs.transfer import KvTransfer
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.patterns import starts
 from hetero.simulator.metrics import Slo
@@ -40,11 +40,11 @@ def within(offer: Cluster, usd_per_h: float) -> list[Cluster]:
     """
     alike: dict[tuple[object, ...], list[Machine]] = {}
     for machine in offer.machines:
-        if machine.usd_per_h is None:
-            raise ParameterError(
-                f"Machine {machine.name} of {offer.name} has no price.",
-                resolve="give its usd_per_h in the cluster file.",
-            )
+        require(
+            machine.usd_per_h is not None,
+            f"Machine {machine.name} of {offer.name} has no price.",
+            resolve="give its usd_per_h in the cluster file.",
+        )
         key = (machine.gpu.name, machine.count, machine.region, machine.usd_per_h, machine.link)
         alike.setdefault(key, []).append(machine)
     prices = [float(some[0].usd_per_h or 0.0) for some in alike.values()]
@@ -58,12 +58,12 @@ def within(offer: Cluster, usd_per_h: float) -> list[Cluster]:
         ]
         if any(counts) and cost <= usd_per_h and all(cost + price > usd_per_h for price in spare):
             choices.append(counts)
-            if len(choices) > _MOST:
-                raise ParameterError(
-                    f"A budget of {usd_per_h:g} $/h leaves more than {_MOST} choices among the "
-                    f"machines of {offer.name}.",
-                    resolve="offer fewer different machines.",
-                )
+            require(
+                len(choices) <= _MOST,
+                f"A budget of {usd_per_h:g} $/h leaves more than {_MOST} choices among the "
+                f"machines of {offer.name}.",
+                resolve="offer fewer different machines.",
+            )
     if not choices:
         raise InfeasibleError(
             f"{usd_per_h:g} $/h rent no machine of {offer.name}, whose cheapest costs "
@@ -78,18 +78,8 @@ def within(offer: Cluster, usd_per_h: float) -> list[Cluster]:
 
 def part_of(offer: Cluster, machines: list[Machine]) -> Cluster:
     """The offer with only these machines and the links between them."""
+    network = None if offer.network is None else offer.network.among(machines)
     names = {machine.name for machine in machines}
-    regions = {machine.region for machine in machines}
-    network = offer.network
-    if network is not None:
-        network = replace(
-            network,
-            regions={pair: link for pair, link in network.regions.items() if pair <= regions},
-            machines={pair: link for pair, link in network.machines.items() if pair <= names},
-            coordinator_region=(
-                network.coordinator_region if network.coordinator_region in regions else ""
-            ),
-        )
     kept = tuple(machine for machine in offer.machines if machine.name in names)
     return replace(offer, machines=kept, network=network)
 
@@ -101,7 +91,7 @@ def best_part(
     demand: Demand,
     slo: Slo,
     *,
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     transfer: KvTransfer | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Cluster:
@@ -114,7 +104,7 @@ def best_part(
     """
     best, value, reason = None, -1.0, ""
     for part in within(offer, usd_per_h):
-        model = CostModel(part, llm, settings or Settings())
+        model = CostModel(part, llm, settings or CostSettings())
         evaluator = Evaluator(model, demand, slo, transfer or KvTransfer())
         try:
             found = max((evaluator.value(one).score for one in starts(evaluator)), default=-1.0)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.costs.attainment import Decode, Pairs, Prefill
 from hetero.costs.cost import CostModel
@@ -19,7 +18,6 @@ from hetero.costs.transfer import KvTransfer
 from hetero.planners.thunderserve.orchestrate import Orchestration, orchestrate
 from hetero.simulator.metrics import Slo
 
-Floats = NDArray[np.float64]
 _TIE = 1e-3
 _MOST_HEADROOM = 3.0
 
@@ -75,7 +73,7 @@ class Evaluator:
     @cached_property
     def fleet(self) -> Fleet:
         """The machines as the search sees them."""
-        return Fleet(self.model)
+        return Fleet(self.model, frozenset(self._kept))
 
     @cached_property
     def configurations(self) -> Configurations:
@@ -165,10 +163,6 @@ class Evaluator:
 
             keys = [design if self.fixed else self.fleet.canonical(design) for design in wanted]
             new = [key for key in dict.fromkeys(keys) if key not in self._values]
-            found = Parallel(n_jobs=jobs)(delayed(_evaluated)(self, key) for key in new)
+            found = Parallel(n_jobs=jobs)(delayed(self._evaluate)(key) for key in new)
             self._values.update(zip(new, found, strict=True))
         return [self.value(design) for design in wanted]
-
-
-def _evaluated(evaluator: Evaluator, design: Design) -> Value:
-    return evaluator._evaluate(design)

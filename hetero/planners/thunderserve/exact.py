@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from hetero.costs.groups import PHASES, Design, Fleet, Group, design, group
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, require
 from hetero.planners.thunderserve.evaluate import Evaluator, Value
 
 
@@ -75,17 +75,24 @@ def designs(fleet: Fleet, limit: int = 200_000) -> list[Design]:
     found: dict[Design, None] = {}
     seen = 0
     for groups in partitions(fleet):
-        for phases in product(PHASES, repeat=len(groups)):
-            seen += 1
-            if seen > limit:
-                raise ParameterError(
-                    f"{fleet.model.cluster.name} has more than {limit:,} designs for "
-                    f"{fleet.model.llm.name}.",
-                    resolve="enumerate smaller fleets, and search this one.",
-                )
-            if set(phases) == set(PHASES):
-                found[fleet.canonical(design(zip(groups, phases, strict=True)))] = None
+        seen += 2 ** len(groups)
+        require(
+            seen <= limit,
+            f"{fleet.model.cluster.name} has more than {limit:,} designs for "
+            f"{fleet.model.llm.name}.",
+            resolve="enumerate smaller fleets, and search this one.",
+        )
+        found |= dict.fromkeys(map(fleet.canonical, phase_choices(groups)))
     return list(found)
+
+
+def phase_choices(groups: Sequence[Group]) -> list[Design]:
+    """Designs of some groups with all choices of phases that have both."""
+    return [
+        design(zip(groups, phases, strict=True))
+        for phases in product(PHASES, repeat=len(groups))
+        if set(phases) == set(PHASES)
+    ]
 
 
 def enumerate_all(evaluator: Evaluator, *, limit: int = 200_000, jobs: int = 1) -> Enumeration:

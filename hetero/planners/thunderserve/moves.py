@@ -1,4 +1,4 @@
-"""Neighbours of a design: flip a phase, split a group, merge two, move GPUs (section 3.2)."""
+"""Neighbours of a design by flip, split, merge or move of groups (ThunderServe, section 3.2)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hetero.costs.groups import PHASES, Design, Fleet, Group, Phase, design, group, merged, other
+from hetero.costs.groups import (
+    PHASES,
+    Design,
+    Fleet,
+    Group,
+    Phase,
+    design,
+    group,
+    merged,
+    other,
+    two_of,
+    without,
+)
 
 Move: TypeAlias = Literal["flip", "split", "merge", "move"]
 MOVES: tuple[Move, ...] = ("flip", "split", "merge", "move")
@@ -18,6 +30,8 @@ def neighbour(fleet: Fleet, current: Design, move: Move, rng: np.random.Generato
     """A random neighbour by one move, None where the draw leads to none.
 
     Early checks: every new group's memory together holds the weights, and both phases remain.
+
+    Source: ThunderServe, section 3.2: tabu neighbourhoods, by flip, split, merge and move; g_(i,t).
     """
     found = _BY_NAME[move](list(current), rng)
     if found is None:
@@ -77,27 +91,23 @@ def _split(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
 
 
 def _merge(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
-    if len(parts) < 2:
+    drawn = two_of(parts, rng)
+    if drawn is None:
         return None
-    i, j = (int(k) for k in rng.choice(len(parts), 2, replace=False))
-    whole = merged(parts[i][0], parts[j][0])
-    rest = [part for k, part in enumerate(parts) if k not in (i, j)]
-    return [*rest, (whole, _phase(rng))]
+    (one, _), (two, _), rest = drawn
+    return [*rest, (merged(one, two), _phase(rng))]
 
 
 def _move(parts: list[Part], rng: np.random.Generator) -> list[Part] | None:
     """A number of GPUs of one machine goes from a group to another."""
-    if len(parts) < 2:
+    drawn = two_of(parts, rng)
+    if drawn is None:
         return None
-    i, j = (int(k) for k in rng.choice(len(parts), 2, replace=False))
-    source, target = parts[i], parts[j]
-    m, n = source[0][int(rng.integers(len(source[0])))]
+    (source, first), (target, second), rest = drawn
+    m, n = source[int(rng.integers(len(source)))]
     moved = int(rng.integers(1, n + 1))
-    left = group((k, count - moved if k == m else count) for k, count in source[0])
-    if not left:
-        return None
-    rest = [part for k, part in enumerate(parts) if k not in (i, j)]
-    return [*rest, (left, source[1]), (merged(target[0], ((m, moved),)), target[1])]
+    left = without(source, m, moved)
+    return [*rest, (left, first), (merged(target, ((m, moved),)), second)] if left else None
 
 
 _BY_NAME: dict[Move, Callable[[list[Part], np.random.Generator], list[Part] | None]] = {

@@ -17,12 +17,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats
 from hetero.costs.attainment import Pairs
 from hetero.planners.thunderserve.transport import transport
 
-Floats = NDArray[np.float64]
 _STEPS = (1.0, 0.5, 0.25, 0.1)
 _TINY = 1e-4  # less is not worth leaving shares in proportion to capacity
 

@@ -25,16 +25,14 @@ from functools import reduce
 from itertools import combinations_with_replacement, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.costs.attainment import MOST_LOAD, Decode, Prefill
 from hetero.costs.groups import PHASES, Design, Fleet, Group, Phase, design, group, merged
 from hetero.errors import InfeasibleError, SolverError
 from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.tabu import Step, TabuSearch, TabuSettings
-from hetero.programs import Limits, Program
+from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, TabuStep
+from hetero.programs import Program, SolverLimits
 
-Floats = NDArray[np.float64]
 Shape = tuple[tuple[int, int], ...]
 """GPUs of a pattern: (kind of machine, number on one machine) pairs, sorted."""
 
@@ -50,7 +48,7 @@ _STARTS = ((LEVELS[0], LEVELS[2]), (LEVELS[0],), (LEVELS[-1],))
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class PatternColumn:
     """A pattern in a phase at a level: rate per group [1/s] and share that meets its target."""
 
     shape: Shape
@@ -107,7 +105,7 @@ def example(fleet: Fleet, shape: Shape) -> Group:
     return group((free[kind].pop(0), n) for kind, n in shape)
 
 
-def columns(evaluator: Evaluator, levels: Sequence[float] = LEVELS) -> list[Column]:
+def columns(evaluator: Evaluator, levels: Sequence[float] = LEVELS) -> list[PatternColumn]:
     """Every pattern in every phase that serves anything, at every level in turn."""
     found = []
     for shape in shapes(evaluator.fleet):
@@ -126,7 +124,7 @@ def columns(evaluator: Evaluator, levels: Sequence[float] = LEVELS) -> list[Colu
                     rate = level * second.most_rps
                     met = _decode_met(second, rate, evaluator)
                 if rate > 0:
-                    found.append(Column(shape, phase, rate, met))
+                    found.append(PatternColumn(shape, phase, rate, met))
     return found
 
 
@@ -154,7 +152,9 @@ def _decode_met(one: Decode, rate_rps: float, evaluator: Evaluator) -> float:
     return float(min(1.0, target / token))
 
 
-def solve(fleet: Fleet, pool: Sequence[Column], rate_rps: float) -> list[tuple[Column, int]]:
+def solve(
+    fleet: Fleet, pool: Sequence[PatternColumn], rate_rps: float
+) -> list[tuple[PatternColumn, int]]:
     """Numbers of groups per column that maximise what is in time, see the module.
 
     Raises
@@ -186,13 +186,13 @@ def solve(fleet: Fleet, pool: Sequence[Column], rate_rps: float) -> list[tuple[C
         used = [sum(n for k, n in column.shape if k == kind) for column in pool]
         program.entries(program.rows(1, upper=total), number, used)
     names = f"the program over {len(pool)} columns"
-    values = program.solve(Limits(_GAP, _NODES), names=names).values[number]
+    values = program.solve(SolverLimits(_GAP, _NODES), names=names).values[number]
     return [
         (column, round(value)) for column, value in zip(pool, values, strict=True) if value > 0.5
     ]
 
 
-def lay(fleet: Fleet, chosen: Sequence[tuple[Column, int]]) -> Design:
+def lay(fleet: Fleet, chosen: Sequence[tuple[PatternColumn, int]]) -> Design:
     """Groups on machines: the largest parts first, each on the first machine with room."""
     free = list(fleet.inventory)
     members: list[list[tuple[int, int]]] = []
@@ -251,7 +251,7 @@ def polish(
     *,
     seed: int = 0,
     jobs: int = 1,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[TabuStep], None] | None = None,
 ) -> TabuSearch:
     """Tabu search from two designs: the best of the integer program, and the paper's clusters.
 

@@ -5,36 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, Settings
+from hetero.costs.cost import CostModel, CostSettings
 from hetero.costs.demand import Demand
-from hetero.costs.groups import PHASES, Design, design, other
+from hetero.costs.groups import PHASES, Design, Group, Phase, design, other
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import replica
+from hetero.costs.replicas import split
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment, Engine, Replica
+from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.errors import InfeasibleError, ParameterError, require
 from hetero.planners.thunderserve.evaluate import Evaluator, Value
-from hetero.planners.thunderserve.exact import enumerate_all
+from hetero.planners.thunderserve.exact import enumerate_all, phase_choices
 from hetero.planners.thunderserve.moves import MOVES
 from hetero.planners.thunderserve.orchestrate import Orchestration
 from hetero.planners.thunderserve.patterns import polish
-from hetero.planners.thunderserve.tabu import Step, TabuSearch, TabuSettings
+from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings, TabuStep
 from hetero.routers.pairs import PairShares
 from hetero.simulator.metrics import Slo
 
-Floats = NDArray[np.float64]
 _MOST_ALL = 7  # groups of which all choices of phases are tried
 Search: TypeAlias = Literal["tabu", "patterns", "exact"]
-"""``"tabu"``: Algorithm 1. ``"patterns"``: our integer program over groups, then local search.
+"""``"tabu"``: ThunderServe's Algorithm 1. ``"patterns"``: our integer program, then local search.
 ``"exact"``: every design, for small fleets."""
 
 
@@ -60,7 +57,7 @@ class PhasePlan(Shown):
     orchestration: Orchestration
     search: str = ""
     tried: int = 0
-    history: tuple[Step, ...] = ()
+    history: tuple[TabuStep, ...] = ()
 
     @classmethod
     def of(
@@ -69,7 +66,7 @@ class PhasePlan(Shown):
         design: Design,
         *,
         search: str = "",
-        history: tuple[Step, ...] = (),
+        history: tuple[TabuStep, ...] = (),
     ) -> PhasePlan:
         """The plan of a design.
 
@@ -116,19 +113,27 @@ class PhasePlan(Shown):
         )
 
     @property
+    def parts(self) -> list[tuple[str, Pipeline, Phase]]:
+        """Name, pipeline and phase of every replica, those that prefill first."""
+        return [
+            (name, pipeline, phase)
+            for phase, names, built in zip(PHASES, self.names, self._built, strict=True)
+            for name, pipeline in zip(names, built, strict=True)
+        ]
+
+    @property
     def usd_per_h(self) -> float | None:
         """Price of the cluster [$/h]; None if unknown."""
         return self.evaluator.model.cluster.usd_per_h
 
     def gpu_share(self, gpu: str, phase: str = "prefill") -> float:
         """Share of the GPUs of a type that serve a phase."""
-        built = {"prefill": self.prefill, "decode": self.decode}
-        if phase not in built:
-            raise ParameterError(
-                f"There is no phase '{phase}'.", resolve="use 'prefill' or 'decode'."
-            )
-        counts = {
-            name: sum(one.gpu_counts.get(gpu, 0) for one in some) for name, some in built.items()
+        require(
+            phase in PHASES, f"There is no phase '{phase}'.", resolve="use 'prefill' or 'decode'."
+        )
+        counts: dict[str, int] = {
+            name: sum(one.gpu_counts.get(gpu, 0) for one in built)
+            for name, built in zip(PHASES, self._built, strict=True)
         }
         return counts[phase] / max(sum(counts.values()), 1)
 
@@ -136,21 +141,9 @@ class PhasePlan(Shown):
 
     def deployment(self, *, engine: Engine | None = None, name: str = "") -> Deployment:
         """The flow network of the plan."""
-        replicas: list[Replica] = [
-            replica(pipeline, label, "prefill", engine=engine)
-            for label, pipeline in zip(self.names[0], self.prefill, strict=True)
-        ]
-        replicas += [
-            replica(pipeline, label, "decode", engine=engine)
-            for label, pipeline in zip(self.names[1], self.decode, strict=True)
-        ]
-        links = tuple(
-            (a, b, self.evaluator.transfer.link(source, target))
-            for a, source in zip(self.names[0], self.prefill, strict=True)
-            for b, target in zip(self.names[1], self.decode, strict=True)
-        )
-        label = name or f"{self.evaluator.model.llm.name} on {self.evaluator.model.cluster.name}"
-        return Deployment(label, tuple(replicas), links)
+        llm, fleet = self.evaluator.model.llm.name, self.evaluator.model.cluster.name
+        label = name or f"{llm} on {fleet}"
+        return split(label, self.parts, self.evaluator.transfer, engine=engine)
 
     def router(self, *, drawn: bool = False) -> PairShares:
         """The orchestration as a router of the deployment.
@@ -179,26 +172,8 @@ class PhasePlan(Shown):
     def table(self) -> Table:
         """One row per replica: its GPUs, degrees, layers and share of the requests."""
         share = self.orchestration.share
-        rows = []
-        for names, built, part, phase in (
-            (self.names[0], self.prefill, share.sum(axis=1), "prefill"),
-            (self.names[1], self.decode, share.sum(axis=0), "decode"),
-        ):
-            for label, pipeline, load in zip(names, built, part, strict=True):
-                machines = [
-                    self.evaluator.model.machines[stage.machine].name for stage in pipeline.stages
-                ]
-                rows.append(
-                    (
-                        label,
-                        phase,
-                        "({}, {})".format(*pipeline.degrees),
-                        ", ".join(dict.fromkeys(machines)),
-                        "-".join(str(stage.layers) for stage in pipeline.stages),
-                        pipeline.kv_tokens,
-                        100.0 * float(load),
-                    )
-                )
+        loads = np.concatenate([share.sum(axis=1), share.sum(axis=0)])
+        parts = [(*part, load) for part, load in zip(self.parts, loads, strict=True)]
         demand = self.evaluator.demand
         notes = [
             f"{demand.rate_rps:g} requests/s {demand.name}: {100 * self.value.attainment:.1f} % "
@@ -211,16 +186,16 @@ class PhasePlan(Shown):
             cost = self.usd_per_h / (tokens * max(self.orchestration.served, 1e-9)) * 1e6
             notes.append(f"{self.usd_per_h:,.3f} $/h, {cost:,.3f} $ per 10^6 tokens served.")
         columns = (
-            Column("replica"),
-            Column("phase"),
-            Column("(TP, PP)"),
-            Column("machines"),
-            Column("layers"),
-            Column("KV cache", "tokens"),
-            Column("requests", "%", 3),
+            Column("replica", of=lambda part: part[0]),
+            Column("phase", of=lambda part: part[2]),
+            Column("(TP, PP)", of=lambda part: "({}, {})".format(*part[1].degrees)),
+            Column("machines", of=lambda part: part[1].where),
+            Column("layers", of=lambda part: "-".join(str(s.layers) for s in part[1].stages)),
+            Column("KV cache", "tokens", of=lambda part: part[1].kv_tokens),
+            Column("requests", "%", 3, lambda part: 100.0 * float(part[3])),
         )
         llm, fleet = self.evaluator.model.llm.name, self.evaluator.model.cluster.name
-        return Table(f"{llm} on {fleet}", columns, tuple(rows), tuple(filter(None, notes)))
+        return Table.of(f"{llm} on {fleet}", columns, parts, *notes)
 
 
 def describe(evaluator: Evaluator, design: Design) -> str:
@@ -240,14 +215,16 @@ def plan(
     slo: Slo,
     *,
     search: Search = "patterns",
-    settings: Settings | None = None,
+    settings: CostSettings | None = None,
     transfer: KvTransfer | None = None,
     tabu: TabuSettings | None = None,
     seed: int = 0,
     jobs: int = 1,
-    progress: Callable[[Step], None] | None = None,
+    progress: Callable[[TabuStep], None] | None = None,
 ) -> PhasePlan:
     """Plan how a cluster serves a model with prefill and decode on different groups of GPUs.
+
+    Source: ThunderServe, section 3.1: the scheduling problem of two levels.
 
     Parameters
     ----------
@@ -276,7 +253,7 @@ def plan(
     >>> bool(0.5 < found.value.attainment <= 1.0)
     True
     """
-    model = CostModel(cluster, llm, settings or Settings())
+    model = CostModel(cluster, llm, settings or CostSettings())
     evaluator = Evaluator(model, demand, slo, transfer or KvTransfer())
     if search == "exact":
         return PhasePlan.of(evaluator, enumerate_all(evaluator, jobs=jobs).best, search=search)
@@ -304,6 +281,8 @@ def replan(
 
     Up to seven groups take all choices of phases; more are searched by flips, as in the paper.
 
+    Source: ThunderServe, section 3.4: lightweight rescheduling.
+
     Parameters
     ----------
     evaluator
@@ -325,12 +304,7 @@ def replan(
             resolve="reschedule in full, which may divide the group.",
         )
     if moves == "flip" and tabu is None and len(current) <= _MOST_ALL:
-        groups = [members for members, _ in current]
-        options = [
-            design(zip(groups, phases, strict=True))
-            for phases in product(PHASES, repeat=len(groups))
-            if set(phases) == set(PHASES)
-        ]
+        options = phase_choices([members for members, _ in current])
         best = max(options, key=lambda one: evaluator.value(one).score)
         return PhasePlan.of(evaluator, best, search="light rescheduling")
     chosen = tabu or TabuSettings(steps=20, stall=8, moves=("flip",) if moves == "flip" else MOVES)
@@ -350,7 +324,7 @@ def _both_phases(current: Design) -> Design:
     return design([(members, other(phase)), *rest])
 
 
-def keep(plan: PhasePlan) -> tuple[tuple[tuple[tuple[int, int], ...], Pipeline], ...]:
+def keep(plan: PhasePlan) -> tuple[tuple[Group, Pipeline], ...]:
     """The pipelines of a plan by group, as :class:`Evaluator` takes them for rescheduling."""
     built = {"prefill": iter(plan.prefill), "decode": iter(plan.decode)}
     return tuple((group, next(built[phase])) for group, phase in plan.design)

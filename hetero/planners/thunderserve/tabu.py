@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hetero.costs.groups import Design, design, group
-from hetero.errors import DataError, InfeasibleError, ParameterError
+from hetero.errors import DataError, InfeasibleError, require_not_negative, require_positive
 from hetero.files import writing
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.moves import MOVES, Move, neighbours
@@ -43,16 +43,12 @@ class TabuSettings:
     stall: int | None = None
 
     def __post_init__(self) -> None:
-        if min(self.steps, self.memory) < 0 or self.neighbours < 1 or not self.moves:
-            raise ParameterError(
-                f"A search of {self.steps} steps with {self.neighbours} neighbours, a memory of "
-                f"{self.memory} and the moves {self.moves}.",
-                resolve="give 0 or more steps, 1 or more neighbours, and at least one move.",
-            )
+        require_not_negative(steps=self.steps, memory=self.memory)
+        require_positive(neighbours=self.neighbours, moves=len(self.moves))
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TabuStep:
     """One step of a search: best value so far, value of the step, designs evaluated so far."""
 
     best: float
@@ -63,6 +59,8 @@ class Step:
 @dataclass(slots=True)
 class TabuSearch:
     """A search that can stop after any step, be saved, and go on as if it had not stopped.
+
+    Source: ThunderServe, Algorithm 1: tabu search over groups and phases; N_step, N_nghb, N_mem.
 
     Attributes
     ----------
@@ -78,7 +76,7 @@ class TabuSearch:
     current: Design
     best: Design
     tabu: list[Design] = field(default_factory=list)
-    history: list[Step] = field(default_factory=list)
+    history: list[TabuStep] = field(default_factory=list)
     improved: int = 0  # the step that found the best design
     restarted: int = 0  # the latest step that started again from it
 
@@ -117,7 +115,7 @@ class TabuSearch:
             )
         search = cls(evaluator, settings or TabuSettings(), rng, start, start)
         value = evaluator.value(start).score
-        search.history.append(Step(value, value, evaluator.evaluated))
+        search.history.append(TabuStep(value, value, evaluator.evaluated))
         return search
 
     @property
@@ -152,9 +150,9 @@ class TabuSearch:
             self.tabu = [*self.tabu, self.current][-settings.memory :] if settings.memory else []
         best = self.evaluator.value(self.best).score
         current = self.evaluator.value(self.current).score
-        self.history.append(Step(best, current, self.evaluator.evaluated))
+        self.history.append(TabuStep(best, current, self.evaluator.evaluated))
 
-    def run(self, *, jobs: int = 1, progress: Callable[[Step], None] | None = None) -> Design:
+    def run(self, *, jobs: int = 1, progress: Callable[[TabuStep], None] | None = None) -> Design:
         """All steps that are left; returns the best design."""
         while not self.done:
             self.step(jobs)
@@ -207,7 +205,7 @@ class TabuSearch:
                 _design(state["current"]),
                 _design(state["best"]),
                 [_design(one) for one in state["tabu"]],
-                [Step(*one) for one in state["history"]],
+                [TabuStep(*one) for one in state["history"]],
                 state["improved"],
                 state["restarted"],
             )

@@ -12,16 +12,16 @@ linear, and capacities, without which everything takes the best pair, enter in t
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.errors import ParameterError
+from hetero.arrays import Floats
+from hetero.errors import require
 from hetero.programs import Program
-
-Floats = NDArray[np.float64]
 
 
 def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None = None) -> Floats:
     """Shares Z of the requests per pair that maximise the gain; shape (m, n).
+
+    Source: ThunderServe, section 3.3: orchestration as a transportation problem (TSTP); X, Y, D.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None
            [0.4, 0. ]])
     """
     m, n = gain.shape
-    if len(prefill) != m or len(decode) != n or (pair is not None and pair.shape != gain.shape):
-        raise ParameterError(
-            f"Gains of shape {gain.shape} with capacities of {len(prefill)} and {len(decode)}.",
-            resolve="give one capacity per row and one per column.",
-        )
-    if min(prefill.min(), decode.min()) < 0 or (pair is not None and pair.min() < 0):
-        raise ParameterError("A capacity is negative.", resolve="give shares of 0 or more.")
+    require(
+        len(prefill) == m and len(decode) == n and (pair is None or pair.shape == gain.shape),
+        f"Gains of shape {gain.shape} with capacities of {len(prefill)} and {len(decode)}.",
+        resolve="give one capacity per row and one per column.",
+    )
+    least = min(prefill.min(), decode.min(), 0.0 if pair is None else pair.min())
+    require(least >= 0, "A capacity is negative.", resolve="give shares of 0 or more.")
     most = np.minimum(prefill[:, None], decode[None, :])
     most = np.minimum(most if pair is None else np.minimum(most, pair), 1.0)
     program = Program()

@@ -14,17 +14,17 @@ from typing import Literal, Protocol, SupportsFloat, TypeAlias
 
 import numpy as np
 
-from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.display import Shown, Table
+from hetero.errors import InfeasibleError, require
 from hetero.latency.step import StepModel
 from hetero.workload import Trace
 
 Scaling: TypeAlias = Literal["instances", "line 17"]
 """How the throughput of one instance becomes that of the machine.
 
-``"instances"``: times the number of instances u / t (section 3.2 of the paper, the default).
-``"line 17"``: times the degree t, as the last line of Algorithm 1 prints; it ranks the degrees
-in nearly the opposite way and is kept to show so.
+``"instances"``: times the number of instances u / t (Xiong et al., section 3.2; the default).
+``"line 17"``: times the degree t, as the last line of Xiong et al.'s Algorithm 1 prints; it ranks
+the degrees in nearly the opposite way and is kept to show so.
 """
 
 
@@ -84,8 +84,8 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate(Shown):
-    """Outcome of Algorithm 1 for one instance and for the machine it stands on.
+class BatchEstimate(Shown):
+    """Outcome of Xiong et al.'s Algorithm 1 for one instance and for the machine it stands on.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Estimate(Shown):
         Requests per second of the machine, with the same scaling.
     too_long
         Indices of requests whose KV cache exceeds the instance's; they are left out of the
-        estimate (Algorithm 1 as printed would repeat forever on them).
+        estimate (Xiong et al.'s Algorithm 1 as printed would repeat forever on them).
     """
 
     batches: tuple[Batch, ...]
@@ -110,32 +110,33 @@ class Estimate(Shown):
     too_long: tuple[int, ...]
 
     @property
+    def largest_batch(self) -> int:
+        """Most requests in one batch."""
+        return max(len(batch.requests) for batch in self.batches)
+
+    @property
     def prefill_share(self) -> float:
         """Share of the time spent in prefill."""
         return sum(batch.prefill_s for batch in self.batches) / self.time_s
 
     def table(self) -> Table:
         """The figures a reader asks for first."""
-        notes: tuple[str, ...] = ()
+        note = ""
         if self.too_long:
-            notes = (
+            note = (
                 f"{len(self.too_long)} requests exceed the KV cache of one instance and are "
-                f"left out (first: request {self.too_long[0]}).",
+                f"left out (first: request {self.too_long[0]})."
             )
-        largest = max(len(batch.requests) for batch in self.batches)
-        return Table(
+        return Table.figures(
             "Estimate by static batches (Xiong et al., Algorithm 1)",
-            (Column("figure"), Column("value"), Column("unit")),
-            (
-                ("batches", len(self.batches), ""),
-                ("largest batch", largest, "requests"),
-                ("time of one instance", self.time_s, "s"),
-                ("share of prefill", self.prefill_share, ""),
-                ("throughput of one instance", self.instance_tps, "tokens/s"),
-                ("throughput of the machine", self.system_tps, "tokens/s"),
-                ("requests of the machine", self.requests_per_s, "requests/s"),
-            ),
-            notes,
+            ("batches", len(self.batches), ""),
+            ("largest batch", self.largest_batch, "requests"),
+            ("time of one instance", self.time_s, "s"),
+            ("share of prefill", self.prefill_share, ""),
+            ("throughput of one instance", self.instance_tps, "tokens/s"),
+            ("throughput of the machine", self.system_tps, "tokens/s"),
+            ("requests of the machine", self.requests_per_s, "requests/s"),
+            notes=(note,),
         )
 
 
@@ -154,6 +155,8 @@ def pack(
 
     with inputs ``I`` and outputs ``O`` in tokens, ``kappa`` the KV cache of one token [bytes] and
     ``KV`` the capacity of the instance [bytes].
+
+    Source: Xiong et al., Algorithm 1, lines 4-15: requests grouped into static batches.
 
     Returns
     -------
@@ -194,7 +197,7 @@ def throughput(
     tensor_parallel: int,
     gpus: int,
     scaling: Scaling = "instances",
-) -> Estimate:
+) -> BatchEstimate:
     r"""Estimated throughput of a machine that runs ``gpus / tensor_parallel`` equal instances.
 
     .. math::
@@ -208,7 +211,7 @@ def throughput(
     latency
         Batch times of one instance; :class:`Padded` makes them from any step model.
     kv_capacity_bytes
-        KV cache of one instance [bytes] (eq. 1, :func:`hetero.memory.kv_capacity_bytes`).
+        KV cache of one instance [bytes] (eq. 1, :attr:`hetero.memory.Budget.kv_capacity_bytes`).
     kv_bytes_per_token
         KV cache of one token [bytes].
     tensor_parallel, gpus
@@ -224,14 +227,14 @@ def throughput(
 
     Notes
     -----
-    Source: Xiong et al., Algorithm 1. Its ``until batchedReqNum > q`` is read as
-    "until all q requests are batched".
+    Source: Xiong et al., Algorithm 1: throughput estimation; TP_s, TP_system.
+    Its ``until batchedReqNum > q`` is read as "until all q requests are batched".
     """
-    if tensor_parallel < 1 or gpus % tensor_parallel:
-        raise ParameterError(
-            f"{gpus} GPUs cannot be divided into instances of {tensor_parallel}.",
-            resolve="choose a tensor-parallel degree that divides the number of GPUs.",
-        )
+    require(
+        tensor_parallel >= 1 and gpus % tensor_parallel == 0,
+        f"{gpus} GPUs cannot be divided into instances of {tensor_parallel}.",
+        resolve="choose a tensor-parallel degree that divides the number of GPUs.",
+    )
     inputs, outputs = trace.input_tokens.tolist(), trace.output_tokens.tolist()
     groups, too_long = pack(
         inputs,
@@ -264,7 +267,7 @@ def throughput(
     tokens = sum(inputs[r] + outputs[r] for r in served)
     time_s = sum(batch.prefill_s + batch.decode_s for batch in batches)
     factor = gpus // tensor_parallel if scaling == "instances" else tensor_parallel
-    return Estimate(
+    return BatchEstimate(
         batches=tuple(batches),
         tokens=tokens,
         time_s=time_s,

@@ -17,7 +17,7 @@ from hetero.latency.models.phase import fit_phase
 from hetero.memory import Budget, OverheadPer
 from hetero.planners.replicated import roofline_steps
 from hetero.planners.xiong import estimate
-from hetero.planners.xiong.estimate import BatchLatency, Estimate, Padded, Scaling
+from hetero.planners.xiong.estimate import BatchEstimate, BatchLatency, Padded, Scaling
 from hetero.workload import Trace
 
 LatencySource = Callable[[Gpu, Llm, int], BatchLatency]
@@ -59,7 +59,7 @@ def profiled(
 
     Notes
     -----
-    Source: Xiong et al., section 3.1.
+    Source: Xiong et al., section 3.1: lightweight profiling; p1 to p8.
     """
 
     def latency(gpu: Gpu, llm: Llm, tensor_parallel: int) -> BatchLatency:
@@ -84,7 +84,7 @@ class Degree(Shown):
     machine: Machine
     tensor_parallel: int
     kv_capacity_bytes: float
-    estimate: Estimate | None
+    estimate: BatchEstimate | None
     reason: str = ""
 
     @property
@@ -99,21 +99,17 @@ class Degree(Shown):
 
     def table(self) -> Table:
         """Instances, their KV cache and the estimate, or why there is none."""
-        rows: tuple[tuple[object, ...], ...] = (
+        return Table.figures(
+            f"{self.machine.name}, tensor-parallel degree {self.tensor_parallel}",
             ("instances", self.instances, ""),
             ("KV cache of each", self.kv_capacity_bytes / 2**30, "GiB"),
             ("estimate of the machine", self.system_tps if self.estimate else None, "tokens/s"),
-        )
-        return Table(
-            f"{self.machine.name}, tensor-parallel degree {self.tensor_parallel}",
-            (Column("figure"), Column("value"), Column("unit")),
-            rows,
-            (f"{self.reason}.",) if self.reason else (),
+            notes=(f"{self.reason}." if self.reason else "",),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class TensorParallelSearch(Shown):
+class DegreeSearch(Shown):
     """Every degree of every machine, feasible or not, and the best of each.
 
     Instances never span machines, so the throughput of a cluster is the sum over its machines and
@@ -149,42 +145,26 @@ class TensorParallelSearch(Shown):
     def table(self) -> Table:
         """One row per machine and degree."""
         best = {(d.machine.name, d.tensor_parallel) for d in self.best}
-        rows = tuple(
-            (
-                degree.machine.name,
-                degree.machine.gpu.name,
-                degree.tensor_parallel,
-                degree.instances,
-                degree.kv_capacity_bytes / 2**30,
-                max(len(b.requests) for b in degree.estimate.batches) if degree.estimate else None,
-                degree.estimate.instance_tps if degree.estimate else None,
-                degree.system_tps if degree.estimate else None,
-                ", ".join(
-                    part
-                    for part in (
-                        "best" if (degree.machine.name, degree.tensor_parallel) in best else "",
-                        degree.reason,
-                    )
-                    if part
-                ),
-            )
-            for degree in self.degrees
-        )
-        return Table(
+
+        def remark(degree: Degree) -> str:
+            known = (degree.machine.name, degree.tensor_parallel) in best
+            return ", ".join(filter(None, ("best" if known else "", degree.reason)))
+
+        return Table.of(
             f"Tensor-parallel degrees for {self.llm.name}: "
             f"{self.system_tps:,.0f} tokens/s with the best of each machine (estimate)",
             (
-                Column("machine"),
-                Column("GPU"),
-                Column("degree"),
+                Column("machine", of="machine.name"),
+                Column("GPU", of="machine.gpu.name"),
+                Column("degree", of="tensor_parallel"),
                 Column("instances"),
-                Column("KV cache", "GiB", 3),
-                Column("largest batch", "requests"),
-                Column("instance", "tokens/s"),
-                Column("machine total", "tokens/s"),
-                Column("remark"),
+                Column("KV cache", "GiB", 3, lambda degree: degree.kv_capacity_bytes / 2**30),
+                Column("largest batch", "requests", of="estimate.largest_batch"),
+                Column("instance", "tokens/s", of="estimate.instance_tps"),
+                Column("machine total", "tokens/s", of="estimate.system_tps"),
+                Column("remark", of=remark),
             ),
-            rows,
+            self.degrees,
         )
 
 
@@ -202,7 +182,7 @@ def search(
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
     require_longest: bool = True,
-) -> TensorParallelSearch:
+) -> DegreeSearch:
     r"""Estimate every tensor-parallel degree of every machine and keep the best of each.
 
     For machine i with u GPUs and each degree t that divides u and the attention heads, the KV
@@ -233,7 +213,7 @@ def search(
 
     Notes
     -----
-    Source: Xiong et al., sections 3.1 and 3.2.
+    Source: Xiong et al., section 3.2: search of the tensor-parallel degree of every machine; t_i.
     """
     longest = int(trace.input_tokens.max()) + int(trace.output_tokens.max())
     latency = latency or roofline_source()
@@ -251,11 +231,10 @@ def search(
                 kv_precision=kv_precision,
                 kv_formula=kv_formula,
             )
-            reason = ""
             if llm.heads % t:
                 reason = f"{llm.heads} attention heads cannot be divided by {t}"
-            elif why_not := budget.why_not(longest if require_longest else 1):
-                reason = why_not
+            else:
+                reason = budget.why_not(longest if require_longest else 1) or ""
             result = None
             if not reason:
                 try:
@@ -273,7 +252,7 @@ def search(
                 else:
                     reason = f"{len(result.too_long)} too long" if result.too_long else ""
             degrees.append(Degree(machine, t, budget.kv_capacity_bytes, result, reason))
-    found = TensorParallelSearch(tuple(degrees), llm)
+    found = DegreeSearch(tuple(degrees), llm)
     if not found.best:
         # Machines alike fail alike, and more GPUs fall less short: one line per kind says it.
         kinds = {(d.machine.gpu.name, d.machine.count): d for d in degrees}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-# Each module adds its command to the group in ``register(group)``.
-_COMMANDS: tuple[str, ...] = ("card", "phases", "layers", "islands")
+from hetero.apps.cli.plan.card import card
+from hetero.apps.cli.plan.islands import islands
+from hetero.apps.cli.plan.layers import layers
+from hetero.apps.cli.plan.phases import phases
 
-_DEFAULT = "card"
 _HELP = """Plan how a fleet serves a model.
 
 `hetero plan CLUSTER --model M` prints the plan card: every planner is asked, and the best plan is
@@ -30,15 +30,10 @@ class _CardUnlessNamed(TyperGroup):
             # A misspelt command is told as such, unless it could be a cluster.
             near = difflib.get_close_matches(args[0], list(self.commands), n=1, cutoff=0.75)
             if not near or args[0].endswith((".yaml", ".yml")):
-                args = [_DEFAULT, *args]
+                args = ["card", *args]
         return super().parse_args(ctx, args)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the group of commands to the application."""
-    group = typer.Typer(cls=_CardUnlessNamed, no_args_is_help=True, help=_HELP)
-    for command in _COMMANDS:
-        importlib.import_module(f"hetero.apps.cli.plan.{command}").register(group)
-    # Keeps a command a subcommand while it is the only one.
-    group.callback()(lambda: None)
-    app.add_typer(group, name="plan")
+plan = typer.Typer(cls=_CardUnlessNamed, no_args_is_help=True, help=_HELP)
+for one in (card, phases, layers, islands):
+    plan.command()(one)

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from hetero.apps.cli import options
 
-if TYPE_CHECKING:
-    pass
-
-NAME = "card"
-"""Name of the command, which may be left out."""
-
 _STEPS = 40  # about as many things are done for a card
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command to the group."""
-    group.command(NAME)(card)
 
 
 def card(
@@ -43,14 +32,18 @@ def card(
         float, typer.Option(help="Share of the requests that has to meet all targets.")
     ] = 0.9,
     choose: Annotated[
-        str,
-        typer.Option(
-            help="Rule among plans: 'nominal', or over draws of the error of step times "
-            "'best mean' or 'best worst case'."
+        Any,
+        options.one_of(
+            "hetero.simulator.uncertainty:Rule",
+            "Rule among plans: 'nominal', or over draws of the error of step times "
+            "'best mean' or 'best worst case'.",
         ),
     ] = "nominal",
     effort: Annotated[
-        str, typer.Option(help="'quick' (half a minute), 'normal' or 'thorough'.")
+        Any,
+        options.one_of(
+            "hetero.apps.cards.delivery:EFFORTS", "'quick' (half a minute), 'normal' or 'thorough'."
+        ),
     ] = "quick",
     seed: options.Seed = 0,
     against: Annotated[
@@ -71,34 +64,27 @@ def card(
     """
     from hetero.apps.cards.answer import plan
     from hetero.apps.cards.card import PlanCard
-    from hetero.apps.cards.delivery import EFFORTS
     from hetero.apps.cards.difference import difference
     from hetero.apps.cards.infeasible import NoPlanError
-    from hetero.files import check_new
     from hetero.progress import progress
-    from hetero.simulator.uncertainty import Rule
-    from hetero.workload import TraceSource
 
-    for file, ends in ((html, (".html",)), (output, (".json",))):
-        if file is not None:
-            options.ending(file, ends)
-            check_new(file, force=force)
+    options.new_file(html, force, ".html")
+    options.new_file(output, force, ".json")
     other = None if against is None else PlanCard.load(against)
-    options.targets(slo)  # its errors name the option
     try:
         with progress(_STEPS, "plan", unit="steps") as advance:
             made = plan(
                 cluster,
                 model=model,
                 trace=trace,
-                source=options.choice("--source", source, TraceSource),
+                source=source,
                 slo=slo,
                 rate=rate,
                 budget=budget,
                 precision=precision,
                 goal=goal,
-                choose=options.choice("--choose", choose, Rule),
-                effort=options.choice("--effort", effort, EFFORTS),
+                choose=choose,
+                effort=effort,
                 seed=seed,
                 progress=lambda _: advance(1),
             )

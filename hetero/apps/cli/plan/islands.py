@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from hetero.latency.models.moe_devices import MoeDevice
     from hetero.planners.rignall.assignment import Assignment
 
-
-def register(group: typer.Typer) -> None:
-    """Add the command to the group."""
-    group.command("islands")(islands)
+_HINT = "write, for example, H200=64, or name a cluster file (.yaml)."
 
 
 def islands(
@@ -39,7 +36,10 @@ def islands(
     pairs: Annotated[bool, typer.Option(help="Even sizes only: GPUs come in pairs.")] = False,
     powers: Annotated[bool, typer.Option(help="Sizes that are powers of two only.")] = False,
     method: Annotated[
-        str, typer.Option(help="'exact', or a search: bo, saasbo, ax, mutation, sobol, random.")
+        Any,
+        typer.Option(
+            metavar="<str>", help="'exact', or a search: bo, saasbo, ax, mutation, sobol, random."
+        ),
     ] = "exact",
     batch: Annotated[int, typer.Option(min=1, help="Layouts per batch of a search.")] = 16,
     iterations: Annotated[int, typer.Option(min=1, help="Batches of a search.")] = 15,
@@ -50,10 +50,10 @@ def islands(
         list[str] | None, typer.Option(help="Price of a GPU [$/h], as H200=4; repeat per type.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Most that all islands may cost [$/h].")
+        float | None, options.above_zero("Most that all islands may cost [$/h].")
     ] = None,
     load: Annotated[
-        float | None, typer.Option(help="Buy the cheapest GPUs for this load [requests/s].")
+        float | None, options.above_zero("Buy the cheapest GPUs for this load [requests/s].")
     ] = None,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
@@ -66,9 +66,8 @@ def islands(
     divider's layouts and shows its distance from the best of all. GPUs of your own, and prices of
     machines, come from a cluster file.
     """
-    from hetero import catalog, workload
-    from hetero.errors import InfeasibleError, ParameterError
-    from hetero.files import check_new
+    from hetero import catalog
+    from hetero.errors import InfeasibleError, require
     from hetero.planners.rignall import cost
     from hetero.planners.rignall.assignment import check_inventory
     from hetero.planners.rignall.exact import exact, usable
@@ -76,44 +75,38 @@ def islands(
     from hetero.planners.rignall.parallelism import reading as reading_of
     from hetero.planners.rignall.search import Method
 
-    if figure is not None:
-        options.ending(figure, options.PICTURES)
-        check_new(figure, force=force)
+    options.new_file(figure, force, *options.PICTURES)
     options.choice("--method", method, ("exact", *get_args(Method)))
-    given = _pairs("--price", price or [], float)
-    wanted = [("--budget", budget), ("--load", load), *((f"--price {g}", v) for g, v in given)]
-    for option, value in wanted:
-        if value is not None:
-            options.positive(option, value)
-    if method != "exact" and (load is not None or budget is not None or pairs or powers):
-        raise ParameterError(
-            "A search knows no load, budget, pairs or powers.",
-            resolve="leave them out, or use --method exact.",
-        )
-    llm = catalog.find_llm(model)
-    if not llm.experts:
-        raise ParameterError(
-            f"{llm.name} has no experts, which islands divide over their GPUs.",
-            resolve="choose a mixture of experts, such as DeepSeek-V3.",
-        )
-    lengths = workload.open_trace(
-        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
+    given = options.pairs("--price", price, float, _HINT)
+    for gpu, usd in given.items():
+        options.positive(f"--price {gpu}", usd)
+    require(
+        method == "exact" or not (load is not None or budget is not None or pairs or powers),
+        "A search knows no load, budget, pairs or powers.",
+        resolve="leave them out, or use --method exact.",
     )
+    llm = catalog.find_llm(model)
+    require(
+        bool(llm.experts),
+        f"{llm.name} has no experts, which islands divide over their GPUs.",
+        resolve="choose a mixture of experts, such as DeepSeek-V3.",
+    )
+    lengths = options.opened(trace, source, seed)
     counts, stated, devices = _inventory(inventory)
     islands_of = IslandModel.of_trace(
         lengths, width, model=llm, reading=reading_of(reading), devices=devices
     )
     held = {islands_of.device(gpu).name: count for gpu, count in counts.items()}
     prices = {islands_of.device(gpu).name: usd for gpu, usd in stated.items()} | {
-        islands_of.device(gpu).name: usd for gpu, usd in given
+        islands_of.device(gpu).name: usd for gpu, usd in given.items()
     }
     priced = bool(price) or load is not None or budget is not None
     missing = [gpu for gpu in held if gpu not in prices]
-    if missing and priced:
-        raise ParameterError(
-            f"No price is given for {missing[0]}.",
-            resolve="add --price for each type, or usd_per_h in the cluster file.",
-        )
+    require(
+        not (missing and priced),
+        f"No price is given for {', '.join(missing[:1])}.",
+        resolve="add --price for each type, or usd_per_h in the cluster file.",
+    )
     if missing:
         prices = {}
     for gpu, count in check_inventory(held).items():
@@ -126,12 +119,11 @@ def islands(
     sizes = [s for s in range(minimum, most + 1) if not (powers and s & (s - 1))]
     rates = islands_of.rates([(gpu, s) for gpu in held for s in sizes])
     found: Any
+    allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
     if load is not None:
-        allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
         found = cost.cheapest(allowed, {g: prices[g] for g in offer}, load, most=offer)
         plan: Assignment = found.plan
     elif budget is not None:
-        allowed, offer = usable(rates, held, minimum=minimum, pairs=pairs)
         found = cost.front(allowed, offer, prices, [budget])
         plan = found.plans[0]
     else:
@@ -139,26 +131,22 @@ def islands(
     optimum = plan.bound
     if method != "exact":
         found = _searched(rates, held, minimum, method, batch, iterations, seed, state)
-        if found.best is None:
-            raise ParameterError(
-                f"None of the {len(found.values_rps)} layouts tried can serve the workload.",
-                resolve="raise --iterations, or use --method exact.",
-            )
+        require(
+            found.best is not None,
+            f"None of the {len(found.values_rps)} layouts tried can serve the workload.",
+            resolve="raise --iterations, or use --method exact.",
+        )
         plan = found.best
-    if figure is not None:
-        _draw(plan, figure, force)
-    if as_json:
-        print(options.to_json(_record(plan, prices, optimum)), end="")
-        return
-    if found is not plan:
-        print(found, end="\n\n")
-    print(plan)
+    options.draw(figure, force, "hetero.plots.islands:draw", plan)
+    lines = [str(plan)]
     if method != "exact":
-        print(f"No layout carries more than {optimum:.4g} requests/s.")
+        lines.append(f"No layout carries more than {optimum:.4g} requests/s.")
     if prices:
-        print(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
+        lines.append(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
     elif stated:
-        print(f"Their cost is not known: no price is given for {missing[0]}.")
+        lines.append(f"Their cost is not known: no price is given for {missing[0]}.")
+    before = [] if found is plan else [found]
+    options.show(as_json, lambda: _record(plan, prices, optimum), *before, "\n".join(lines))
 
 
 def _inventory(
@@ -174,7 +162,8 @@ def _inventory(
         return "=" not in text and text in {one.name for one in cluster.clusters()}
 
     files = [text for text in texts if is_cluster(text)]
-    counts = dict(_pairs("GPUs", [text for text in texts if text not in files], int))
+    of_types = [text for text in texts if text not in files]
+    counts = options.pairs("GPUs", of_types, options.natural, _HINT)
     prices: dict[str, float] = {}
     devices: tuple[MoeDevice, ...] = ()
     for fleet in map(cluster.find, files):
@@ -188,50 +177,32 @@ def _inventory(
     return counts, prices, devices
 
 
-def _pairs(what: str, texts: list[str], number: type[int] | type[float]) -> list[tuple[str, Any]]:
-    """Names and numbers of texts such as H200=64."""
-    from hetero.errors import ParameterError
-
-    found: dict[str, Any] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        try:
-            found[name] = number(value)
-        except ValueError:
-            raise ParameterError(
-                f"{what}: '{text}' is no name and number.",
-                resolve="write, for example, H200=64, or name a cluster file (.yaml).",
-            ) from None
-    return list(found.items())
-
-
 def _searched(
     rates: Any,
     held: dict[str, int],
     minimum: int,
-    method: str,
+    method: Any,
     batch: int,
     iterations: int,
     seed: int,
     state: Path | None,
 ) -> Any:
+    from hetero.errors import require
     from hetero.planners.rignall.divider import Divider
     from hetero.planners.rignall.search import Objective, search
     from hetero.progress import progress
 
-    most = max(rates.sizes)
-    if most < max(held.values()):
-        from hetero.errors import ParameterError
-
-        raise ParameterError(
-            f"The divider makes islands of up to {max(held.values())} GPUs, --largest is {most}.",
-            resolve=f"pass --largest {max(held.values())}.",
-        )
+    most, all_ = max(rates.sizes), max(held.values())
+    require(
+        most >= all_,
+        f"The divider makes islands of up to {all_} GPUs, --largest is {most}.",
+        resolve=f"pass --largest {all_}.",
+    )
     with progress(batch * iterations, method, unit="layouts") as advance:
         return search(
             Divider(held, minimum=minimum),
             Objective(rates),
-            method,  # type: ignore[arg-type]
+            method,
             batch=batch,
             iterations=iterations,
             seed=seed,
@@ -240,19 +211,9 @@ def _searched(
         )
 
 
-def _draw(plan: Assignment, file: Path, force: bool) -> None:
-    from hetero.files import writing
-    from hetero.plots import figures
-    from hetero.plots.islands import draw
-
-    figures.use_style()
-    with writing(file, force=force) as part:
-        draw(plan).savefig(part)
-
-
 def _record(plan: Assignment, prices: dict[str, float], optimum: float) -> dict[str, object]:
     from hetero.planners.rignall import cost
-    from hetero.planners.rignall.assignment import PHASES
+    from hetero.planners.rignall.rates import PHASES
 
     groups = [
         {

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import typer
-
 from hetero.apps.cli import options
-
-
-def register(group: typer.Typer) -> None:
-    """Add the command to the group."""
-    group.command("layers")(layers)
 
 
 def layers(
@@ -29,50 +20,21 @@ def layers(
     """
     from hetero import catalog
     from hetero.cluster import find
-    from hetero.files import check_new
     from hetero.planners.helix import plan
 
-    if figure is not None:
-        options.ending(figure, options.PICTURES)
-        check_new(figure, force=force)
-    found = plan(find(cluster), catalog.find_llm(model), seed=seed)
-    if figure is not None:
-        _draw(found.best[0].flow, figure, force)
-    if not as_json:
-        print(found)
-        print()
-        print(found.best[0].flow)
-        print(f"Planned in {found.seconds:.1f} s.")
-        return
+    options.new_file(figure, force, *options.PICTURES)
+    llm = catalog.find_llm(model)
+    found = plan(find(cluster), llm, seed=seed)
     best = found.best[0]
-    print(
-        options.to_json(
-            {
-                "tokens_per_s": best.tokens_per_s,
-                "bound_tokens_per_s": best.bound,
-                "gap": best.gap,
-                "bottleneck": best.flow.bottleneck,
-                "layers": {node.name: list(held) for _, node, held in best.placement.nodes()},
-                "seconds": found.seconds,
-            }
-        ),
-        end="",
-    )
-
-
-def _draw(flow: object, path: Path, force: bool) -> None:
-    from hetero.files import writing
-    from hetero.placement import Flow
-    from hetero.plots import figures
-    from hetero.plots.placements import figure_of
-
-    assert isinstance(flow, Flow)
-    figures.use_style()
-    placement = flow.network.placement
-    picture = figure_of(
-        flow,
-        title=f"{placement.problem.llm.name} on {placement.problem.name}: "
-        f"{flow.tokens_per_s:,.0f} tokens/s",
-    )
-    with writing(path, force=force) as part:
-        picture.savefig(part, format=path.suffix[1:])
+    title = f"{llm.name} on {best.placement.problem.name}: {best.flow.tokens_per_s:,.0f} tokens/s"
+    options.draw(figure, force, "hetero.plots.placements:figure_of", best.flow, title=title)
+    record = {
+        "tokens_per_s": best.tokens_per_s,
+        "bound_tokens_per_s": best.bound,
+        "gap": best.gap,
+        "bottleneck": best.flow.bottleneck,
+        "layers": {node.name: list(held) for _, node, held in best.placement.nodes()},
+        "seconds": found.seconds,
+    }
+    planned = f"Planned in {found.seconds:.1f} s."
+    options.show(as_json, lambda: record, found, f"{best.flow}\n{planned}")

@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 _CHOICE_REQUESTS = 400  # that every plan serves with every draw of the step times
 
 
-def register(group: typer.Typer) -> None:
-    """Add the command to the group."""
-    group.command("phases")(phases)
-
-
 def phases(
     cluster: options.Cluster,
     model: options.DenseModel = "LLaMA-1-30B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
-    rate: Annotated[float, typer.Option(help="Request rate to plan for [requests/s].")] = 4.0,
+    rate: Annotated[float, options.above_zero("Request rate to plan for [requests/s].")] = 4.0,
     slo: options.Targets = "",
     slo_scale: options.SloScale = 8.0,
     search: Annotated[
-        str, typer.Option(help="'patterns' (ours), 'tabu' (the paper's) or 'exact' (small fleets).")
+        Any,
+        options.one_of(
+            "hetero.planners.thunderserve.plan:Search",
+            "'patterns' (ours), 'tabu' (the paper's) or 'exact' (small fleets).",
+        ),
     ] = "patterns",
     steps: Annotated[
         int | None, typer.Option(min=0, help="Steps of the search; by default its own number.")
@@ -47,10 +46,11 @@ def phases(
         int, typer.Option(min=0, help="Requests of a simulation of the plan; 0 for none.")
     ] = 0,
     choose: Annotated[
-        str,
-        typer.Option(
-            help="Rule among the plans of three searches, seeds SEED to SEED+2: 'nominal' (one "
-            "search), or over draws of the error of step times 'best mean', 'best worst case'."
+        Any,
+        options.one_of(
+            "hetero.simulator.uncertainty:Rule",
+            "Rule among the plans of three searches, seeds SEED to SEED+2: 'nominal' (one "
+            "search), or over draws of the error of step times 'best mean', 'best worst case'.",
         ),
     ] = "nominal",
     seed: options.Seed = 0,
@@ -65,47 +65,38 @@ def phases(
     requests each pair of groups takes. Attainment is an estimate for Poisson arrivals; --requests
     simulates the plan with as many of them.
     """
-    from hetero import catalog, workload
+    from hetero import catalog
     from hetero import cluster as clusters
-    from hetero.costs.cost import Settings
+    from hetero.costs.cost import CostSettings
     from hetero.costs.demand import Demand, reference, scaled
     from hetero.costs.transfer import KvTransfer
-    from hetero.files import check_new, writing
+    from hetero.files import writing
     from hetero.planners.thunderserve.budget import best_part
-    from hetero.planners.thunderserve.plan import Search, plan
+    from hetero.planners.thunderserve.plan import plan
     from hetero.planners.thunderserve.tabu import TabuSettings
     from hetero.progress import progress
-    from hetero.simulator.uncertainty import Rule
+    from hetero.simulator import Slo
 
-    options.positive("--rate", rate)
-    options.positive("--slo-scale", slo_scale)
-    if budget is not None:
-        options.positive("--budget", budget)
-    if output is not None:
-        check_new(output, force=force)
-    method: Search = options.choice("--search", search, Search)
-    rule: Rule = options.choice("--choose", choose, Rule)
+    options.new_file(output, force)
     transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
-    lengths = workload.open_trace(
-        trace, source=options.choice("--source", source, workload.TraceSource), seed=seed
-    )
+    lengths = options.opened(trace, source, seed)
     demand = Demand.of(lengths, rate)
-    target = options.targets(slo) if slo else scaled(reference(llm, demand), slo_scale)
-    settings = Settings(max_stages=max_stages)
+    target = slo if slo != Slo() else scaled(reference(llm, demand), slo_scale)
+    settings = CostSettings(max_stages=max_stages)
     if budget is not None:
         fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
     tabu = TabuSettings() if steps is None else TabuSettings(steps=steps)
-    count = {"patterns": 2 * tabu.steps, "tabu": tabu.steps, "exact": 1}[method]
-    seeds = [seed] if rule == "nominal" else [seed, seed + 1, seed + 2]
-    with progress(count * len(seeds), f"{method} search", unit="steps") as advance:
+    count = {"patterns": 2 * tabu.steps, "tabu": tabu.steps, "exact": 1}[search]
+    seeds = [seed] if choose == "nominal" else [seed, seed + 1, seed + 2]
+    with progress(count * len(seeds), f"{search} search", unit="steps") as advance:
         plans = {
             f"seed {each}": plan(
                 fleet,
                 llm,
                 demand,
                 target,
-                search=method,
+                search=search,
                 settings=settings,
                 transfer=transfer,
                 tabu=tabu,
@@ -115,32 +106,27 @@ def phases(
             )
             for each in seeds
         }
-    chosen = None if rule == "nominal" else _robust(plans, lengths, rule, seed)
+    chosen = None if choose == "nominal" else _robust(plans, lengths, choose, seed)
     found = plans[chosen.name if chosen else f"seed {seed}"]
     record = _record(found)
     if chosen is not None:
-        record["chosen"] = {"rule": rule, "plan": chosen.name, "nominal": chosen.nominal}
+        record["chosen"] = {"rule": choose, "plan": chosen.name, "nominal": chosen.nominal}
     if requests:
         record["simulated"] = _simulated(found, lengths, requests, seed)
-    text = options.to_json(record)
     if output is not None:
         with writing(output, force=force) as part:
-            part.write_text(text, encoding="utf-8")
-    if as_json:
-        print(text, end="")
-        return
-    if chosen is not None:
-        print(chosen, end="\n\n")
-    print(found)
+            part.write_text(options.to_json(record), encoding="utf-8")
     goals = {"TTFT": target.ttft_s, "TPOT": target.tpot_s, "E2E": target.e2e_s}
-    print("Targets: " + ", ".join(f"{k} {1e3 * v:,.0f} ms" for k, v in goals.items() if v) + ".")
+    said = ", ".join(f"{name} {1e3 * goal:,.0f} ms" for name, goal in goals.items() if goal)
+    lines = [str(found), f"Targets: {said}."]
     if requests:
         met = record["simulated"]
-        print(
-            f"Simulated with {requests:,} requests: "
-            + ", ".join(f"{key} {100 * share:.1f} %" for key, share in met["attainment"].items())
-            + f" met; {met['usd_per_mtok'] or float('nan'):,.3f} $ per 10^6 tokens."
+        shares = ", ".join(f"{key} {100 * part:.1f} %" for key, part in met["attainment"].items())
+        usd = met["usd_per_mtok"] or float("nan")
+        lines.append(
+            f"Simulated with {requests:,} requests: {shares} met; {usd:,.3f} $ per 10^6 tokens."
         )
+    options.show(as_json, lambda: record, *filter(None, [chosen]), "\n".join(lines))
 
 
 def _record(found: PhasePlan) -> dict[str, Any]:
@@ -198,7 +184,7 @@ def _robust(plans: dict[str, PhasePlan], lengths: Trace, rule: Rule, seed: int) 
     rng = stream(seed, "arrivals")
     served = lengths.sample(_CHOICE_REQUESTS, rng).poisson(first.demand.rate_rps, rng)
     cases = {
-        name: uncertainty.Case(
+        name: uncertainty.JudgedPlan(
             _of_one_type(one), uncertainty.served(one.router(), served, first.slo, seed=seed)
         )
         for name, one in plans.items()

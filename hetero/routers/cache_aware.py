@@ -11,14 +11,23 @@ the load that a cached token outweighs: 0 is least tokens, infinity the longest 
 is (ties by load). Related: the overlap score of NVIDIA Dynamo's KV router weighs the blocks still
 to be prefilled against those in use.
 
-Layout of ``RM``: [omega].
+What is cached where is taken from the dispatcher's own books: the blocks of the prompts it sent,
+aged as the replica's cache ages them (:mod:`hetero.engine.prefix`). Layout of ``RM``: [omega].
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take
 from hetero.engine.compiled import compiled
 from hetero.engine.prefix import hit_tokens
+from hetero.errors import require
+from hetero.routers.base import CACHE_AWARE, Builtin, Floats
 
 
 @compiled
@@ -34,3 +43,32 @@ def cache_aware(R, E, S, IM, RM, r):
             if best < 0 or cost < least or (cost == least and load < lightest):
                 best, least, lightest = i, cost, load
     return best
+
+
+@dataclass(frozen=True)
+class CacheAware(Builtin):
+    """The least tokens, less a weight per token of the prompt that a replica has cached.
+
+    Without prefix caches, or a trace without blocks, it is least tokens.
+
+    Parameters
+    ----------
+    hit_weight
+        omega: tokens of load that one cached token outweighs; infinity follows the longest
+        prefix.
+    """
+
+    hit_weight: float = 4.0
+    name: str = "cache aware"
+    code: ClassVar[int] = CACHE_AWARE
+
+    def __post_init__(self) -> None:
+        require(
+            self.hit_weight >= 0,
+            f"The weight of a cached token is {self.hit_weight}.",
+            resolve="give 0 for least tokens, infinity for the longest prefix, or between.",
+        )
+
+    def memory(self, deployment: Deployment) -> Floats:
+        """The weight."""
+        return np.array([self.hit_weight])

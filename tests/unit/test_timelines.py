@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.apps.cli.timelines import draw, timeline
 from hetero.errors import DataError, ParameterError
+from hetero.plots.timelines import draw, timeline
 from hetero.routers import LeastTokens, RoundRobin
 from hetero.simulator import simulate
 from tests.unit.router_states import fleet, trace
