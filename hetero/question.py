@@ -28,10 +28,11 @@ from hetero.workload import Trace
 MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
 
-_FACTOR = 1.3  # of the first step from where a search begins
+_FACTOR, _BRACKETS = 1.3, 4  # of the first step of a search, and brackets that it holds at most
 _FAR = 0.1  # below the goal
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
+_ROUNDING = 1e-9  # of a bracket
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +144,9 @@ def sustained_rps(
         return judged(plan, at, seed, events=events)[1].sustained
 
     low = high = near = near_rps or load.rate_rps
-    step, width = _FACTOR, 1.0 + (bracket or load.precision)
+    width = 1.0 + (bracket or load.precision)
     # Steps grow, since what is asked for first may be far off; close by, one step is enough.
+    step = min(_FACTOR, width**_BRACKETS)
     if good(near):
         while good(high := min(high * step, _MOST_RPS)):
             if high >= _MOST_RPS:
@@ -155,7 +157,7 @@ def sustained_rps(
             if low < _LEAST_SHARE * near:
                 return 0.0
             high, step = low, step * step
-    while high > low * width:
+    while high > low * width * (1.0 + _ROUNDING):
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if good(middle) else (low, middle)
     return low
