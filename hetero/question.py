@@ -32,7 +32,6 @@ _FACTOR, _BRACKETS = 1.3, 4  # of the first step of a search, and brackets that 
 _FAR = 0.1  # below the goal
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
-_ROUNDING = 1e-9  # of a bracket
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +144,7 @@ def sustained_rps(
 
     low = high = near = near_rps or load.rate_rps
     width = 1.0 + (bracket or load.precision)
-    # Steps grow, since what is asked for first may be far off; close by, one step is enough.
-    step = min(_FACTOR, width**_BRACKETS)
+    step = min(_FACTOR, width**_BRACKETS)  # grows: what is asked for first may be far off
     if good(near):
         while good(high := min(high * step, _MOST_RPS)):
             if high >= _MOST_RPS:
@@ -157,7 +155,7 @@ def sustained_rps(
             if low < _LEAST_SHARE * near:
                 return 0.0
             high, step = low, step * step
-    while high > low * width * (1.0 + _ROUNDING):
+    while high > low * width * (1.0 + 1e-9):
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if good(middle) else (low, middle)
     return low

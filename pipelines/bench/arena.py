@@ -61,15 +61,15 @@ def bench(
         rows.append(((name, match.cluster, gpus), measured))
 
     for match in matches:
-        case = case_of(match, used)
-        gpus = case.cluster.gpus
+        question = case_of(match, used)
+        gpus = question.cluster.gpus
         for one in asked:
-            if one.unfit(case):
+            if one.unfit(question):
                 continue
             progress(f"{one.name} on {match.cluster}")
             spent: list[float] = []
             try:
-                one.plan(case)  # compiles, imports and fills what later plans have at hand
+                one.plan(question)  # compiles, imports and fills what later plans have at hand
                 for _ in range(repeats):
                     # A case of its own each time, so that nothing is remembered of the last.
                     fresh = case_of(match, used)

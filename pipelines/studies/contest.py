@@ -180,12 +180,12 @@ def case_of(match: Match, rules: Rules) -> Question:
     return replace(asked, rate_rps=rules.demand * _most_rps(asked))
 
 
-def _most_rps(case: Question) -> float:
+def _most_rps(question: Question) -> float:
     """Bound on the throughput of a case; for a mixture of experts that of its island layouts."""
-    limit = bound(case)
+    limit = bound(question)
     if limit is not None:
         return limit.rps()
-    proven = planner("islands exact").plan(case).bound_rps
+    proven = planner("islands exact").plan(question).bound_rps
     assert proven is not None
     return proven
 
@@ -194,21 +194,21 @@ def describe(matches: Sequence[Match], rules: Rules) -> pd.DataFrame:
     """One row per case: what is served, on what, and under which targets."""
     rows = []
     for match in matches:
-        case, (_, left_out) = case_of(match, rules), requests_of(match, rules)
-        limit = bound(case)
-        slo = case.slo
+        question, (_, left_out) = case_of(match, rules), requests_of(match, rules)
+        limit = bound(question)
+        slo = question.slo
         rows.append(
             {
                 **match.names,
-                "GPUs": ", ".join(f"{n} {gpu}" for gpu, n in case.cluster.gpu_counts.items()),
-                "price of the cluster [$/h]": _number(case.cluster.usd_per_h),
-                "requests": len(case.trace),
-                "mean input [tokens]": float(case.trace.input_tokens.mean()),
-                "mean output [tokens]": float(case.trace.output_tokens.mean()),
+                "GPUs": ", ".join(f"{n} {gpu}" for gpu, n in question.cluster.gpu_counts.items()),
+                "price of the cluster [$/h]": _number(question.cluster.usd_per_h),
+                "requests": len(question.trace),
+                "mean input [tokens]": float(question.trace.input_tokens.mean()),
+                "mean output [tokens]": float(question.trace.output_tokens.mean()),
                 "beyond the context [% of requests]": 100.0 * left_out,
                 "target TTFT [s]": _number(slo.ttft_s),
                 "target TPOT [ms]": 1e3 * _number(slo.tpot_s),
-                "planned load [requests/s]": case.rate_rps,
+                "planned load [requests/s]": question.rate_rps,
                 "bound on throughput [requests/s]": _number(limit.rps() if limit else None),
             }
         )
@@ -221,15 +221,15 @@ def every_router() -> Routers:
 
 
 def tried(
-    case: Question, planners: Sequence[Planner], rules: Rules, effort: Effort
+    question: Question, planners: Sequence[Planner], rules: Rules, effort: Effort
 ) -> tuple[Tried, ...]:
     """What every planner says, and the portfolio, where there is more than one planner, last."""
     try:
-        found = portfolio(case, planners=planners, effort=effort, seeds=rules.seeds)
+        found = portfolio(question, planners=planners, effort=effort, seeds=rules.seeds)
     except InfeasibleError:
         # Nobody has a plan; each says why.
         none = () if len(planners) == 1 else (Tried(PORTFOLIO, reason="No planner has a plan."),)
-        return (*(ask(one, case, rules.seeds) for one in planners), *none)
+        return (*(ask(one, question, rules.seeds) for one in planners), *none)
     single = tuple(one for one in found.tried if one.planner != PORTFOLIO)
     whole = () if len(planners) == 1 else (replace(found.best, planner=PORTFOLIO),)
     return (*single, *whole)
@@ -243,31 +243,31 @@ def play(
     effort: Effort = NORMAL,
 ) -> pd.DataFrame:
     """The table of one case, see :func:`contest`."""
-    case = case_of(match, rules)
-    answers = tried(case, planners, rules, effort)
+    question = case_of(match, rules)
+    answers = tried(question, planners, rules, effort)
     scores = [one.score for one in answers if one.score and one.planner != PORTFOLIO]
     best = max((one.goodput_rps.mean for one in scores), default=0.0)
     rows: list[dict[str, object]] = []
     for answer in answers:
         head = {**match.names, "planner": answer.planner}
-        entry, known = answer.entry, answer.score
-        if entry is None or known is None:
+        plan, known = answer.plan, answer.score
+        if plan is None or known is None:
             rows.append({**head, "router": OWN, "reason": answer.reason})
             continue
         for load in rules.loads:
-            rate = load * best if best > 0 else load * case.rate_rps
+            rate = load * best if best > 0 else load * question.rate_rps
             # The goodput is known; only what happens at this load is not.
             at_load = score(
-                entry,
-                case,
+                plan,
+                question,
                 seeds=rules.seeds,
                 rate_rps=rate,
                 known=[known.goodput_rps.mean] * len(rules.seeds),
             )
-            rows.append({**head, "router": OWN, "load": load, **_cells(at_load, known, entry)})
-        if answer.planner != PORTFOLIO and entry.deployment is not None:
+            rows.append({**head, "router": OWN, "load": load, **_cells(at_load, known, plan)})
+        if answer.planner != PORTFOLIO and plan.deployment is not None:
             rows += [
-                {**head, "router": name, **_routed(entry, known, case, router, rules)}
+                {**head, "router": name, **_routed(plan, known, question, router, rules)}
                 for name, router in (routers or {}).items()
             ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(_KINDS)
@@ -381,7 +381,7 @@ _WORDS = {*CASE, "planner", "router", "groups", "GPUs used", "reason"}
 _KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
 
 
-def _cells(found: Score, known: Score, entry: Plan) -> dict[str, object]:
+def _cells(found: Score, known: Score, plan: Plan) -> dict[str, object]:
     return {
         "rate [requests/s]": found.rate_rps,
         **_spread("goodput", "requests/s", known.goodput_rps),
@@ -394,35 +394,35 @@ def _cells(found: Score, known: Score, entry: Plan) -> dict[str, object]:
         "cost at goodput [$/10^6 tokens]": _number(known.usd_per_mtok_at_goodput),
         "bound [requests/s]": _number(known.bound_rps),
         "gap [%]": 100.0 * _number(known.gap),
-        "own bound [requests/s]": _number(entry.bound_rps),
-        "groups": _groups(entry),
-        "GPUs used": ", ".join(f"{count} {name}" for name, count in entry.gpus.items()),
+        "own bound [requests/s]": _number(plan.bound_rps),
+        "groups": _groups(plan),
+        "GPUs used": ", ".join(f"{count} {name}" for name, count in plan.gpus.items()),
     }
 
 
 def _routed(
-    entry: Plan,
+    plan: Plan,
     known: Score,
-    case: Question,
+    question: Question,
     router: Builtin,
     rules: Rules,
 ) -> dict[str, object]:
-    """Goodput of another router on the replicas of an entry."""
-    other = replace(entry, router=router)
+    """Goodput of another router on the replicas of a plan."""
+    other = replace(plan, router=router)
     try:
-        rates = goodput(other, case, rules.seeds, near_rps=known.goodput_rps.mean)
+        rates = goodput(other, question, rules.seeds, near_rps=known.goodput_rps.mean)
     except HeteroError as error:
         return {"reason": error.what}
     return {
         **_spread("goodput", "requests/s", Estimate.of(rates)),
-        PRICE: _number(entry.usd_per_h),
+        PRICE: _number(plan.usd_per_h),
     }
 
 
-def _groups(entry: Plan) -> str:
+def _groups(plan: Plan) -> str:
     """Alike groups counted, such as ``2 x TP 4 H100-SXM (both)``."""
     counts: dict[str, int] = {}
-    for group in entry.groups:
+    for group in plan.groups:
         label = f"{group.parallelism} {'+'.join(group.gpus)} ({group.phase})"
         counts[label] = counts.get(label, 0) + 1
     return "; ".join(f"{n} x {label}" for label, n in counts.items())

@@ -39,7 +39,7 @@ def fleet(*kinds: tuple[str, int]) -> Cluster:
 
 
 def test_one_type_is_the_work_of_the_roofline_alone() -> None:
-    case = Question(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
+    question = Question(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
     one = for_gpu(catalog.gpu("L40S"), EIGHT)
     most = max(2048.0, float(CHATS.input_tokens.max()))
     # A decode step of 256 and a prefill step as long as can be, less what is per step alone.
@@ -60,7 +60,7 @@ def test_one_type_is_the_work_of_the_roofline_alone() -> None:
         + steps.sum() * decode_s
         + cached * cached_s
     )
-    found = bound(case)
+    found = bound(question)
     assert found is not None
     assert found.rps() == pytest.approx(3.0 * len(CHATS) / busy_s, rel=1e-6)
 
@@ -96,8 +96,8 @@ def test_leaving_requests_out_leaves_the_largest_out() -> None:
 
 
 def test_mixtures_of_experts_have_none() -> None:
-    case = Question(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
-    assert bound(case) is None
+    question = Question(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+    assert bound(question) is None
 
 
 def test_work_of_a_request_by_hand() -> None:
@@ -129,8 +129,8 @@ def test_no_run_exceeds_it(
     """Random replicas, pipelines of mixed stages and split phases, flooded with requests."""
     where = fleet(*kinds)
     trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
-    case = Question(where, EIGHT, trace, 1.0)
-    costs = assumptions.costs(case)
+    question = Question(where, EIGHT, trace, 1.0)
+    costs = assumptions.costs(question)
     left = [machine.count for machine in where.machines]
     pipelines = []
     if mixed and len(left) > 1:
@@ -168,7 +168,7 @@ def test_no_run_exceeds_it(
     run = simulate(Deployment("random", nodes, links), trace.all_at_once(), LeastTokens())
     assert sum(run.counts.values()) == len(trace)
     served = float(run.finished.mean())
-    found = bound(case)
+    found = bound(question)
     assert found is not None
     if served > 0:
         assert run.finished.sum() / run.span_s <= found.rps(served) * (1 + 1e-9)
@@ -176,15 +176,15 @@ def test_no_run_exceeds_it(
 
 def test_it_is_not_far_from_what_a_good_plan_reaches() -> None:
     """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
-    case = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
-    costs = assumptions.costs(case)
+    question = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
+    costs = assumptions.costs(question)
     nodes = tuple(
         assumptions.replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), f"r{k}")
         for k in range(2)
     )
     many = Trace(np.zeros(4000), np.full(4000, 500), np.full(4000, 100))
     run = simulate(Deployment("two", nodes), many, LeastTokens())
-    found = bound(replace(case, trace=many))
+    found = bound(replace(question, trace=many))
     assert found is not None
     assert 0.8 < 4000 / run.span_s / found.rps() <= 1.0
 

@@ -61,12 +61,12 @@ def table(asked) -> pd.DataFrame:
 
 
 def test_a_case_asks_for_half_the_bound_within_targets_of_the_fleet() -> None:
-    case = case_of(MATCH, RULES)
-    limit = bound(case)
+    question = case_of(MATCH, RULES)
+    limit = bound(question)
     assert limit is not None
-    assert case.rate_rps == pytest.approx(0.5 * limit.rps())
-    assert case.least_s == 5.0
-    assert len(case.trace) == pytest.approx(5.0 * limit.rps(), rel=0.15)
+    assert question.rate_rps == pytest.approx(0.5 * limit.rps())
+    assert question.least_s == 5.0
+    assert len(question.trace) == pytest.approx(5.0 * limit.rps(), rel=0.15)
     longer = case_of(MATCH, Rules(span_s=30.0))
     assert len(longer.trace) == pytest.approx(30.0 * limit.rps(), rel=0.15)
     # Long prompts have late targets, and a growing queue needs time to miss them.
@@ -74,9 +74,9 @@ def test_a_case_asks_for_half_the_bound_within_targets_of_the_fleet() -> None:
     assert late.slo.ttft_s is not None
     # The target before the requests of the case are sampled is near the one after.
     assert late.least_s == pytest.approx(6 * late.slo.ttft_s, rel=0.3)
-    slo = targets(case.cluster, case.llm, case.trace, RULES.slo_scale)
-    assert case.slo == slo
-    assert case_of(MATCH, RULES).trace.input_tokens.tolist() == case.trace.input_tokens.tolist()
+    slo = targets(question.cluster, question.llm, question.trace, RULES.slo_scale)
+    assert question.slo == slo
+    assert case_of(MATCH, RULES).trace.input_tokens.tolist() == question.trace.input_tokens.tolist()
 
 
 def test_targets_are_those_of_one_request_in_a_pipeline_over_all_gpus() -> None:
@@ -100,10 +100,10 @@ def test_targets_are_those_of_one_request_in_a_pipeline_over_all_gpus() -> None:
 
 
 def test_a_mixture_of_experts_has_a_rate_from_its_islands_and_no_targets() -> None:
-    case = case_of(Match("rignall-budget-c", "DeepSeek-V3-R1-671B", "azure2023_conv"), RULES)
-    assert case.slo == Slo()
-    entry = planner("islands exact").plan(case)
-    assert case.rate_rps == pytest.approx(0.5 * entry.bound_rps)
+    question = case_of(Match("rignall-budget-c", "DeepSeek-V3-R1-671B", "azure2023_conv"), RULES)
+    assert question.slo == Slo()
+    plan = planner("islands exact").plan(question)
+    assert question.rate_rps == pytest.approx(0.5 * plan.bound_rps)
 
 
 def test_requests_beyond_the_context_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +154,9 @@ def test_one_row_per_planner_and_load_and_per_other_router(table: pd.DataFrame) 
 
 
 def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, asked) -> None:
-    case = case_of(MATCH, RULES)
-    entry = asked[0].plan(case)
-    rates = goodput(entry, case, RULES.seeds)
+    question = case_of(MATCH, RULES)
+    plan = asked[0].plan(question)
+    rates = goodput(plan, question, RULES.seeds)
     row = table[(table["planner"] == NAMES[0]) & (table["router"] == league.OWN)].iloc[0]
     assert row[league.GOODPUT] == pytest.approx(np.mean(rates))
     spread = Estimate.of(rates)
@@ -164,7 +164,7 @@ def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, aske
     assert row["gap [%]"] == pytest.approx(
         100 * max(0.0, 1 - row[league.GOODPUT] / row["bound [requests/s]"])
     )
-    tokens = float((case.trace.input_tokens + case.trace.output_tokens).mean())
+    tokens = float((question.trace.input_tokens + question.trace.output_tokens).mean())
     per_second = np.mean([1e6 * row[league.PRICE] / 3600 / (tokens * rate) for rate in rates])
     assert row["cost at goodput [$/10^6 tokens]"] == pytest.approx(per_second)
 
@@ -216,10 +216,10 @@ def test_planners_that_raise_something_else_are_not_hidden() -> None:
     class Broken:
         name = "broken"
 
-        def unfit(self, case: Question) -> str | None:
+        def unfit(self, question: Question) -> str | None:
             return None
 
-        def plan(self, case: Question) -> Plan:
+        def plan(self, question: Question) -> Plan:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

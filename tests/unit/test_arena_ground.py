@@ -22,13 +22,13 @@ MIXED = cluster("current-mixed-32")
 
 
 @pytest.fixture(scope="module")
-def case() -> Question:
+def question() -> Question:
     return Question(MIXED, SEVENTY, CHATS, 5.0)
 
 
 @pytest.mark.parametrize(("machine", "degree"), [("h200", 2), ("h100", 4), ("a100", 8)])
-def test_replicas_are_those_of_the_roofline(case: Question, machine: str, degree: int) -> None:
-    costs = assumptions.costs(case)
+def test_replicas_are_those_of_the_roofline(question: Question, machine: str, degree: int) -> None:
+    costs = assumptions.costs(question)
     number = [m.name for m in MIXED.machines].index(machine)
     here = assumptions.replica(costs.pipeline([PipelineStage(number, degree, SEVENTY.layers)]), "r")
     there = replicated(MIXED, SEVENTY, {machine: (degree,)}).replicas[0]
@@ -39,8 +39,8 @@ def test_replicas_are_those_of_the_roofline(case: Question, machine: str, degree
     assert here.usd_per_h == there.usd_per_h
 
 
-def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Question) -> None:
-    costs = assumptions.costs(case)
+def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(question: Question) -> None:
+    costs = assumptions.costs(question)
     stages = [PipelineStage(0, 2, 40), PipelineStage(2, 4, 30), PipelineStage(3, 4, 10)]
     pipeline = costs.pipeline(stages)
     both, prefill = (assumptions.replica(pipeline, "r", role) for role in ("both", "prefill"))
@@ -54,8 +54,10 @@ def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(case: Question
     assert (both.step.seconds(n, n, 900.0 * n) >= decode.max(axis=0) * (1 - 1e-7)).all()
 
 
-def test_equal_stages_are_played_as_they_are_planned(case: Question) -> None:
-    pipeline = assumptions.costs(case).pipeline([PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)])
+def test_equal_stages_are_played_as_they_are_planned(question: Question) -> None:
+    pipeline = assumptions.costs(question).pipeline(
+        [PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)]
+    )
     from hetero.costs.replicas import step_model
 
     n = np.array([1.0, 64.0, 2000.0])
@@ -63,9 +65,9 @@ def test_equal_stages_are_played_as_they_are_planned(case: Question) -> None:
     assert played == pytest.approx(step_model(pipeline).seconds(n, n, 500 * n), rel=1e-12)
 
 
-def test_layers_of_a_node_take_what_a_replica_takes(case: Question) -> None:
+def test_layers_of_a_node_take_what_a_replica_takes(question: Question) -> None:
     """All layers on one node: a step of mean contexts as long as the replica's, and its cache."""
-    costs, means = assumptions.costs(case), Means.of(case)
+    costs, means = assumptions.costs(question), Means.of(question)
     alone = assumptions.replica(costs.pipeline([PipelineStage(1, 4, SEVENTY.layers)]), "r")
     table = latency(costs, 1, 4, means)
     for b in (1.0, 40.0, 256.0):
@@ -90,9 +92,9 @@ def test_means_of_a_workload_are_sums_over_its_requests() -> None:
 
 
 def test_nodes_divide_machines_and_take_more_weights_where_they_must() -> None:
-    case = Question(MIXED, SEVENTY, CHATS, 5.0)
-    assert degrees(case) == (8, 4, 2, 1)
-    halves = nodes(case, 4)
+    question = Question(MIXED, SEVENTY, CHATS, 5.0)
+    assert degrees(question) == (8, 4, 2, 1)
+    halves = nodes(question, 4)
     assert halves.gpus == (4,) * 8
     assert [node.name for node in halves.problem.nodes][:2] == ["h200/0", "h200/1"]
     small = Question(cluster("helix-10"), catalog.llm("LLaMA-1-30B"), CHATS, 1.0)
@@ -113,19 +115,19 @@ def test_who_cannot_take_part_says_why() -> None:
     assert assumptions.unfit(apart) is None
 
 
-def test_planners_get_targets_where_a_case_has_none(case: Question) -> None:
+def test_planners_get_targets_where_a_case_has_none(question: Question) -> None:
     given = Question(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
     assert assumptions.targets(given) == Slo(ttft_s=1.0)
-    found = assumptions.targets(case).e2e_s
+    found = assumptions.targets(question).e2e_s
     assert found is not None
     # Ten times some 230 tokens at 10 to 30 ms each.
     assert 10.0 < found < 100.0
 
 
 def test_arrivals_last_long_enough_with_the_same_gaps() -> None:
-    case = Question(MIXED, SEVENTY, CHATS, 5.0, least_s=100.0)
-    slow, fast = case.arrivals(2.0), case.arrivals(40.0)
+    question = Question(MIXED, SEVENTY, CHATS, 5.0, least_s=100.0)
+    slow, fast = question.arrivals(2.0), question.arrivals(40.0)
     assert (len(slow), len(fast)) == (400, 4000)
     assert fast.arrival_s[:400] == pytest.approx(slow.arrival_s / 20.0)
     assert (fast.input_tokens[400:800] == CHATS.input_tokens).all()
-    assert len(case.arrivals(1e6)) == MOST_REQUESTS
+    assert len(question.arrivals(1e6)) == MOST_REQUESTS

@@ -41,8 +41,8 @@ OF_DENSE = tuple(name for name in NAMES if name not in OF_EXPERTS)
 
 @lru_cache(maxsize=32)
 def made(name: str) -> Plan:
-    case = SPARSE if name in OF_EXPERTS else DENSE
-    return planner(name, LITTLE).plan(case)
+    question = SPARSE if name in OF_EXPERTS else DENSE
+    return planner(name, LITTLE).plan(question)
 
 
 def test_all_planners_have_names_of_their_own() -> None:
@@ -54,39 +54,39 @@ def test_all_planners_have_names_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_plans_use_the_gpus_that_there_are(name: str) -> None:
-    case = SPARSE if name in OF_EXPERTS else DENSE
-    entry = made(name)
-    assert entry.planner == name
-    for gpu, count in entry.gpus.items():
-        assert 0 < count <= case.cluster.gpu_counts[gpu]
+    question = SPARSE if name in OF_EXPERTS else DENSE
+    plan = made(name)
+    assert plan.planner == name
+    for gpu, count in plan.gpus.items():
+        assert 0 < count <= question.cluster.gpu_counts[gpu]
     if name in OF_DENSE:
         used: dict[str, int] = {}
-        for group in entry.groups:
+        for group in plan.groups:
             layers = sum(stage[3] for stage in group.stages)
-            assert layers == THIRTEEN.layers or entry.deployment is None
+            assert layers == THIRTEEN.layers or plan.deployment is None
             for machine, _, gpus, _ in group.stages:
                 used[machine] = used.get(machine, 0) + gpus
         for machine, gpus in used.items():
-            assert gpus <= case.cluster.machine(machine).count
+            assert gpus <= question.cluster.machine(machine).count
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_price_is_that_of_the_gpus_in_use(name: str) -> None:
-    case = SPARSE if name in OF_EXPERTS else DENSE
-    entry = made(name)
-    each = {m.gpu.name: (m.usd_per_h or 0.0) / m.count for m in case.cluster.machines}
-    price = sum(each[gpu] * count for gpu, count in entry.gpus.items())
-    assert entry.usd_per_h == pytest.approx(price)
+    question = SPARSE if name in OF_EXPERTS else DENSE
+    plan = made(name)
+    each = {m.gpu.name: (m.usd_per_h or 0.0) / m.count for m in question.cluster.machines}
+    price = sum(each[gpu] * count for gpu, count in plan.gpus.items())
+    assert plan.usd_per_h == pytest.approx(price)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> None:
-    case = SPARSE if name in OF_EXPERTS else DENSE
-    entry = made(name)
-    limit = bound(case)
+    question = SPARSE if name in OF_EXPERTS else DENSE
+    plan = made(name)
+    limit = bound(question)
     assert (limit is None) == (name in OF_EXPERTS)
-    for trace in (case.arrivals(seed=1), CHATS.all_at_once()):
-        run = entry.simulate(trace, 1)
+    for trace in (question.arrivals(seed=1), CHATS.all_at_once()):
+        run = plan.simulate(trace, 1)
         assert len(run.requests) == len(trace)
         ended = run.counts
         assert ended["finished"] + ended["rejected"] == len(trace)
@@ -100,21 +100,21 @@ def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_plan_and_run_twice(name: str) -> None:
-    case = SPARSE if name in OF_EXPERTS else DENSE
-    again = planner(name, LITTLE).plan(case)
+    question = SPARSE if name in OF_EXPERTS else DENSE
+    again = planner(name, LITTLE).plan(question)
     assert str(again) == str(made(name))
-    one, two = (entry.simulate(case.arrivals(seed=2), 2) for entry in (made(name), again))
+    one, two = (plan.simulate(question.arrivals(seed=2), 2) for plan in (made(name), again))
     assert one.frame().equals(two.frame())
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_read_back_is_the_same_plan_and_plays_the_same_run(name: str) -> None:
-    case = SPARSE if name in OF_EXPERTS else DENSE
+    question = SPARSE if name in OF_EXPERTS else DENSE
     plan = made(name)
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.to_json() == plan.to_json()
-    trace = case.arrivals(seed=3)
+    trace = question.arrivals(seed=3)
     assert again.simulate(trace, 3).frame().equals(plan.simulate(trace, 3).frame())
 
 
@@ -142,34 +142,34 @@ def test_machines_without_a_network_do_not_work_together(name: str) -> None:
 @pytest.mark.parametrize("name", ["tensor-parallel search", "Mélange", "vLLM homogeneous"])
 def test_replicas_inside_machines_need_no_network(name: str) -> None:
     apart = replace(DENSE, cluster=cluster("heteroserve-8"), budget_usd_per_h=None)
-    entry = planner(name, LITTLE).plan(apart)
-    assert all(len(group.stages) == 1 for group in entry.groups)
+    plan = planner(name, LITTLE).plan(apart)
+    assert all(len(group.stages) == 1 for group in plan.groups)
 
 
 @pytest.mark.parametrize("name", ["tensor-parallel search", "Mélange", "HexGen", "layer placement"])
 def test_a_budget_rents_no_more_than_it_pays_for(name: str) -> None:
-    case = replace(
+    question = replace(
         DENSE, cluster=cluster("thunderserve-cloud-32"), budget_usd_per_h=4.0, least_s=10.0
     )
-    entry = planner(name, LITTLE).plan(case)
-    machines = {stage[0] for group in entry.groups for stage in group.stages}
-    rented = sum(case.cluster.machine(machine).usd_per_h or 0.0 for machine in machines)
+    plan = planner(name, LITTLE).plan(question)
+    machines = {stage[0] for group in plan.groups for stage in group.stages}
+    rented = sum(question.cluster.machine(machine).usd_per_h or 0.0 for machine in machines)
     assert 0 < rented <= 4.0
-    poor = replace(case, budget_usd_per_h=0.5)
+    poor = replace(question, budget_usd_per_h=0.5)
     with pytest.raises(InfeasibleError):
         planner(name, LITTLE).plan(poor)
 
 
 def test_fewer_bytes_per_weight_carry_more() -> None:
-    case = Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0, TARGETS,
-                least_s=20.0)  # fmt: skip
+    question = Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0,
+                TARGETS, least_s=20.0)  # fmt: skip
     half, full = (
-        planner("tensor-parallel search", LITTLE).plan(replace(case, precision=precision))
+        planner("tensor-parallel search", LITTLE).plan(replace(question, precision=precision))
         for precision in ("fp8", "fp16")
     )
     # Half the bytes: the model fits half the GPUs, and twice as many replicas share the load.
     assert len(half.groups) == 2 * len(full.groups)
-    assert goodput(half, case)[0] > 1.2 * goodput(full, case)[0]
+    assert goodput(half, question)[0] > 1.2 * goodput(full, question)[0]
     reason = planner("Mélange").unfit(replace(DENSE, precision="fp8"))
     assert reason is not None
     assert "do not compute in fp8" in reason
@@ -177,9 +177,9 @@ def test_fewer_bytes_per_weight_carry_more() -> None:
 
 def test_homogeneous_takes_the_best_kind_of_a_mixed_cluster() -> None:
     for name in ("vLLM homogeneous", "DistServe"):
-        entry = made(name)
-        assert len(entry.gpus) == 1
-        assert any("best of 2 kinds" in note for note in entry.notes)
+        plan = made(name)
+        assert len(plan.gpus) == 1
+        assert any("best of 2 kinds" in note for note in plan.notes)
 
 
 def test_islands_prove_their_bound() -> None:

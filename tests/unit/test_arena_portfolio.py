@@ -45,7 +45,7 @@ CASES = {
         budget_usd_per_h=4.0,
     ),
 }
-CASES = {name: replace(case, least_s=10.0) for name, case in CASES.items()}
+CASES = {name: replace(question, least_s=10.0) for name, question in CASES.items()}
 _FOUND: dict[str, Portfolio] = {}
 
 
@@ -57,13 +57,13 @@ def found(name: str) -> Portfolio:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
-    case, one = CASES[name], found(name)
+    question, one = CASES[name], found(name)
     for tried in one.tried:
-        if tried.entry is not None:
-            alone = np.mean(goodput(tried.entry, case, (0, 1)))
+        if tried.plan is not None:
+            alone = np.mean(goodput(tried.plan, question, (0, 1)))
             assert one.score.goodput_rps.mean >= alone * (1 - 1e-12), tried.planner
     # What it claims, it delivers when it is played anew.
-    again = score(one.entry, case, seeds=(0, 1), known=one.score.seeds_rps)
+    again = score(one.plan, question, seeds=(0, 1), known=one.score.seeds_rps)
     assert again.attainment == one.score.attainment
 
 
@@ -84,7 +84,7 @@ def test_some_plan_is_improved_and_says_how() -> None:
     for one in improved:
         assert one.single.score is not None
         assert one.score.goodput_rps.mean > one.single.score.goodput_rps.mean
-        assert one.entry.notes[0].startswith("From the plan of ")
+        assert one.plan.notes[0].startswith("From the plan of ")
         for changes in one.changes.values():
             loads = [change.carried_rps for change in changes]
             assert loads == sorted(loads)
@@ -94,48 +94,48 @@ def test_some_plan_is_improved_and_says_how() -> None:
 def test_the_same_bytes_twice() -> None:
     again = portfolio(CASES["two kinds"], effort=LITTLE, seeds=(0, 1))
     assert str(again) == str(found("two kinds"))
-    assert str(again.entry) == str(found("two kinds").entry)
+    assert str(again.plan) == str(found("two kinds").plan)
 
 
 def test_a_budget_is_kept_after_improvement() -> None:
     one = found("budget")
-    machines = {stage[0] for group in one.entry.groups for stage in group.stages}
+    machines = {stage[0] for group in one.plan.groups for stage in group.stages}
     offer = CASES["budget"].cluster
     assert sum(offer.machine(machine).usd_per_h or 0.0 for machine in machines) <= 4.0
 
 
 def test_improvement_keeps_gpus_once_and_carries_more() -> None:
-    case = CASES["two kinds"]
-    entry = planner("vLLM homogeneous", LITTLE).plan(case)
-    (before,) = goodput(entry, case)
-    better = improve(entry, case, before, seeds=(0,), moves=40)
+    question = CASES["two kinds"]
+    plan = planner("vLLM homogeneous", LITTLE).plan(question)
+    (before,) = goodput(plan, question)
+    better = improve(plan, question, before, seeds=(0,), moves=40)
     assert better.played <= 40
-    for gpu, count in better.entry.gpus.items():
-        assert count <= case.cluster.gpu_counts[gpu]
+    for gpu, count in better.plan.gpus.items():
+        assert count <= question.cluster.gpu_counts[gpu]
     # The other kind of machine stands idle: dividing it is the first thing to find.
-    assert len(better.entry.gpus) == 2
-    assert goodput(better.entry, case)[0] > 1.2 * before
+    assert len(better.plan.gpus) == 2
+    assert goodput(better.plan, question)[0] > 1.2 * before
 
 
 def test_shares_move_away_from_replicas_that_miss() -> None:
-    case = replace(CASES["two kinds"], slo=Slo(ttft_s=0.35))
-    entry = planner("tensor-parallel search", LITTLE).plan(case)
-    run = entry.simulate(case.arrivals(6.0), 0)
-    found = met_by_replica(run, case.slo)
+    question = replace(CASES["two kinds"], slo=Slo(ttft_s=0.35))
+    plan = planner("tensor-parallel search", LITTLE).plan(question)
+    run = plan.simulate(question.arrivals(6.0), 0)
+    found = met_by_replica(run, question.slo)
     frame = run.frame()
     good = (frame["ttft_s"] <= 0.35).astype(float)
-    assert entry.deployment is not None
-    for k, node in enumerate(entry.deployment.replicas):
+    assert plan.deployment is not None
+    for k, node in enumerate(plan.deployment.replicas):
         own = good[frame["replica"] == node.name]
         assert found[k] == pytest.approx(own.mean() - good.mean() if len(own) else 0.0)
     assert found.min() < 0 < found.max()
 
 
 def test_no_moves_no_changes() -> None:
-    case = CASES["two kinds"]
-    entry = planner("tensor-parallel search", LITTLE).plan(case)
-    better = improve(entry, case, 1.0, seeds=(0,), moves=0)
-    assert better.entry is entry
+    question = CASES["two kinds"]
+    plan = planner("tensor-parallel search", LITTLE).plan(question)
+    better = improve(plan, question, 1.0, seeds=(0,), moves=0)
+    assert better.plan is plan
     assert better.changes == ()
 
 
@@ -149,9 +149,9 @@ def test_planners_beyond_the_seconds_are_not_asked() -> None:
 
 
 def test_a_case_that_no_planner_takes_says_why_of_each() -> None:
-    case = Question(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0)
+    question = Question(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0)
     with pytest.raises(InfeasibleError, match="No planner has a plan") as raised:
-        portfolio(case, effort=LITTLE)
+        portfolio(question, effort=LITTLE)
     assert "fits no machine of helix-10" in str(raised.value)
     with pytest.raises(ParameterError, match="No planner is asked"):
-        portfolio(case, planners=())
+        portfolio(question, planners=())

@@ -8,7 +8,7 @@ import pytest
 from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import entry_of
+from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.score import PRECISION, Estimate, goodput, margin, score, screened
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
@@ -28,39 +28,39 @@ TARGETS = Slo(ttft_s=0.5, tpot_s=0.05)
 
 
 @pytest.fixture(scope="module")
-def case() -> Question:
+def question() -> Question:
     return Question(SMALL, EIGHT, CHATS, 6.0, TARGETS, least_s=30.0)
 
 
 @pytest.fixture(scope="module")
-def entry(case: Question) -> Plan:
-    costs = assumptions.costs(case)
+def plan(question: Question) -> Plan:
+    costs = assumptions.costs(question)
     pipelines = [costs.pipeline([PipelineStage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
-    return entry_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
+    return plan_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
 
 
-def test_goodput_is_sustained_and_a_little_more_is_not(case: Question, entry: Plan) -> None:
-    load = case.load(precision=PRECISION)
-    found = goodput(entry, case, (0, 1))
+def test_goodput_is_sustained_and_a_little_more_is_not(question: Question, plan: Plan) -> None:
+    load = question.load(precision=PRECISION)
+    found = goodput(plan, question, (0, 1))
     for seed, rate in zip((0, 1), found, strict=True):
-        assert judged(entry, load.at(rate), seed)[1].sustained
+        assert judged(plan, load.at(rate), seed)[1].sustained
         # Chance lets single higher rates pass; by a tenth no chance makes up for the load.
-        assert not judged(entry, load.at(1.1 * rate), seed)[1].sustained
+        assert not judged(plan, load.at(1.1 * rate), seed)[1].sustained
         # Where one begins to look matters by no more than the precision.
-        assert sustained_rps(entry, load, seed) == pytest.approx(rate, rel=2 * PRECISION)
+        assert sustained_rps(plan, load, seed) == pytest.approx(rate, rel=2 * PRECISION)
 
 
-def test_screening_comes_near_what_is_sustained(case: Question, entry: Plan) -> None:
-    for seed, rate in zip((0, 1), goodput(entry, case, (0, 1)), strict=True):
-        assert screened(entry, case, seed) == pytest.approx(rate, rel=0.3)
-        assert margin(entry, case, 0.5 * rate, seed) > 0 > margin(entry, case, 2 * rate, seed)
+def test_screening_comes_near_what_is_sustained(question: Question, plan: Plan) -> None:
+    for seed, rate in zip((0, 1), goodput(plan, question, (0, 1)), strict=True):
+        assert screened(plan, question, seed) == pytest.approx(rate, rel=0.3)
+        assert margin(plan, question, 0.5 * rate, seed) > 0 > margin(plan, question, 2 * rate, seed)
 
 
-def test_figures_are_those_of_the_run(case: Question, entry: Plan) -> None:
-    found = score(entry, case, seeds=(0, 1), rate_rps=8.0)
+def test_figures_are_those_of_the_run(question: Question, plan: Plan) -> None:
+    found = score(plan, question, seeds=(0, 1), rate_rps=8.0)
     assert found.rate_rps == 8.0
-    runs = [entry.simulate(case.arrivals(8.0, seed=seed), seed) for seed in (0, 1)]
+    runs = [plan.simulate(question.arrivals(8.0, seed=seed), seed) for seed in (0, 1)]
     told = [metrics(run, TARGETS) for run in runs]
     assert found.throughput_rps.mean == pytest.approx(np.mean([m.requests_per_s for m in told]))
     assert found.ttft_s[95].mean == pytest.approx(
@@ -75,45 +75,45 @@ def test_figures_are_those_of_the_run(case: Question, entry: Plan) -> None:
     assert found.usd_per_mtok_at_goodput is not None
     each = [price / 3600 / (rate * tokens) * 1e6 for rate in found.seeds_rps]
     assert found.usd_per_mtok_at_goodput.mean == pytest.approx(np.mean(each))
-    limit = bound(case)
+    limit = bound(question)
     assert limit is not None
-    assert found.bound_rps == pytest.approx(limit.rps(case.goal))
-    assert found.gap == pytest.approx(1 - found.goodput_rps.mean / limit.rps(case.goal))
+    assert found.bound_rps == pytest.approx(limit.rps(question.goal))
+    assert found.gap == pytest.approx(1 - found.goodput_rps.mean / limit.rps(question.goal))
     assert "goodput" in str(found)
 
 
-def test_without_targets_it_is_what_keeps_up(case: Question, entry: Plan) -> None:
+def test_without_targets_it_is_what_keeps_up(question: Question, plan: Plan) -> None:
     """Saturation is the goodput without targets."""
     free = Question(SMALL, EIGHT, CHATS, 6.0)
-    assert entry.deployment is not None
-    other = saturation(entry.deployment, CHATS, LeastTokens(), precision=PRECISION)
-    assert goodput(entry, free) == pytest.approx((other.rate_rps,), rel=2 * PRECISION)
+    assert plan.deployment is not None
+    other = saturation(plan.deployment, CHATS, LeastTokens(), precision=PRECISION)
+    assert goodput(plan, free) == pytest.approx((other.rate_rps,), rel=2 * PRECISION)
 
 
-def test_targets_that_none_meets_carry_nothing(entry: Plan) -> None:
+def test_targets_that_none_meets_carry_nothing(plan: Plan) -> None:
     strict = Question(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
-    assert goodput(entry, strict) == (0.0,)
-    found = score(entry, strict)
+    assert goodput(plan, strict) == (0.0,)
+    found = score(plan, strict)
     assert found.attainment.mean == 0.0
     assert found.usd_per_mtok_at_goodput is None
 
 
-def test_nothing_is_carried_above_the_bound(entry: Plan) -> None:
+def test_nothing_is_carried_above_the_bound(plan: Plan) -> None:
     """Targets that requests meet at any rate in a short run."""
     lax = Question(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
     limit = bound(lax)
     assert limit is not None
-    assert screened(entry, lax, 0) == pytest.approx(limit.rps(lax.goal))
-    assert goodput(entry, lax)[0] < limit.rps(lax.goal)
+    assert screened(plan, lax, 0) == pytest.approx(limit.rps(lax.goal))
+    assert goodput(plan, lax)[0] < limit.rps(lax.goal)
 
 
-def test_the_same_bytes_twice(case: Question, entry: Plan) -> None:
-    assert str(score(entry, case, seeds=(3,))) == str(score(entry, case, seeds=(3,)))
+def test_the_same_bytes_twice(question: Question, plan: Plan) -> None:
+    assert str(score(plan, question, seeds=(3,))) == str(score(plan, question, seeds=(3,)))
 
 
-def test_seeds_and_rates_out_of_range_are_refused(case: Question, entry: Plan) -> None:
+def test_seeds_and_rates_out_of_range_are_refused(question: Question, plan: Plan) -> None:
     with pytest.raises(ParameterError, match="No seed"):
-        score(entry, case, seeds=())
+        score(plan, question, seeds=())
 
 
 @pytest.mark.parametrize("limit", [0.37, 1.0, 9.3, 400.0])
@@ -132,14 +132,14 @@ def test_estimates_are_student_intervals() -> None:
     assert str(Estimate.of([5.0])) == "5"
 
 
-def test_load_aware_routing_carries_more_than_rotation(case: Question, entry: Plan) -> None:
+def test_load_aware_routing_carries_more_than_rotation(question: Question, plan: Plan) -> None:
     """The score tells routers apart: an L40S beside a pair that shares a replica."""
-    costs = assumptions.costs(case)
-    pipelines = [costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), *entry.pipelines]
+    costs = assumptions.costs(question)
+    pipelines = [costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), *plan.pipelines]
     nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
-        entry_of("test", Deployment("test", nodes), pipelines, router, "")
+        plan_of("test", Deployment("test", nodes), pipelines, router, "")
         for router in (RoundRobin(), LeastTokens())
     ]
-    turn, load = (goodput(one, case)[0] for one in made)
+    turn, load = (goodput(one, question)[0] for one in made)
     assert load > 1.05 * turn

@@ -161,5 +161,5 @@ def test_manifests_give_no_rights_that_engines_do_not_need():
                     assert pod["automountServiceAccountToken"] is False
                     [container] = pod["containers"]
                     assert container["securityContext"]["allowPrivilegeEscalation"] is False
-                    keys = {entry["name"] for entry in container["env"]}
+                    keys = {plan["name"] for plan in container["env"]}
                     assert {"HF_TOKEN", "VLLM_API_KEY"} <= keys

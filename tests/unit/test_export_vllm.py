@@ -219,8 +219,8 @@ def test_an_entry_of_the_arena():
     step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
     replicas = tuple(Replica(one.name, step, 70_000, role=one.phase) for one in groups)
     made = Deployment("split", replicas, default_link=KvLink(10.0))
-    entry = Plan("test", groups, made, PairShares({("g0", "g1"): 1.0}), "pairs", 1.0)
-    service = Service.of_plan(entry, LLAMA, name="xiong-8xv100", weights="w")
+    plan = Plan("test", groups, made, PairShares({("g0", "g1"): 1.0}), "pairs", 1.0)
+    service = Service.of_plan(plan, LLAMA, name="xiong-8xv100", weights="w")
     assert [one.port for one in service.servings] == [8000, 8001]
     envs = [dict(vllm.commands(service, one)[0].env) for one in service.servings]
     assert envs[1]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"

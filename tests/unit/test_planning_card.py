@@ -46,8 +46,8 @@ def test_the_plan_uses_gpus_that_are_there_and_carries_what_is_asked(card):
 
 def test_the_goodput_is_where_the_goal_is_just_met(card):
     asked = request(FLEET, **ASKED)
-    load = asked.case.load(precision=asked.effort.precision)
-    assert len(load.trace) > len(asked.case.trace)  # all requests, not those for planners
+    load = asked.question.load(precision=asked.effort.precision)
+    assert len(load.trace) > len(asked.question.trace)  # all requests, not those for planners
     for seed, rate in enumerate(card.goodput_rps.seeds):
         assert judged(card.plan, load.at(rate), seed)[1].sustained
         assert not judged(card.plan, load.at(1.03 * rate), seed)[1].sustained
@@ -77,12 +77,12 @@ def test_twice_as_slow_carries_less_and_draws_spread_around_what_is_nominal(card
     names = [replica.name for replica in card.plan.deployment.replicas]
     slow = rescaled(card.plan, dict.fromkeys(names, (2.0, 2.0)))
     effort = replace(asked.effort, seeds=1, draws=0)
-    fast = goodput(card.plan, asked.case, effort).value
-    assert goodput(slow, asked.case, effort).value < 0.6 * fast
+    fast = goodput(card.plan, asked.question, effort).value
+    assert goodput(slow, asked.question, effort).value < 0.6 * fast
     low, high = card.goodput_rps.interval()
     assert low < card.goodput_rps.value < high
-    first = [r.step for one in drawn(card.plan, asked.case, 2) for r in one.deployment.replicas]
-    again = [r.step for one in drawn(card.plan, asked.case, 2) for r in one.deployment.replicas]
+    first = [r.step for one in drawn(card.plan, asked.question, 2) for r in one.deployment.replicas]
+    again = [r.step for one in drawn(card.plan, asked.question, 2) for r in one.deployment.replicas]
     times = [[float(step.decode_seconds([500])) for step in steps] for steps in (first, again)]
     assert times[0] == times[1]  # the same draws for every plan of the question
     assert len(set(times[0])) > 1
@@ -94,7 +94,10 @@ def test_more_of_everything_carries_a_tenth_more_when_all_times_shrink(card):
     names = [replica.name for replica in card.plan.deployment.replicas]
     both = rescaled(card.plan, dict.fromkeys(names, (1 / BETTER, 1 / BETTER)))
     effort = replace(asked.effort, seeds=2, draws=0)
-    gain = goodput(both, asked.case, effort).value / goodput(card.plan, asked.case, effort).value
+    gain = (
+        goodput(both, asked.question, effort).value
+        / goodput(card.plan, asked.question, effort).value
+    )
     rows = {one.name: one.gain_percent for one in card.limits.rows}
     assert gain > 1.05
     assert card.limits.binding == max(rows, key=rows.get)

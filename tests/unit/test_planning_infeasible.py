@@ -34,11 +34,11 @@ def test_targets_that_an_idle_fleet_misses():
     nearest = next(one for one in found.nearest if one.kind == "targets")
     scaled = Slo(0.05 * nearest.value, 0.1 * nearest.value)
     asked = request(PAIR, model="Llama-3-8B", slo=scaled, rate=0.5)
-    case, load = asked.case, asked.case.load(precision=asked.effort.precision)
-    tight = replace(case, slo=Slo(0.05, 0.1))
+    question, load = asked.question, asked.question.load(precision=asked.effort.precision)
+    tight = replace(question, slo=Slo(0.05, 0.1))
     plans = [planner(found.planner).plan(tight)] if found.planner != "portfolio" else []
-    for entry in plans:
-        assert judged(entry, load, 0)[1].attained >= 0.9
+    for plan in plans:
+        assert judged(plan, load, 0)[1].attained >= 0.9
     assert "idle fleet" in str(error)
     assert error.explanation._repr_html_()
 

@@ -38,13 +38,13 @@ FLEET = Cluster(
 CASE = Question(FLEET, MODEL, CHATS, 7.0, SLO)
 
 
-def entry(case: Question = CASE) -> Plan:
-    found = planner("Mélange").plan(case)
+def planned(question: Question = CASE) -> Plan:
+    found = planner("Mélange").plan(question)
     return replace(found, router=RoundRobin())
 
 
 def test_a_lost_machine_leaves_what_a_deployment_without_it_delivers() -> None:
-    plan = entry()
+    plan = planned()
     found = resilience(plan, CASE, precision=0.04, seeds=(0, 1))
     assert plan.deployment is not None
     load = Load(CHATS, 7.0, SLO, 0.9, 0.04, (0, 1))
@@ -63,7 +63,7 @@ def test_a_lost_machine_leaves_what_a_deployment_without_it_delivers() -> None:
 
 
 def test_the_minute_after_a_loss_is_that_of_a_run_with_the_event() -> None:
-    plan = entry()
+    plan = planned()
     found = resilience(plan, CASE, precision=0.05, seeds=(3,))
     load = Load(CHATS, 7.0, SLO, 0.9, 0.05, (3,))
     trace = load.arrivals(load.requests(plan), 3)
@@ -87,19 +87,19 @@ def test_the_minute_after_a_loss_is_that_of_a_run_with_the_event() -> None:
 
 def test_machines_of_a_plan_over_a_network_are_planned_again_without_them() -> None:
     fleet = cluster("helix-single-24")
-    case = Question(
+    question = Question(
         fleet, catalog.llm("LLaMA-1-30B"), CHATS.filter(input_tokens=(4, 1024)), 0.3, SLO
     )
     maker = planner("Swarm")
-    plan = maker.plan(case)
+    plan = maker.plan(question)
     with pytest.raises(ParameterError, match="lays layers over a network"):
-        resilience(plan, case)
-    found = resilience(plan, case, planner=maker, precision=0.1, seeds=(0,))
+        resilience(plan, question)
+    found = resilience(plan, question, planner=maker, precision=0.1, seeds=(0,))
     assert len(found.losses) == 3  # A100, L4 and T4
     for one in found.losses:
         assert one.after is None
-        smaller = replace(case, cluster=without(fleet, one.machines[0]))
-        run = maker.plan(smaller).simulate(case.load().arrivals(100, 0), 0)
+        smaller = replace(question, cluster=without(fleet, one.machines[0]))
+        run = maker.plan(smaller).simulate(question.load().arrivals(100, 0), 0)
         assert one.planned_again.tokens_per_s[0] > 0
         assert float(run.finished.mean()) == 1.0
     with pytest.raises(InfeasibleError, match="only machine"):
@@ -107,7 +107,7 @@ def test_machines_of_a_plan_over_a_network_are_planned_again_without_them() -> N
 
 
 def test_a_machine_that_holds_stages_of_two_groups_takes_both_down() -> None:
-    plan = entry()
+    plan = planned()
     both = (
         Group("x", "both", (("a", "A40", 1, 16), ("b", "A40", 1, 16))),
         Group("y", "both", (("b", "A40", 1, 16), ("c", "L40S", 1, 16))),
@@ -118,7 +118,7 @@ def test_a_machine_that_holds_stages_of_two_groups_takes_both_down() -> None:
 
 def test_no_cheaper_spare_survives_every_loss() -> None:
     busy = replace(CASE, rate_rps=13.0)
-    plan = entry()
+    plan = planned()
     listed = prices.from_catalog(["L4", "A40", "L40S"], sizes=(1,))
     found = spare(plan, busy, listed, precision=0.05, seeds=(0,))
     load = Load(CHATS, 13.0, SLO, 0.9, 0.05, (0,))
@@ -151,7 +151,7 @@ def test_no_cheaper_spare_survives_every_loss() -> None:
 
 def test_no_spare_is_needed_where_the_fleet_has_room() -> None:
     easy = replace(CASE, rate_rps=1.0)
-    found = spare(entry(), easy, prices.from_catalog(["A40"]), precision=0.05, seeds=(0,))
+    found = spare(planned(), easy, prices.from_catalog(["A40"]), precision=0.05, seeds=(0,))
     assert found.counts == {}
     assert found.usd_per_h == 0
     assert "none is needed" in str(found)
@@ -159,10 +159,10 @@ def test_no_spare_is_needed_where_the_fleet_has_room() -> None:
 
 def test_spares_are_for_whole_replicas() -> None:
     fleet = cluster("thunderserve-a100-8")
-    case = Question(fleet, catalog.llm("LLaMA-1-13B"), CHATS.head(500), 2.0, Slo(e2e_s=30.0))
-    plan = planner("DistServe").plan(case)
+    question = Question(fleet, catalog.llm("LLaMA-1-13B"), CHATS.head(500), 2.0, Slo(e2e_s=30.0))
+    plan = planner("DistServe").plan(question)
     with pytest.raises(ParameterError, match="whole replicas"):
-        spare(plan, case, prices.from_catalog(["A40"]))
+        spare(plan, question, prices.from_catalog(["A40"]))
 
 
 def test_the_command_says_what_is_left(tmp_path, capsys) -> None:

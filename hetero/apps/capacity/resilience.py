@@ -81,7 +81,7 @@ class Resilience(Shown):
         One per kind of machine, the worst first.
     """
 
-    entry: Plan
+    plan: Plan
     load: Load
     whole: Loss
     losses: tuple[Loss, ...]
@@ -135,13 +135,13 @@ class Resilience(Shown):
             *(f"Simulated: {one.shown}." for one in shown[:1]),
         )
         return Table(
-            f"{self.entry.planner} without any one machine", tuple(columns), tuple(rows), notes
+            f"{self.plan.planner} without any one machine", tuple(columns), tuple(rows), notes
         )
 
 
 def resilience(
-    entry: Plan,
-    case: Question,
+    plan: Plan,
+    question: Question,
     *,
     planner: Planner | None = None,
     precision: float = 0.02,
@@ -177,57 +177,57 @@ def resilience(
     >>> found.holds, found.whole.sustained_rps > found.worst.sustained_rps
     (True, True)
     """
-    load = case.load(precision=precision, seeds=seeds)
-    if entry.deployment is None and planner is None:
+    load = question.load(precision=precision, seeds=seeds)
+    if plan.deployment is None and planner is None:
         raise ParameterError(
-            f"The plan of {entry.planner} lays layers over a network, which does not serve on "
+            f"The plan of {plan.planner} lays layers over a network, which does not serve on "
             "without a machine unless it is planned again.",
             resolve="give the planner as well.",
         )
-    whole = _whole(entry, load)
+    whole = _whole(plan, load)
     losses = []
-    for machines, gpus, replicas in kinds_of_loss(entry, case.cluster):
-        one = _lost(entry, load, machines, gpus, replicas)
+    for machines, gpus, replicas in kinds_of_loss(plan, question.cluster):
+        one = _lost(plan, load, machines, gpus, replicas)
         if planner is not None:
-            one = replace(one, planned_again=_again(planner, case, load, machines[0]))
+            one = replace(one, planned_again=_again(planner, question, load, machines[0]))
         losses.append(one)
     # Where both meet the targets, the one that carries less is worse.
     losses.sort(key=lambda one: (_best(one), one.sustained_rps or 0.0))
-    return Resilience(entry, load, whole, tuple(losses))
+    return Resilience(plan, load, whole, tuple(losses))
 
 
 def kinds_of_loss(
-    entry: Plan, cluster: Cluster
+    plan: Plan, cluster: Cluster
 ) -> Iterator[tuple[tuple[str, ...], dict[str, int], tuple[str, ...]]]:
     """Machines whose loss is alike, the GPUs of one, and the groups that one takes down."""
     touched: dict[str, list[int]] = {}
-    for index, group in enumerate(entry.groups):
+    for index, group in enumerate(plan.groups):
         for machine in dict.fromkeys(machine for machine, *_ in group.stages):
             touched.setdefault(machine, []).append(index)
     alike: dict[object, list[str]] = {}
     for machine, indices in touched.items():
-        alike.setdefault(_signature(entry, cluster, machine, indices), []).append(machine)
+        alike.setdefault(_signature(plan, cluster, machine, indices), []).append(machine)
     for machines in alike.values():
         gpus: dict[str, int] = {}
         for index in touched[machines[0]]:
-            for machine, gpu, count, _ in entry.groups[index].stages:
+            for machine, gpu, count, _ in plan.groups[index].stages:
                 if machine == machines[0]:
                     gpus[gpu] = gpus.get(gpu, 0) + count
-        names = tuple(entry.groups[index].name for index in touched[machines[0]])
+        names = tuple(plan.groups[index].name for index in touched[machines[0]])
         yield tuple(machines), gpus, names
 
 
-def _signature(entry: Plan, cluster: Cluster, machine: str, indices: list[int]) -> object:
+def _signature(plan: Plan, cluster: Cluster, machine: str, indices: list[int]) -> object:
     """What of a machine its loss depends on."""
     one = cluster.machine(machine)
     alike = (one.gpu, one.count, one.region, one.link, one.usd_per_h)
-    if entry.deployment is None:
+    if plan.deployment is None:
         # A new plan depends on what is left, not on what the machine held.
         named = cluster.network is not None and bool(cluster.network.machines)
         return machine if named else alike
     found: list[object] = [alike]
     for index in indices:
-        group = entry.groups[index]
+        group = plan.groups[index]
         stages = tuple((gpu, count, layers) for _, gpu, count, layers in group.stages)
         if len({name for name, *_ in group.stages}) > 1:
             return machine  # its links to the others count as well
@@ -235,47 +235,47 @@ def _signature(entry: Plan, cluster: Cluster, machine: str, indices: list[int]) 
     return tuple(found)
 
 
-def _whole(entry: Plan, load: Load) -> Loss:
-    most = None if entry.deployment is None else _sustained_rps(entry, load, ())
-    return Loss((), {}, (), outcome(entry, load), most, None, None, None)
+def _whole(plan: Plan, load: Load) -> Loss:
+    most = None if plan.deployment is None else _sustained_rps(plan, load, ())
+    return Loss((), {}, (), outcome(plan, load), most, None, None, None)
 
 
 def _lost(
-    entry: Plan,
+    plan: Plan,
     load: Load,
     machines: tuple[str, ...],
     gpus: dict[str, int],
     replicas: tuple[str, ...],
 ) -> Loss:
-    if entry.deployment is None:
+    if plan.deployment is None:
         return Loss(machines, gpus, replicas, None, None, None, None, None)
     events = tuple(Event(0.0, name) for name in replicas)
-    shock, interrupted = _shock(entry, load, replicas)
+    shock, interrupted = _shock(plan, load, replicas)
     return Loss(
         machines,
         gpus,
         replicas,
-        outcome(entry, load, events=events),
-        _sustained_rps(entry, load, events),
+        outcome(plan, load, events=events),
+        _sustained_rps(plan, load, events),
         shock,
         interrupted,
         None,
     )
 
 
-def _sustained_rps(entry: Plan, load: Load, events: Sequence[Event]) -> float:
+def _sustained_rps(plan: Plan, load: Load, events: Sequence[Event]) -> float:
     """Largest rate that is sustained, the mean over seeds [requests/s]."""
-    return float(np.mean([sustained_rps(entry, load, s, events=events) for s in load.seeds]))
+    return float(np.mean([sustained_rps(plan, load, s, events=events) for s in load.seeds]))
 
 
-def _shock(entry: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:
+def _shock(plan: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:
     """A loss in the middle of a run: attainment of the minute after, requests interrupted."""
     shares, hit = [], []
     for seed in load.seeds:
-        trace = load.arrivals(load.requests(entry), seed)
+        trace = load.arrivals(load.requests(plan), seed)
         middle = float(trace.arrival_s[len(trace) // 2])
         events = [Event(middle, name) for name in replicas]
-        run = entry.simulate(trace, seed, events=events)
+        run = plan.simulate(trace, seed, events=events)
         inside = (trace.arrival_s >= middle) & (trace.arrival_s < middle + _WINDOW_S)
         shares.append(attainment(run, load.slo, inside))
         hit.append(float((run.requests["retries"] > 0).sum()))
@@ -298,12 +298,12 @@ def without(cluster: Cluster, machine: str) -> Cluster:
     return part_of(cluster, left)
 
 
-def _again(planner: Planner, case: Question, load: Load, machine: str) -> Outcome | None:
+def _again(planner: Planner, question: Question, load: Load, machine: str) -> Outcome | None:
     try:
-        entry = planner.plan(replace(case, cluster=without(case.cluster, machine)))
+        plan = planner.plan(replace(question, cluster=without(question.cluster, machine)))
     except HeteroError:
         return None  # no plan of this kind is left
-    return outcome(entry, load)
+    return outcome(plan, load)
 
 
 def _best(one: Loss) -> float:

@@ -93,8 +93,8 @@ class Spare(Shown):
 
 
 def spare(
-    entry: Plan,
-    case: Question,
+    plan: Plan,
+    question: Question,
     prices: PriceList,
     *,
     precision: float = 0.02,
@@ -112,15 +112,15 @@ def spare(
     InfeasibleError
         If no set of machines within the limits of the search will do.
     """
-    base = entry.deployment
+    base = plan.deployment
     if base is None or any(replica.role != "both" for replica in base.replicas):
         raise ParameterError(
-            f"The plan of {entry.planner} is not one of whole replicas that serve both phases.",
+            f"The plan of {plan.planner} is not one of whole replicas that serve both phases.",
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
-    load = case.load(precision=precision, seeds=seeds)
-    market = Market(prices, case.llm, load, CostSettings(precision=case.precision))
-    groups = [(names[0], down) for names, _, down in kinds_of_loss(entry, case.cluster)]
+    load = question.load(precision=precision, seeds=seeds)
+    market = Market(prices, question.llm, load, CostSettings(precision=question.precision))
+    groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
     tried = 0
     columns = _undominated(market)
     queue: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
@@ -135,7 +135,7 @@ def spare(
                 heapq.heappush(queue, (market.usd_per_h(counts), more))
         tried += 1
         counts = _counts(columns, chosen)
-        whole = _with(entry, market, counts)
+        whole = _with(plan, market, counts)
         losses = [("", ()), failing, *(one for one in groups if one != failing)]
         losses += _own(market, counts)
         found: list[tuple[str, Outcome]] = []
@@ -163,17 +163,17 @@ def _counts(columns: list[_Column], chosen: tuple[int, ...]) -> Counts:
     return found
 
 
-def _with(entry: Plan, market: Market, counts: Counts) -> Plan:
+def _with(plan: Plan, market: Market, counts: Counts) -> Plan:
     """The plan with a spare fleet, and the dispatcher of such a fleet before both."""
     router = dispatcher(market.load)
     if not counts:
-        return replace(entry, router=router)
-    base, more = entry.deployment, market.plan(counts).deployment
+        return replace(plan, router=router)
+    base, more = plan.deployment, market.plan(counts).deployment
     assert base is not None
     assert more is not None
     added = tuple(replace(one, name=f"spare {one.name}") for one in more.replicas)
     whole = replace(base, replicas=base.replicas + added)
-    return replace(entry, router=router, serving=whole)
+    return replace(plan, router=router, serving=whole)
 
 
 def _own(market: Market, counts: Counts) -> list[tuple[str, tuple[str, ...]]]:

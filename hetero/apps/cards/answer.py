@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from hetero.apps.cards.card import (
@@ -145,15 +146,15 @@ def plan(
     near = neighbours(asked, found, say)
     found += near.values()
     best = chosen(asked, found, say)
-    case = best.case
+    question = best.question
     say("goodput")
-    carried = goodput(best.entry, case, asked.effort)
+    carried = goodput(best.plan, question, asked.effort)
     if not asked.rate_given and carried.value > 0:
-        case = replace(case, rate_rps=rounded_down(carried.value))
-    short = carried.value < case.rate_rps
-    if short and met(best.entry, case, case.rate_rps, asked.effort) < case.goal:
+        question = replace(question, rate_rps=rounded_down(carried.value))
+    short = carried.value < question.rate_rps
+    if short and met(best.plan, question, question.rate_rps, asked.effort) < question.goal:
         raise _unmet(asked, best, found, say)
-    return _card(asked, best, case, carried, found, near, say)
+    return _card(asked, best, question, carried, found, near, say)
 
 
 def _unmet(
@@ -161,73 +162,61 @@ def _unmet(
 ) -> NoPlanError:
     say("why not, and what would do")
 
-    def replan(case: Question) -> Plan:
-        return fast(case, asked)
+    def replan(question: Question) -> Plan:
+        return fast(question, asked)
 
     if best is None:
-        case = asked.case
-        fits = case.llm.weight_bytes(case.precision) <= case.cluster.mem_bytes
-        rows = [ask(one, case) for one in planners(ARENA[asked.effort_name]) if fits]
-        reasons = [(one.planner, reason_of(one)) for one in rows if one.entry is None]
-        return NoPlanError.of(explain(asked, case, None, reasons, replan))
-    reasons = [(one.asked.planner, reason_of(one.asked)) for one in found if not one.asked.entry]
-    name = winner(asked, best, found)
-    return NoPlanError.of(
-        explain(
-            asked,
-            best.case,
-            best.entry,
-            reasons,
-            replan,
-            lambda changed: planned_by(name, asked, changed),
-        )
-    )
+        question = asked.question
+        fits = question.llm.weight_bytes(question.precision) <= question.cluster.mem_bytes
+        rows = [ask(one, question) for one in planners(ARENA[asked.effort_name]) if fits]
+        reasons = [(one.planner, reason_of(one)) for one in rows if one.plan is None]
+        return NoPlanError.of(explain(asked, question, None, reasons, replan))
+    reasons = [(one.asked.planner, reason_of(one.asked)) for one in found if not one.asked.plan]
+    again = partial(planned_by, winner(asked, best, found), asked)
+    return NoPlanError.of(explain(asked, best.question, best.plan, reasons, replan, again))
 
 
 def _card(
     asked: CardRequest,
     best: Contender,
-    case: Question,
+    question: Question,
     carried: Sampled,
     found: Sequence[Contender],
     near: Mapping[str, Contender],
     say: Progress,
 ) -> PlanCard:
-    entry, effort = best.entry, asked.effort
-    rate = case.rate_rps
+    plan, effort = best.plan, asked.effort
+    rate = question.rate_rps
     say("latencies")
-    seen = delivered(entry, case, rate, effort)
+    seen = delivered(plan, question, rate, effort)
     say("what binds")
-    binding = limits(entry, case, carried, effort, unaffordable=_unaffordable(entry, case))
+    binding = limits(plan, question, carried, effort, unaffordable=_unaffordable(plan, question))
     say("what one change would do")
 
-    name = winner(asked, best, found)
-
-    def replan(changed: Question) -> Plan:
-        return planned_by(name, asked, changed)
-
+    replan = partial(planned_by, winner(asked, best, found), asked)
     others = [
         one
         for one in found
-        if one.case.precision == case.precision and one.asked.entry and one is not best
+        if one.question.precision == question.precision and one.asked.plan and one is not best
     ]
     others.sort(key=lambda one: one.key, reverse=True)
-    pool = [entry, *(one.entry for one in others[:_POOL] if drawable(one.entry))]
-    planned = {what: one.entry for what, one in near.items()}
-    changed = changes(pool, case, carried, replan, effort, planned)
-    slo = case.slo
-    notes = [*entry.notes, *asked.cluster.notes]
-    if case.precision != "fp16":
-        notes.append(f"Weights in {case.precision}: what that does to answers is not judged here.")
-    notes.append(_how(entry, case, carried.value or rate, effort))
-    if case.budget_usd_per_h is not None:
-        notes.append(f"Budget: {case.budget_usd_per_h:,.4g} $/h.")
+    pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
+    planned = {what: one.plan for what, one in near.items()}
+    changed = changes(pool, question, carried, replan, effort, planned)
+    slo = question.slo
+    notes = [*plan.notes, *asked.cluster.notes]
+    if question.precision != "fp16":
+        weights = f"Weights in {question.precision}"
+        notes.append(f"{weights}: what that does to answers is not judged here.")
+    notes.append(_how(plan, question, carried.value or rate, effort))
+    if question.budget_usd_per_h is not None:
+        notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
     return PlanCard(
         question=CardQuestion(
             cluster=asked.cluster.name,
             gpus=asked.cluster.gpu_counts,
-            model=case.llm.name,
-            trace=case.trace.source or case.trace.name,
+            model=question.llm.name,
+            trace=question.trace.source or question.trace.name,
             rate_rps=rate,
             rate_given=asked.rate_given,
             targets_s={
@@ -235,36 +224,36 @@ def _card(
                 for name, field in LATENCIES.items()
                 if getattr(slo, field) is not None
             },
-            goal=case.goal,
-            budget_usd_per_h=case.budget_usd_per_h,
+            goal=question.goal,
+            budget_usd_per_h=question.budget_usd_per_h,
             precision=asked.precision,
             choose=asked.choose,
-            seed=case.seed,
-            requests=len(case.load().trace),
+            seed=question.seed,
+            requests=len(question.load().trace),
         ),
         planner=best.asked.planner,
-        precision=case.precision,
-        groups=grouped(entry.groups, entry.deployment),
-        idle=_idle(entry, asked.cluster),
-        routing=entry.routing,
+        precision=question.precision,
+        groups=grouped(plan.groups, plan.deployment),
+        idle=_idle(plan, asked.cluster),
+        routing=plan.routing,
         goodput_rps=carried,
         served=dict(seen.served),
         latencies_s={name: dict(one) for name, one in seen.latencies_s.items()},
-        usd_per_h=entry.usd_per_h,
+        usd_per_h=plan.usd_per_h,
         usd_per_mtok=seen.usd_per_mtok,
-        bound=_bound(case, carried),
+        bound=_bound(question, carried),
         limits=binding,
         changes=changed,
         tried=tuple(_tried(one) for one in found),
-        sources=_sources(entry, asked.cluster),
+        sources=_sources(plan, asked.cluster),
         notes=tuple(notes),
-        plan=entry,
+        plan=plan,
     )
 
 
-def _how(plan: Plan, case: Question, rate_rps: float, effort: CardEffort) -> str:
+def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> str:
     """How the goodput was judged, in one sentence."""
-    _, seen = judged(plan, case.load(rate_rps, precision=effort.precision), case.seed)
+    _, seen = judged(plan, question.load(rate_rps, precision=effort.precision), question.seed)
     return (
         f"Goodput is the largest rate of Poisson arrivals that is sustained: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
@@ -299,34 +288,34 @@ def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tu
     )
 
 
-def _idle(entry: Plan, cluster: Cluster) -> dict[str, int]:
-    used = entry.gpus
+def _idle(plan: Plan, cluster: Cluster) -> dict[str, int]:
+    used = plan.gpus
     left = {name: count - used.get(name, 0) for name, count in cluster.gpu_counts.items()}
     return {name: count for name, count in left.items() if count > 0}
 
 
-def _unaffordable(entry: Plan, case: Question) -> str:
+def _unaffordable(plan: Plan, question: Question) -> str:
     """The cheapest machine that is idle because the budget does not pay for it."""
-    if case.budget_usd_per_h is None or entry.usd_per_h is None:
+    if question.budget_usd_per_h is None or plan.usd_per_h is None:
         return ""
-    used = {machine for group in entry.groups for machine, *_ in group.stages}
-    idle = [m for m in case.cluster.machines if m.name not in used and m.usd_per_h is not None]
-    rented = sum(m.usd_per_h or 0.0 for m in case.cluster.machines if m.name in used)
+    used = {machine for group in plan.groups for machine, *_ in group.stages}
+    idle = [m for m in question.cluster.machines if m.name not in used and m.usd_per_h is not None]
+    rented = sum(m.usd_per_h or 0.0 for m in question.cluster.machines if m.name in used)
     cheapest = min(idle, key=lambda m: m.usd_per_h or 0.0, default=None)
-    if cheapest is None or rented + (cheapest.usd_per_h or 0.0) <= case.budget_usd_per_h:
+    if cheapest is None or rented + (cheapest.usd_per_h or 0.0) <= question.budget_usd_per_h:
         return ""
     return f"{cheapest.count} x {cheapest.gpu.name} ({cheapest.usd_per_h:,.4g} $/h)"
 
 
-def _bound(case: Question, carried: Sampled) -> GoodputBound | None:
+def _bound(question: Question, carried: Sampled) -> GoodputBound | None:
     try:
-        offer = parts(case, 1)[0]
+        offer = parts(question, 1)[0]
     except HeteroError:
         return None
     limit = bound(offer)
     if limit is None:
         return None
-    most = limit.rps(case.goal)
+    most = limit.rps(question.goal)
     what = "work of the requests over the speed of the GPUs"
     return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
 
@@ -335,18 +324,18 @@ def _tried(one: Contender) -> TriedPlanner:
     asked, score = one.asked, one.asked.score
     return TriedPlanner(
         asked.planner,
-        one.case.precision,
+        one.question.precision,
         one.rate_rps,
         score.usd_per_h if score else None,
-        asked.entry.bound_rps if asked.entry else None,
+        asked.plan.bound_rps if asked.plan else None,
         "" if score else reason_of(asked),
     )
 
 
-def _sources(entry: Plan, cluster: Cluster) -> tuple[Source, ...]:
+def _sources(plan: Plan, cluster: Cluster) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
-    for name, count in entry.gpus.items():
+    for name, count in plan.gpus.items():
         machine = next(m for m in cluster.machines if m.gpu.name == name)
         error, row = step_error(machine.gpu), rows.get(name)
         each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count

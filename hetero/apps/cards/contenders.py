@@ -38,7 +38,7 @@ _AGAIN = 1.4  # planned once more where the goodput is further than this from th
 class Contender:
     """A plan, the case that it was made for, and the planner's row."""
 
-    case: Question
+    question: Question
     asked: Asked
 
     @property
@@ -47,10 +47,10 @@ class Contender:
         return self.asked.score.goodput_rps.mean if self.asked.score else math.nan
 
     @property
-    def entry(self) -> Plan:
+    def plan(self) -> Plan:
         """The plan."""
-        assert self.asked.entry is not None
-        return self.asked.entry
+        assert self.asked.plan is not None
+        return self.asked.plan
 
     @property
     def key(self) -> tuple[float, ...]:
@@ -62,16 +62,16 @@ def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None)
     """Rows of all planners in every precision; empty if none has a plan."""
     rows: list[Contender] = []
     for precision in asked.precisions:
-        case = asked.at(precision)
-        if case is None or case.llm.weight_bytes(precision) > case.cluster.mem_bytes:
+        question = asked.at(precision)
+        if question is None or question.llm.weight_bytes(precision) > question.cluster.mem_bytes:
             continue
-        case = replace(case, rate_rps=rate_rps or case.rate_rps)
+        question = replace(question, rate_rps=rate_rps or question.rate_rps)
         label = f"{precision}: " if len(asked.precisions) > 1 else ""
         try:
-            found = compete(case, asked, partial(_labelled, say, label))
+            found = compete(question, asked, partial(_labelled, say, label))
         except InfeasibleError:
             continue
-        rows += [Contender(case, one) for one in found.tried]
+        rows += [Contender(question, one) for one in found.tried]
     return rows
 
 
@@ -79,7 +79,7 @@ def _labelled(say: Progress, label: str, name: str) -> None:
     say(f"{label}{name}")
 
 
-def compete(case: Question, asked: CardRequest, say: Progress | None = None) -> Portfolio:
+def compete(question: Question, asked: CardRequest, say: Progress | None = None) -> Portfolio:
     """Every planner asked.
 
     Planners of layers over a network take as long as all others together and seldom carry as
@@ -92,8 +92,9 @@ def compete(case: Question, asked: CardRequest, say: Progress | None = None) -> 
         later = []
     first = [one for one in known if one not in later]
     why = InfeasibleError("", resolve="")
+    tried = partial(portfolio, question, effort=effort, seeds=(question.seed,), progress=say)
     try:
-        found = portfolio(case, effort=effort, planners=first, seeds=(case.seed,), progress=say)
+        found = tried(planners=first)
         if not later or found.score.goodput_rps.mean > 0:
             spared = tuple(Asked(one.name, reason=_SPARED) for one in later)
             return replace(found, tried=(*found.tried, *spared))
@@ -102,11 +103,11 @@ def compete(case: Question, asked: CardRequest, say: Progress | None = None) -> 
             raise
         found, why = None, error
     try:
-        more = portfolio(case, effort=effort, planners=later, seeds=(case.seed,), progress=say)
+        more = tried(planners=later)
     except InfeasibleError:
         if found is None:
             raise why from None
-        rows = tuple(ask(one, case, (case.seed,)) for one in later)
+        rows = tuple(ask(one, question, (question.seed,)) for one in later)
         return replace(found, tried=(*found.tried, *rows))
     if found is None:
         return more
@@ -119,7 +120,7 @@ def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[C
     best = max(found, key=lambda one: one.key, default=None)
     if best is None or best.asked.score is None:
         return found
-    planned = best.case.rate_rps
+    planned = best.question.rate_rps
     if best.rate_rps > 0 and not 1.0 / _AGAIN < best.rate_rps / planned < _AGAIN:
         again = contenders(asked, say, rounded_down(best.rate_rps))
         if again and max(one.key for one in again) > best.key:
@@ -130,20 +131,20 @@ def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[C
 def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> str:
     """Planner that plans a changed case: the one of the best plan that is not an improvement."""
     names = {one.name for one in planners(ARENA[asked.effort_name])}
-    if best.entry.planner in names:
-        return best.entry.planner
-    single = [one for one in found if one.asked.entry and one.entry.planner in names]
-    return max(single, key=lambda one: one.key).entry.planner
+    if best.plan.planner in names:
+        return best.plan.planner
+    single = [one for one in found if one.asked.plan and one.plan.planner in names]
+    return max(single, key=lambda one: one.key).plan.planner
 
 
-def planned_by(name: str, asked: CardRequest, case: Question) -> Plan:
+def planned_by(name: str, asked: CardRequest, question: Question) -> Plan:
     """Plan of one planner, improved."""
     effort = ARENA[asked.effort_name]
     one = planner(name, effort)
-    return portfolio(case, effort=effort, planners=[one], seeds=(case.seed,)).entry
+    return portfolio(question, effort=effort, planners=[one], seeds=(question.seed,)).plan
 
 
-def fast(case: Question, asked: CardRequest) -> Plan:
+def fast(question: Question, asked: CardRequest) -> Plan:
     """The best plan of the planners that answer within a second or so, as it came.
 
     Raises
@@ -156,13 +157,13 @@ def fast(case: Question, asked: CardRequest) -> Plan:
     share = -1.0
     for name in _FAST:
         try:
-            entry = planner(name, ARENA[asked.effort_name]).plan(case)
+            plan = planner(name, ARENA[asked.effort_name]).plan(question)
         except InfeasibleError as error:
             reason = reason or error
             continue
-        met = attainment(entry.simulate(case.arrivals(), case.seed), case.slo)
+        met = attainment(plan.simulate(question.arrivals(), question.seed), question.slo)
         if met > share:
-            best, share = entry, met
+            best, share = plan, met
     if best is None:
         assert reason is not None
         raise reason
@@ -177,33 +178,33 @@ def neighbours(
     Planners search among a few plans only, and one made for stricter targets may carry more.
     """
     best = max(found, key=lambda one: one.key)
-    name, case = winner(asked, best, found), best.case
+    name, question = winner(asked, best, found), best.question
     rows: dict[str, Contender] = {}
     if name in _BLIND:
         return rows
-    for step in steps(case):
-        if step.case.slo == case.slo:
+    for step in steps(question):
+        if step.question.slo == question.slo:
             continue
         say(f"{name} for {step.what}")
         try:
-            entry = planned_by(name, asked, step.case)
+            plan = planned_by(name, asked, step.question)
         except InfeasibleError:
             continue
-        made = score(entry, case, seeds=(case.seed,))
-        row = Asked(f"{name} for {step.what}", entry, made)
-        rows[step.what] = Contender(case, row)
+        made = score(plan, question, seeds=(question.seed,))
+        row = Asked(f"{name} for {step.what}", plan, made)
+        rows[step.what] = Contender(question, row)
     return rows
 
 
 def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Contender:
     """The plan that the rule takes."""
-    good = [one for one in found if one.asked.entry is not None]
+    good = [one for one in found if one.asked.plan is not None]
     best = max(good, key=lambda one: one.key)
-    able = [one for one in good if drawable(one.entry) and one.key[0] > 0]
+    able = [one for one in good if drawable(one.plan) and one.key[0] > 0]
     if asked.choose == "nominal" or len(able) < 2:
         return best
     say(f"{asked.choose} over step times")
-    sampled = [goodput(one.entry, one.case, asked.effort) for one in able]
+    sampled = [goodput(one.plan, one.question, asked.effort) for one in able]
     names = tuple(str(k) for k in range(len(able)))
     outcomes = Outcomes(
         names,

@@ -68,89 +68,89 @@ def step_error(gpu: Gpu) -> StepError:
         return error_of("carried")
 
 
-def redeployed(entry: Plan, deployment: Deployment) -> Plan:
+def redeployed(plan: Plan, deployment: Deployment) -> Plan:
     """The same plan and routing rule with replicas that have other step times, caches or links."""
-    if entry.deployment is None:
+    if plan.deployment is None:
         raise ParameterError(
-            f"The plan of {entry.planner} is no deployment of replicas, which could be changed.",
+            f"The plan of {plan.planner} is no deployment of replicas, which could be changed.",
             resolve="change its case, and plan again.",
         )
-    return entry.on(deployment)
+    return plan.on(deployment)
 
 
-def drawable(entry: Plan) -> bool:
+def drawable(plan: Plan) -> bool:
     """Whether the step times of a plan can be drawn: it has replicas on known GPUs."""
-    return entry.deployment is not None and bool(_weights(entry))
+    return plan.deployment is not None and bool(_weights(plan))
 
 
-def _weights(entry: Plan) -> dict[str, dict[str, float]]:
+def _weights(plan: Plan) -> dict[str, dict[str, float]]:
     """Share of the layers on each GPU type by replica; empty where a replica's are not known."""
-    if entry.deployment is None:
+    if plan.deployment is None:
         return {}
     found: dict[str, dict[str, float]] = {}
-    for group in entry.groups:
+    for group in plan.groups:
         layers = sum(held for *_, held in group.stages)
         if layers:
             own = found.setdefault(group.name, {})
             for _, gpu, _, held in group.stages:
                 own[gpu] = own.get(gpu, 0.0) + held / layers
-    for replica in entry.deployment.replicas:
+    for replica in plan.deployment.replicas:
         if replica.gpu is not None:
             found.setdefault(replica.name, {replica.gpu.name: 1.0})
-    names = [replica.name for replica in entry.deployment.replicas]
+    names = [replica.name for replica in plan.deployment.replicas]
     return {name: found[name] for name in names} if set(names) <= found.keys() else {}
 
 
-def rescaled(entry: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
+def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
     """The plan with prefill and decode times of each replica multiplied."""
-    assert entry.deployment is not None
+    assert plan.deployment is not None
     # Replicas often share a step model: one scaled copy serves them all.
     known: dict[tuple[int, float, float], StepModel] = {}
     replicas = []
-    for replica in entry.deployment.replicas:
+    for replica in plan.deployment.replicas:
         key = (id(replica.step), *factors[replica.name])
         if key not in known:
             known[key] = scaled(replica.step, *factors[replica.name])
         replicas.append(replace(replica, step=known[key]))
-    return redeployed(entry, replace(entry.deployment, replicas=tuple(replicas)))
+    return redeployed(plan, replace(plan.deployment, replicas=tuple(replicas)))
 
 
-def drawn(entry: Plan, case: Question, draws: int) -> Iterator[Plan]:
+def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
     """The plan with the step times of each draw.
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
-    if draws < 1 or not drawable(entry):
+    if draws < 1 or not drawable(plan):
         return
-    weights = _weights(entry)
-    kinds = case.cluster.gpu_types
+    weights = _weights(plan)
+    kinds = question.cluster.gpu_types
     types = sorted({gpu for own in weights.values() for gpu in own})
     errors = {name: step_error(kinds[name]) for name in types}
-    logs = {n: np.log(f) for n, f in draw_factors(errors, draws, seed=case.seed).items()}
+    logs = {n: np.log(f) for n, f in draw_factors(errors, draws, seed=question.seed).items()}
     for d in range(draws):
         factors: dict[str, tuple[float, float]] = {}
         for name, own in weights.items():
             prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
             factors[name] = (float(prefill), float(decode))
-        yield rescaled(entry, factors)
+        yield rescaled(plan, factors)
 
 
 def goodput(
-    entry: Plan, case: Question, effort: CardEffort, *, draws: int | None = None
+    plan: Plan, question: Question, effort: CardEffort, *, draws: int | None = None
 ) -> Sampled:
     """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
-    load = case.load(precision=effort.precision)
+    load = question.load(precision=effort.precision)
     seeds: list[float] = []
     for k in range(effort.seeds):
-        near = seeds[-1] if seeds and seeds[-1] else case.rate_rps
-        seeds.append(sustained_rps(entry, load, case.seed + k, near_rps=near))
-    middle = float(np.mean(seeds)) or case.rate_rps
+        near = seeds[-1] if seeds and seeds[-1] else question.rate_rps
+        seeds.append(sustained_rps(plan, load, question.seed + k, near_rps=near))
+    middle = float(np.mean(seeds)) or question.rate_rps
     count = effort.draws if draws is None else draws
     return Sampled.of(
         seeds,
         [
-            sustained_rps(one, load, case.seed + d, near_rps=middle)
-            for d, one in enumerate(drawn(entry, case, count))
+            sustained_rps(one, load, question.seed + d, near_rps=middle)
+            for d, one in enumerate(drawn(plan, question, count))
         ],
     )
 
@@ -175,13 +175,13 @@ class Delivered:
     usd_per_mtok: Sampled | None
 
 
-def delivered(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) -> Delivered:
+def delivered(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> Delivered:
     """Throughput, attainment, latencies and cost per token at a rate."""
-    load = case.load(rate_rps, precision=effort.precision)
+    load = question.load(rate_rps, precision=effort.precision)
 
     def figures(one: Plan, seed: int) -> dict[str, float]:
         run, _ = judged(one, load, seed)
-        seen = metrics(run, case.slo)
+        seen = metrics(run, question.slo)
         found = {
             "requests_per_s": seen.requests_per_s,
             "output_tps": seen.output_tps,
@@ -190,12 +190,13 @@ def delivered(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) 
         found |= {f"met {key}": share for key, share in seen.attainment.items()}
         for key, quantity in LATENCIES.items():
             found |= {f"{key} {p}": v for p, v in seen.percentiles[quantity].items()}
-        if entry.usd_per_h is not None and seen.total_tps > 0:
-            found["usd_per_mtok"] = entry.usd_per_h / 3600.0 / seen.total_tps * 1e6
+        if plan.usd_per_h is not None and seen.total_tps > 0:
+            found["usd_per_mtok"] = plan.usd_per_h / 3600.0 / seen.total_tps * 1e6
         return found
 
-    seeds = [figures(entry, case.seed + k) for k in range(effort.seeds)]
-    rows = [figures(one, case.seed + d) for d, one in enumerate(drawn(entry, case, effort.draws))]
+    seeds = [figures(plan, question.seed + k) for k in range(effort.seeds)]
+    draws = drawn(plan, question, effort.draws)
+    rows = [figures(one, question.seed + d) for d, one in enumerate(draws)]
     every = {
         key: Sampled.of([row[key] for row in seeds], [row.get(key, np.nan) for row in rows])
         for key in seeds[0]

@@ -175,16 +175,16 @@ class NoPlanError(InfeasibleError):
         return f"{self.explanation}\n\nResolve: {self.resolve}"
 
 
-def met(entry: Plan, case: Question, rate_rps: float, effort: CardEffort) -> float:
+def met(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> float:
     """Share of the requests that meet every target at a rate, mean over the seeds."""
-    load = case.load(rate_rps, precision=effort.precision)
-    shown = [judged(entry, load, case.seed + k)[1] for k in range(effort.seeds)]
+    load = question.load(rate_rps, precision=effort.precision)
+    shown = [judged(plan, load, question.seed + k)[1] for k in range(effort.seeds)]
     return float(np.mean([one.attained for one in shown]))
 
 
 def explain(
     asked: CardRequest,
-    case: Question,
+    question: Question,
     best: Plan | None,
     tried: Sequence[tuple[str, str]],
     replan: Replan,
@@ -204,24 +204,24 @@ def explain(
         Plans it by the one that came nearest.
     """
     if best is None:
-        return _unplanned(asked, case, tried, replan)
+        return _unplanned(asked, question, tried, replan)
     effort = asked.effort
-    share, rate = met(best, case, case.rate_rps, effort), case.rate_rps
-    idle = met(best, case, _IDLE_SHARE * rate, replace(effort, seeds=1))
-    load = case.load(rate, precision=effort.precision)
-    run, seen = judged(best, load, case.seed)
-    unhurried = load.at(_IDLE_SHARE * rate).arrivals(len(run.requests), case.seed)
-    alone = best.simulate(unhurried, case.seed)
-    classes = tuple(_classes(case, run, alone))
+    share, rate = met(best, question, question.rate_rps, effort), question.rate_rps
+    idle = met(best, question, _IDLE_SHARE * rate, replace(effort, seeds=1))
+    load = question.load(rate, precision=effort.precision)
+    run, seen = judged(best, load, question.seed)
+    unhurried = load.at(_IDLE_SHARE * rate).arrivals(len(run.requests), question.seed)
+    alone = best.simulate(unhurried, question.seed)
+    classes = tuple(_classes(question, run, alone))
     again = winner or replan
-    slower = by_rate(best, case, idle, effort)
-    looser = [*by_targets(case, run, steady=seen.steady)]
-    nearest = [*slower, *by_precision(asked, case, replan), *by_budget(case, again)]
-    nearest += by_machines(case, again, slower[0].value if slower else 0.0)
-    nearest = [*nearest, *looser] if idle >= case.goal else [*looser, *nearest]
+    slower = by_rate(best, question, idle, effort)
+    looser = [*by_targets(question, run, steady=seen.steady)]
+    nearest = [*slower, *by_precision(asked, question, replan), *by_budget(question, again)]
+    nearest += by_machines(question, again, slower[0].value if slower else 0.0)
+    nearest = [*nearest, *looser] if idle >= question.goal else [*looser, *nearest]
     worst = max(classes, key=lambda one: one.reached_s / one.target_s, default=None)
-    goal = 100.0 * case.goal
-    if idle < case.goal:
+    goal = 100.0 * question.goal
+    if idle < question.goal:
         sentence = (
             f"No plan found meets the targets for {goal:g} % of the requests at any rate: on an "
             f"idle fleet the best one ({best.planner}) meets them for {100 * idle:.1f} %"
@@ -235,7 +235,7 @@ def explain(
             sentence += ", and waits grow for as long as requests come at that rate"
     if worst is not None:
         sentence += f"; {_worst(worst, goal)}"
-    reason = "targets" if idle < case.goal else "load"
+    reason = "targets" if idle < question.goal else "load"
     return Explanation(
         f"{sentence}.",
         reason,
@@ -261,18 +261,18 @@ def _worst(one: Missed, goal: float) -> str:
     )
 
 
-def _classes(case: Question, run: Run, idle: Run) -> Iterator[Missed]:
+def _classes(question: Question, run: Run, idle: Run) -> Iterator[Missed]:
     inputs = np.asarray(run.requests["input_tokens"])
     edges = np.unique(np.quantile(inputs, np.linspace(0, 1, CLASSES + 1)).astype(np.int64))
     of = np.clip(np.searchsorted(edges[1:-1], inputs, side="right"), 0, max(len(edges) - 2, 0))
     for name, field in LATENCIES.items():
-        target = getattr(case.slo, field)
+        target = getattr(question.slo, field)
         if target is None:
             continue
         seen, alone = latencies(run, field), latencies(idle, field)
         for k in np.unique(of):
             inside = of == k
-            reached = quantile(seen[inside], case.goal)
+            reached = quantile(seen[inside], question.goal)
             if reached > target:
                 yield Missed(
                     int(inputs[inside].min()),
@@ -287,32 +287,32 @@ def _classes(case: Question, run: Run, idle: Run) -> Iterator[Missed]:
 
 
 def _unplanned(
-    asked: CardRequest, case: Question, tried: Sequence[tuple[str, str]], replan: Replan
+    asked: CardRequest, question: Question, tried: Sequence[tuple[str, str]], replan: Replan
 ) -> Explanation:
-    weights = case.llm.weight_bytes(case.precision)
-    memory = case.cluster.mem_bytes
-    gib = 2.0**30
+    weights = question.llm.weight_bytes(question.precision)
+    memory = question.cluster.mem_bytes
+    gib, where, name = 2.0**30, question.cluster.name, question.llm.name
     if weights > memory:
         reason = "memory"
         sentence = (
-            f"{case.llm.name} in {case.precision} has {weights / gib:,.1f} GiB of weights, the "
-            f"{case.cluster.gpus} GPUs of {case.cluster.name} together hold {memory / gib:,.1f} GiB"
+            f"{name} in {question.precision} has {weights / gib:,.1f} GiB of weights, the "
+            f"{question.cluster.gpus} GPUs of {where} together hold {memory / gib:,.1f} GiB"
         )
     else:
         reason = "planners"
         sentence = (
-            f"No planner has a plan for {case.llm.name} in {case.precision} on "
-            f"{case.cluster.name} ({memory / gib:,.1f} GiB, {weights / gib:,.1f} GiB of weights)"
+            f"No planner has a plan for {name} in {question.precision} on {where} "
+            f"({memory / gib:,.1f} GiB, {weights / gib:,.1f} GiB of weights)"
         )
-        if case.budget_usd_per_h is not None:
-            sentence += f" within {case.budget_usd_per_h:,.4g} $/h"
-    nearest = [*by_precision(asked, case, replan), *by_budget(case, replan)]
+        if question.budget_usd_per_h is not None:
+            sentence += f" within {question.budget_usd_per_h:,.4g} $/h"
+    nearest = [*by_precision(asked, question, replan), *by_budget(question, replan)]
     if not nearest or reason == "memory":
-        nearest += by_machines(case, replan)
-    loose = replace(case, slo=Slo(ttft_s=3600.0), budget_usd_per_h=None, rate_rps=1e-3)
+        nearest += by_machines(question, replan)
+    loose = replace(question, slo=Slo(ttft_s=3600.0), budget_usd_per_h=None, rate_rps=1e-3)
     if not nearest and suffices(loose, replan):
         factor = STEP
-        while factor < 1e6 and not suffices(looser(case, factor), replan):
+        while factor < 1e6 and not suffices(looser(question, factor), replan):
             factor *= STEP
         if factor < 1e6:
             text = f"All targets {factor:.3g} times as long."
@@ -322,10 +322,10 @@ def _unplanned(
         f"{sentence}.",
         reason,
         "",
-        case.rate_rps,
+        question.rate_rps,
         nan,
         nan,
-        100.0 * case.goal,
+        100.0 * question.goal,
         (),
         tuple(nearest),
         tuple(tried),

@@ -66,7 +66,7 @@ _BETTER: dict[str, Better] = {
 
 
 def limits(
-    entry: Plan, case: Question, goodput: Sampled, effort: CardEffort, *, unaffordable: str = ""
+    plan: Plan, question: Question, goodput: Sampled, effort: CardEffort, *, unaffordable: str = ""
 ) -> Limits:
     """What binds a plan at the largest rate that it carries.
 
@@ -78,22 +78,22 @@ def limits(
         Machine that the budget leaves idle; empty where the budget leaves none.
     """
     edge = goodput.value
-    load = case.load(BETTER * edge, precision=effort.precision)
-    run, _ = judged(entry, load, case.seed)
-    missed = _first_missed(run, case)
-    if entry.deployment is not None:
-        use = _use(entry, case, edge)
+    load = question.load(BETTER * edge, precision=effort.precision)
+    run, _ = judged(plan, load, question.seed)
+    missed = _first_missed(run, question)
+    if plan.deployment is not None:
+        use = _use(plan, question, edge)
         rows = []
 
         def finely(plan: Plan, seed: int, near_rps: float) -> float:
             return sustained_rps(plan, load, seed, near_rps=near_rps, bracket=_BRACKET)
 
-        seeds = [(case.seed + k, rate) for k, rate in enumerate(goodput.seeds) if rate > 0]
-        now = [finely(entry, seed, rate) for seed, rate in seeds]
+        seeds = [(question.seed + k, rate) for k, rate in enumerate(goodput.seeds) if rate > 0]
+        now = [finely(plan, seed, rate) for seed, rate in seeds]
         for name, better in _BETTER.items():
-            if name == LINKS and not (entry.deployment.links or entry.deployment.default_link):
+            if name == LINKS and not (plan.deployment.links or plan.deployment.default_link):
                 continue
-            other = redeployed(entry, better(entry.deployment))
+            other = redeployed(plan, better(plan.deployment))
             gains = [
                 finely(other, seed, rate) / rate - 1.0
                 for (seed, _), rate in zip(seeds, now, strict=True)
@@ -122,11 +122,11 @@ def _said(rows: tuple[Limit, ...], missed: str, unaffordable: str) -> Limits:
     return Limits(first.name, f"{text}{first.gain_percent:.1f} % more{target}.", missed, rows)
 
 
-def _first_missed(run: Run, case: Question) -> str:
+def _first_missed(run: Run, question: Question) -> str:
     """Target that most of the requests miss; empty without a miss."""
     misses = {}
     for name, quantity in LATENCIES.items():
-        target = getattr(case.slo, quantity)
+        target = getattr(question.slo, quantity)
         if target is not None:
             values = getattr(run, quantity)
             misses[name] = float(((values > target) | (~run.finished)).mean())
@@ -134,21 +134,21 @@ def _first_missed(run: Run, case: Question) -> str:
     return worst if worst and misses[worst] > 0 else ""
 
 
-def _use(entry: Plan, case: Question, rate_rps: float) -> dict[str, float]:
+def _use(plan: Plan, question: Question, rate_rps: float) -> dict[str, float]:
     """Share of the time in steps and of the caches held, of the fullest replica [%]."""
-    if entry.deployment is None or not isinstance(entry.router, Builtin):
+    if plan.deployment is None or not isinstance(plan.router, Builtin):
         return {}
-    trace = case.arrivals(rate_rps, seed=case.seed)
+    trace = question.arrivals(rate_rps, seed=question.seed)
     span_s = float(trace.arrival_s[-1] - trace.arrival_s[0])
     run = simulate(
-        entry.deployment,
+        plan.deployment,
         trace,
-        entry.router,
-        seed=case.seed,
+        plan.router,
+        seed=question.seed,
         sample_s=max(span_s / _SAMPLES, 1e-3),
     )
     use = run.utilisation()
-    phases = np.array([replica.role for replica in entry.deployment.replicas])
+    phases = np.array([replica.role for replica in plan.deployment.replicas])
     found = {}
     for name, phase in ((PREFILL, "prefill"), (DECODE, "decode")):
         of = (phases == phase) | (phases == "both")

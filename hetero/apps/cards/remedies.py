@@ -48,25 +48,25 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
     return float(ordered[max(0, int(np.ceil(share * len(ordered) - 1e-9)) - 1)])
 
 
-def by_targets(case: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
+def by_targets(question: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
     """The one target, and the common factor of all, that the goal's share keeps at the rate."""
     if not steady:
         return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
     counted = slice(*window(len(run.requests)))
     for name, field in LATENCIES.items():
-        target = getattr(case.slo, field)
+        target = getattr(question.slo, field)
         if target is not None:
             over[name] = (latencies(run, field)[counted], float(target))
     for name, (values, _) in over.items():
         others = [other <= goal for key, (other, goal) in over.items() if key != name]
         kept = np.logical_and.reduce([np.ones(len(values), bool), *others])
-        least = _ROUNDED_UP * quantile(np.where(kept, values, np.inf), case.goal)
+        least = _ROUNDED_UP * quantile(np.where(kept, values, np.inf), question.goal)
         if np.isfinite(least) and len(over) > 1:
             text = f"A target of {name.upper()} of {words(least)}, the others as they are."
             yield Nearest("target", text, least, f"s of {name}")
     ratio = np.max([values / target for values, target in over.values()], axis=0)
-    factor = _ROUNDED_UP * quantile(ratio, case.goal)
+    factor = _ROUNDED_UP * quantile(ratio, question.goal)
     if np.isfinite(factor):
         wanted = ", ".join(
             f"{name.upper()} {words(factor * goal)}" for name, (_, goal) in over.items()
@@ -75,37 +75,37 @@ def by_targets(case: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
         yield Nearest("targets", text, factor, "times")
 
 
-def by_rate(best: Plan, case: Question, idle: float, effort: CardEffort) -> tuple[Nearest, ...]:
+def by_rate(best: Plan, question: Question, idle: float, effort: CardEffort) -> tuple[Nearest, ...]:
     """The rate that the best plan carries, where an idle fleet meets the targets."""
-    if idle < case.goal:
+    if idle < question.goal:
         return ()
-    load = case.load(precision=effort.precision)
-    rates = [sustained_rps(best, load, case.seed + k) for k in range(effort.seeds)]
+    load = question.load(precision=effort.precision)
+    rates = [sustained_rps(best, load, question.seed + k) for k in range(effort.seeds)]
     rate = float(np.mean(rates))
     found = Nearest("rate", f"A rate of {rate:.3g} requests/s.", rate, "requests/s")
     return (found,) if rate > 0 else ()
 
 
-def suffices(case: Question, replan: Replan) -> bool:
+def suffices(question: Question, replan: Replan) -> bool:
     """Whether a changed case has a plan that meets it."""
-    if case.llm.weight_bytes(case.precision) > case.cluster.mem_bytes:
+    if question.llm.weight_bytes(question.precision) > question.cluster.mem_bytes:
         return False
     try:
-        entry = replan(case)
+        plan = replan(question)
     except HeteroError:
         return False
-    return judged(entry, case.load(), case.seed)[1].sustained
+    return judged(plan, question.load(), question.seed)[1].sustained
 
 
-def by_precision(asked: CardRequest, case: Question, replan: Replan) -> Iterator[Nearest]:
+def by_precision(asked: CardRequest, question: Question, replan: Replan) -> Iterator[Nearest]:
     """The most exact of the smaller data types of weights that does."""
     if asked.precision == "auto":
         return
     for other in PRECISIONS[1:]:
         changed = asked.at(other)
-        if other == case.precision or changed is None:
+        if other == question.precision or changed is None:
             continue
-        changed = replace(changed, rate_rps=case.rate_rps)
+        changed = replace(changed, rate_rps=question.rate_rps)
         if suffices(changed, replan):
             left = asked.cluster.gpus - changed.cluster.gpus
             where = f", on {changed.cluster.gpus} GPUs, those that compute in it" if left else ""
@@ -113,14 +113,14 @@ def by_precision(asked: CardRequest, case: Question, replan: Replan) -> Iterator
             return
 
 
-def by_budget(case: Question, replan: Replan) -> Iterator[Nearest]:
+def by_budget(question: Question, replan: Replan) -> Iterator[Nearest]:
     """The smallest budget that does, within 5 %."""
-    budget, all_of = case.budget_usd_per_h, case.cluster.usd_per_h
+    budget, all_of = question.budget_usd_per_h, question.cluster.usd_per_h
     if budget is None or all_of is None or budget >= all_of:
         return
 
     def enough(usd_per_h: float) -> bool:
-        return suffices(replace(case, budget_usd_per_h=usd_per_h), replan)
+        return suffices(replace(question, budget_usd_per_h=usd_per_h), replan)
 
     if not enough(all_of):
         return
@@ -134,24 +134,24 @@ def by_budget(case: Question, replan: Replan) -> Iterator[Nearest]:
     yield Nearest("budget", text, high, "$/h")
 
 
-def by_machines(case: Question, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
+def by_machines(question: Question, replan: Replan, carried_rps: float = 0.0) -> Iterator[Nearest]:
     """Per kind the fewest further machines that do, by bisection from a first guess.
 
     The guess is the number that raises the bound as far as the rate is above what is carried.
     """
-    now = bound(case)
-    for machine in machines(case):
+    now = bound(question)
+    for machine in machines(question):
 
         def grown(count: int, machine: Machine = machine) -> Question:
-            budget = case.budget_usd_per_h
+            budget = question.budget_usd_per_h
             paid = None if budget is None else budget + count * (machine.usd_per_h or 0.0)
-            cluster = more(case.cluster, machine, count)
-            return replace(case, cluster=cluster, budget_usd_per_h=paid)
+            cluster = more(question.cluster, machine, count)
+            return replace(question, cluster=cluster, budget_usd_per_h=paid)
 
         high = _MOST_MACHINES
         if now is not None and carried_rps > 0 and (one := bound(grown(1))) is not None:
             gain = (one.rps() / now.rps() - 1.0) * carried_rps
-            guess = 2.0 * (case.rate_rps - carried_rps) / max(gain, 1e-9)
+            guess = 2.0 * (question.rate_rps - carried_rps) / max(gain, 1e-9)
             high = int(np.clip(np.ceil(guess), 1, _MOST_MACHINES))
         if not suffices(grown(high), replan):
             continue
@@ -165,10 +165,10 @@ def by_machines(case: Question, replan: Replan, carried_rps: float = 0.0) -> Ite
         yield Nearest("machines", text, float(high), f"machines of {machine.gpu.name}")
 
 
-def looser(case: Question, factor: float) -> Question:
+def looser(question: Question, factor: float) -> Question:
     """The case with all targets so many times as long."""
-    values = {f: getattr(case.slo, f) for f in LATENCIES.values()}
-    return replace(case, slo=Slo(**{f: v and factor * v for f, v in values.items()}))
+    values = {f: getattr(question.slo, f) for f in LATENCIES.values()}
+    return replace(question, slo=Slo(**{f: v and factor * v for f, v in values.items()}))
 
 
 def words(seconds: float) -> str:

@@ -36,6 +36,7 @@ zero points (a few percent of the bytes), and embeddings or logits that a checkp
 bits. Efficiencies were calibrated in 16 bits.
 """
 
+_MOST = "as much as it can"
 _SCREENED_S = 20.0  # arrivals that planners compare plans by last at least so long
 
 RULES: tuple[Rule, ...] = ("nominal", "best mean", "best worst case")
@@ -47,7 +48,7 @@ class CardRequest(Shown):
 
     Attributes
     ----------
-    case
+    question
         In the first of the precisions, on the GPUs that compute in it.
     cluster
         All GPUs that were offered.
@@ -61,7 +62,7 @@ class CardRequest(Shown):
         How much is played.
     """
 
-    case: Question
+    question: Question
     cluster: Cluster
     rate_given: bool
     precision: str
@@ -75,20 +76,20 @@ class CardRequest(Shown):
         able = tuple(m for m in self.cluster.machines if precision in m.gpu.precisions)
         if not able:
             return None
-        return replace(self.case, cluster=part(self.cluster, able), precision=precision)
+        return replace(self.question, cluster=part(self.cluster, able), precision=precision)
 
     def table(self) -> Table:
         """What is asked, in a line each."""
-        case, slo = self.case, self.case.slo
+        question, slo = self.question, self.question.slo
         goals = {"TTFT": slo.ttft_s, "TPOT": slo.tpot_s, "E2E": slo.e2e_s}
-        budget = case.budget_usd_per_h
+        budget = question.budget_usd_per_h
         rows = (
             ("cluster", f"{self.cluster.name}: {counts(self.cluster.gpu_counts)}"),
-            ("model", case.llm.name),
-            ("workload", case.trace.source or case.trace.name),
-            ("rate", f"{case.rate_rps:.4g} requests/s" if self.rate_given else "as much as it can"),
+            ("model", question.llm.name),
+            ("workload", question.trace.source or question.trace.name),
+            ("rate", f"{question.rate_rps:.4g} requests/s" if self.rate_given else _MOST),
             ("targets", ", ".join(f"{k} {1e3 * v:,.4g} ms" for k, v in goals.items() if v)),
-            ("share of requests that meet them", f"{100 * case.goal:g} %"),
+            ("share of requests that meet them", f"{100 * question.goal:g} %"),
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
             ("precision", self.precision),
             ("rule", self.choose),
@@ -121,7 +122,7 @@ def request(
     Examples
     --------
     >>> asked = request("xiong-v100-a800", model="Llama-3-8B", rate=2.0)
-    >>> asked.case.slo, asked.precisions
+    >>> asked.question.slo, asked.precisions
     (Slo(ttft_s=0.5, tpot_s=0.05, e2e_s=None), ('fp16',))
     """
     _one_of("choose", choose, RULES)
@@ -165,7 +166,7 @@ def request(
             f"No GPU of {offered.name} computes in {precision}.",
             resolve=f"use {', '.join(p for p in PRECISION_BITS if p in able)}.",
         )
-    case = Question(
+    question = Question(
         offered,
         llm,
         requests,
@@ -179,10 +180,10 @@ def request(
         drawn_from=whole,
     )
     made = CardRequest(
-        case, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
+        question, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
     )
     first = made.at(usable[0])
-    return replace(made, case=first) if first is not None else made
+    return replace(made, question=first) if first is not None else made
 
 
 def counts(gpus: dict[str, int]) -> str:

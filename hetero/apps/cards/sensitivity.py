@@ -41,45 +41,45 @@ class Step:
     """
 
     what: str
-    case: Question
+    question: Question
     dearest: float | None = None
 
 
-def machines(case: Question) -> tuple[Machine, ...]:
+def machines(question: Question) -> tuple[Machine, ...]:
     """One machine of each kind of a cluster."""
     kinds: dict[tuple[object, ...], Machine] = {}
-    for machine in case.cluster.machines:
+    for machine in question.cluster.machines:
         key = (machine.gpu.name, machine.count, machine.region, machine.usd_per_h, machine.link)
         kinds.setdefault(key, machine)
     return tuple(kinds.values())
 
 
-def steps(case: Question) -> Iterator[Step]:
+def steps(question: Question) -> Iterator[Step]:
     """The changes of a case: machines, then targets, then the budget."""
-    budget = case.budget_usd_per_h
-    kinds = machines(case)
+    budget = question.budget_usd_per_h
+    kinds = machines(question)
     for machine in kinds:
-        grown = more(case.cluster, machine)
+        grown = more(question.cluster, machine)
         paid = None if budget is None else budget + (machine.usd_per_h or 0.0)
         where = f", {machine.region}" if len({m.region for m in kinds}) > 1 else ""
         what = f"one more {machine.count} x {machine.gpu.name}{where}"
-        yield Step(what, replace(case, cluster=grown, budget_usd_per_h=paid))
+        yield Step(what, replace(question, cluster=grown, budget_usd_per_h=paid))
     for name, field in LATENCIES.items():
-        target = getattr(case.slo, field)
+        target = getattr(question.slo, field)
         if target is None:
             continue
         for factor in (STEP, 1.0 / STEP):
-            slo: Slo = replace(case.slo, **{field: target * factor})
-            yield Step(f"{name.upper()} of {_ms(target * factor)}", replace(case, slo=slo))
+            slo: Slo = replace(question.slo, **{field: target * factor})
+            yield Step(f"{name.upper()} of {_ms(target * factor)}", replace(question, slo=slo))
     if budget is not None:
         for factor in (STEP, 1.0 / STEP):
-            changed = replace(case, budget_usd_per_h=budget * factor)
+            changed = replace(question, budget_usd_per_h=budget * factor)
             yield Step(f"budget of {budget * factor:,.4g} $/h", changed, budget * factor)
 
 
 def changes(
     pool: Sequence[Plan],
-    case: Question,
+    question: Question,
     now: Sampled,
     replan: Replan,
     effort: CardEffort,
@@ -101,9 +101,9 @@ def changes(
     known = planned or {}
 
     def plan(step: Step) -> Plan:
-        return known[step.what] if step.what in known else replan(step.case)
+        return known[step.what] if step.what in known else replan(step.question)
 
-    return tuple(_changed(step, pool, now, plan, effort) for step in steps(case))
+    return tuple(_changed(step, pool, now, plan, effort) for step in steps(question))
 
 
 def _changed(
@@ -127,11 +127,11 @@ def _changed(
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
         return ChangeEffect(step.what, none, difference(none, now), None, reason)
     # One seed picks, all of them judge; of equals the one at hand stays.
-    near, seed = now.value or step.case.rate_rps, step.case.seed
-    load = step.case.load(precision=_PICK)
+    near, seed = now.value or step.question.rate_rps, step.question.seed
+    load = step.question.load(precision=_PICK)
     quick = [sustained_rps(one, load, seed, near_rps=near) for one, _ in candidates]
     best, how = candidates[int(np.argmax(quick))]
-    found = goodput(best, step.case, effort, draws=draws)
+    found = goodput(best, step.question, effort, draws=draws)
     return ChangeEffect(step.what, found, difference(found, now), best.usd_per_h, how)
 
 

@@ -107,10 +107,10 @@ def export(
                 f"the best plan that {to} can express is taken.",
             ) from None
         other = _plain(card, plan, llm, trace, source, slo, budget, seed) if llm else None
-        if llm is None or other is None or other.entry is None or other.score is None:
+        if llm is None or other is None or other.plan is None or other.score is None:
             raise
         service = Service.of_plan(
-            other.entry,
+            other.plan,
             llm,
             card.question.cluster,
             weights=weights,
@@ -183,8 +183,8 @@ def _plain(
         precision=card.precision,
         seed=seed,
     )
-    case = asked.at(card.precision)
-    tried = [] if case is None else [ask(planner(name), case) for name in _PLAIN]
+    question = asked.at(card.precision)
+    tried = [] if question is None else [ask(planner(name), question) for name in _PLAIN]
     return max(
         (one for one in tried if one.score is not None),
         key=lambda one: one.score.key if one.score else (),

@@ -58,7 +58,7 @@ def resilience(
     from hetero.question import Question
 
     requested = options.opened(trace, source, seed)
-    case = Question(
+    question = Question(
         clusters.find(cluster),
         catalog.find_llm(model),
         requested,
@@ -68,17 +68,17 @@ def resilience(
         precision=precision,
         seed=seed,
     )
-    entry, maker = _plan(planner, case)
+    plan, maker = _plan(planner, question)
     each = tuple(range(seed, seed + seeds))
-    alone = replan or entry.deployment is None
-    found = losses.resilience(entry, case, planner=maker if alone else None, seeds=each)
-    extra = find_spare(entry, case, listed(prices, gpu, most), seeds=each) if spare else None
+    alone = replan or plan.deployment is None
+    found = losses.resilience(plan, question, planner=maker if alone else None, seeds=each)
+    extra = find_spare(plan, question, listed(prices, gpu, most), seeds=each) if spare else None
     record: dict[str, Any] = {
-        "cluster": case.cluster.name,
-        "model": case.llm.name,
-        "planner": entry.planner,
-        "rate_rps": case.rate_rps,
-        "goal": case.goal,
+        "cluster": question.cluster.name,
+        "model": question.llm.name,
+        "planner": plan.planner,
+        "rate_rps": question.rate_rps,
+        "goal": question.goal,
         "seeds": list(each),
         "holds": found.holds,
         "whole": _loss(found.whole),
@@ -92,10 +92,10 @@ def resilience(
                 {"machine": name or None, "attainment": one.mean} for name, one in extra.losses
             ],
         }
-    options.show(as_json, lambda: record, entry, found, *([] if extra is None else [extra]))
+    options.show(as_json, lambda: record, plan, found, *([] if extra is None else [extra]))
 
 
-def _plan(name: str, case: Question) -> tuple[Plan, Planner]:
+def _plan(name: str, question: Question) -> tuple[Plan, Planner]:
     """The plan of a planner, and the planner that plans again: of the best, the one that won."""
     from hetero.apps.portfolio.planners import planner, planners
     from hetero.apps.portfolio.portfolio import portfolio
@@ -104,9 +104,9 @@ def _plan(name: str, case: Question) -> tuple[Plan, Planner]:
     chosen = options.choice("--planner", _slug(name), ["best", *known])
     if chosen != "best":
         maker = planner(known[chosen])
-        return maker.plan(case), maker
-    found = portfolio(case)
-    return found.entry, planner(found.single.planner)
+        return maker.plan(question), maker
+    found = portfolio(question)
+    return found.plan, planner(found.single.planner)
 
 
 def _slug(name: str) -> str:

@@ -175,20 +175,20 @@ class Service(Shown):
         return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
 
     @classmethod
-    def of_plan(cls, entry: Plan, llm: Llm, name: str, **how: Unpack[EngineOptions]) -> Service:
+    def of_plan(cls, plan: Plan, llm: Llm, name: str, **how: Unpack[EngineOptions]) -> Service:
         """Service of a plan of the arena for a model on a cluster called ``name``."""
-        deployment = entry.deployment
+        deployment = plan.deployment
         known = {r.name: r for r in deployment.replicas} if deployment else {}
         servings = (
             _engine(group.name, group.phase, group.stages, known.get(group.name), group.share)
-            for group in entry.groups
+            for group in plan.groups
         )
-        router = entry.router if isinstance(entry.router, Builtin) else None
+        router = plan.router if isinstance(plan.router, Builtin) else None
         return cls(
             name,
             llm,
             placed(servings),
-            routing=entry.routing,
+            routing=plan.routing,
             router=router,
             deployment=deployment,
             **how,

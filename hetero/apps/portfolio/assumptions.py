@@ -43,7 +43,7 @@ _SHORT_S = 20.0
 
 
 @lru_cache(maxsize=16)
-def costs(case: Question) -> CostModel:
+def costs(question: Question) -> CostModel:
     """Costs of the model on the machines of the case.
 
     Raises
@@ -51,47 +51,48 @@ def costs(case: Question) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    return CostModel(case.cluster, case.llm, CostSettings(precision=case.precision))
+    return CostModel(question.cluster, question.llm, CostSettings(precision=question.precision))
 
 
 @lru_cache(maxsize=16)
-def demand(case: Question) -> Demand:
+def demand(question: Question) -> Demand:
     """The case's rate and the kinds of its requests."""
-    return Demand.of(case.trace, case.rate_rps)
+    return Demand.of(question.trace, question.rate_rps)
 
 
 @lru_cache(maxsize=16)
-def targets(case: Question) -> Slo:
+def targets(question: Question) -> Slo:
     """Targets that planners plan for: those of the case or, where it has none, lenient ones.
 
     The lenient one: ten times the end-to-end time of a mean request alone on the fastest machine
     that holds the model, or a minute where none does.
     """
-    if case.slo != Slo():
-        return case.slo
-    model, wanted = costs(case), demand(case)
+    if question.slo != Slo():
+        return question.slo
+    model, wanted = costs(question), demand(question)
     best = np.inf
     for number, machine in enumerate(model.machines):
         for gpus in (t for t in (1, 2, 4, 8) if t <= machine.count and model.divides(t)):
-            if model.most_layers(number, gpus, first=True, last=True) < case.llm.layers:
+            if model.most_layers(number, gpus, first=True, last=True) < question.llm.layers:
                 continue
-            alone = model.pipeline([PipelineStage(number, gpus, case.llm.layers)])
+            alone = model.pipeline([PipelineStage(number, gpus, question.llm.layers)])
             token_s = float(alone.decode_step_s(1, wanted.context_tokens))
             first_s = float(alone.prefill_latency_s(wanted.mean_input))
             best = min(best, first_s + token_s * wanted.mean_output)
     return Slo(e2e_s=10.0 * best if np.isfinite(best) else 60.0)
 
 
-def requests(case: Question, most: int) -> Trace:
+def requests(question: Question, most: int) -> Trace:
     """At most so many requests of the case, drawn once for all planners."""
-    if len(case.trace) <= most:
-        return case.trace
-    return case.trace.sample(most, stream(case.seed, "planning"))
+    if len(question.trace) <= most:
+        return question.trace
+    return question.trace.sample(most, stream(question.seed, "planning"))
 
 
-def short(case: Question, most: int) -> Question:
+def short(question: Question, most: int) -> Question:
     """The case with fewer requests and shorter runs, for planners that play what they propose."""
-    return replace(case, trace=requests(case, most), least_s=min(case.least_s, _SHORT_S))
+    least_s = min(question.least_s, _SHORT_S)
+    return replace(question, trace=requests(question, most), least_s=least_s)
 
 
 def replica(pipeline: Pipeline, name: str, role: Role = "both") -> Replica:
@@ -149,40 +150,39 @@ def _turns(pipeline: Pipeline) -> Floats:
     return np.concatenate([[0.0], inner, [2.0 * max([*inner, 1.0])]])
 
 
-def unfit(case: Question) -> str | None:
+def unfit(question: Question) -> str | None:
     """Why no planner of dense models can take a case; None if they can."""
-    if case.llm.experts:
+    if question.llm.experts:
         return (
-            f"{case.llm.name} is a mixture of experts, and step times of tensor and pipeline "
+            f"{question.llm.name} is a mixture of experts, and step times of tensor and pipeline "
             "parallelism are known for dense models only."
         )
-    return unfit_precision(case) or unfit_budget(case)
+    return unfit_precision(question) or unfit_budget(question)
 
 
-def unfit_precision(case: Question) -> str | None:
+def unfit_precision(question: Question) -> str | None:
     """Which GPUs do not compute in the precision of a case; None if all do."""
-    if case.precision == "fp16":
+    wanted, gpus = question.precision, question.cluster.gpu_types
+    if wanted == "fp16":
         return None
-    lacking = [
-        name for name, gpu in case.cluster.gpu_types.items() if case.precision not in gpu.precisions
-    ]
+    lacking = ", ".join(name for name, gpu in gpus.items() if wanted not in gpu.precisions)
     if lacking:
-        return f"{', '.join(lacking)} of {case.cluster.name} do not compute in {case.precision}."
+        return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
     return None
 
 
-def unfit_budget(case: Question) -> str | None:
+def unfit_budget(question: Question) -> str | None:
     """Which machine has no price, where a budget is given; None if all have."""
-    if case.budget_usd_per_h is None:
+    if question.budget_usd_per_h is None:
         return None
-    for machine in case.cluster.machines:
+    for machine in question.cluster.machines:
         if machine.usd_per_h is None:
             return f"A budget needs prices, and machine {machine.name} has none."
     return None
 
 
-def unfit_network(case: Question) -> str | None:
+def unfit_network(question: Question) -> str | None:
     """Why machines cannot work together: no network is stated; None if one is."""
-    if len(case.cluster.machines) > 1 and case.cluster.network is None:
-        return f"{case.cluster.name} states no network between its machines."
+    if len(question.cluster.machines) > 1 and question.cluster.network is None:
+        return f"{question.cluster.name} states no network between its machines."
     return None

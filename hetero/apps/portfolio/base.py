@@ -22,11 +22,11 @@ class Planner(Protocol):
         """Its name."""
         ...
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """Why it cannot take a case, in one sentence; None if it can."""
         ...
 
-    def plan(self, case: Question) -> Plan:
+    def plan(self, question: Question) -> Plan:
         """Its best plan.
 
         Raises
@@ -54,11 +54,11 @@ class Adapter(ABC):
     def name(self) -> str:
         """The planner as results and options call it."""
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """Why it cannot take a case, in one sentence; None if it can."""
-        return assumptions.unfit(case)
+        return assumptions.unfit(question)
 
-    def plan(self, case: Question) -> Plan:
+    def plan(self, question: Question) -> Plan:
         """Its best plan; within a budget that of the best part of the offer.
 
         Raises
@@ -66,14 +66,14 @@ class Adapter(ABC):
         InfeasibleError
             If it cannot take the case, or no plan of its kind serves it.
         """
-        if reason := self.unfit(case):
+        if reason := self.unfit(question):
             raise InfeasibleError(
                 f"{self.name}: {reason}", resolve="ask another planner, or change the case."
             )
-        return self._within_budget(case)
+        return self._within_budget(question)
 
-    def _within_budget(self, case: Question) -> Plan:
-        return offers.best_of(case, self.effort.parts, self._plan)
+    def _within_budget(self, question: Question) -> Plan:
+        return offers.best_of(question, self.effort.parts, self._plan)
 
     @abstractmethod
-    def _plan(self, case: Question) -> Plan: ...
+    def _plan(self, question: Question) -> Plan: ...

@@ -118,7 +118,7 @@ class Bound(Shown):
         return Table(f"Bound: {self.name}", columns, rows, (note,))
 
 
-def bound(case: Question) -> Bound | None:
+def bound(question: Question) -> Bound | None:
     """The bound of a case; None for mixtures of experts, whose step times are others.
 
     Where a budget is given, it holds for the whole offer, and so for every part of it.
@@ -134,19 +134,19 @@ def bound(case: Question) -> Bound | None:
     >>> bool(5.0 < limit.rps() < limit.rps(0.9) < 50.0)
     True
     """
-    return None if case.llm.experts else _bound(case)
+    return None if question.llm.experts else _bound(question)
 
 
 @lru_cache(maxsize=32)
-def _bound(case: Question) -> Bound:
-    costs = assumptions.costs(case)
+def _bound(question: Question) -> Bound:
+    costs = assumptions.costs(question)
     cost: dict[str, Floats] = {}
-    longest = float(case.trace.input_tokens.max())
+    longest = float(question.trace.input_tokens.max())
     for number, machine in enumerate(costs.machines):
-        found = _costs(costs.rates(number, 1), case.llm.layers, longest)
+        found = _costs(costs.rates(number, 1), question.llm.layers, longest)
         # One type may stand in machines with other figures: the better counts.
         cost[machine.gpu.name] = np.minimum(cost.get(machine.gpu.name, found), found)
-    return Bound(case.name, case.cluster.gpu_counts, cost, amounts(case.trace))
+    return Bound(question.name, question.cluster.gpu_counts, cost, amounts(question.trace))
 
 
 def amounts(trace: Trace) -> Floats:

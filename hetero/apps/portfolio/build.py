@@ -1,4 +1,4 @@
-"""From what planners return to entries of the arena."""
+"""From what planners return to plans of the arena."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetero.plans import Group, Plan
 from hetero.routers import Builtin
 
 
-def entry_of(
+def plan_of(
     planner: str,
     deployment: Deployment,
     pipelines: Sequence[Pipeline],
@@ -25,7 +25,7 @@ def entry_of(
     notes: Sequence[str] = (),
     options: Mapping[str, float | str] | None = None,
 ) -> Plan:
-    """An entry of costed pipelines, replica by replica, played on equal ground.
+    """A plan of costed pipelines, replica by replica, played on equal ground.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def of_baseline(
     for (a, b), weight in plan.weights.items():
         for name in {a, b}:
             shares[name] = shares.get(name, 0.0) + weight / total
-    return entry_of(
+    return plan_of(
         planner,
         plan.deployment,
         plan.pipelines,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
-from hetero.apps.portfolio.build import entry_of
+from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.score import margin, screened
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.pipeline import Pipeline
@@ -65,7 +65,7 @@ class Improved:
         Changes that were tried.
     """
 
-    entry: Plan
+    plan: Plan
     carried_rps: tuple[float, ...]
     changes: tuple[Change, ...]
     played: int
@@ -73,7 +73,7 @@ class Improved:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Design:
-    """Pipelines with their phases; what an entry of costed replicas is made of."""
+    """Pipelines with their phases; what a plan of costed replicas is made of."""
 
     parts: tuple[tuple[Pipeline, Role], ...]
     bits: Bits
@@ -84,7 +84,7 @@ class _Design:
 
 
 def improve(
-    entry: Plan, case: Question, near_rps: float, *, seeds: Sequence[int], moves: int
+    plan: Plan, question: Question, near_rps: float, *, seeds: Sequence[int], moves: int
 ) -> Improved:
     """Change a plan as long as that lets it carry more, at most so many changes tried.
 
@@ -93,15 +93,16 @@ def improve(
     near_rps
         About what it carries.
     """
-    carried_rps = tuple(screened(entry, case, seed, start_rps=near_rps or None) for seed in seeds)
-    search = _Search(case, tuple(seeds), moves, entry, carried_rps)
+    near = near_rps or None
+    carried_rps = tuple(screened(plan, question, seed, start_rps=near) for seed in seeds)
+    search = _Search(question, tuple(seeds), moves, plan, carried_rps)
     search.routers(every=True)
     search.shares()
-    if entry.pipelines:
+    if plan.pipelines:
         while search.left and search.layouts():
             search.routers(every=False)
             search.shares()
-    return Improved(search.entry, search.carried_rps, tuple(search.changes), moves - search.left)
+    return Improved(search.plan, search.carried_rps, tuple(search.changes), moves - search.left)
 
 
 class _Search:
@@ -109,41 +110,41 @@ class _Search:
 
     def __init__(
         self,
-        case: Question,
+        question: Question,
         seeds: tuple[int, ...],
         moves: int,
-        entry: Plan,
+        plan: Plan,
         carried_rps: tuple[float, ...],
     ) -> None:
-        self.case, self.seeds, self.left = case, seeds, moves
-        self.entry, self.carried_rps = entry, carried_rps
+        self.question, self.seeds, self.left = question, seeds, moves
+        self.plan, self.carried_rps = plan, carried_rps
         self.changes: list[Change] = []
         # The router that does best on the plan of those that do not depend on its replicas.
         self.general: tuple[str, Builtin] = ("hetero", Predictive())
 
     def routers(self, *, every: bool) -> None:
         """Try routers on the plan as it is: every one, or only ours."""
-        if self.entry.deployment is None:
+        if self.plan.deployment is None:
             return
         best = -2.0
-        for routing, router in islice(_routers(self.case), None if every else _OURS):
-            if routing == self.entry.routing:
+        for routing, router in islice(_routers(self.question), None if every else _OURS):
+            if routing == self.plan.routing:
                 self.general = (routing, router)
                 best = 0.0
                 continue
-            one = partial(_rerouted, self.entry, router, routing)
+            one = partial(_rerouted, self.plan, router, routing)
             found = self._try(f"routing: {routing}", one)
             if found > best:
                 best, self.general = found, (routing, router)
 
     def shares(self) -> None:
         """Try fixed shares: by capacity, then less to replicas whose requests miss targets more."""
-        made = self.entry.deployment
-        if made is None or len(made.replicas) < 2 or self.case.slo == Slo():
+        made = self.plan.deployment
+        if made is None or len(made.replicas) < 2 or self.question.slo == Slo():
             return
         if any(one.role != "both" for one in made.replicas):
             return
-        trace = self.case.trace
+        trace = self.question.trace
         mean = Bucket(
             float(trace.input_tokens.mean()), float(trace.output_tokens.mean()), 1.0, (0.0, np.inf)
         )
@@ -152,18 +153,18 @@ class _Search:
             if not self.left or weights.min() <= 0:
                 return
             shares = weights / weights.sum()
-            one = _shared(self.entry, shares)
+            one = _shared(self.plan, shares)
             what = "shares by capacity" if not round_ else "shares by capacity, tuned"
             self._try(f"routing: {what}", lambda one=one: one)  # type: ignore[misc]
-            rate = max(self.carried_rps[0], self.case.rate_rps) * _LEAST_GAIN
-            run = one.simulate(self.case.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
-            weights = shares * np.exp(_STEP * met_by_replica(run, self.case.slo))
+            rate = max(self.carried_rps[0], self.question.rate_rps) * _LEAST_GAIN
+            run = one.simulate(self.question.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
+            weights = shares * np.exp(_STEP * met_by_replica(run, self.question.slo))
 
     def layouts(self) -> bool:
         """Try other divisions of machines and other phases of replicas; whether one was better."""
-        for what, changed in _neighbours(_design(self.entry)):
+        for what, changed in _neighbours(_design(self.plan)):
             # Changes of the plan as it was may not apply to a better one: then begin anew.
-            if self._try(what, partial(_entry, self.entry, changed, *self.general)) > 0:
+            if self._try(what, partial(_entry, self.plan, changed, *self.general)) > 0:
                 return True
         return False
 
@@ -178,27 +179,27 @@ class _Search:
         try:
             one = make()
             # Most changes do not help: one run shows it.
-            wanted = self.carried_rps[0] * _LEAST_GAIN or self.case.rate_rps * _LEAST_SHARE
-            if (near := margin(one, self.case, wanted, self.seeds[0])) < 0:
+            wanted = self.carried_rps[0] * _LEAST_GAIN or self.question.rate_rps * _LEAST_SHARE
+            if (near := margin(one, self.question, wanted, self.seeds[0])) < 0:
                 return near
             found = tuple(
-                screened(one, self.case, seed, start_rps=before or None)
+                screened(one, self.question, seed, start_rps=before or None)
                 for seed, before in zip(self.seeds, self.carried_rps, strict=True)
             )
         except HeteroError:
             return -1.0  # a change that no plan can have, such as a router that needs more
         if sum(found) <= sum(self.carried_rps):
             return 0.0
-        self.entry, self.carried_rps = one, found
+        self.plan, self.carried_rps = one, found
         self.changes.append(Change(what, sum(found) / len(found)))
         return 1.0
 
 
-def _routers(case: Question) -> Iterator[tuple[str, Builtin]]:
+def _routers(question: Question) -> Iterator[tuple[str, Builtin]]:
     """Every router of whole replicas in words, ours first, with and without the targets."""
     made = factories()
     yield "hetero", Predictive()
-    first_s = case.slo.ttft_s if case.slo.ttft_s is not None else case.slo.e2e_s
+    first_s = question.slo.ttft_s if question.slo.ttft_s is not None else question.slo.e2e_s
     if first_s is not None:
         target_s = 0.9 * first_s
         yield f"hetero, first token within {target_s:g} s", Predictive(target_s=target_s)
@@ -207,20 +208,20 @@ def _routers(case: Question) -> Iterator[tuple[str, Builtin]]:
             yield name.replace("-", " "), make()
 
 
-def _rerouted(entry: Plan, router: Builtin, routing: str) -> Plan:
-    assert entry.deployment is not None
+def _rerouted(plan: Plan, router: Builtin, routing: str) -> Plan:
+    assert plan.deployment is not None
     return replace(
-        entry,
+        plan,
         routing=routing,
         router=router,
-        groups=tuple(replace(group, share=float("nan")) for group in entry.groups),
+        groups=tuple(replace(group, share=float("nan")) for group in plan.groups),
     )
 
 
-def _shared(entry: Plan, shares: Floats) -> Plan:
+def _shared(plan: Plan, shares: Floats) -> Plan:
     """The plan with requests in rotation by shares, one per replica."""
     weights = tuple(float(share) for share in shares)
-    found = _rerouted(entry, WeightedRoundRobin(weights), "tuned shares, in rotation")
+    found = _rerouted(plan, WeightedRoundRobin(weights), "tuned shares, in rotation")
     groups = tuple(
         replace(group, share=weight) for group, weight in zip(found.groups, weights, strict=True)
     )
@@ -237,19 +238,19 @@ def met_by_replica(run: Run, slo: Slo) -> Floats:
     return np.array([attainment(run, slo, own) - whole if own.any() else 0.0 for own in sent])
 
 
-def _design(entry: Plan) -> _Design:
-    assert entry.deployment is not None
+def _design(plan: Plan) -> _Design:
+    assert plan.deployment is not None
     parts = tuple(
         (pipeline, node.role)
-        for pipeline, node in zip(entry.pipelines, entry.deployment.replicas, strict=True)
+        for pipeline, node in zip(plan.pipelines, plan.deployment.replicas, strict=True)
     )
-    ratio = min((link.compression for *_, link in entry.deployment.links), default=1.0)
+    ratio = min((link.compression for *_, link in plan.deployment.links), default=1.0)
     bits: Bits = 4 if ratio <= 0.25 else 8 if ratio <= 0.5 else 16
     return _Design(parts, bits)
 
 
 def _entry(base: Plan, design: _Design, routing: str, router: Builtin) -> Plan:
-    """The entry of a design with a router.
+    """The plan of a design with a router.
 
     Raises
     ------
@@ -280,7 +281,7 @@ def _entry(base: Plan, design: _Design, routing: str, router: Builtin) -> Plan:
         for (pipeline, role), name in zip(design.parts, names, strict=True)
     ]
     assert base.deployment is not None
-    return entry_of(
+    return plan_of(
         base.planner,
         Deployment(base.deployment.name, tuple(nodes), tuple(links)),
         [pipeline for pipeline, _ in design.parts],

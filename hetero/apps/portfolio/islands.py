@@ -51,29 +51,29 @@ class Islands(Adapter):
         """Its name."""
         return "islands exact" if self.method == "exact" else "islands by BO"
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """Dense models have no experts to divide, and GPUs need figures of the latency model."""
-        if not case.llm.experts:
-            return f"{case.llm.name} is dense: it has no experts for islands to divide."
-        if case.precision not in ("fp16", "fp8"):
-            return f"Islands serve {case.llm.name} in FP8, not in {case.precision}."
-        if not _inventory(case):
+        if not question.llm.experts:
+            return f"{question.llm.name} is dense: it has no experts for islands to divide."
+        if question.precision not in ("fp16", "fp8"):
+            return f"Islands serve {question.llm.name} in FP8, not in {question.precision}."
+        if not _inventory(question):
             return (
                 f"The latency model of islands has no figures for "
-                f"{', '.join(case.cluster.gpu_types)}, or fewer than {_SMALLEST} of each."
+                f"{', '.join(question.cluster.gpu_types)}, or fewer than {_SMALLEST} of each."
             )
         if self.method == "BO" and find_spec("botorch") is None:
             return "Bayesian search needs the package botorch, which is not installed."
-        return assumptions.unfit_budget(case)
+        return assumptions.unfit_budget(question)
 
-    def _plan(self, case: Question) -> Plan:
-        held = _inventory(case)
-        longest = int(case.trace.input_tokens.max())
+    def _plan(self, question: Question) -> Plan:
+        held = _inventory(question)
+        longest = int(question.trace.input_tokens.max())
         model = IslandModel.of_trace(
-            case.trace,
+            question.trace,
             max(_SHORTEST, -(-longest // _RANGES)),
-            model=case.llm,
-            devices=devices_of(case.cluster),
+            model=question.llm,
+            devices=devices_of(question.cluster),
         )
         if self.method == "exact":
             sizes = [2**k for k in range(1, 8) if 2**k <= min(_LARGEST, max(held.values()))]
@@ -88,22 +88,22 @@ class Islands(Adapter):
                 "bo",
                 batch=_BATCH,
                 iterations=max(1, self.effort.layouts // _BATCH),
-                seed=case.seed,
+                seed=question.seed,
             ).best
             if found is None:
                 raise InfeasibleError(
-                    f"None of {self.effort.layouts} layouts of {case.cluster.name} serves "
-                    f"{case.llm.name}.",
+                    f"None of {self.effort.layouts} layouts of {question.cluster.name} serves "
+                    f"{question.llm.name}.",
                     resolve="ask for the exact layout, or raise the effort.",
                 )
             plan = found
-        return self._entry(case, model, plan, held)
+        return self._entry(question, model, plan, held)
 
     def _entry(
-        self, case: Question, model: IslandModel, plan: Assignment, held: dict[str, int]
+        self, question: Question, model: IslandModel, plan: Assignment, held: dict[str, int]
     ) -> Plan:
-        made = replay.deployment(model, plan, name=f"{self.name} on {case.cluster.name}")
-        prices = _prices(case)
+        made = replay.deployment(model, plan, name=f"{self.name} on {question.cluster.name}")
+        prices = _prices(question)
         played = Deployment(
             made.name,
             tuple(
@@ -124,13 +124,13 @@ class Islands(Adapter):
                     seen[phase, one.island] += 1
                     size, gpu = one.island.size, one.island.gpu
                     label = f"{phase} {size}x{gpu} {seen[phase, one.island]}"
-                    stages = (("", gpu, size, case.llm.layers),)
+                    stages = (("", gpu, size, question.llm.layers),)
                     words = model.benchmark(gpu, size, phase).choice
                     groups.append(Group(label, phase, stages, share, words))
         used: Counter[str] = Counter()
         for group in groups:
             used.update(group.gpus)
-        idle = {name: n - used.get(name, 0) for name, n in case.cluster.gpu_counts.items()}
+        idle = {name: n - used.get(name, 0) for name, n in question.cluster.gpu_counts.items()}
         left = [f"{n} x {name}" for name, n in idle.items() if n]
         total = [_price(prices, name, n) for name, n in used.items()]
         return Plan(
@@ -152,12 +152,12 @@ class Islands(Adapter):
         )
 
 
-def _inventory(case: Question) -> dict[str, int]:
+def _inventory(question: Question) -> dict[str, int]:
     """GPUs that the latency model knows, by the name of their device."""
-    own = {device.name for device in devices_of(case.cluster)}
+    own = {device.name for device in devices_of(question.cluster)}
     return {
         name: count
-        for name, count in case.cluster.gpu_counts.items()
+        for name, count in question.cluster.gpu_counts.items()
         if count >= _SMALLEST and (name in own or _known(name))
     }
 
@@ -169,11 +169,11 @@ def _known(name: str) -> bool:
         return False
 
 
-def _prices(case: Question) -> dict[str, float]:
+def _prices(question: Question) -> dict[str, float]:
     """Mean price of a GPU of each type [$/h], of types whose machines all have one."""
     found: dict[str, float] = {}
-    for name, count in case.cluster.gpu_counts.items():
-        prices = [m.usd_per_h for m in case.cluster.machines if m.gpu.name == name]
+    for name, count in question.cluster.gpu_counts.items():
+        prices = [m.usd_per_h for m in question.cluster.machines if m.gpu.name == name]
         if None not in prices:
             found[name] = sum(p for p in prices if p is not None) / count
     return found

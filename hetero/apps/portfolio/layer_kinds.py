@@ -49,14 +49,14 @@ class Means:
     output_tokens: float
 
     @classmethod
-    def of(cls, case: Question) -> Means:
+    def of(cls, question: Question) -> Means:
         """Means of a case's requests."""
-        inputs, pairs, decodes, cached, *_ = amounts(case.trace).sum(axis=1)
+        inputs, pairs, decodes, cached, *_ = amounts(question.trace).sum(axis=1)
         return cls(
             pairs_per_token=float(pairs / inputs),
             context_tokens=float(cached / max(decodes, 1.0)),
-            input_tokens=float(inputs / len(case.trace)),
-            output_tokens=float(case.trace.output_tokens.mean()),
+            input_tokens=float(inputs / len(question.trace)),
+            output_tokens=float(question.trace.output_tokens.mean()),
         )
 
 
@@ -129,7 +129,7 @@ class Nodes:
     means: Means
 
 
-def degrees(case: Question) -> tuple[int, ...]:
+def degrees(question: Question) -> tuple[int, ...]:
     """Largest degrees that nodes may have so that some machine is divided otherwise, largest first.
 
     Examples
@@ -140,7 +140,7 @@ def degrees(case: Question) -> tuple[int, ...]:
     >>> degrees(Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), chats, 1.0))
     (4, 2, 1)
     """
-    costs = assumptions.costs(case)
+    costs = assumptions.costs(question)
     found = {
         _degree(costs, machine, cap)
         for machine in range(len(costs.machines))
@@ -155,7 +155,7 @@ def _degree(costs: CostModel, machine: int, cap: int) -> int:
     return max(t for t in range(1, count + 1) if t <= cap and count % t == 0 and costs.divides(t))
 
 
-def nodes(case: Question, cap: int) -> Nodes:
+def nodes(question: Question, cap: int) -> Nodes:
     """Nodes of a case: every machine divided into equal nodes of the largest degree up to a cap.
 
     Machines whose nodes cannot hold one layer are left out.
@@ -165,11 +165,11 @@ def nodes(case: Question, cap: int) -> Nodes:
     InfeasibleError
         If the nodes together hold too few layers.
     """
-    costs, means = assumptions.costs(case), Means.of(case)
+    costs, means = assumptions.costs(question), Means.of(question)
     point = OperatingPoint(
         max(1, round(means.input_tokens)), max(1, round(means.output_tokens)), 0.3
     )
-    layers = case.llm.layers
+    layers = question.llm.layers
     for share in _WEIGHTS:
         found: list[tuple[int, int, int, MachineKind]] = []
         known: dict[tuple[object, ...], MachineKind | None] = {}
@@ -186,13 +186,13 @@ def nodes(case: Question, cap: int) -> Nodes:
             break
     if together < layers:
         raise InfeasibleError(
-            f"The GPUs of {case.cluster.name} hold {together} of the {layers} layers of "
-            f"{case.llm.name} together.",
+            f"The GPUs of {question.cluster.name} hold {together} of the {layers} layers of "
+            f"{question.llm.name} together.",
             resolve="add GPUs, or take a smaller model or precision.",
         )
     problem = Problem.of_kinds(
-        case.cluster.name,
-        case.llm,
+        question.cluster.name,
+        question.llm,
         [(_label(costs, m, t, k), costs.machines[m].region) for m, t, k, _ in found],
         [one for *_, one in found],
         _links(costs, [m for m, *_ in found]),

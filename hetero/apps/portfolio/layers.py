@@ -31,11 +31,11 @@ class LayerPlacement(Adapter):
         """Its name."""
         return "layer placement"
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """Activations need a network."""
-        return assumptions.unfit(case) or assumptions.unfit_network(case)
+        return assumptions.unfit(question) or assumptions.unfit_network(question)
 
-    def _plan(self, case: Question) -> Plan:
+    def _plan(self, question: Question) -> Plan:
         effort = helix.PlacementEffort(
             steps=300,
             variety=self.effort.variety,
@@ -47,12 +47,12 @@ class LayerPlacement(Adapter):
         )
 
         def placed(where: Nodes) -> list[Plan]:
-            found = helix.search(where.problem, effort=effort, seed=case.seed)
+            found = helix.search(where.problem, effort=effort, seed=question.seed)
             tokens = where.means.input_tokens + where.means.output_tokens
             return [
-                entry_of_layers(
+                plan_of_layers(
                     self.name,
-                    case,
+                    question,
                     where,
                     one.flow.network,
                     "along the maximum flow",
@@ -65,7 +65,7 @@ class LayerPlacement(Adapter):
                 for one in found.best
             ]
 
-        return _best(case, self.effort, placed)
+        return _best(question, self.effort, placed)
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,20 @@ class Heuristics(Adapter):
         """Its name."""
         return self.kind
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """Activations need a network."""
-        return assumptions.unfit(case) or assumptions.unfit_network(case)
+        return assumptions.unfit(question) or assumptions.unfit_network(question)
 
-    def _plan(self, case: Question) -> Plan:
+    def _plan(self, question: Question) -> Plan:
         def placed(where: Nodes) -> list[Plan]:
-            network = FlowNetwork(self._placement(where, case.seed), self.kind == "Petals")
+            network = FlowNetwork(self._placement(where, question.seed), self.kind == "Petals")
             if self.kind == "Petals":
                 network.max_flow()  # says which layer or link is missing
             notes = ("Requests are admitted as KV cache is free, as for all plans of layers here.",)
             return [
-                entry_of_layers(
+                plan_of_layers(
                     self.name,
-                    case,
+                    question,
                     where,
                     network,
                     "along the maximum flow",
@@ -108,7 +108,7 @@ class Heuristics(Adapter):
                 )
             ]
 
-        return _best(case, self.effort, placed)
+        return _best(question, self.effort, placed)
 
     def _placement(self, where: Nodes, seed: int) -> Placement:
         if self.kind == "separate pipelines":
@@ -118,7 +118,7 @@ class Heuristics(Adapter):
         return heuristics.petals(where.problem, seed=seed)
 
 
-def _best(case: Question, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> Plan:
+def _best(question: Question, effort: Effort, placed: Callable[[Nodes], list[Plan]]) -> Plan:
     """The placement that carries most, over the degrees that nodes may have.
 
     Raises
@@ -128,9 +128,9 @@ def _best(case: Question, effort: Effort, placed: Callable[[Nodes], list[Plan]])
     """
     found: list[Plan] = []
     reason: InfeasibleError | None = None
-    for cap in degrees(case)[: effort.node_degrees]:
+    for cap in degrees(question)[: effort.node_degrees]:
         try:
-            found += placed(nodes(case, cap))
+            found += placed(nodes(question, cap))
         except InfeasibleError as error:
             reason = reason or error
     if not found:
@@ -138,23 +138,23 @@ def _best(case: Question, effort: Effort, placed: Callable[[Nodes], list[Plan]])
         raise reason
     if len(found) == 1:
         return found[0]
-    short = assumptions.short(case, effort.requests)
+    short = assumptions.short(question, effort.requests)
     best, value = found[0], -1.0
     for one in found:
         # Most cannot reach the best so far: one run shows it.
-        if value > 0 and margin(one, short, value, case.seed) < 0:
+        if value > 0 and margin(one, short, value, question.seed) < 0:
             continue
         rate = screened(
-            one, short, case.seed, start_rps=value if value > 0 else None, precision=0.05
+            one, short, question.seed, start_rps=value if value > 0 else None, precision=0.05
         )
         if rate > value:
             best, value = one, rate
     return best
 
 
-def entry_of_layers(
+def plan_of_layers(
     planner: str,
-    case: Question,
+    question: Question,
     where: Nodes,
     network: FlowNetwork,
     routing: str,
@@ -162,8 +162,8 @@ def entry_of_layers(
     *,
     bound_rps: float | None = None,
 ) -> Plan:
-    """An entry of layers placed over a network, played by the simulator of pipelines."""
-    costs, placement = assumptions.costs(case), network.placement
+    """A plan of layers placed over a network, played by the simulator of pipelines."""
+    costs, placement = assumptions.costs(question), network.placement
     engine = assumptions.ENGINE
     prompt_tokens = engine.max_step_tokens / float(engine.max_batch)
     groups, price = [], 0.0
@@ -177,7 +177,7 @@ def entry_of_layers(
         known = known and machine.usd_per_h is not None
         price += (machine.usd_per_h or 0.0) * where.gpus[k] / machine.count
     used = sum(group.stages[0][2] for group in groups)
-    left = case.cluster.gpus - used
+    left = question.cluster.gpus - used
     return Plan(
         planner=planner,
         groups=tuple(groups),

@@ -13,7 +13,7 @@ from hetero.plans import Plan
 from hetero.question import Question
 
 
-def parts(case: Question, most: int) -> tuple[Question, ...]:
+def parts(question: Question, most: int) -> tuple[Question, ...]:
     """The case on each part of its offer that the budget pays for, the highest bound first.
 
     To none of the parts a further machine could be added. Without a budget, or where it pays for
@@ -29,13 +29,13 @@ def parts(case: Question, most: int) -> tuple[Question, ...]:
     InfeasibleError
         If the budget pays for no machine, or leaves too many choices.
     """
-    if case.budget_usd_per_h is None:
-        return (case,)
+    if question.budget_usd_per_h is None:
+        return (question,)
     try:
-        affordable = within(case.cluster, case.budget_usd_per_h)
+        affordable = within(question.cluster, question.budget_usd_per_h)
     except ParameterError as error:
         raise InfeasibleError(error.what, resolve=error.resolve) from None
-    offers = [replace(case, cluster=part, budget_usd_per_h=None) for part in affordable]
+    offers = [replace(question, cluster=part, budget_usd_per_h=None) for part in affordable]
     if len(offers) == 1:
         return tuple(offers)
     values = []
@@ -45,29 +45,29 @@ def parts(case: Question, most: int) -> tuple[Question, ...]:
     return tuple(offers[number] for _, number in sorted(values)[:most])
 
 
-def best_of(case: Question, most: int, plan: Callable[[Question], Plan]) -> Plan:
-    """The entry that carries most over the parts of an offer.
+def best_of(question: Question, most: int, ask: Callable[[Question], Plan]) -> Plan:
+    """The plan that carries most over the parts of an offer.
 
     Raises
     ------
     InfeasibleError
         If there is no plan for any of them; the text is that of the first.
     """
-    offers = parts(case, most)
+    offers = parts(question, most)
     if len(offers) == 1:
-        return plan(offers[0])
+        return ask(offers[0])
     best: Plan | None = None
     value = -1.0
     reason: InfeasibleError | None = None
     for one in offers:
         try:
-            entry = plan(one)
+            plan = ask(one)
         except InfeasibleError as error:
             reason = reason or error
             continue
-        found = screened(entry, one, case.seed)
+        found = screened(plan, one, question.seed)
         if found > value:
-            best, value = entry, found
+            best, value = plan, found
     if best is None:
         assert reason is not None
         raise reason

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import entry_of, of_baseline
+from hetero.apps.portfolio.build import of_baseline, plan_of
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.score import margin, screened
 from hetero.errors import InfeasibleError
@@ -39,45 +39,46 @@ class PhaseSplitting(Adapter):
         """Its name."""
         return "phase splitting" if self.search == "patterns" else f"phase splitting, {self.search}"
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        return assumptions.unfit(case) or assumptions.unfit_network(case)
+        return assumptions.unfit(question) or assumptions.unfit_network(question)
 
-    def _plan(self, case: Question) -> Plan:
+    def _plan(self, question: Question) -> Plan:
         try:
-            return _over_rates(case, self.effort, self._at_rate)
+            return _over_rates(question, self.effort, self._at_rate)
         except InfeasibleError as error:
-            raise _why(case, error) from None
+            raise _why(question, error) from None
 
-    def _at_rate(self, case: Question) -> Plan:
+    def _at_rate(self, question: Question) -> Plan:
         found = phase_plan.plan(
-            case.cluster,
-            case.llm,
-            assumptions.demand(case),
-            assumptions.targets(case),
+            question.cluster,
+            question.llm,
+            assumptions.demand(question),
+            assumptions.targets(question),
             search=self.search,
-            settings=assumptions.costs(case).settings,
+            settings=assumptions.costs(question).settings,
             tabu=TabuSettings(
                 steps=self.effort.tabu_steps,
                 neighbours=self.effort.tabu_neighbours,
                 stall=max(1, self.effort.tabu_steps // 3),
             ),
-            seed=case.seed,
+            seed=question.seed,
         )
         share = found.orchestration.share
         total = float(share.sum()) or 1.0
         shares = dict(zip(found.names[0], share.sum(axis=1) / total, strict=True))
         shares |= dict(zip(found.names[1], share.sum(axis=0) / total, strict=True))
-        return entry_of(
+        title = f"{self.name} on {question.cluster.name}"
+        return plan_of(
             self.name,
-            found.deployment(engine=assumptions.ENGINE, name=f"{self.name} on {case.cluster.name}"),
+            found.deployment(engine=assumptions.ENGINE, name=title),
             [*found.prefill, *found.decode],
             found.router(),
             "fixed shares of pairs of replicas, in rotation",
             shares={name: float(value) for name, value in shares.items()},
             notes=(
                 f"{100 * found.value.attainment:.1f} % meet their targets at "
-                f"{case.rate_rps:.4g} requests/s by the planner's own account.",
+                f"{question.rate_rps:.4g} requests/s by the planner's own account.",
                 "KV caches travel in 4 bits.",
             ),
         )
@@ -92,63 +93,64 @@ class HexGen(Adapter):
         """Its name."""
         return "HexGen"
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """Groups span machines."""
-        return assumptions.unfit(case) or assumptions.unfit_network(case)
+        return assumptions.unfit(question) or assumptions.unfit_network(question)
 
-    def _plan(self, case: Question) -> Plan:
+    def _plan(self, question: Question) -> Plan:
         try:
-            return _over_rates(case, self.effort, self._at_rate)
+            return _over_rates(question, self.effort, self._at_rate)
         except InfeasibleError as error:
-            raise _why(case, error) from None
+            raise _why(question, error) from None
 
-    def _at_rate(self, case: Question) -> Plan:
+    def _at_rate(self, question: Question) -> Plan:
         found = hexgen(
-            assumptions.costs(case),
-            assumptions.demand(case),
-            assumptions.requests(case, self.effort.requests),
-            assumptions.targets(case),
+            assumptions.costs(question),
+            assumptions.demand(question),
+            assumptions.requests(question, self.effort.requests),
+            assumptions.targets(question),
             generations=self.effort.generations,
             population=self.effort.population,
             children=2 * self.effort.population,
-            seed=case.seed,
+            seed=question.seed,
         )
         return of_baseline(self.name, found, routing="shares by capacity, in rotation")
 
 
-def _why(case: Question, error: InfeasibleError) -> InfeasibleError:
+def _why(question: Question, error: InfeasibleError) -> InfeasibleError:
     """The error, or that pipelines would be too long where memory as such suffices."""
-    costs = assumptions.costs(case)
+    costs = assumptions.costs(question)
     usable = sum(
         machine.count * costs.rates(number, 1).usable_bytes
         for number, machine in enumerate(costs.machines)
     )
-    if usable < 2 * case.llm.weight_bytes(case.precision):
+    if usable < 2 * question.llm.weight_bytes(question.precision):
         return error
     return InfeasibleError(
-        f"{case.llm.name} fits too few groups of {case.cluster.name} in pipelines of at most "
-        f"{costs.settings.max_stages} stages.",
+        f"{question.llm.name} fits too few groups of {question.cluster.name} in pipelines of at "
+        f"most {costs.settings.max_stages} stages.",
         resolve="use larger machines, or a planner of layers.",
     )
 
 
-def _over_rates(case: Question, effort: Effort, plan: Callable[[Question], Plan]) -> Plan:
+def _over_rates(question: Question, effort: Effort, plan: Callable[[Question], Plan]) -> Plan:
     """The plan that carries most of those for the case's load and for higher ones.
 
     Attainment at a load that every design carries tells none from another.
     """
-    limit = bound(case)
-    most = limit.rps() if limit else case.rate_rps
-    rates = [case.rate_rps, *(share * most for share in _SHARES if share * most > case.rate_rps)]
-    best = plan(case)
-    short = assumptions.short(case, effort.requests)
-    value = screened(best, short, case.seed, precision=0.05)
+    limit = bound(question)
+    asked = question.rate_rps
+    most = limit.rps() if limit else asked
+    rates = [asked, *(share * most for share in _SHARES if share * most > asked)]
+    best = plan(question)
+    short = assumptions.short(question, effort.requests)
+    value = screened(best, short, question.seed, precision=0.05)
     for rate in rates[1 : effort.rates]:
-        one = plan(replace(case, rate_rps=rate))
+        one = plan(replace(question, rate_rps=rate))
         # Most cannot reach the best so far: one run shows it.
-        if value > 0 and margin(one, short, value, case.seed) < 0:
+        if value > 0 and margin(one, short, value, question.seed) < 0:
             continue
-        found = screened(one, short, case.seed, start_rps=value or None, precision=0.05)
+        found = screened(one, short, question.seed, start_rps=value or None, precision=0.05)
         if found > value:
             best, value = one, found
     return best

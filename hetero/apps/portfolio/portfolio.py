@@ -29,14 +29,14 @@ class Tried:
 
     Attributes
     ----------
-    entry, score
+    plan, score
         Its plan and what that delivers; None where there is none.
     reason
         Why there is none; empty where there is one.
     """
 
     planner: str
-    entry: Plan | None = None
+    plan: Plan | None = None
     score: Score | None = None
     reason: str = ""
 
@@ -60,7 +60,7 @@ class Portfolio(Shown):
         What no plan exceeds; None where no bound is known.
     """
 
-    case: Question
+    question: Question
     tried: tuple[Tried, ...]
     best: Tried
     bound: Bound | None
@@ -68,10 +68,10 @@ class Portfolio(Shown):
     played: int = 0
 
     @property
-    def entry(self) -> Plan:
+    def plan(self) -> Plan:
         """The best plan."""
-        assert self.best.entry is not None
-        return self.best.entry
+        assert self.best.plan is not None
+        return self.best.plan
 
     @property
     def score(self) -> Score:
@@ -86,39 +86,32 @@ class Portfolio(Shown):
 
     def table(self) -> Table:
         """Every planner with what its plan delivers, or why it has none."""
-        rows = []
-        for one in sorted(self.tried, key=lambda one: tuple(-x for x in _key(one))):
-            found = one.score
-            rows.append(
-                (
-                    one.planner,
-                    found.goodput_rps.mean if found else None,
-                    100.0 * found.attainment.mean if found else None,
-                    found.throughput_rps.mean if found else None,
-                    found.usd_per_h if found else None,
-                    found.usd_per_mtok_at_goodput.mean
-                    if found and found.usd_per_mtok_at_goodput
-                    else None,
-                    one.reason or ("best" if one is self.best else ""),
-                )
-            )
+        rows = sorted(self.tried, key=lambda one: tuple(-x for x in _key(one)))
+        cost = "usd_per_mtok_at_goodput"
         columns = (
-            Column("planner"),
-            Column("goodput", "requests/s"),
-            Column("met targets", "%"),
-            Column("throughput", "requests/s"),
-            Column("price", "$/h"),
-            Column("cost at goodput", "$ per 10^6 tokens"),
-            Column("remark"),
+            Column("planner", of=lambda x: x.planner),
+            Column("goodput", "requests/s", of=lambda x: x.score and x.score.goodput_rps.mean),
+            Column("met targets", "%", of=lambda x: x.score and 100.0 * x.score.attainment.mean),
+            Column(
+                "throughput", "requests/s", of=lambda x: x.score and x.score.throughput_rps.mean
+            ),
+            Column("price", "$/h", of=lambda x: x.score and x.score.usd_per_h),
+            Column(
+                "cost at goodput",
+                "$ per 10^6 tokens",
+                of=lambda x: getattr(getattr(x.score, cost, None), "mean", None),
+            ),
+            Column("remark", of=lambda x: x.reason or ("best" if x is self.best else "")),
         )
         limit = self.score.bound_rps
-        notes = [
-            f"Targets and throughput at {self.case.rate_rps:.4g} requests/s; "
-            f"{len(self.score.seeds)} seeds."
-        ]
-        if limit is not None:
-            notes.append(f"No plan carries more than {limit:.4g} requests/s, whatever the targets.")
-        return Table(f"Portfolio: {self.case.name}", columns, tuple(rows), tuple(notes))
+        told = (
+            f"Targets and throughput at {self.question.rate_rps:.4g} requests/s; "
+            f"{len(self.score.seeds)} seeds.",
+            f"No plan carries more than {limit:.4g} requests/s, whatever the targets."
+            if limit is not None
+            else "",
+        )
+        return Table.of(f"Portfolio: {self.question.name}", columns, rows, *told)
 
 
 IMPROVED = "portfolio"
@@ -126,7 +119,7 @@ IMPROVED = "portfolio"
 
 
 def portfolio(
-    case: Question,
+    question: Question,
     *,
     effort: Effort = NORMAL,
     planners: Sequence[Planner] | None = None,
@@ -168,53 +161,52 @@ def portfolio(
             continue
         if progress:
             progress(one.name)
-        tried.append(ask(one, case, seeds))
+        tried.append(ask(one, question, seeds))
     good = [one for one in tried if one.score is not None]
     if not good:
         reasons = "; ".join(f"{one.planner}: {one.reason}" for one in tried)
         raise InfeasibleError(
-            f"No planner has a plan for {case.name}. {reasons}",
+            f"No planner has a plan for {question.name}. {reasons}",
             resolve="offer more or larger GPUs, a smaller model or precision, or relax targets.",
         )
     ranked = sorted(good, key=_key, reverse=True)
-    improved = _improved(case, ranked[: effort.improved], tuple(seeds), effort.moves)
-    changes = {one.entry.planner: one.changes for one in improved if one.changes}
+    improved = _improved(question, ranked[: effort.improved], tuple(seeds), effort.moves)
+    changes = {one.plan.planner: one.changes for one in improved if one.changes}
     played = sum(one.played for one in improved)
     found = max(improved, key=lambda one: sum(one.carried_rps))
     if found.changes:
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
-        entry = replace(
-            found.entry,
+        plan = replace(
+            found.plan,
             planner=IMPROVED,
-            notes=(f"From the plan of {found.entry.planner}.", *notes, *found.entry.notes),
+            notes=(f"From the plan of {found.plan.planner}.", *notes, *found.plan.notes),
         )
         # The search went by short runs; what counts is what all others are scored by.
-        tried.append(Tried(IMPROVED, entry, score(entry, case, seeds=seeds)))
+        tried.append(Tried(IMPROVED, plan, score(plan, question, seeds=seeds)))
     best = max((one for one in tried if one.score is not None), key=_key)
-    return Portfolio(case, tuple(tried), best, bound(case), changes, played)
+    return Portfolio(question, tuple(tried), best, bound(question), changes, played)
 
 
 def _improved(
-    case: Question, ranked: Sequence[Tried], seeds: tuple[int, ...], moves: int
+    question: Question, ranked: Sequence[Tried], seeds: tuple[int, ...], moves: int
 ) -> list[Improved]:
     """The best plans, each changed for the better as far as so many changes go."""
-    found = []
-    for one in ranked:
-        assert one.entry is not None
-        assert one.score is not None
-        found.append(improve(one.entry, case, one.score.goodput_rps.mean, seeds=seeds, moves=moves))
-    return found
+    return [
+        improve(one.plan, question, one.score.goodput_rps.mean, seeds=seeds, moves=moves)
+        for one in ranked
+        if one.plan and one.score
+    ]
 
 
-def ask(planner: Planner, case: Question, seeds: Sequence[int] = (0,)) -> Tried:
+def ask(planner: Planner, question: Question, seeds: Sequence[int] = (0,)) -> Tried:
     """What one planner says to a case, and what its plan delivers."""
-    if reason := planner.unfit(case):
+    if reason := planner.unfit(question):
         return Tried(planner.name, reason=reason)
     try:
-        entry = planner.plan(case)
+        plan = planner.plan(question)
     except InfeasibleError as error:
         return Tried(planner.name, reason=error.what)
-    return Tried(planner.name, entry, score(entry, case, seeds=seeds))
+    return Tried(planner.name, plan, score(plan, question, seeds=seeds))
 
 
 def _key(one: Tried) -> tuple[float, ...]:

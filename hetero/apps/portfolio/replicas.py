@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import entry_of, of_baseline
+from hetero.apps.portfolio.build import of_baseline, plan_of
 from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import PipelineStage
@@ -26,6 +27,8 @@ from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Workload
 
+Equal: TypeAlias = Callable[..., BaselinePlan]
+
 
 @dataclass(frozen=True)
 class TensorParallelSearch(Adapter):
@@ -36,24 +39,24 @@ class TensorParallelSearch(Adapter):
         """Its name."""
         return "tensor-parallel search"
 
-    def _plan(self, case: Question) -> Plan:
-        costs = assumptions.costs(case)
-        kinds = alike(case.cluster)
+    def _plan(self, question: Question) -> Plan:
+        costs = assumptions.costs(question)
+        kinds = alike(question.cluster)
         one_each = Cluster(
-            case.cluster.name, tuple(_linked(case.cluster.machines[of[0]]) for of in kinds)
+            question.cluster.name, tuple(_linked(question.cluster.machines[of[0]]) for of in kinds)
         )
         try:
             found = tensor_parallel.search(
                 one_each,
-                case.llm,
-                assumptions.requests(case, 200),
-                latency=_latency(case.precision),
-                weight_precision=case.precision,
+                question.llm,
+                assumptions.requests(question, 200),
+                latency=_latency(question.precision),
+                weight_precision=question.precision,
                 require_longest=False,
             )
         except InfeasibleError as error:
             raise InfeasibleError(
-                f"{case.llm.name} fits no machine of {case.cluster.name} on its own.",
+                f"{question.llm.name} fits no machine of {question.cluster.name} on its own.",
                 resolve=error.resolve,
             ) from None
         degrees = {degree.machine.name: degree.tensor_parallel for degree in found.best}
@@ -65,7 +68,8 @@ class TensorParallelSearch(Adapter):
                 continue
             for m in numbers:
                 for k in range(costs.machines[m].count // degree):
-                    pipelines.append(costs.pipeline([PipelineStage(m, degree, case.llm.layers)]))
+                    stage = PipelineStage(m, degree, question.llm.layers)
+                    pipelines.append(costs.pipeline([stage]))
                     nodes.append(
                         assumptions.replica(pipelines[-1], f"{costs.machines[m].name}/{k}")
                     )
@@ -75,9 +79,9 @@ class TensorParallelSearch(Adapter):
             for one in found.best
             if one.machine.name == costs.machines[numbers[0]].name
         )
-        return entry_of(
+        return plan_of(
             self.name,
-            Deployment(f"{self.name} on {case.cluster.name}", tuple(nodes)),
+            Deployment(f"{self.name} on {question.cluster.name}", tuple(nodes)),
             pipelines,
             Workload(theta=2.0),
             "least of the largest workloads (Xiong et al.), theta 2",
@@ -94,22 +98,23 @@ class Melange(Adapter):
         """Its name."""
         return "Mélange"
 
-    def _within_budget(self, case: Question) -> Plan:
-        return self._plan(case)  # the program itself chooses the machines that the budget pays for
+    def _within_budget(self, question: Question) -> Plan:
+        # The program itself chooses the machines that the budget pays for.
+        return self._plan(question)
 
-    def _plan(self, case: Question) -> Plan:
-        costs = assumptions.costs(case)
+    def _plan(self, question: Question) -> Plan:
+        costs = assumptions.costs(question)
         found = melange.fastest(
-            case.cluster,
-            case.llm,
-            case.trace,
-            slo=case.slo,
-            usd_per_h=case.budget_usd_per_h,
+            question.cluster,
+            question.llm,
+            question.trace,
+            slo=question.slo,
+            usd_per_h=question.budget_usd_per_h,
             settings=costs.settings,
         )
         numbers = {machine.name: k for k, machine in enumerate(costs.machines)}
         pipelines = [
-            costs.pipeline([PipelineStage(numbers[machine], degree, case.llm.layers)])
+            costs.pipeline([PipelineStage(numbers[machine], degree, question.llm.layers)])
             for machine, degree, _ in found.places()
         ]
         nodes = [
@@ -118,13 +123,13 @@ class Melange(Adapter):
         ]
         if not nodes:
             raise InfeasibleError(
-                f"{case.cluster.name} has no machine that serves {case.llm.name} within the "
-                "targets and the budget.",
+                f"{question.cluster.name} has no machine that serves {question.llm.name} within "
+                "the targets and the budget.",
                 resolve="relax the targets, raise the budget, or offer larger GPUs.",
             )
-        return entry_of(
+        return plan_of(
             self.name,
-            Deployment(f"{self.name} on {case.cluster.name}", tuple(nodes)),
+            Deployment(f"{self.name} on {question.cluster.name}", tuple(nodes)),
             pipelines,
             found.router(),
             "fixed shares by length of the input",
@@ -143,8 +148,8 @@ class Homogeneous(Adapter):
         """Its name."""
         return "vLLM homogeneous"
 
-    def _plan(self, case: Question) -> Plan:
-        return _best_kind(case, self.name, self.effort.requests, colocated)
+    def _plan(self, question: Question) -> Plan:
+        return _best_kind(question, self.name, self.effort.requests, colocated)
 
 
 @dataclass(frozen=True)
@@ -156,12 +161,12 @@ class DistServe(Adapter):
         """Its name."""
         return "DistServe"
 
-    def unfit(self, case: Question) -> str | None:
+    def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        return assumptions.unfit(case) or assumptions.unfit_network(case)
+        return assumptions.unfit(question) or assumptions.unfit_network(question)
 
-    def _plan(self, case: Question) -> Plan:
-        return _best_kind(case, self.name, self.effort.requests, distserve)
+    def _plan(self, question: Question) -> Plan:
+        return _best_kind(question, self.name, self.effort.requests, distserve)
 
 
 def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
@@ -173,45 +178,43 @@ def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(numbers) for numbers in found.values())
 
 
-def only(case: Question, numbers: tuple[int, ...]) -> Question:
+def only(question: Question, numbers: tuple[int, ...]) -> Question:
     """The case on some of its machines alone."""
-    machines = [case.cluster.machines[number] for number in numbers]
-    return replace(case, cluster=part_of(case.cluster, machines))
+    machines = [question.cluster.machines[number] for number in numbers]
+    return replace(question, cluster=part_of(question.cluster, machines))
 
 
-def _best_kind(case: Question, name: str, requests: int, plan: Callable[..., BaselinePlan]) -> Plan:
+def _best_kind(question: Question, name: str, requests: int, ask: Equal) -> Plan:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
-    slo = assumptions.targets(case)
-    costs = assumptions.costs(case)
+    slo = assumptions.targets(question)
+    costs = assumptions.costs(question)
     best: tuple[float, BaselinePlan] | None = None
     reasons: list[InfeasibleError] = []
-    kinds = alike(case.cluster)
+    kinds = alike(question.cluster)
     for numbers in kinds:
-        part = only(case, numbers)
+        part = only(question, numbers)
         limit = bound(part)
         try:
-            found = plan(
+            found = ask(
                 part.cluster,
-                case.llm,
-                assumptions.requests(case, requests),
+                question.llm,
+                assumptions.requests(question, requests),
                 slo,
-                goal=case.goal,
-                most_rps=limit.rps(case.goal) if limit else float("inf"),
+                goal=question.goal,
+                most_rps=limit.rps(question.goal) if limit else float("inf"),
                 settings=costs.settings,
-                seed=case.seed,
+                seed=question.seed,
             )
         except InfeasibleError as error:
             reasons.append(error)
             continue
         if best is None or found.value > best[0]:
             # The same pipelines as parts of the whole cluster.
-            pipelines = [
-                costs.pipeline(
-                    [PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages]
-                )
+            stages = (
+                [PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages]
                 for one in found.pipelines
-            ]
-            best = found.value, replace(found, pipelines=tuple(pipelines))
+            )
+            best = found.value, replace(found, pipelines=tuple(map(costs.pipeline, stages)))
     if best is None:
         raise reasons[0]
     note = ""

@@ -1,4 +1,4 @@
-"""What an entry delivers in a case: the same requests, arrivals and seeds for all."""
+"""What a plan delivers in a case: the same requests, arrivals and seeds for all."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Score(Shown):
-    """What an entry delivers.
+    """What a plan delivers.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Score(Shown):
         Requests, and input and output tokens, finished per second from the first arrival to the
         last token.
     seeds_rps
-        Largest offered load that the entry sustains, of each seed.
+        Largest offered load that the plan sustains, of each seed.
     goodput_rps
         Its mean over seeds (:mod:`hetero.simulator.sustained`).
     attainment
@@ -109,7 +109,7 @@ class Score(Shown):
 
     @property
     def key(self) -> tuple[float, float, float]:
-        """What entries are ranked by: goodput, then attainment and throughput."""
+        """What plans are ranked by: goodput, then attainment and throughput."""
         return (self.goodput_rps.mean, self.attainment.mean, self.throughput_rps.mean)
 
     def table(self) -> Table:
@@ -146,14 +146,14 @@ def _percent(one: Estimate) -> str:
 
 
 def screened(
-    entry: Plan,
-    case: Question,
+    plan: Plan,
+    question: Question,
     seed: int,
     *,
     start_rps: float | None = None,
     precision: float = PRECISION,
 ) -> float:
-    """About the largest rate that an entry sustains, by short runs [requests/s].
+    """About the largest rate that a plan sustains, by short runs [requests/s].
 
     For searches, which compare thousands of plans: the requests that a question compares plans by
     (:meth:`~hetero.question.Question.arrivals`) meet the goal, as :func:`margin` says. Some
@@ -161,11 +161,11 @@ def screened(
     tried above the bound on throughput or, where none is known, above the rate at which all
     requests that are played at most come within the time of the first token.
     """
-    limit = bound(case)
-    most = limit.rps(case.goal) if limit else _shown(case)
-    start = min(start_rps or case.rate_rps, most)
+    limit = bound(question)
+    most = limit.rps(question.goal) if limit else _shown(question)
+    start = min(start_rps or question.rate_rps, most)
     return largest_rate(
-        lambda rate: margin(entry, case, rate, seed) >= 0.0,
+        lambda rate: margin(plan, question, rate, seed) >= 0.0,
         start,
         precision=precision,
         least_rps=1e-3 * start,
@@ -173,61 +173,61 @@ def screened(
     )
 
 
-def _shown(case: Question) -> float:
+def _shown(question: Question) -> float:
     """Largest rate about which the requests of a case say anything, see :func:`screened`."""
-    slo = case.slo
+    slo = question.slo
     target_s = (
-        slo.ttft_s or slo.e2e_s or (slo.tpot_s or 1.0) * float(case.trace.output_tokens.mean())
+        slo.ttft_s or slo.e2e_s or (slo.tpot_s or 1.0) * float(question.trace.output_tokens.mean())
     )
-    return float(max(len(case.trace), MOST_REQUESTS) / target_s)
+    return float(max(len(question.trace), MOST_REQUESTS) / target_s)
 
 
-def margin(entry: Plan, case: Question, rate_rps: float, seed: int) -> float:
-    """By how much an entry passes a short run at a rate, as a share of the requests.
+def margin(plan: Plan, question: Question, rate_rps: float, seed: int) -> float:
+    """By how much a plan passes a short run at a rate, as a share of the requests.
 
     What the share that meets every target exceeds the goal by; without targets, what the growth of
     the backlog stays below :data:`GROWTH`. With targets growth is no sign, since a run so short
     begins with an empty fleet. Below 0 if it does not pass.
     """
-    run = entry.simulate(case.arrivals(rate_rps, seed=seed), seed)
-    seen = case.load().rule.judge(run)
-    enough = seen.attained - case.goal
-    return enough if case.slo != Slo() else min(enough, GROWTH - seen.growth)
+    run = plan.simulate(question.arrivals(rate_rps, seed=seed), seed)
+    seen = question.load().rule.judge(run)
+    enough = seen.attained - question.goal
+    return enough if question.slo != Slo() else min(enough, GROWTH - seen.growth)
 
 
 def goodput(
-    entry: Plan, case: Question, seeds: Sequence[int] = (0,), *, near_rps: float = 0.0
+    plan: Plan, question: Question, seeds: Sequence[int] = (0,), *, near_rps: float = 0.0
 ) -> tuple[float, ...]:
-    """Largest rate that an entry sustains with the arrivals of each seed [requests/s].
+    """Largest rate that a plan sustains with the arrivals of each seed [requests/s].
 
     Parameters
     ----------
     near_rps
         Rate to look around first; by default that of short runs.
     """
-    load = case.load(precision=PRECISION)
-    near = near_rps or screened(entry, case, _checked(seeds)[0])
+    load = question.load(precision=PRECISION)
+    near = near_rps or screened(plan, question, _checked(seeds)[0])
     found: list[float] = []
     for seed in seeds:
-        found.append(sustained_rps(entry, load, seed, near_rps=near or None))
+        found.append(sustained_rps(plan, load, seed, near_rps=near or None))
         near = found[-1] or near
     return tuple(found)
 
 
 def score(
-    entry: Plan,
-    case: Question,
+    plan: Plan,
+    question: Question,
     *,
     seeds: Sequence[int] = (0,),
     rate_rps: float | None = None,
     known: Sequence[float] | None = None,
 ) -> Score:
-    """Play an entry at a rate, and find the largest rate that it carries.
+    """Play a plan at a rate, and find the largest rate that it carries.
 
     Parameters
     ----------
     seeds
-        One run each; what comes of a seed is the same for every entry.
+        One run each; what comes of a seed is the same for every plan.
     rate_rps
         Offered load; that of the case by default.
     known
@@ -239,23 +239,23 @@ def score(
         If no seed is given.
     """
     used = _checked(seeds)
-    rate = rate_rps or case.rate_rps
+    rate = rate_rps or question.rate_rps
     found: list[Metrics] = []
     shares, finished = [], []
     for seed in used:
-        run = entry.simulate(case.arrivals(rate, seed=seed), seed)
-        found.append(metrics(run, case.slo))
-        shares.append(attainment(run, case.slo))
+        run = plan.simulate(question.arrivals(rate, seed=seed), seed)
+        found.append(metrics(run, question.slo))
+        shares.append(attainment(run, question.slo))
         finished.append(float(run.finished.mean()))
-    seeds_rps = tuple(known) if known is not None else goodput(entry, case, used)
-    tokens = float((case.trace.input_tokens + case.trace.output_tokens).mean())
-    limit = bound(case)
-    price = entry.usd_per_h
+    seeds_rps = tuple(known) if known is not None else goodput(plan, question, used)
+    tokens = float((question.trace.input_tokens + question.trace.output_tokens).mean())
+    limit = bound(question)
+    price = plan.usd_per_h
     return Score(
-        planner=entry.planner,
+        planner=plan.planner,
         rate_rps=rate,
         seeds=used,
-        slo=case.slo,
+        slo=question.slo,
         throughput_rps=Estimate.of([one.requests_per_s for one in found]),
         throughput_tps=Estimate.of([one.total_tps for one in found]),
         seeds_rps=seeds_rps,
@@ -273,7 +273,7 @@ def score(
         usd_per_h=price,
         usd_per_mtok=_cost(price, [one.total_tps for one in found]),
         usd_per_mtok_at_goodput=_cost(price, [one * tokens for one in seeds_rps]),
-        bound_rps=limit.rps(case.goal) if limit else None,
+        bound_rps=limit.rps(question.goal) if limit else None,
     )
 
 
