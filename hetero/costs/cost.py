@@ -114,6 +114,10 @@ class CostModel:
             return np.array([[self.machines[0].gpu_link.latency_s]])
         return self.cluster.latency_s()
 
+    def reach_s(self, machine: int) -> float:
+        """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
+        return self.cluster.reach_s(self.machines[machine].name)
+
     def divides(self, gpus: int) -> bool:
         """Whether the attention heads can be shared equally by so many GPUs."""
         return self.llm.heads % gpus == 0

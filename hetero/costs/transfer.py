@@ -113,9 +113,20 @@ class KvTransfer:
         model = source.model
         latency, per_token = self.seconds(source, target)
         size = self.ratio * model.llm.kv_bytes_per_token(model.settings.kv_precision)
-        return KvLink(
-            bandwidth_gbs=size / per_token / 1e9, latency_s=latency, compression=self.ratio
-        )
+        return KvLink(size / per_token / 1e9, latency, self.ratio, _media(source, target))
+
+
+def _media(source: Pipeline, target: Pipeline) -> tuple[str, ...]:
+    """What a transfer takes for itself, by the machines that share most layers.
+
+    The line between two regions or, inside one, the interfaces of both machines; nothing inside a
+    machine.
+    """
+    a, b, _ = max(_shared_layers(source, target), key=lambda shared: shared[2])
+    first, second = source.model.machines[a], source.model.machines[b]
+    if first.region != second.region:
+        return (f"{first.region} to {second.region}",)
+    return () if a == b else (f"out of {first.name}", f"into {second.name}")
 
 
 def _shared_layers(source: Pipeline, target: Pipeline) -> list[tuple[int, int, int]]:
