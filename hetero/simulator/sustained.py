@@ -140,6 +140,13 @@ def window(requests: int) -> tuple[int, int]:
     return first, max(first + 1, requests - int(DRAIN * requests))
 
 
+def steady_s(run: Run) -> tuple[float, float]:
+    """The window that counts, from the first arrival [s], as :func:`metrics` takes it."""
+    arrival_s = np.asarray(run.requests["arrival_s"]) - float(run.requests["arrival_s"][0])
+    first, last = window(len(arrival_s))
+    return float(arrival_s[first]), float(arrival_s[last - 1])
+
+
 def life_s(deployment: Deployment, input_tokens: float, output_tokens: float) -> float:
     r"""Time that a request takes where every replica is as full as it can be [s].
 

@@ -119,11 +119,15 @@ class Sampled:
         return cls(float(np.mean(values)), tuple(values), tuple(float(v) for v in draws))
 
     def interval(self, share: float = 0.9) -> tuple[float, float]:
-        """Central interval over step times and arrivals, or over arrivals alone."""
+        """Central interval over step times and arrivals, or over arrivals alone.
+
+        It reaches as far as the value, which the draws, being few, may all lie on one side of.
+        """
         if not self.draws:
             return self.over_seeds()
         low, high = np.quantile(self.draws, [(1 - share) / 2, (1 + share) / 2])
-        return round(float(low), 12), round(float(high), 12)
+        found = min(float(low), self.value), max(float(high), self.value)
+        return round(found[0], 12), round(found[1], 12)
 
     def over_seeds(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of the mean over the seeds."""

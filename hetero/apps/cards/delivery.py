@@ -23,6 +23,7 @@ from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.simulator import metrics
+from hetero.simulator.sustained import steady_s
 from hetero.simulator.uncertainty import draw_factors
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
@@ -181,7 +182,8 @@ def delivered(plan: Plan, question: Question, rate_rps: float, effort: CardEffor
 
     def figures(one: Plan, seed: int) -> dict[str, float]:
         run, _ = judged(one, load, seed)
-        seen = metrics(run, question.slo)
+        begin_s, end_s = steady_s(run)
+        seen = metrics(run, question.slo, warmup_s=begin_s, until_s=end_s)
         found = {
             "requests_per_s": seen.requests_per_s,
             "output_tps": seen.output_tps,

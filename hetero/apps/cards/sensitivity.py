@@ -15,10 +15,11 @@ import numpy as np
 from hetero.apps.cards.card import ChangeEffect, Sampled
 from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput
 from hetero.apps.cards.request import more
-from hetero.cluster import Machine
+from hetero.cluster import Cluster, Machine
 from hetero.errors import HeteroError
-from hetero.plans import Plan
+from hetero.plans import Group, Plan
 from hetero.question import Question, sustained_rps
+from hetero.routers import Predictive
 from hetero.simulator import Slo
 
 STEP = 1.5
@@ -38,11 +39,15 @@ class Step:
     ----------
     dearest
         Price that plans made before it must not exceed [$/h]; None where all are still allowed.
+    like, added
+        Machine of which there is one more, and the name of that one.
     """
 
     what: str
     question: Question
     dearest: float | None = None
+    like: Machine | None = None
+    added: str = ""
 
 
 def machines(question: Question) -> tuple[Machine, ...]:
@@ -63,7 +68,8 @@ def steps(question: Question) -> Iterator[Step]:
         paid = None if budget is None else budget + (machine.usd_per_h or 0.0)
         where = f", {machine.region}" if len({m.region for m in kinds}) > 1 else ""
         what = f"one more {machine.count} x {machine.gpu.name}{where}"
-        yield Step(what, replace(question, cluster=grown, budget_usd_per_h=paid))
+        asked = replace(question, cluster=grown, budget_usd_per_h=paid)
+        yield Step(what, asked, like=machine, added=grown.machines[-1].name)
     for name, field in LATENCIES.items():
         target = getattr(question.slo, field)
         if target is None:
@@ -118,6 +124,9 @@ def _changed(
             for one, how in candidates
             if one.usd_per_h is not None and one.usd_per_h <= price
         ]
+    if step.like is not None:
+        grown = extended(pool[0], step.like, step.question.cluster, step.added)
+        candidates += [(grown, "the same on it")] if grown else []
     reason = ""
     try:
         candidates.append((plan(step), "planned anew"))
@@ -132,7 +141,66 @@ def _changed(
     quick = [sustained_rps(one, load, seed, near_rps=near) for one, _ in candidates]
     best, how = candidates[int(np.argmax(quick))]
     found = goodput(best, step.question, effort, draws=draws)
-    return ChangeEffect(step.what, found, difference(found, now), best.usd_per_h, how)
+    gain, price_usd = difference(found, now), best.usd_per_h
+    if step.like is not None and step.added not in _used(best):
+        how, more_usd = f"{how}, it stays idle", step.like.usd_per_h
+        price_usd = price_usd + more_usd if price_usd and more_usd else None
+    return ChangeEffect(step.what, found, gain, price_usd, how)
+
+
+def _used(plan: Plan) -> set[str]:
+    """Names of the machines that a plan uses."""
+    return {name for group in plan.groups for name in _places(group)}
+
+
+def _places(group: Group) -> set[str]:
+    return {machine for machine, *_ in group.stages}
+
+
+def extended(plan: Plan, like: Machine, cluster: Cluster, name: str) -> Plan | None:
+    """The plan with what stands on a machine alone once more, on a new one of the same kind.
+
+    Requests then go by predicted cost, since shares were made for the replicas there were. None
+    where a plan is none of replicas, or no machine of the kind holds replicas of its own.
+    """
+    served = plan.deployment
+    if served is None:
+        return None
+    alike = (m.name for m in cluster.machines if replace(m, name="") == replace(like, name=""))
+    found = ([g for g in plan.groups if _places(g) == {one}] for one in alike)
+    own = next(filter(None, found), [])
+    if not own:
+        return None
+    twins = {group.name: f"{group.name} on {name}" for group in own}
+    ends = {one.name: [one.name, *filter(None, [twins.get(one.name)])] for one in served.replicas}
+    deployment = replace(
+        served,
+        replicas=(
+            *served.replicas,
+            *(replace(r, name=twins[r.name]) for r in served.replicas if r.name in twins),
+        ),
+        links=tuple((a, b, link) for x, y, link in served.links for a in ends[x] for b in ends[y]),
+    )
+    groups = [
+        replace(
+            g,
+            name=twins[g.name],
+            stages=tuple((name, gpu, n, held) for _, gpu, n, held in g.stages),
+        )
+        for g in own
+    ]
+    price = None
+    if plan.usd_per_h is not None and like.usd_per_h is not None:
+        price = plan.usd_per_h + like.usd_per_h
+    return replace(
+        plan,
+        groups=tuple(replace(g, share=float("nan")) for g in (*plan.groups, *groups)),
+        serving=deployment,
+        router=Predictive(),
+        routing="hetero",
+        usd_per_h=price,
+        pipelines=(),
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -16,6 +16,7 @@ from hetero.question import MOST_REQUESTS, Question, sustained_rps
 from hetero.simulator import Slo
 from hetero.simulator.metrics import Metrics, metrics
 from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.sustained import steady_s
 
 PRECISION = 0.02
 """Width of the last bracket of a goodput, over its lower end."""
@@ -244,7 +245,8 @@ def score(
     shares, finished = [], []
     for seed in used:
         run = plan.simulate(question.arrivals(rate, seed=seed), seed)
-        found.append(metrics(run, question.slo))
+        begin_s, end_s = steady_s(run)
+        found.append(metrics(run, question.slo, warmup_s=begin_s, until_s=end_s))
         shares.append(attainment(run, question.slo))
         finished.append(float(run.finished.mean()))
     seeds_rps = tuple(known) if known is not None else goodput(plan, question, used)
