@@ -40,6 +40,7 @@ from hetero.apps.cards.delivery import (
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
+from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, request
 from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
@@ -58,6 +59,8 @@ from hetero.simulator import Slo
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
 
+_MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
+_EXPERTS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
 _POOL = 4  # plans that are tried again after every change
 
 
@@ -232,7 +235,7 @@ def _card(
             requests=len(question.load().trace),
         ),
         planner=best.asked.planner,
-        precision=question.precision,
+        precision="fp8" if question.llm.experts else question.precision,
         groups=grouped(plan.groups, plan.deployment),
         idle=_idle(plan, asked.cluster),
         routing=plan.routing,
@@ -245,9 +248,10 @@ def _card(
         limits=binding,
         changes=changed,
         tried=tuple(_tried(one) for one in found),
-        sources=_sources(plan, asked.cluster),
+        sources=_sources(plan, asked.cluster, experts=question.llm.experts > 0),
         notes=tuple(notes),
         plan=plan,
+        smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
     )
 
 
@@ -332,7 +336,7 @@ def _tried(one: Contender) -> TriedPlanner:
     )
 
 
-def _sources(plan: Plan, cluster: Cluster) -> tuple[Source, ...]:
+def _sources(plan: Plan, cluster: Cluster, *, experts: bool) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
     for name, count in plan.gpus.items():
@@ -345,7 +349,7 @@ def _sources(plan: Plan, cluster: Cluster) -> tuple[Source, ...]:
             Source(
                 gpu=name,
                 count=count,
-                step_times=str(row[3]) if row else "assumed",
+                step_times=_EXPERTS if experts else str(row[3]) if row else "assumed",
                 prefill_error_percent=error.prefill_p90_percent,
                 decode_error_percent=error.decode_p90_percent,
                 data_sheet=str(row[1]) if row else "given in the cluster file",

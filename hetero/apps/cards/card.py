@@ -18,8 +18,9 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
 ``plan``
     The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
-``limits``, ``changes``, ``tried``, ``sources``, ``notes``
-    What binds, what would change it, what was tried, and where the figures come from.
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``
+    What binds, what would change it, what was tried, where the figures come from, and what part of
+    the plan would do where the whole carries twice what is asked for.
 
 Times end in ``_s`` and are seconds, rates in ``_rps`` and are requests per second.
 """
@@ -249,6 +250,8 @@ class PlanCard(Shown):
     ----------
     plan
         The plan itself, which can be simulated, drawn, exported and served.
+    smaller
+        Part of the plan that carries what was asked for, where the whole carries twice as much.
     """
 
     question: CardQuestion
@@ -269,6 +272,7 @@ class PlanCard(Shown):
     sources: tuple[Source, ...]
     plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()
+    smaller: str = ""
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

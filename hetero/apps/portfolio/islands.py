@@ -17,6 +17,7 @@ from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel, devices_of
+from hetero.planners.rignall.parallelism import Benchmark
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
 from hetero.plans import Group, Plan
@@ -125,7 +126,7 @@ class Islands(Adapter):
                     size, gpu = one.island.size, one.island.gpu
                     label = f"{phase} {size}x{gpu} {seen[phase, one.island]}"
                     stages = (("", gpu, size, question.llm.layers),)
-                    words = model.benchmark(gpu, size, phase).choice
+                    words = _words(model.benchmark(gpu, size, phase), size)
                     groups.append(Group(label, phase, stages, share, words))
         used: Counter[str] = Counter()
         for group in groups:
@@ -150,6 +151,13 @@ class Islands(Adapter):
                 *((f"Idle: {', '.join(left)}.",) if left else ()),
             ),
         )
+
+
+def _words(chosen: Benchmark, size: int) -> str:
+    """Degrees of attention, whose product is the size of the island, and of the experts."""
+    tp, groups = int(chosen.tp[chosen.chosen]), int(chosen.dp[chosen.chosen])
+    experts = f", EP {size // groups}" if chosen.phase == "decode" else ""
+    return f"TP {tp} x DP {size // tp}{experts}"
 
 
 def _inventory(question: Question) -> dict[str, int]:
