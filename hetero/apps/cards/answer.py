@@ -140,6 +140,19 @@ def plan(
         effort=effort,
         seed=seed,
     )
+    return answer(asked, progress)[0]
+
+
+def answer(
+    asked: CardRequest, progress: Progress | None = None
+) -> tuple[PlanCard, tuple[Plan | None, ...]]:
+    """The card of a request, and the plan after each of its changes.
+
+    Raises
+    ------
+    NoPlanError
+        As :func:`plan`.
+    """
     say = progress or (lambda _: None)
     found = contenders(asked, say)
     if not asked.rate_given:
@@ -187,7 +200,7 @@ def _card(
     found: Sequence[Contender],
     near: Mapping[str, Contender],
     say: Progress,
-) -> PlanCard:
+) -> tuple[PlanCard, tuple[Plan | None, ...]]:
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
     say("latencies")
@@ -214,7 +227,7 @@ def _card(
     notes.append(_how(plan, question, carried.value or rate, effort))
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
-    return PlanCard(
+    card = PlanCard(
         question=CardQuestion(
             cluster=asked.cluster.name,
             gpus=asked.cluster.gpu_counts,
@@ -246,13 +259,14 @@ def _card(
         usd_per_mtok=seen.usd_per_mtok,
         bound=_bound(question, carried),
         limits=binding,
-        changes=changed,
+        changes=tuple(effect for effect, _ in changed),
         tried=tuple(_tried(one) for one in found),
         sources=_sources(plan, asked.cluster, experts=question.llm.experts > 0),
         notes=tuple(notes),
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
     )
+    return card, tuple(after for _, after in changed)
 
 
 def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> str:

@@ -90,8 +90,8 @@ def changes(
     replan: Replan,
     effort: CardEffort,
     planned: Mapping[str, Plan] | None = None,
-) -> tuple[ChangeEffect, ...]:
-    """What becomes of the goodput after each change.
+) -> tuple[tuple[ChangeEffect, Plan | None], ...]:
+    """What becomes of the goodput after each change, with the plan that it is of.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def changes(
 
 def _changed(
     step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: CardEffort
-) -> ChangeEffect:
+) -> tuple[ChangeEffect, Plan | None]:
     draws = effort.draws // 2
     candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]
     if step.dearest is not None:
@@ -134,7 +134,7 @@ def _changed(
         reason = error.what
     if not candidates:
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
-        return ChangeEffect(step.what, none, difference(none, now), None, reason)
+        return ChangeEffect(step.what, none, difference(none, now), None, reason), None
     # One seed picks, all of them judge; of equals the one at hand stays.
     near, seed = now.value or step.question.rate_rps, step.question.seed
     load = step.question.load(precision=_PICK)
@@ -145,7 +145,7 @@ def _changed(
     if step.like is not None and step.added not in _used(best):
         how, more_usd = f"{how}, it stays idle", step.like.usd_per_h
         price_usd = price_usd + more_usd if price_usd and more_usd else None
-    return ChangeEffect(step.what, found, gain, price_usd, how)
+    return ChangeEffect(step.what, found, gain, price_usd, how), best
 
 
 def _used(plan: Plan) -> set[str]:
