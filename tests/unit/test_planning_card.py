@@ -16,9 +16,11 @@ from hetero.apps.cards.delivery import drawn, goodput, redeployed, rescaled
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
+from hetero.apps.portfolio.planners import planner
+from hetero.catalog import Link
 from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
-from hetero.question import judged
+from hetero.question import judged, sustained_rps
 from hetero.simulator import Slo
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
@@ -266,3 +268,34 @@ def test_targets_read_as_the_shell_reads_them():
     assert Slo.read("ttft=500ms,tpot=50ms,e2e=1min") == Slo(0.5, 0.05, 60.0)
     with pytest.raises(ParameterError, match="slo gives ttft twice"):
         Slo.read("ttft=1s,ttft=2s")
+
+
+def far(latency_s: float) -> cluster.Cluster:
+    """Two equal machines, one beside the coordinator and one as far from it as is said."""
+    like = cluster.cluster(PAIR).machines[0]
+    machines = tuple(replace(like, name=name, region=name) for name in ("near", "far"))
+    network = cluster.Network(
+        within_region=Link(name="inside", bandwidth_gbs=12.5, latency_s=1e-4),
+        between_regions=Link(name="between", bandwidth_gbs=0.6, latency_s=latency_s),
+        coordinator_region="near",
+    )
+    return cluster.Cluster("apart", machines, network)
+
+
+def test_the_way_between_regions_is_in_every_answer():
+    def carried(where: cluster.Cluster):
+        asked = request(where, model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0).question
+        plan = planner("Mélange").plan(asked)
+        load = asked.load(precision=0.05)
+        return plan, sustained_rps(plan, load, seed=0)
+
+    (_, alone), (_, beside), (away, less), (beyond, least) = (
+        carried(where)
+        for where in (part(far(0.0), far(0.0).machines[:1]), far(0.0), far(0.5), far(5.0))
+    )
+    # Five seconds there and five back: nothing that is served there comes in time.
+    assert {machine for group in beyond.groups for machine, *_ in group.stages} == {"near"}
+    assert least == pytest.approx(alone, rel=0.01)
+    # A second there and back leaves one for the first token: less is carried, but more than by one.
+    assert alone < less <= 1.05 * beside
+    assert {one.network_s for one in away.deployment.replicas} == {1e-4, 0.5}

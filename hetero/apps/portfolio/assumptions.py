@@ -29,7 +29,9 @@ from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Engine, Replica, Role
+from hetero.errors import InfeasibleError
 from hetero.latency.step import Piece, StepModel
+from hetero.planners.thunderserve.budget import part_of
 from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.streams import stream
@@ -148,6 +150,29 @@ def _turns(pipeline: Pipeline) -> Floats:
     found = [(a - c) / (d - b) for (a, b), (c, d) in combinations(lines, 2) if abs(d - b) > 1e-15]
     inner = np.unique(np.round([n for n in found if n > 0], 6))
     return np.concatenate([[0.0], inner, [2.0 * max([*inner, 1.0])]])
+
+
+def within_reach(question: Question) -> Question:
+    """The question on the machines that a first token can come from in time.
+
+    Raises
+    ------
+    InfeasibleError
+        If the way to every machine and back takes longer than the target.
+    """
+    cluster, target_s = question.cluster, question.slo.ttft_s or question.slo.e2e_s
+    if target_s is None:
+        return question
+    near = [m for m in cluster.machines if 2.0 * cluster.reach_s(m.name) < target_s]
+    if not near:
+        raise InfeasibleError(
+            f"The way to every machine of {cluster.name} and back takes longer than {target_s:g} "
+            "s, the target of the first token.",
+            resolve="relax the target, or place machines near the coordinator.",
+        )
+    if len(near) == len(cluster.machines):
+        return question
+    return replace(question, cluster=part_of(cluster, near))
 
 
 def unfit(question: Question) -> str | None:
