@@ -224,6 +224,8 @@ def _card(
     if question.precision != "fp16":
         weights = f"Weights in {question.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
+    if asked.choose != "nominal" and best is max(found, key=lambda one: one.key):
+        notes.append(f"The {asked.choose} over step times is that of the nominal ones: same plan.")
     notes.append(_how(plan, question, carried.value or rate, effort))
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
