@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from hetero import paths
 from hetero.catalog.gpus import Gpu
 from hetero.catalog.models import Llm
-from hetero.catalog.tables import Records, build, read_table
+from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.rows import read_records
@@ -292,8 +292,7 @@ class ServingEngine(Shown):
 def serving_engines() -> Records[ServingEngine]:
     """All engines of ``data/engines``."""
     path = paths.data("engines", "platforms.csv")
-    rows = read_records(path, EnginePlatform)
-    known = [build(EnginePlatform, row, path, k + 2) for k, row in enumerate(rows)]
+    known = [EnginePlatform(**row) for row in read_records(path, EnginePlatform)]  # type: ignore[arg-type]
     found = read_table(paths.data("engines", "engines.csv"), "engine", ServingEngine)
     return Records(
         "engine",

@@ -219,7 +219,7 @@ def _card(
     if question.precision != "fp16":
         weights = f"Weights in {question.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
-    notes += _of_engine(asked, plan)
+    notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, carried.value or rate, effort))
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
@@ -264,15 +264,16 @@ def _card(
     )
 
 
-def _of_engine(asked: CardRequest, plan: Plan) -> list[str]:
+def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
     """Which engine runs the plan, which GPUs it leaves, and how KV caches travel."""
-    engine = serving_engine(asked.question.engine)
+    engine, precision = serving_engine(question.engine), question.precision
     found = [
         f"Engine: {engine.title} {engine.version}; every replica keeps its rules."
         if engine.limited
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]
-    if reasons := [why for gpu in asked.cluster.gpu_types.values() if (why := engine.lacks(gpu))]:
+    gpus = offered.gpu_types.values()
+    if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
     links = plan.deployment.links if plan.deployment is not None else ()
     bits = sorted({round(16 * link.compression) for *_, link in links})

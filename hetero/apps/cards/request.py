@@ -165,11 +165,11 @@ def request(
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
     chosen = PRECISIONS if precision == "auto" else (precision,)
-    gpus, own = offered.gpu_types.values(), serving_engine(engine)
-    usable = tuple(p for p in chosen if any(_able(gpu, p, own) for gpu in gpus))
+    gpus, rules = offered.gpu_types.values(), serving_engine(engine)
+    usable = tuple(p for p in chosen if any(_able(gpu, p, rules) for gpu in gpus))
     if not usable:
-        able = [p for p in PRECISION_BITS if any(_able(gpu, p, own) for gpu in gpus)]
-        where = "" if engine == "any" else f" by {own.title}"
+        able = [p for p in PRECISION_BITS if any(_able(gpu, p, rules) for gpu in gpus)]
+        where = "" if engine == "any" else f" by {rules.title}"
         raise ParameterError(
             f"No GPU of {offered.name} serves weights in {precision}{where}.",
             resolve=f"use {', '.join(able)}." if able else "plan for another engine.",

@@ -10,7 +10,7 @@ from typing import Final, TypedDict, Unpack
 from hetero import catalog
 from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
-from hetero.catalog.engines import EnginePlatform, EngineStage, serving_engine
+from hetero.catalog.engines import EngineName, EnginePlatform, EngineStage, serving_engine
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, ExportError
@@ -26,6 +26,7 @@ class EngineOptions(TypedDict, total=False):
     precision: str
     kv_precision: str
     memory_fraction: float
+    engine: EngineName
 
 
 VLLM: Final = serving_engine("vllm")
@@ -136,6 +137,8 @@ class Service(Shown):
         The routing rule in words.
     router
         The router itself, where there is one.
+    engine
+        Engine that the plan was made for.
 
     Examples
     --------
@@ -158,6 +161,7 @@ class Service(Shown):
     routing: str = ""
     router: Router | Builtin | None = None
     deployment: Deployment | None = None
+    engine: EngineName = "vllm"
 
     def __post_init__(self) -> None:
         if not self.servings:
@@ -193,7 +197,7 @@ class Service(Shown):
     ) -> Service:
         """Service of a plan card, fresh or read back; ``llm`` by default as the card names it."""
         asked = card.question
-        how = {"precision": card.precision, **how}
+        how = {"precision": card.precision, "engine": asked.engine, **how}
         return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
 
     @classmethod

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from hetero.apps.export import again
 from hetero.apps.export.service import FIRST_PORT, VLLM, ServedEngine, Service
+from hetero.catalog import serving_engine
 from hetero.errors import ExportError
 from hetero.naming import one_line
 
@@ -198,6 +199,12 @@ def check(service: Service, serving: ServedEngine) -> None:
     name, llm, engine = serving.name, service.llm, serving.engine
     precision, kv_precision = types(service, serving)
     degree, where = serving.parts[0].gpus, serving.parts[0].platform
+    if service.engine not in ("vllm", "any"):
+        raise ExportError(
+            f"The plan of {service.name} is for {serving_engine(service.engine).title}, and these "
+            "are files for vLLM.",
+            resolve="plan with --engine vllm, or export the routing table.",
+        )
     if not all(serving.machines):
         raise ExportError(
             f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "

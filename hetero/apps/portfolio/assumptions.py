@@ -163,7 +163,7 @@ def unfit(question: Question) -> str | None:
 
 
 def unfit_precision(question: Question) -> str | None:
-    """Which GPUs do not serve the precision of a case, by themselves or its engine; None if all do."""
+    """Which GPUs do not serve the precision of a case, or not by its engine; None if all do."""
     wanted, gpus = question.precision, question.cluster.gpu_types
     engine = serving_engine(question.engine)
     if reasons := [why for gpu in gpus.values() if (why := engine.lacks(gpu, wanted))]:
