@@ -130,6 +130,8 @@ class Replica(Shown):
         Time from the end of a prefill step to the first token, and per token of the prompt: what
         the later stages of a pipeline take after its next prompt has begun [s]. For replicas that
         only prefill.
+    precision, kv_precision
+        Data types of its weights and cache; empty for those that the plan was asked for.
     network_s
         Way of a request from the dispatcher, and of a token back to it [s]. The dispatcher is taken
         to know what a replica does without that delay.
@@ -149,6 +151,8 @@ class Replica(Shown):
     lag_s: float = 0.0
     lag_s_per_token: float = 0.0
     network_s: float = 0.0
+    precision: str = ""
+    kv_precision: str = ""
 
     def __post_init__(self) -> None:
         require_not_negative(network_s=self.network_s)

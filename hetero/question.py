@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
-from hetero.catalog import Llm
+from hetero.catalog import EngineName, Llm, serving_engine
+from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.display import Shown, Table
 from hetero.errors import ParameterError, require, require_positive
@@ -190,6 +191,10 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
+    engine
+        Engine that has to be able to run the plan, see :mod:`hetero.catalog.engines`.
+    kv_transfer_bits
+        Bits per value in which KV caches may travel; None for what the engine sends.
     """
 
     cluster: Cluster
@@ -203,6 +208,8 @@ class Question(Shown):
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
+    engine: EngineName = "any"
+    kv_transfer_bits: Bits | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_rps < math.inf:
@@ -217,6 +224,19 @@ class Question(Shown):
             )
         if self.budget_usd_per_h is not None:
             require_positive(budget_usd_per_h=self.budget_usd_per_h)
+        own, given = serving_engine(self.engine), self.kv_transfer_bits
+        require(
+            given in (None, 16, 8, 4) and (given or 16) >= own.transfer_bits,
+            f"KV caches travel in {own.transfer_bits} bits or more between engines of "
+            f"{own.title}, not in {given}.",
+            resolve="leave the bits out, or plan for the engine 'any'.",
+        )
+
+    @property
+    def transfer_bits(self) -> Bits:
+        """Bits per value in which KV caches travel between prefill and decode."""
+        own = serving_engine(self.engine).transfer_bits
+        return self.kv_transfer_bits or cast(Bits, own)
 
     @property
     def name(self) -> str:
@@ -259,6 +279,7 @@ class Question(Shown):
             *((f"target {name}", value, "s") for name, value in targets.items() if value),
             ("goal", 100 * self.goal, "% of requests within all targets"),
             ("precision", self.precision, ""),
+            *((("engine", self.engine, ""),) if self.engine != "any" else ()),
             ("seed", self.seed, ""),
         )
         if self.budget_usd_per_h is None:

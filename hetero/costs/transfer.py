@@ -14,13 +14,11 @@ way the cache stays in the memory of the prefill group (the simulator holds it t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from hetero.catalog.engines import Bits
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import KvLink
 from hetero.errors import require, require_not_negative, require_positive
-
-Bits: TypeAlias = Literal[16, 8, 4]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,7 +119,7 @@ def test_prefill_pipelines_push_their_caches_and_decode_has_one_stage():
 
     assert connectors(of(1, 1)) == {"NixlConnector"}
     assert connectors(of(2, 1)) == {"NixlPushConnector"}
-    with pytest.raises(ExportError, match="2 pipeline stages what others have prefilled"):
+    with pytest.raises(ExportError, match="decode alone in 2 pipeline stages"):
         vllm.scripts(of(1, 2))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.prices import Offer, PriceList
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
-from hetero.catalog import Llm
+from hetero.catalog import Llm, serving_engine
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
@@ -34,7 +34,7 @@ class Market:
 
     A division of a machine into several instances is left out where smaller machines of the same
     GPU hold the same instances for the same price or less, and so is a GPU that does not compute
-    in the precision of the weights.
+    in the precision of the weights, or that the engine does not run on.
 
     Raises
     ------
@@ -48,12 +48,17 @@ class Market:
     settings: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
-        precision = self.settings.precision
-        offers = tuple(o for o in self.prices.offers if precision in o.gpu.precisions)
+        precision, engine = self.settings.precision, serving_engine(self.settings.engine)
+        offers = tuple(
+            o
+            for o in self.prices.offers
+            if precision in o.gpu.precisions and not engine.lacks(o.gpu, precision)
+        )
         if not offers:
+            by = f" by {engine.title}" if engine.limited else ""
             raise InfeasibleError(
-                f"No GPU of {self.prices.name} computes in {precision}.",
-                resolve="offer other GPUs, or choose another precision.",
+                f"No GPU of {self.prices.name} serves weights in {precision}{by}.",
+                resolve="offer other GPUs, or choose another precision or engine.",
             )
         base = Cluster(self.prices.name, tuple(o.machine(f"{n}") for n, o in enumerate(offers)))
         self.known: dict[tuple[object, ...], Outcome] = {}

@@ -119,7 +119,12 @@ def spare(
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
     load = question.load(precision=precision, seeds=seeds)
-    market = Market(prices, question.llm, load, CostSettings(precision=question.precision))
+    market = Market(
+        prices,
+        question.llm,
+        load,
+        CostSettings(precision=question.precision, engine=question.engine),
+    )
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
     tried = 0
     columns = _undominated(market)

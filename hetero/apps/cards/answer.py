@@ -48,7 +48,8 @@ from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import ask
-from hetero.catalog import Llm
+from hetero.catalog import EngineName, Llm, serving_engine
+from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError
@@ -78,6 +79,8 @@ def plan(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
+    engine: EngineName = "vllm",
+    kv_transfer_bits: Bits | None = None,
     progress: Progress | None = None,
 ) -> PlanCard:
     """How a fleet should serve a model, what that delivers, and what each figure rests on.
@@ -107,6 +110,12 @@ def plan(
         ``"best mean"`` and ``"best worst case"`` that over draws of their error.
     effort
         ``"quick"``, ``"normal"`` or ``"thorough"``.
+    engine
+        Engine that can run the plan: ``"vllm"``, ``"sglang"`` or ``"trtllm"``; ``"any"`` for what
+        the papers' own systems do, such as pipelines of mixed GPUs.
+    kv_transfer_bits
+        Bits per value of KV caches on their way from prefill to decode; None for what the engine
+        sends, its own data type.
 
     Raises
     ------
@@ -139,6 +148,8 @@ def plan(
         choose=choose,
         effort=effort,
         seed=seed,
+        engine=engine,
+        kv_transfer_bits=kv_transfer_bits,
     )
     return answer(asked, progress)[0]
 
@@ -226,6 +237,7 @@ def _card(
         notes.append(f"{weights}: what that does to answers is not judged here.")
     if asked.choose != "nominal" and best is max(found, key=lambda one: one.key):
         notes.append(f"The {asked.choose} over step times is that of the nominal ones: same plan.")
+    notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, carried.value or rate, effort))
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
@@ -248,6 +260,7 @@ def _card(
             choose=asked.choose,
             seed=question.seed,
             requests=len(question.load().trace),
+            engine=question.engine,
         ),
         planner=best.asked.planner,
         precision="fp8" if question.llm.experts else question.precision,
@@ -269,6 +282,24 @@ def _card(
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
     )
     return card, tuple(after for _, after in changed)
+
+
+def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
+    """Which engine runs the plan, which GPUs it leaves, and how KV caches travel."""
+    engine, precision = serving_engine(question.engine), question.precision
+    found = [
+        f"Engine: {engine.title} {engine.version}; every replica keeps its rules."
+        if engine.limited
+        else "Engine: any; no released one has to run this plan, so that an export may refuse it."
+    ]
+    gpus = offered.gpu_types.values()
+    if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
+        found.append(f"Left out: {'; '.join(reasons)}.")
+    links = plan.deployment.links if plan.deployment is not None else ()
+    bits = sorted({round(16 * link.compression) for *_, link in links})
+    if bits and not any(note.startswith("KV caches travel") for note in plan.notes):
+        found.append(f"KV caches travel in {' and '.join(map(str, bits))} bits.")
+    return found
 
 
 def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> str:

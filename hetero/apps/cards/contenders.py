@@ -96,7 +96,7 @@ def compete(question: Question, asked: CardRequest, say: Progress | None = None)
     try:
         found = tried(planners=first)
         if not later or found.score.goodput_rps.mean > 0:
-            spared = tuple(Asked(one.name, reason=_SPARED) for one in later)
+            spared = tuple(Asked(one.name, reason=one.unfit(question) or _SPARED) for one in later)
             return replace(found, tried=(*found.tried, *spared))
     except InfeasibleError as error:
         if not later:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from hetero import catalog, workload
 from hetero.apps.cards.delivery import EFFORTS, CardEffort
 from hetero.apps.portfolio.fleets import fleet, linked
-from hetero.catalog import Llm
+from hetero.catalog import EngineName, Gpu, Llm, ServingEngine, serving_engine
+from hetero.catalog.engines import Bits
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
@@ -73,7 +74,8 @@ class CardRequest(Shown):
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
-        able = tuple(m for m in self.cluster.machines if precision in m.gpu.precisions)
+        own = serving_engine(self.question.engine)
+        able = tuple(m for m in self.cluster.machines if _able(m.gpu, precision, own))
         if not able:
             return None
         return replace(self.question, cluster=part(self.cluster, able), precision=precision)
@@ -92,6 +94,7 @@ class CardRequest(Shown):
             ("share of requests that meet them", f"{100 * question.goal:g} %"),
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
             ("precision", self.precision),
+            ("engine", serving_engine(question.engine).title),
             ("rule", self.choose),
         )
         return Table("Question", (Column("what"), Column("asked")), rows)
@@ -111,6 +114,8 @@ def request(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
+    engine: EngineName = "vllm",
+    kv_transfer_bits: Bits | None = None,
 ) -> CardRequest:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.
 
@@ -127,6 +132,7 @@ def request(
     """
     _one_of("choose", choose, RULES)
     _one_of("effort", effort, EFFORTS)
+    _one_of("engine", engine, get_args(EngineName))
     _one_of("precision", precision, ("auto", *PRECISION_BITS))
     if not (isinstance(seed, int) and seed >= 0):
         raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
@@ -159,12 +165,14 @@ def request(
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
     chosen = PRECISIONS if precision == "auto" else (precision,)
-    usable = tuple(p for p in chosen if any(p in g.precisions for g in offered.gpu_types.values()))
+    gpus, rules = offered.gpu_types.values(), serving_engine(engine)
+    usable = tuple(p for p in chosen if any(_able(gpu, p, rules) for gpu in gpus))
     if not usable:
-        able = {p for g in offered.gpu_types.values() for p in g.precisions}
+        able = [p for p in PRECISION_BITS if any(_able(gpu, p, rules) for gpu in gpus)]
+        where = "" if engine == "any" else f" by {rules.title}"
         raise ParameterError(
-            f"No GPU of {offered.name} computes in {precision}.",
-            resolve=f"use {', '.join(p for p in PRECISION_BITS if p in able)}.",
+            f"No GPU of {offered.name} serves weights in {precision}{where}.",
+            resolve=f"use {', '.join(able)}." if able else "plan for another engine.",
         )
     question = Question(
         offered,
@@ -178,12 +186,18 @@ def request(
         least_s=_SCREENED_S,
         seed=seed,
         drawn_from=whole,
+        engine=engine,
+        kv_transfer_bits=kv_transfer_bits,
     )
     made = CardRequest(
         question, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
     )
     first = made.at(usable[0])
     return replace(made, question=first) if first is not None else made
+
+
+def _able(gpu: Gpu, precision: str, engine: ServingEngine) -> bool:
+    return precision in gpu.precisions and not engine.lacks(gpu, precision)
 
 
 def counts(gpus: dict[str, int]) -> str:

@@ -87,6 +87,13 @@ Rate = Annotated[
 ]
 Url = Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")]
 ServedModel = Annotated[str, typer.Option(help="Name under which the server knows the model.")]
+Engine = Annotated[
+    Any,
+    one_of(
+        "hetero.catalog:EngineName",
+        "Engine that has to be able to run the plan: vllm, sglang, trtllm, or any.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
 ]

@@ -44,6 +44,7 @@ def resilience(
     most: Most = None,
     precision: Precision = "fp16",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds that are simulated.")] = 3,
+    engine: options.Engine = "vllm",
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -67,6 +68,7 @@ def resilience(
         goal,
         precision=precision,
         seed=seed,
+        engine=engine,
     )
     plan, maker = _plan(planner, question)
     each = tuple(range(seed, seed + seeds))

@@ -69,6 +69,7 @@ def size(
     gpu: Gpus = None,
     most: Most = None,
     precision: Precision = "fp16",
+    engine: options.Engine = "vllm",
     seeds: Seeds = 3,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
@@ -113,7 +114,10 @@ def size(
     requested = options.opened(trace, source, seed)
     load = Load(requested, offered, slo, goal, seeds=tuple(range(seed, seed + seeds)))
     market = Market(
-        listed(prices, gpu, most), catalog.find_llm(model), load, CostSettings(precision=precision)
+        listed(prices, gpu, most),
+        catalog.find_llm(model),
+        load,
+        CostSettings(precision=precision, engine=engine),
     )
     if spot is not None:
         from hetero.apps.capacity.spot import cheapest_mix

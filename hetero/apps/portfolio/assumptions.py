@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.catalog import serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
@@ -53,7 +54,8 @@ def costs(question: Question) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    return CostModel(question.cluster, question.llm, CostSettings(precision=question.precision))
+    settings = CostSettings(precision=question.precision, engine=question.engine)
+    return CostModel(question.cluster, question.llm, settings)
 
 
 @lru_cache(maxsize=16)
@@ -186,14 +188,25 @@ def unfit(question: Question) -> str | None:
 
 
 def unfit_precision(question: Question) -> str | None:
-    """Which GPUs do not compute in the precision of a case; None if all do."""
+    """Which GPUs do not serve the precision of a case, or not by its engine; None if all do."""
     wanted, gpus = question.precision, question.cluster.gpu_types
+    engine = serving_engine(question.engine)
+    if reasons := [why for gpu in gpus.values() if (why := engine.lacks(gpu, wanted))]:
+        return f"{'; '.join(reasons)}."
     if wanted == "fp16":
         return None
     lacking = ", ".join(name for name, gpu in gpus.items() if wanted not in gpu.precisions)
     if lacking:
         return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
     return None
+
+
+def unfit_layers(question: Question) -> str | None:
+    """Why layers cannot be placed over a network; None if they can."""
+    engine = serving_engine(question.engine)
+    if not engine.layers_over_network:
+        return f"Engines of {engine.title} hold the whole model; layers over a network need 'any'."
+    return unfit(question) or unfit_network(question)
 
 
 def unfit_budget(question: Question) -> str | None:

@@ -45,6 +45,11 @@ def card(
             "hetero.apps.cards.delivery:EFFORTS", "'quick' (half a minute), 'normal' or 'thorough'."
         ),
     ] = "quick",
+    engine: options.Engine = "vllm",
+    kv_transfer_bits: Annotated[
+        int | None,
+        typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
+    ] = None,
     seed: options.Seed = 0,
     against: Annotated[
         Path | None,
@@ -86,6 +91,8 @@ def card(
                 choose=choose,
                 effort=effort,
                 seed=seed,
+                engine=engine,
+                kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
                 progress=lambda _: advance(1),
             )
     except NoPlanError as error:
