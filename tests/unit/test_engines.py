@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-import numpy as np
 import pytest
+from engine_plans import CHATS, LITTLE, OF_GROUPS, SEEDS, planned, services
+from test_export_vllm import flags
 
-from hetero import catalog, workload
-from hetero.apps.export import Service, vllm
-from hetero.apps.portfolio.effort import Effort
+from hetero import catalog
+from hetero.apps.export import Service, kubernetes, vllm
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.catalog import serving_engine
@@ -24,16 +24,8 @@ from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo
 
-LITTLE = Effort(
-    requests=100, rates=2, tabu_steps=3, tabu_neighbours=4, generations=3, population=6, layouts=16,
-    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2, moves=40,
-)  # fmt: skip
-CHATS = workload.load("azure2023_conv").sample(120, np.random.default_rng(3))
 THIRTY = catalog.llm("LLaMA-1-30B")
 VLLM, ANY = serving_engine("vllm"), serving_engine("any")
-GPUS = ("H100-SXM", "A100-SXM-80GB", "L40S", "A10G", "MI300X", "Gaudi3", "RTX-3090")
-OF_GROUPS = ("tensor-parallel search", "Mélange", "vLLM homogeneous", "DistServe", "HexGen")
-OF_GROUPS += ("phase splitting", "phase splitting, tabu")
 
 
 def stage(gpu: str, gpus: int = 2, machine: str = "m") -> EngineStage:
@@ -193,3 +185,32 @@ def test_kv_caches_travel_as_the_engine_sends_them() -> None:
     assert plan.deployment is not None
     assert {link.compression for *_, link in plan.deployment.links} == {1.0}
     assert "KV caches travel in 16 bits." in plan.notes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_plan_of_a_fleet_for_vllm_exports(seed: int) -> None:
+    found = planned(seed)
+    if found is None:
+        return
+    question, tried = found
+    engine = serving_engine("vllm")
+    assert not any(engine.lacks(gpu) for gpu in question.cluster.gpu_types.values())
+    for one in tried:
+        assert one.plan is not None
+        keeps_the_rules(one.plan, question.cluster)
+    for service in services(seed):
+        assert kubernetes.manifests(service)
+        for serving in service.servings:
+            where = serving.parts[0].platform
+            assert where is not None
+            for command in vllm.commands(service, serving):
+                assert command.env[0][0] == where.devices
+                words = flags(command.argv)
+                assert words["--tensor-parallel-size"] == serving.parts[0].gpus
+
+
+def test_fleets_are_of_many_kinds() -> None:
+    made = [found for seed in SEEDS if (found := planned(seed)) is not None and found[1]]
+    assert len(made) > len(SEEDS) // 2
+    vendors = {m.gpu.vendor for question, _ in made for m in question.cluster.machines}
+    assert {"NVIDIA", "AMD"} <= vendors

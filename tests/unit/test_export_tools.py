@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from engine_plans import SEEDS, services
 from export_plans import EVERY
 
 from hetero import paths
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.skipif(
 def read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools")
     commands, tasks = [], []
-    for service in EVERY.values():
+    of_fleets = [service for seed in SEEDS for service in services(seed)]
+    for service in (*EVERY.values(), *of_fleets):
         for serving in service.servings:
             commands += [(serving, one) for one in vllm.commands(service, serving)]
         try:

@@ -24,7 +24,7 @@ from hetero.question import judged, sustained_rps
 from hetero.simulator import Slo
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
-ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0}
+ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
 
 
 @pytest.fixture(scope="module")

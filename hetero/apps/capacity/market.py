@@ -55,9 +55,9 @@ class Market:
             if precision in o.gpu.precisions and not engine.lacks(o.gpu, precision)
         )
         if not offers:
-            by = f" by {engine.title}" if engine.limited else ""
+            by = f" under {engine.title}" if engine.limited else ""
             raise InfeasibleError(
-                f"No GPU of {self.prices.name} serves weights in {precision}{by}.",
+                f"No GPU of {self.prices.name} computes in {precision}{by}.",
                 resolve="offer other GPUs, or choose another precision or engine.",
             )
         base = Cluster(self.prices.name, tuple(o.machine(f"{n}") for n, o in enumerate(offers)))

@@ -169,9 +169,9 @@ def request(
     usable = tuple(p for p in chosen if any(_able(gpu, p, rules) for gpu in gpus))
     if not usable:
         able = [p for p in PRECISION_BITS if any(_able(gpu, p, rules) for gpu in gpus)]
-        where = "" if engine == "any" else f" by {rules.title}"
+        where = f" under {rules.title}" if rules.limited else ""
         raise ParameterError(
-            f"No GPU of {offered.name} serves weights in {precision}{where}.",
+            f"No GPU of {offered.name} computes in {precision}{where}.",
             resolve=f"use {', '.join(able)}." if able else "plan for another engine.",
         )
     question = Question(

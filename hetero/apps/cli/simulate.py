@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hetero.simulator import Metrics
     from hetero.workload import Trace
 
-ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
+BATCHING = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
 _MAX_BATCH = 256
 _SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
@@ -60,10 +60,10 @@ def simulate(
         int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
     ] = None,
     slo: options.Targets = "",
-    engine: Annotated[
+    batching: Annotated[
         str,
         options.one_of(
-            "hetero.apps.cli.simulate:ENGINES",
+            "hetero.apps.cli.simulate:BATCHING",
             "How engines form steps: 'chunked' or 'prefill-first'.",
         ),
     ] = "chunked",
@@ -114,7 +114,7 @@ def simulate(
     options.new_file(output, force, *options.TABLES)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
-    batching = ENGINES[engine]
+    steps_of = BATCHING[batching]
     chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
     wanted = slo
     requested = options.arrivals(options.opened(trace, source, seed), requests, rate, seed)
@@ -123,9 +123,9 @@ def simulate(
     notes: list[str] = []
     if of_plan:
         require(
-            (degree, batching, max_batch, steps or []) == ("best", "chunked", _MAX_BATCH, []),
+            (degree, steps_of, max_batch, steps or []) == ("best", "chunked", _MAX_BATCH, []),
             "A plan card says itself how its machines are divided and what its engines do.",
-            resolve="leave out --degree, --steps, --engine and --max-batch.",
+            resolve="leave out --degree, --steps, --batching and --max-batch.",
         )
         card = PlanCard.load(cluster)
         served = card.plan
@@ -147,15 +147,15 @@ def simulate(
         degrees, notes = _degrees(machines, llm, degree, requested, seed)
         notes += fitted
         made = Engine(
-            batching=batching,  # type: ignore[arg-type]
+            batching=steps_of,  # type: ignore[arg-type]
             admission="paged",
             max_batch=max_batch,
-            max_step_tokens=2048 if batching == "chunked" else 8192,
+            max_step_tokens=2048 if steps_of == "chunked" else 8192,
         )
         deployment = replicated(machines, llm, degrees, steps=measured, engine=made)
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
-        about = batching
+        about = steps_of
     found, frames, runs = [], [], []
     sample_s = None
     if figures is not None:
@@ -183,7 +183,7 @@ def simulate(
     about = f"{len(requested):,} requests of {requested.source}; {about}, seed {seed}"
     setting |= {"trace": requested.source, "requests": len(requested)}
     if not of_plan:
-        setting |= {"degrees": degrees, "engine": batching}
+        setting |= {"degrees": degrees, "batching": steps_of}
     rows = [{"router": name, **options.plain(one)} for name, one in found]
     written = f"\n{len(requested) * len(found):,} rows written to {output}." if output else ""
     options.show(

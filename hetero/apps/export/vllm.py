@@ -215,7 +215,15 @@ def check(service: Service, serving: ServedEngine) -> None:
     misfit = _WRITTEN.misfit(name, [part.seen for part in serving.parts], serving.phase)
     if misfit is not None:
         raise ExportError(misfit.what, resolve=misfit.resolve)
+    others = [one.parts[0] for one in service.servings if one.phase == "decode"]
+    apart = [one for one in others if not VLLM.splits(serving.parts[0].seen, one.seen)]
     rules = (
+        (
+            serving.phase != "prefill" or not apart,
+            f"{name} prefills on {serving.parts[0].gpu} what others decode on "
+            f"{apart[0].gpu if apart else ''}, and no connector of vLLM moves KV caches there.",
+            "plan phases on devices of one vendor.",
+        ),
         (
             VLLM.divides(llm, degree),
             f"The {llm.heads} attention heads of {llm.name}, its {llm.kv_heads} KV heads or its "
