@@ -34,9 +34,7 @@ from hetero.apps.cards.delivery import (
     LATENCIES,
     CardEffort,
     delivered,
-    drawable,
     goodput,
-    step_error,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
@@ -53,8 +51,9 @@ from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.latency.calibration.known import known
 from hetero.plans import Group, Plan
-from hetero.question import Question, judged
+from hetero.question import Question, drawable, judged, step_error
 from hetero.simulator import Slo
+from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
 
@@ -75,6 +74,8 @@ def plan(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
+    columns: str = "",
+    arrivals: Arrivals = "poisson",
     progress: Progress | None = None,
 ) -> PlanCard:
     """How a fleet should serve a model, what that delivers, and what each figure rests on.
@@ -86,7 +87,8 @@ def plan(
     model
         A model, its name in the catalog, or the ``config.json`` of one on Hugging Face.
     trace
-        Requests, their file, or the name of a shipped workload; arrivals are Poisson.
+        Requests, their file, or the name of a shipped workload; those that the model's context
+        window cannot hold are left out.
     source
         For a shipped workload: its statistical ``"twin"`` or the ``"real"`` trace.
     slo
@@ -104,6 +106,10 @@ def plan(
         ``"best mean"`` and ``"best worst case"`` that over draws of their error.
     effort
         ``"quick"``, ``"normal"`` or ``"thorough"``.
+    columns
+        Columns of a trace file that names its own, see :func:`hetero.workload.readers.read`.
+    arrivals
+        ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
 
     Raises
     ------
@@ -136,6 +142,8 @@ def plan(
         choose=choose,
         effort=effort,
         seed=seed,
+        columns=columns,
+        arrivals=arrivals,
     )
     say = progress or (lambda _: None)
     found = contenders(asked, say)
@@ -204,7 +212,7 @@ def _card(
     planned = {what: one.plan for what, one in near.items()}
     changed = changes(pool, question, carried, replan, effort, planned)
     slo = question.slo
-    notes = [*plan.notes, *asked.cluster.notes]
+    notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.precision != "fp16":
         weights = f"Weights in {question.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
@@ -230,6 +238,7 @@ def _card(
             choose=asked.choose,
             seed=question.seed,
             requests=len(question.load().trace),
+            arrivals=question.process,
         ),
         planner=best.asked.planner,
         precision=question.precision,
@@ -253,13 +262,15 @@ def _card(
 
 def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> str:
     """How the goodput was judged, in one sentence."""
-    _, seen = judged(plan, question.load(rate_rps, precision=effort.precision), question.seed)
+    load = question.load(rate_rps, precision=effort.precision)
+    _, seen = judged(plan, load, question.seed)
+    more = "Burstier traces need more." if load.process == "poisson" else ""
     return (
-        f"Goodput is the largest rate of Poisson arrivals that is sustained: at {rate_rps:.4g} "
+        f"Goodput is the largest rate that is sustained with {load.arriving}: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
         f"beginning and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
-        f"{100 * effort.precision:g} %. Burstier traces need more."
-    )
+        f"{100 * effort.precision:g} %. {more}"
+    ).strip()
 
 
 def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tuple[Replicas, ...]:

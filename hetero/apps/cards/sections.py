@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from hetero.display import Column, Table
+from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard, Sampled
@@ -111,8 +112,9 @@ def delivers(card: PlanCard) -> Table:
     asked = card.question
     said = "rate asked for" if asked.rate_given else "largest rate found"
     notes = [
-        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; Poisson arrivals, "
-        f"{asked.requests:,} requests a run, throughput from the first arrival to the last token.",
+        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; "
+        f"{ARRIVING[asked.arrivals]}, {asked.requests:,} requests a run, throughput from the first "
+        "arrival to the last token.",
         f"Over arrivals: 95 % interval of the mean over {seeds} seeds. "
         + (
             f"With step times: 90 % of {draws} draws of their error, each with its own arrivals."

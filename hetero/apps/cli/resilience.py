@@ -24,6 +24,7 @@ def resilience(
     model: options.DenseModel = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     slo: options.Targets = "ttft=2s,tpot=100ms",
     goal: Goal = 0.9,
     planner: Annotated[
@@ -57,7 +58,7 @@ def resilience(
     from hetero.apps.capacity.spare import spare as find_spare
     from hetero.question import Question
 
-    requested = options.opened(trace, source, seed)
+    requested = options.opened(trace, source, seed, columns)
     question = Question(
         clusters.find(cluster),
         catalog.find_llm(model),

@@ -50,6 +50,7 @@ def size(
     model: options.DenseModel = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     rate: Annotated[
         float | None, options.above_zero("Load to carry [requests/s]; not with --curve.")
     ] = None,
@@ -110,7 +111,7 @@ def size(
     )
     load_curve = None if curve is None else LoadCurve.load(curve)
     offered = load_curve.peak_rps if load_curve else rate or 0.0
-    requested = options.opened(trace, source, seed)
+    requested = options.opened(trace, source, seed, columns)
     load = Load(requested, offered, slo, goal, seeds=tuple(range(seed, seed + seeds)))
     market = Market(
         listed(prices, gpu, most), catalog.find_llm(model), load, CostSettings(precision=precision)

@@ -27,6 +27,7 @@ def islands(
     model: options.MoeModel = "DeepSeek-V3",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     width: Annotated[int, typer.Option(min=1, help="Width of a range of lengths [tokens].")] = 400,
     reading: Annotated[
         str, typer.Option(help="What throughput counts: printed, thesis, whole or fitting.")
@@ -91,7 +92,7 @@ def islands(
         f"{llm.name} has no experts, which islands divide over their GPUs.",
         resolve="choose a mixture of experts, such as DeepSeek-V3.",
     )
-    lengths = options.opened(trace, source, seed)
+    lengths = options.opened(trace, source, seed, columns)
     counts, stated, devices = _inventory(inventory)
     islands_of = IslandModel.of_trace(
         lengths, width, model=llm, reading=reading_of(reading), devices=devices
