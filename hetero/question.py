@@ -321,7 +321,7 @@ def sustained_draws(
     """
     seed = load.seeds[0]
     factors = _factors(plan, gpus, draws, seed)
-    times = np.array([[*one.values()] for one in factors]).reshape(len(factors), -1)
+    times = np.array([np.ravel([*one.values()]) for one in factors])
     left = sorted(range(len(factors)), key=lambda d: float(np.log(times[d]).sum()))
     found: dict[int, bool] = {}
     while left:

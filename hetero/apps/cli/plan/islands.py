@@ -68,6 +68,7 @@ def islands(
     machines, come from a cluster file.
     """
     from hetero import catalog
+    from hetero.apps.capacity.draws import middle, served_draws
     from hetero.errors import InfeasibleError, require
     from hetero.planners.rignall import cost
     from hetero.planners.rignall.assignment import check_inventory
@@ -75,6 +76,7 @@ def islands(
     from hetero.planners.rignall.model import IslandModel
     from hetero.planners.rignall.parallelism import reading as reading_of
     from hetero.planners.rignall.search import Method
+    from hetero.question import in_draws
 
     options.new_file(figure, force, *options.PICTURES)
     options.choice("--method", method, ("exact", *get_args(Method)))
@@ -139,15 +141,21 @@ def islands(
         )
         plan = found.best
     options.draw(figure, force, "hetero.plots.islands:draw", plan)
-    lines = [str(plan)]
+    drawn = served_draws(plan, seed=seed)
+    lines = [str(plan), f"It serves {middle(drawn, 'requests/s')}, as if no GPU were measured."]
+    if load is not None:
+        carried = (drawn >= load * (1 - 1e-9)).tolist()
+        lines.append(f"Carries {load:g} requests/s in {in_draws(carried)}.")
     if method != "exact":
-        lines.append(f"No layout carries more than {optimum:.4g} requests/s.")
+        bound = f"No layout carries more than {optimum:.4g} requests/s"
+        lines.append(f"{bound} with these step times.")
     if prices:
         lines.append(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
     elif stated:
         lines.append(f"Their cost is not known: no price is given for {missing[0]}.")
     before = [] if found is plan else [found]
-    options.show(as_json, lambda: _record(plan, prices, optimum), *before, "\n".join(lines))
+    record = _record(plan, prices, optimum) | {"served_rps_in_draws": drawn.tolist()}
+    options.show(as_json, lambda: record, *before, "\n".join(lines))
 
 
 def _inventory(
