@@ -18,8 +18,8 @@ are served while nothing comes any more. So
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,14 @@ LIVES: Final = 20.0
 """Times of a median request at the batch limit that arrivals last."""
 WARM_UP, DRAIN = 0.2, 0.05
 """Shares of the arrivals at their beginning and end that do not count."""
+Arrivals: TypeAlias = Literal["poisson", "scaled"]
+"""How requests come: as a Poisson process, or in a trace's own order and bursts, with all of its
+gaps stretched to the rate."""
+ARRIVING: Final[dict[str, str]] = {
+    "poisson": "Poisson arrivals",
+    "scaled": "the trace's own bursts, stretched to the rate",
+}
+"""The same in words."""
 _SERVED = 0.01  # of the requests, where none has a target: those that fit no cache wait for nothing
 
 
@@ -175,14 +183,37 @@ def _phases_s(replica: Replica, inputs: float, outputs: float) -> tuple[float, f
     return float(np.asarray(prefill)), outputs * float(np.asarray(decode))
 
 
-def arrivals(trace: Trace, count: int, rate_rps: float, seed: int) -> Trace:
+def arrivals(
+    trace: Trace, count: int, rate_rps: float, seed: int, kind: Arrivals = "poisson"
+) -> Trace:
     """So many requests of a trace: the same ones with the same gaps at every rate, only stretched.
 
-    They come in an order of the seed's own and, where there are fewer than that, again. Where
-    requests share prefixes they keep their order, so that they go on sharing them, and the seed
-    says with which the run begins. Arrivals are a Poisson process.
+    Poisson arrivals come in an order of the seed's own and, where there are fewer than that, again.
+    Where requests share prefixes they keep their order, so that they go on sharing them, and the
+    seed says with which the run begins. Scaled arrivals always keep their order, and their gaps
+    with it; where the trace comes again, its mean gap stands between its last request and its
+    first.
+
+    Raises
+    ------
+    ParameterError
+        If gaps are to be scaled and all of these requests arrive at once.
+
+    Examples
+    --------
+    >>> bursts = Trace([0.0, 0.0, 1.0], [1, 2, 3], [1, 1, 1])
+    >>> arrivals(bursts, 5, 4.0, seed=0, kind="scaled").arrival_s.round(3).tolist()
+    [0.0, 0.25, 0.25, 0.75, 1.0]
     """
     draws, numbers = stream(seed, "requests"), np.arange(count) % len(trace)
+    if kind == "scaled":
+        order = (numbers + draws.integers(len(trace))) % len(trace)
+        gap_s = np.diff(trace.arrival_s, prepend=trace.arrival_s[0])
+        gap_s[0] = trace.arrival_s[-1] - trace.arrival_s[0]
+        gap_s[0] /= max(len(trace) - 1, 1)
+        came_s = np.cumsum(gap_s[order])
+        taken = trace.all_at_once().take(order)
+        return replace(taken, arrival_s=came_s - came_s[0]).rescale(rate_rps=rate_rps)
     if trace.prefix_ids is None:
         order = draws.permutation(len(trace))[numbers]
     else:

@@ -12,7 +12,7 @@ from hetero import cluster
 from hetero.apps.cards import sections
 from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
-from hetero.apps.cards.delivery import drawn, goodput, redeployed, rescaled
+from hetero.apps.cards.delivery import goodput, redeployed
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
@@ -20,7 +20,7 @@ from hetero.apps.portfolio.planners import planner
 from hetero.catalog import Link
 from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
-from hetero.question import judged, sustained_rps
+from hetero.question import drawn, judged, rescaled, sustained_rps
 from hetero.simulator import Slo
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"

@@ -85,8 +85,8 @@ class Spare(Shown):
             "whichever machine is lost.",
             f"{self.tried:,} sets of machines tried in order of price.",
             *(
-                f"Price of {gpu.name}: {self.market.prices.price_source(gpu)}."
-                for gpu in dict.fromkeys(self.market.offers[k].gpu for k, _ in self.counts)
+                f"Price of {offer.gpu.name}: {self.market.prices.price_source(offer)}."
+                for offer in dict.fromkeys(self.market.offers[k] for k, _ in self.counts)
             ),
         )
         return Table(title, columns, rows, notes)

@@ -34,9 +34,7 @@ from hetero.apps.cards.delivery import (
     LATENCIES,
     CardEffort,
     delivered,
-    drawable,
     goodput,
-    step_error,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
@@ -55,8 +53,9 @@ from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.latency.calibration.known import known
 from hetero.plans import Group, Plan
-from hetero.question import Question, judged
+from hetero.question import Question, drawable, judged, step_error
 from hetero.simulator import Slo
+from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
 
@@ -81,6 +80,8 @@ def plan(
     seed: int = 0,
     engine: EngineName = "vllm",
     kv_transfer_bits: Bits | None = None,
+    columns: str = "",
+    arrivals: Arrivals = "poisson",
     progress: Progress | None = None,
 ) -> PlanCard:
     """How a fleet should serve a model, what that delivers, and what each figure rests on.
@@ -92,7 +93,8 @@ def plan(
     model
         A model, its name in the catalog, or the ``config.json`` of one on Hugging Face.
     trace
-        Requests, their file, or the name of a shipped workload; arrivals are Poisson.
+        Requests, their file, or the name of a shipped workload; those that the model's context
+        window cannot hold are left out.
     source
         For a shipped workload: its statistical ``"twin"`` or the ``"real"`` trace.
     slo
@@ -116,6 +118,10 @@ def plan(
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine
         sends, its own data type.
+    columns
+        Columns of a trace file that names its own, see :func:`hetero.workload.readers.read`.
+    arrivals
+        ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
 
     Raises
     ------
@@ -150,6 +156,8 @@ def plan(
         seed=seed,
         engine=engine,
         kv_transfer_bits=kv_transfer_bits,
+        columns=columns,
+        arrivals=arrivals,
     )
     return answer(asked, progress)[0]
 
@@ -231,7 +239,7 @@ def _card(
     planned = {what: one.plan for what, one in near.items()}
     changed = changes(pool, question, carried, replan, effort, planned)
     slo = question.slo
-    notes = [*plan.notes, *asked.cluster.notes]
+    notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.precision != "fp16":
         weights = f"Weights in {question.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
@@ -261,6 +269,7 @@ def _card(
             seed=question.seed,
             requests=len(question.load().trace),
             engine=question.engine,
+            arrivals=question.process,
         ),
         planner=best.asked.planner,
         precision="fp8" if question.llm.experts else question.precision,
@@ -304,13 +313,15 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
 
 def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> str:
     """How the goodput was judged, in one sentence."""
-    _, seen = judged(plan, question.load(rate_rps, precision=effort.precision), question.seed)
+    load = question.load(rate_rps, precision=effort.precision)
+    _, seen = judged(plan, load, question.seed)
+    more = "Burstier traces need more." if load.process == "poisson" else ""
     return (
-        f"Goodput is the largest rate of Poisson arrivals that is sustained: at {rate_rps:.4g} "
+        f"Goodput is the largest rate that is sustained with {load.arriving}: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
         f"beginning and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
-        f"{100 * effort.precision:g} %. Burstier traces need more."
-    )
+        f"{100 * effort.precision:g} %. {more}"
+    ).strip()
 
 
 def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tuple[Replicas, ...]:

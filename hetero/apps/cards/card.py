@@ -7,7 +7,8 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
 ``question``
     What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
-    ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``.
+    ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
+    ``arrivals`` (``"poisson"`` or ``"scaled"``).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
@@ -154,6 +155,7 @@ class CardQuestion:
     seed: int
     requests: _Count
     engine: EngineName = "any"
+    arrivals: Annotated[str, Field(pattern="^(poisson|scaled)$")] = "poisson"
 
 
 @dataclass(frozen=True, slots=True)

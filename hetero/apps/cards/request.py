@@ -18,8 +18,9 @@ from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.question import Question
+from hetero.question import Question, within_context
 from hetero.simulator import Slo
+from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource, statistics
@@ -61,6 +62,8 @@ class CardRequest(Shown):
         The rule among plans.
     effort, effort_name
         How much is played.
+    notes
+        What was left out of the question.
     """
 
     question: Question
@@ -71,6 +74,7 @@ class CardRequest(Shown):
     choose: Rule
     effort: CardEffort
     effort_name: str
+    notes: tuple[str, ...] = ()
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
@@ -116,6 +120,8 @@ def request(
     seed: int = 0,
     engine: EngineName = "vllm",
     kv_transfer_bits: Bits | None = None,
+    columns: str = "",
+    arrivals: Arrivals = "poisson",
 ) -> CardRequest:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.
 
@@ -134,6 +140,7 @@ def request(
     _one_of("effort", effort, EFFORTS)
     _one_of("engine", engine, get_args(EngineName))
     _one_of("precision", precision, ("auto", *PRECISION_BITS))
+    _one_of("arrivals", arrivals, get_args(Arrivals))
     if not (isinstance(seed, int) and seed >= 0):
         raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
     for what, value in (("rate", rate), ("budget", budget)):
@@ -155,9 +162,9 @@ def request(
                 resolve="give its usd_per_h in the cluster file, or leave the budget out.",
             )
     llm = model if isinstance(model, Llm) else catalog.find_llm(model)
-    requests = (
-        trace if isinstance(trace, Trace) else workload.open_trace(trace, source=source, seed=seed)
-    )
+    if not isinstance(trace, Trace):
+        trace = workload.open_trace(trace, source, seed, columns=columns)
+    requests, notes = within_context(trace, llm)
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
     size = EFFORTS[effort].requests
     whole = requests
@@ -188,9 +195,18 @@ def request(
         drawn_from=whole,
         engine=engine,
         kv_transfer_bits=kv_transfer_bits,
+        process=arrivals,
     )
     made = CardRequest(
-        question, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
+        question,
+        offered,
+        rate is not None,
+        precision,
+        usable,
+        choose,
+        EFFORTS[effort],
+        effort,
+        notes,
     )
     first = made.at(usable[0])
     return replace(made, question=first) if first is not None else made

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetero.display import Column, Table
+from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard, Sampled
@@ -127,8 +128,8 @@ def delivers(card: PlanCard) -> Table:
     asked = card.question
     said = "rate asked for" if asked.rate_given else "largest rate found"
     notes = [
-        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; Poisson arrivals, "
-        "over the part of each run that counts.",
+        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; "
+        f"{ARRIVING[asked.arrivals]}, over the part of each run that counts.",
         f"Over arrivals: 95 % interval of the mean over {seeds} seeds. "
         + (
             f"With step times: 90 % of {draws} draws of their error, each with its own arrivals."

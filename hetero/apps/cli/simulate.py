@@ -41,6 +41,7 @@ def simulate(
     model: options.Model = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     degree: Annotated[
         str,
         typer.Option(
@@ -105,10 +106,11 @@ def simulate(
     from hetero import cluster as clusters
     from hetero.apps.cards.card import PlanCard
     from hetero.deployment import Engine
-    from hetero.errors import DataError, require
+    from hetero.errors import CatalogError, DataError, require
     from hetero.planners.replicated import replicated
     from hetero.plans import Plan
     from hetero.progress import progress
+    from hetero.question import within_context
     from hetero.simulator import Slo, metrics
 
     options.new_file(output, force, *options.TABLES)
@@ -117,7 +119,7 @@ def simulate(
     steps_of = BATCHING[batching]
     chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
     wanted = slo
-    requested = options.arrivals(options.opened(trace, source, seed), requests, rate, seed)
+    requested = options.arrivals(options.opened(trace, source, seed, columns), requests, rate, seed)
     of_plan = cluster.endswith(".json")
     setting: dict[str, Any]
     notes: list[str] = []
@@ -139,13 +141,17 @@ def simulate(
         if wanted == Slo():
             wanted = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
         setting = {"cluster": card.question.cluster, "model": card.question.model}
+        with suppress(CatalogError):  # a model of one's own is not read again
+            requested, too_long = within_context(requested, catalog.llm(card.question.model))
+            notes += too_long
         setting["planner"] = card.planner
         about = f"plan of {card.planner}"
     else:
         machines, llm = clusters.find(cluster), catalog.find_llm(model)
+        requested, too_long = within_context(requested, llm)
         measured, fitted = _steps(steps or [], machines, degree)
         degrees, notes = _degrees(machines, llm, degree, requested, seed)
-        notes += fitted
+        notes += [*fitted, *too_long]
         made = Engine(
             batching=steps_of,  # type: ignore[arg-type]
             admission="paged",
