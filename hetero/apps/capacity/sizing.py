@@ -319,7 +319,8 @@ def cheapest_part(
     """
     load = question.load(seeds=seeds)
     listed = PriceList.of_cluster(question.cluster)
-    market = Market(listed, question.llm, load, CostSettings(precision=question.precision))
+    settings = CostSettings(precision=question.precision, engine=question.engine)
+    market = Market(listed, question.llm, load, settings)
     found = cheapest(market, near=1.0, progress=progress)
     budget = question.budget_usd_per_h
     if budget is not None and found.usd_per_h > budget:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from hetero.apps.capacity.sizing import cheapest_part
 from hetero.apps.cards.card import (
     CardQuestion,
     GoodputBound,
@@ -39,7 +40,7 @@ from hetero.apps.cards.delivery import (
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
 from hetero.apps.cards.remedies import part_that_does
-from hetero.apps.cards.request import CardRequest, request
+from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
@@ -50,7 +51,7 @@ from hetero.catalog import EngineName, Llm, serving_engine
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
-from hetero.errors import HeteroError
+from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
 from hetero.plans import Group, Plan
 from hetero.question import Question, drawable, judged, step_error
@@ -82,6 +83,7 @@ def plan(
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
+    cheapest: bool = False,
     progress: Progress | None = None,
 ) -> PlanCard:
     """How a fleet should serve a model, what that delivers, and what each figure rests on.
@@ -122,6 +124,8 @@ def plan(
         Columns of a trace file that names its own, see :func:`hetero.workload.readers.read`.
     arrivals
         ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
+    cheapest
+        Plan for the cheapest part of the cluster that carries the rate, in place of all of it.
 
     Raises
     ------
@@ -159,7 +163,27 @@ def plan(
         columns=columns,
         arrivals=arrivals,
     )
+    if cheapest:
+        asked = _cheapest(asked, progress)
     return answer(asked, progress)[0]
+
+
+def _cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
+    """The request on the cheapest part of its cluster."""
+    require(
+        asked.rate_given,
+        "The cheapest part of a cluster is that for a rate, and none is given.",
+        resolve="give one, such as --rate 20.",
+    )
+    whole = asked.cluster
+    part, found = cheapest_part(asked.question, progress=progress)
+    note = (
+        f"{counts(part.gpu_counts)} of {whole.name} for {found.usd_per_h:,.4g} $/h instead of "
+        f"{whole.usd_per_h or 0.0:,.4g}: the cheapest part found. With these step times none "
+        f"serves the rate for less than {found.bound_usd_per_h:,.4g} $/h."
+    )
+    question = replace(asked.question, cluster=part)
+    return replace(asked, question=question, cluster=part, notes=(*asked.notes, note))
 
 
 def answer(

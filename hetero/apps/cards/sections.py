@@ -61,7 +61,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
             f"{len(draws)} draws of the error of step times."
         )
     if card.smaller:
-        said.append(f"It is {_times(card)} times what was asked for: {card.smaller}.")
+        said.append(
+            f"That is {_times(card)} times what was asked for: {card.smaller}; `--cheapest` looks "
+            "for less still."
+        )
     if card.bound is None:
         said.append(
             "No bound is known for this model; a larger rate counts only where requests come for "

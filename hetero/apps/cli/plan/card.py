@@ -45,6 +45,9 @@ def card(
             "hetero.apps.cards.delivery:EFFORTS", "'quick' (half a minute), 'normal' or 'thorough'."
         ),
     ] = "quick",
+    cheapest: Annotated[
+        bool, typer.Option(help="Plan for the cheapest part of the cluster that carries --rate.")
+    ] = False,
     engine: options.Engine = "vllm",
     kv_transfer_bits: Annotated[
         int | None,
@@ -92,6 +95,7 @@ def card(
                 choose=choose,
                 effort=effort,
                 seed=seed,
+                cheapest=cheapest,
                 engine=engine,
                 kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
                 arrivals=process,
