@@ -58,7 +58,7 @@ def test_vllm_reads_every_command(read):
     commands, _, found = read
     assert len(found["vllm"]) == len(commands) > 20
     for (serving, _), seen in zip(commands, found["vllm"], strict=True):
-        assert seen["tensor"] == serving.parts[0].gpus
+        assert (seen["tensor"], seen["copies"]) == serving.parts[0].degrees
         assert seen["pipeline"] == len(serving.parts)
         assert seen["nnodes"] == len(serving.machines)
         if serving.engine is not None:

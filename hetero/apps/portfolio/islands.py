@@ -199,8 +199,8 @@ def _offers(question: Question) -> list[dict[str, int]]:
     for name, count in held.items():
         gpu = question.cluster.gpu_types[name]
         where = engine.platform(gpu.name, gpu.vendor)
-        fitting = where is not None and where.connector and not engine.lacks(gpu, "fp8")
-        if where is not None and fitting and _sizes(question, name):
+        able = "fp8" in gpu.precisions and not engine.lacks(gpu, "fp8")
+        if able and where is not None and where.connector and _sizes(question, name):
             found.setdefault(where, {})[name] = count
     return list(found.values())
 
