@@ -63,7 +63,8 @@ class Islands(Adapter):
         engine = serving_engine(question.engine)
         if engine.limited and self.method == "BO":
             return (
-                f"Its layouts have islands of any size, which no machine of {engine.title} holds."
+                f"Its layouts have islands of any size, and {engine.title} runs them inside "
+                "machines."
             )
         if not _offers(question):
             by = f", {engine.title} does not serve FP8 in both phases there" * engine.limited
