@@ -31,7 +31,7 @@ GPUS = (
     *("H100-SXM", "A100-SXM-80GB", "L40S", "A10G", "MI300X", "MI355X", "Gaudi3", "RTX-3090"),
     *("V100-16GB", "Arc-Pro-B60", "L4"),
 )
-MODELS = ("Llama-3.1-8B", "LLaMA-1-13B", "LLaMA-1-30B", "Llama-3.1-70B", "Qwen2.5-7B")
+MODELS = ("Llama-3.1-8B", "LLaMA-1-13B", "Mixtral-8x7B", "Llama-3.1-70B", "LLaMA-1-30B")
 SEEDS = tuple(range(8))
 
 
@@ -61,10 +61,11 @@ def planned(seed: int) -> tuple[Question, tuple[Tried, ...]] | None:
     if all(engine.lacks(gpu) for gpu in where.gpu_types.values()):
         return None
     question = request(where, model=model, trace=CHATS, slo=Slo(4.0, 0.3), rate=1.0).question
-    tried = [ask(planner(name, LITTLE), question) for name in OF_GROUPS]
+    names = ("islands exact",) if question.llm.experts else OF_GROUPS
+    tried = [ask(planner(name, LITTLE), question) for name in names]
     good = [planner(one.planner, LITTLE) for one in tried if one.plan is not None]
     try:
-        found = portfolio(question, effort=LITTLE, planners=good[:3] or [planner("HexGen")])
+        found = portfolio(question, effort=LITTLE, planners=good[:3] or [planner(names[0])])
     except InfeasibleError:
         return question, ()
     return question, (*(one for one in tried if one.plan is not None), found.best)

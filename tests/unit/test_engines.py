@@ -10,7 +10,7 @@ from engine_plans import CHATS, LITTLE, OF_GROUPS, SEEDS, planned, services
 from test_export_vllm import flags
 
 from hetero import catalog
-from hetero.apps.export import Service, kubernetes, vllm
+from hetero.apps.export import Service, kubernetes, routing, vllm
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.catalog import serving_engine
@@ -206,7 +206,7 @@ def test_every_plan_of_a_fleet_for_vllm_exports(seed: int) -> None:
             for command in vllm.commands(service, serving):
                 assert command.env[0][0] == where.devices
                 words = flags(command.argv)
-                assert words["--tensor-parallel-size"] == serving.parts[0].gpus
+                assert words["--tensor-parallel-size"] == serving.parts[0].degrees[0]
 
 
 def test_fleets_are_of_many_kinds() -> None:
@@ -214,3 +214,40 @@ def test_fleets_are_of_many_kinds() -> None:
     assert len(made) > len(SEEDS) // 2
     vendors = {m.gpu.vendor for question, _ in made for m in question.cluster.machines}
     assert {"NVIDIA", "AMD"} <= vendors
+
+
+EXPERTS = fleet(("H200-SXM", 8), ("H200-SXM", 4), ("H100-SXM", 8), ("MI300X", 8), ("Gaudi3", 2))
+
+
+def test_islands_stand_inside_machines_of_one_platform() -> None:
+    asked = question(EXPERTS, llm=catalog.llm("Mixtral-8x7B"))
+    kept = tuple(m for m in EXPERTS.machines if m.gpu.name != "Gaudi3")
+    asked = replace(asked, cluster=replace(EXPERTS, machines=kept))
+    found = ask(planner("islands exact", LITTLE), asked)
+    assert found.plan is not None
+    keeps_the_rules(found.plan, asked.cluster)
+    used: dict[str, int] = {}
+    for group in found.plan.groups:
+        ((machine, _, gpus, _),) = group.stages
+        used[machine] = used.get(machine, 0) + gpus
+        assert gpus % group.tensor == 0
+    assert all(used[m.name] <= m.count for m in kept if m.name in used)
+    service = Service.of_plan(found.plan, asked.llm, "experts", precision="fp16")
+    for serving in service.servings:
+        words = flags(vllm.commands(service, serving)[0].argv)
+        copies = words.get("--data-parallel-size", 1)
+        assert words["--tensor-parallel-size"] * copies == serving.gpus
+        assert words["--enable-expert-parallel"]
+        assert (words["--quantization"], words["--kv-cache-dtype"]) == ("fp8", "fp8")
+    table = routing.table(service, {one.name: "http://host" for one in service.servings})
+    engines = {one.name for one in service.servings}
+    assert all({*one.prefill, *one.decode} <= engines for one in table.ranges)
+
+
+def test_islands_that_no_machine_holds_have_a_reason() -> None:
+    large = question(EXPERTS, llm=catalog.llm("DeepSeek-V3"))
+    old = replace(large, cluster=fleet(("A40", 4)))
+    assert "does not serve FP8" in ask(planner("islands exact", LITTLE), old).reason
+    few = replace(large, cluster=fleet(("H100-SXM", 4), ("H100-SXM", 4)))
+    assert "No islands inside machines" in ask(planner("islands exact", LITTLE), few).reason
+    assert "inside machines" in ask(planner("islands by BO", LITTLE), few).reason

@@ -58,11 +58,12 @@ def test_vllm_reads_every_command(read):
     commands, _, found = read
     assert len(found["vllm"]) == len(commands) > 20
     for (serving, _), seen in zip(commands, found["vllm"], strict=True):
-        assert seen["tensor"] == serving.parts[0].gpus
+        assert (seen["tensor"], seen["copies"]) == serving.parts[0].degrees
         assert seen["pipeline"] == len(serving.parts)
         assert seen["nnodes"] == len(serving.machines)
         if serving.engine is not None:
-            assert seen["max_num_seqs"] == serving.engine.max_batch
+            each = serving.parts[0].degrees[1] if serving.phase == "decode" else 1
+            assert seen["max_num_seqs"] == serving.engine.max_batch // each
 
 
 def test_skypilot_reads_every_task(read):

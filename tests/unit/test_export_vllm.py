@@ -24,6 +24,8 @@ FLAGS = {
     "--port": int,
     "--tensor-parallel-size": int,
     "--pipeline-parallel-size": int,
+    "--data-parallel-size": int,
+    "--enable-expert-parallel": None,
     "--nnodes": int,
     "--node-rank": int,
     "--master-addr": str,

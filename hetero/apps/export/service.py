@@ -52,6 +52,8 @@ class Part:
         Index on its machine of the first GPU that it takes.
     vendor
         Of its GPUs; by default as the catalog has it.
+    tensor
+        GPUs that share every layer, where these are not all, see :class:`hetero.plans.Group`.
     """
 
     machine: str
@@ -60,6 +62,13 @@ class Part:
     layers: int
     first_gpu: int = 0
     vendor: str = ""
+    tensor: int = 0
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Tensor-parallel degree, and number of copies of the attention."""
+        tensor = self.tensor or self.gpus
+        return tensor, self.gpus // tensor
 
     @property
     def platform(self) -> EnginePlatform | None:
@@ -206,7 +215,15 @@ class Service(Shown):
         deployment = plan.deployment
         known = {r.name: r for r in deployment.replicas} if deployment else {}
         servings = (
-            _engine(group.name, group.phase, group.stages, known.get(group.name), group.share)
+            _engine(
+                group.name,
+                group.phase,
+                group.stages,
+                # The groups of an island that prefills are one engine.
+                known.get(group.name) or known.get(f"{group.name}.1"),
+                group.share,
+                group.tensor,
+            )
             for group in plan.groups
         )
         router = plan.router if isinstance(plan.router, Builtin) else None
@@ -288,7 +305,8 @@ class Service(Shown):
         alike: dict[object, list[ServedEngine]] = {}
         for one in self.servings:
             shape = tuple(
-                (one.machines.index(p.machine), p.gpu, p.gpus, p.layers) for p in one.parts
+                (one.machines.index(p.machine), p.gpu, p.gpus, p.layers, p.tensor)
+                for p in one.parts
             )
             own = (one.engine, one.kv_tokens, one.precision, one.kv_precision)
             alike.setdefault((one.phase, shape, own), []).append(one)
@@ -317,15 +335,17 @@ def _engine(
     stages: Iterable[tuple[str, str, int, int]],
     replica: Replica | None,
     share: float = float("nan"),
+    tensor: int = 0,
 ) -> ServedEngine:
     """An engine with what its replica says of batches and cache."""
+    vendor = replica.gpu.vendor if replica is not None and replica.gpu is not None else ""
+    parts = tuple(Part(*stage, vendor=vendor, tensor=tensor) for stage in stages)
     if replica is None:
-        return ServedEngine(name, phase, tuple(Part(*stage) for stage in stages), share=share)
-    vendor = replica.gpu.vendor if replica.gpu is not None else ""
+        return ServedEngine(name, phase, parts, share=share)
     return ServedEngine(
         name,
         phase,
-        tuple(Part(*stage, vendor=vendor) for stage in stages),
+        parts,
         share=share,
         engine=replica.engine,
         kv_tokens=replica.kv_tokens,

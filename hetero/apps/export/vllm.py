@@ -138,7 +138,12 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
     longest = service.llm.max_position
     precision, kv_precision = types(service, serving)
     argv = ["--served-model-name", service.llm.name]
-    argv += ["--tensor-parallel-size", str(serving.parts[0].gpus)]
+    tensor, copies = serving.parts[0].degrees
+    argv += ["--tensor-parallel-size", str(tensor)]
+    if copies > 1:
+        argv += ["--data-parallel-size", str(copies)]
+    if service.llm.experts and serving.parts[0].gpus > 1:
+        argv += ["--enable-expert-parallel"]
     if len(serving.parts) > 1:
         argv += ["--pipeline-parallel-size", str(len(serving.parts))]
     argv += ["--dtype", _DTYPES.get(precision, "auto")]
@@ -151,7 +156,9 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
         longest = min(longest, serving.kv_tokens)
     if serving.engine is not None:
         engine = serving.engine
-        argv += ["--max-num-seqs", str(engine.max_batch)]
+        # The batch of a group that decodes is that of all copies; vLLM counts each on its own.
+        each = copies if serving.phase == "decode" else 1
+        argv += ["--max-num-seqs", str(max(1, engine.max_batch // each))]
         if engine.batching == "chunked":
             # A whole batch that decodes must fit a step.
             budget = max(engine.max_step_tokens, engine.max_batch)
@@ -198,7 +205,7 @@ def check(service: Service, serving: ServedEngine) -> None:
     """
     name, llm, engine = serving.name, service.llm, serving.engine
     precision, kv_precision = types(service, serving)
-    degree, where = serving.parts[0].gpus, serving.parts[0].platform
+    degree, where = serving.parts[0].degrees[0], serving.parts[0].platform
     if service.engine not in ("vllm", "any"):
         raise ExportError(
             f"The plan of {service.name} is for {serving_engine(service.engine).title}, and these "
