@@ -15,6 +15,7 @@ from hetero.simulator import Slo, simulate
 from hetero.simulator.saturation import attainment, largest_rate
 from hetero.simulator.sustained import SustainedRule, life_s, window
 from hetero.simulator.sustained import arrivals as arriving
+from hetero.streams import stream
 from hetero.workload import Trace, statistics
 
 # One request at a time, a prompt of 100 tokens in 0.1 s and its only token with it: 10 requests/s.
@@ -114,6 +115,15 @@ def test_scaled_arrivals_have_the_rate_and_the_gaps_of_the_trace(gaps, count, ra
     factor = before.sum() / made.sum()
     np.testing.assert_allclose(made * factor, before, rtol=1e-6, atol=1e-9 * before.sum())
     np.testing.assert_array_equal(np.diff(found.input_tokens) % len(own), 1)
+
+
+def test_poisson_arrivals_are_what_is_taken_where_nothing_else_is_asked() -> None:
+    trace = Trace([0.0, 1.0, 9.0], [1, 2, 3], [4, 5, 6])
+    found = arriving(trace, 10, 3.0, 7)
+    assert sorted(found.input_tokens[:3]) == [1, 2, 3]
+    taken = trace.all_at_once().take(found.input_tokens - 1)
+    expected = taken.poisson(3.0, stream(7, "arrivals"))
+    np.testing.assert_array_equal(found.arrival_s, expected.arrival_s)
 
 
 def test_without_moments_of_their_own_arrivals_cannot_be_scaled() -> None:
