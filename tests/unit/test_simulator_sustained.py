@@ -117,6 +117,23 @@ def test_scaled_arrivals_have_the_rate_and_the_gaps_of_the_trace(gaps, count, ra
     np.testing.assert_array_equal(np.diff(found.input_tokens) % len(own), 1)
 
 
+def test_a_burst_at_the_end_is_no_growth_where_bursts_are_the_traces_own() -> None:
+    # 100 requests in a second every 25 seconds, which are served in ten.
+    count = 4066
+    at_s = 25.0 * (np.arange(count) // 100) + 0.01 * (np.arange(count) % 100)
+    trace = Trace(at_s, [100] * count, [1] * count)
+    rule = SustainedRule(Slo(ttft_s=12.0), precision=0.005)
+    told = []
+    for seed in range(40):  # each begins elsewhere in a burst
+        run = simulate(ONE, arriving(trace, count, 4.0, seed, "scaled"), RoundRobin())
+        told.append([rule.judge(run, bursts_s).steady for bursts_s in (0.0, 10.0)])
+    assert all(with_bursts for _, with_bursts in told)
+    assert not all(without for without, _ in told)
+    # Twice what it serves grows all the same.
+    much = simulate(ONE, arriving(trace, count, 20.0, 1, "scaled"), RoundRobin())
+    assert not rule.judge(much, 10.0).steady
+
+
 def test_poisson_arrivals_are_what_is_taken_where_nothing_else_is_asked() -> None:
     trace = Trace([0.0, 1.0, 9.0], [1, 2, 3], [4, 5, 6])
     found = arriving(trace, 10, 3.0, 7)
