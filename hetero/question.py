@@ -27,7 +27,7 @@ from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
-from hetero.simulator.sustained import ARRIVING, Arrivals, Judged, SustainedRule, arrivals
+from hetero.simulator.sustained import ARRIVING, MOST_OWN, Arrivals, Judged, SustainedRule, arrivals
 from hetero.simulator.uncertainty import draw_factors
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -39,7 +39,7 @@ DRAWS: Final = 24
 """Draws of step times that say whether a load is sustained."""
 
 _FACTOR, _BRACKETS = 1.3, 4  # of the first step of a search, and brackets that it holds at most
-_FAR = 0.1  # below the goal
+_FAR, _FAR_IN_BURSTS = 0.1, 0.4  # below the goal
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
 
@@ -122,7 +122,8 @@ class Load:
 
     def requests(self, plan: Plan) -> int:
         """How many requests a run of a plan has to hold."""
-        return self.rule.requests(self.rate_rps, plan.life_s(self.trace))
+        least = 0 if self.process == "poisson" else min(len(self.trace), MOST_OWN)
+        return max(least, self.rule.requests(self.rate_rps, plan.life_s(self.trace)))
 
     def arrivals(self, count: int, seed: int) -> Trace:
         """So many of its requests at its rate, see :func:`hetero.simulator.sustained.arrivals`."""
@@ -139,16 +140,19 @@ def judged(
 ) -> tuple[Run, Judged]:
     """A run of a plan under a load, long enough to be judged by, and what it shows."""
     run = plan.simulate(load.arrivals(load.requests(plan), seed), seed, events=events)
-    return run, load.rule.judge(run)
+    bursts_s = 0.0 if load.process == "poisson" else plan.life_s(load.trace)
+    return run, load.rule.judge(run, bursts_s)
 
 
 def sustains(plan: Plan, load: Load, seed: int, *, events: Sequence[Event] = ()) -> bool:
     """Whether a plan sustains a load, by a short run alone where that fails by far."""
     few = load.rule.requests(load.rate_rps, life_s=0.0)
     if load.requests(plan) > 2 * few:
-        # Far beyond its limit a fleet fails from the beginning, and long runs are slow there.
+        # Far beyond its limit a fleet fails from the beginning, and long runs are slow there. Of a
+        # trace with bursts of its own a part says less.
         run = plan.simulate(load.arrivals(few, seed), seed, events=events)
-        if load.rule.judge(run).attained < load.goal - _FAR:
+        far = _FAR if load.process == "poisson" else _FAR_IN_BURSTS
+        if load.rule.judge(run).attained < load.goal - far:
             return False
     return judged(plan, load, seed, events=events)[1].sustained
 

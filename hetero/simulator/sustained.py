@@ -11,8 +11,11 @@ are served while nothing comes any more. So
   the rate of Poisson arrivals by no more than the stated precision p, one standard deviation:
   :math:`n \ge 1 / p^2`. The share that meets the targets moves by less;
 - the backlog does not grow between the ends of that window beyond noise: by at most
-  :math:`p n + 3 \sqrt{B_0 + B_1}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals and
-  completions that were independent would let it.
+  :math:`p n + 3 \sqrt{F (B_0 + B_1)}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals
+  and completions that were independent would let it; F is 1 for Poisson arrivals and, for a trace's
+  own bursts, the Fano factor of arrivals counted over T.
+
+A trace's own bursts are all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from hetero.simulator.run import Run
 from hetero.simulator.saturation import attainment, largest_rate
 from hetero.streams import stream
 from hetero.workload import Trace
+from hetero.workload.statistics import fano
 
 LIVES: Final = 20.0
 """Times of a median request at the batch limit that arrivals last."""
@@ -48,6 +52,8 @@ ARRIVING: Final[dict[str, str]] = {
     "scaled": "the trace's own bursts, stretched to the rate",
 }
 """The same in words."""
+MOST_OWN: Final = 20_000
+"""Requests of a trace with its own bursts that a run holds for their sake."""
 _SERVED = 0.01  # of the requests, where none has a target: those that fit no cache wait for nothing
 
 
@@ -116,8 +122,14 @@ class SustainedRule:
         counted = 1.0 / self.precision**2
         return math.ceil(max(LIVES * life_s * rate_rps, counted / (1.0 - WARM_UP - DRAIN)))
 
-    def judge(self, run: Run) -> Judged:
-        """What a run of so many requests shows."""
+    def judge(self, run: Run, bursts_s: float = 0.0) -> Judged:
+        """What a run of so many requests shows.
+
+        Parameters
+        ----------
+        bursts_s
+            Time over which arrivals that are no Poisson process are counted, :func:`life_s` [s].
+        """
         arrival_s = np.asarray(run.requests["arrival_s"])
         first, last = window(len(arrival_s))
         inside = np.zeros(len(arrival_s), np.bool_)
@@ -131,7 +143,8 @@ class SustainedRule:
             - int(np.searchsorted(finish_s, t, side="right"))
             for t in (begin_s, end_s)
         )
-        noise = 3.0 * math.sqrt(before + after)
+        burstiness = max(1.0, fano(arrival_s[first:last], bursts_s)) if bursts_s > 0 else 1.0
+        noise = 3.0 * math.sqrt(burstiness * (before + after))
         return Judged(
             requests=count,
             seconds=end_s - begin_s,

@@ -193,7 +193,7 @@ class Sizing(Shown):
             return
         yield f"Carries {self.market.load.rate_rps:g} requests/s in {in_draws(best.draws)}."
         if assumed := self.market.assumed(best.counts):
-            said = f"Step times of {' and '.join(assumed)} are assumed, not measured: "
+            said = f"No step time of {' and '.join(assumed)} was ever measured: "
             said += f"this fleet stays the cheapest in {in_draws(best.draws)}"
             if other is not None:
                 pairs = zip(other.draws, best.draws, strict=True)
