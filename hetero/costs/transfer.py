@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetero.catalog.engines import Bits
+from hetero.catalog.engines import Bits as Bits
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import KvLink
 from hetero.errors import require, require_not_negative, require_positive

@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from hetero import catalog, cluster
 from hetero.catalog import Llm
-from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand, reference
 from hetero.costs.groups import Group
 from hetero.costs.replicas import replica
-from hetero.costs.transfer import KvTransfer
+from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError, require_share
 from hetero.planners.baselines import melange

@@ -66,7 +66,9 @@ def test_the_plan_is_the_best_of_what_was_tried_and_no_bound_is_passed(card):
 
 
 def test_cost_per_token_is_price_over_tokens_served():
-    card = hetero.plan(PAIR, **(ASKED | {"rate": 1.0}))
+    card = hetero.plan(PAIR, **(ASKED | {"rate": 1.0, "engine": "vllm"}))
+    assert card.question.engine == "vllm"
+    assert any(note.startswith("Engine: vLLM ") for note in card.notes)
     a5000 = cluster.cluster(PAIR).machines[0].gpu.usd_per_h
     assert card.usd_per_h == pytest.approx(a5000 * sum(one.count for one in card.sources))
     tokens = card.served["total_tps"]
@@ -233,6 +235,14 @@ def test_a_fleet_grows_and_shrinks_with_its_links():
     for machine in geo.machines[:: len(geo.machines) // 4]:
         bigger = more(geo, machine, 2)
         assert bigger.gpus == geo.gpus + 2 * machine.count
+
+
+def test_an_engine_leaves_out_what_it_does_not_run_on():
+    asked = request(FLEET, **(ASKED | {"engine": "vllm"}))
+    assert set(asked.question.cluster.gpu_types) == {"A800-PCIE-80GB"}
+    assert set(asked.cluster.gpu_types) == {"A800-PCIE-80GB", "V100-SXM2-32GB"}
+    with pytest.raises(hetero.errors.ParameterError, match="computes in fp16 under vLLM"):
+        request("xiong-8xv100", **(ASKED | {"engine": "vllm"}))
 
 
 @pytest.mark.parametrize(

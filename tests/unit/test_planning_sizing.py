@@ -18,6 +18,7 @@ from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part, size
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.apps.cli import main
 from hetero.cluster import find
+from hetero.catalog import EngineName
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError
@@ -190,6 +191,22 @@ def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
     assert [offer.gpu.name for offer in here.offers] == ["L40S"]
     with pytest.raises(InfeasibleError, match="computes in fp8"):
         Market(prices.from_catalog(["A40"]), MODEL, load, CostSettings(precision="fp8"))
+
+
+def test_only_gpus_that_the_engine_runs_on_are_offered() -> None:
+    machines = [prices.Offer(catalog.gpu(name), 1, 1.0) for name in ("L40S", "MI300X", "V100-16GB")]
+    listed = replace(prices.from_catalog(["L40S"]), offers=tuple(machines))
+    load = Load(CHATS, 5.0, SLO, precision=0.05)
+
+    def offered(engine: EngineName) -> list[str]:
+        here = Market(listed, MODEL, load, CostSettings(engine=engine))
+        return [offer.gpu.name for offer in here.offers]
+
+    assert offered("vllm") == ["L40S", "MI300X"]
+    assert offered("trtllm") == ["L40S"]
+    few = replace(listed, offers=tuple(machines[1:2]))
+    with pytest.raises(InfeasibleError, match="computes in int8 under vLLM"):
+        Market(few, MODEL, load, CostSettings(engine="vllm", precision="int8"))
 
 
 def test_a_load_without_targets_must_keep_up() -> None:

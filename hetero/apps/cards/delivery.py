@@ -67,23 +67,35 @@ def redeployed(plan: Plan, deployment: Deployment) -> Plan:
 
 
 def goodput(
-    plan: Plan, question: Question, effort: CardEffort, *, draws: int | None = None
+    plan: Plan,
+    question: Question,
+    effort: CardEffort,
+    *,
+    draws: int | None = None,
+    like: Sampled | None = None,
 ) -> Sampled:
-    """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
+    """Goodput of a plan over the seeds, and over the draws where step times can be drawn.
+
+    Parameters
+    ----------
+    like
+        Goodput that this one is likely in proportion to, seed by seed and draw by draw: rates are
+        looked for from there.
+    """
     load = question.load(precision=effort.precision)
     seeds: list[float] = []
     for k in range(effort.seeds):
         near = seeds[-1] if seeds and seeds[-1] else question.rate_rps
-        seeds.append(sustained_rps(plan, load, question.seed + k, near_rps=near))
+        if seeds and like is not None and like.seeds[k - 1] > 0:
+            near *= like.seeds[k] / like.seeds[k - 1]
+        seeds.append(sustained_rps(plan, load, question.seed + k, near_rps=near or None))
     middle = float(np.mean(seeds)) or question.rate_rps
-    count = effort.draws if draws is None else draws
-    return Sampled.of(
-        seeds,
-        [
-            sustained_rps(one, load, question.seed + d, near_rps=middle)
-            for d, one in enumerate(drawn(plan, question, count))
-        ],
-    )
+    found: list[float] = []
+    for d, one in enumerate(drawn(plan, question, effort.draws if draws is None else draws)):
+        share = like.draws[d] / like.value if like is not None and like.value > 0 else 1.0
+        near = middle * share or None
+        found.append(sustained_rps(one, load, question.seed + d, near_rps=near))
+    return Sampled.of(seeds, found)
 
 
 def difference(a: Sampled, b: Sampled) -> Sampled:

@@ -18,7 +18,7 @@ from hetero.apps.cards.request import more
 from hetero.cluster import Cluster, Machine
 from hetero.errors import HeteroError
 from hetero.plans import Group, Plan
-from hetero.question import Question, sustained_rps
+from hetero.question import Question, sustained_rps, sustains
 from hetero.routers import Predictive
 from hetero.simulator import Slo
 
@@ -135,17 +135,32 @@ def _changed(
     if not candidates:
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
         return ChangeEffect(step.what, none, difference(none, now), None, reason), None
-    # One seed picks, all of them judge; of equals the one at hand stays.
-    near, seed = now.value or step.question.rate_rps, step.question.seed
-    load = step.question.load(precision=_PICK)
-    quick = [sustained_rps(one, load, seed, near_rps=near) for one, _ in candidates]
-    best, how = candidates[int(np.argmax(quick))]
-    found = goodput(best, step.question, effort, draws=draws)
+    number, quick = _pick([one for one, _ in candidates], step.question, now.value)
+    best, how = candidates[number]
+    if best is pool[0] and step.like is not None:
+        found = replace(now, draws=now.draws[:draws])  # whatever stays idle changes nothing
+    else:
+        near = replace(step.question, rate_rps=quick or step.question.rate_rps)
+        found = goodput(best, near, effort, draws=draws, like=now)
     gain, price_usd = difference(found, now), best.usd_per_h
     if step.like is not None and step.added not in _used(best):
         how, more_usd = f"{how}, it stays idle", step.like.usd_per_h
         price_usd = price_usd + more_usd if price_usd and more_usd else None
     return ChangeEffect(step.what, found, gain, price_usd, how), best
+
+
+def _pick(plans: Sequence[Plan], question: Question, near_rps: float) -> tuple[int, float]:
+    """The plan of the highest goodput with one seed, and that; of equals the first stays."""
+    load, seed = question.load(precision=_PICK), question.seed
+    best, most = 0, 0.0
+    for k, one in enumerate(plans):
+        # Most cannot reach the best so far: one run shows it.
+        if most > 0 and not sustains(one, load.at(most * (1.0 + _PICK)), seed):
+            continue
+        found = sustained_rps(one, load, seed, near_rps=(most or near_rps) or None)
+        if found > most:
+            best, most = k, found
+    return best, most
 
 
 def _used(plan: Plan) -> set[str]:

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.score import margin, screened
-from hetero.catalog.engines import Bits
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.transfer import KvTransfer
+from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment, KvLink, Role
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
