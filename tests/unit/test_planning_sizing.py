@@ -17,8 +17,8 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part, size
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.apps.cli import main
-from hetero.cluster import find
 from hetero.catalog import EngineName
+from hetero.cluster import find
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError

@@ -93,8 +93,7 @@ def goodput(
     found: list[float] = []
     for d, one in enumerate(drawn(plan, question, effort.draws if draws is None else draws)):
         share = like.draws[d] / like.value if like is not None and like.value > 0 else 1.0
-        near = middle * share or None
-        found.append(sustained_rps(one, load, question.seed + d, near_rps=near))
+        found.append(sustained_rps(one, load, question.seed + d, near_rps=middle * share or None))
     return Sampled.of(seeds, found)
 
 

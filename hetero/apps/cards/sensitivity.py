@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hetero.apps.cards.card import ChangeEffect, Sampled
 from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput
 from hetero.apps.cards.request import more
