@@ -219,7 +219,8 @@ def test_alike_replicas_stand_in_one_row():
 def test_intervals_of_draws_and_seeds():
     one = Sampled.of([1.0, 3.0], range(101))
     assert one.value == 2.0
-    assert one.interval() == (5.0, 95.0)
+    assert one.interval() == (2.0, 95.0)  # it reaches as far as the value
+    assert Sampled.of([50.0], range(101)).interval() == (5.0, 95.0)
     assert Sampled.of([1.0, 3.0]).interval() == pytest.approx((2 - 12.706, 2 + 12.706), abs=1e-3)
 
 
