@@ -56,11 +56,20 @@ def resilience(
     from hetero import cluster as clusters
     from hetero.apps.capacity import resilience as losses
     from hetero.apps.capacity.spare import spare as find_spare
+    from hetero.apps.cards.request import able, part
+    from hetero.errors import require
     from hetero.question import Question
 
     requested = options.opened(trace, source, seed)
+    offered = clusters.find(cluster)
+    machines = able(offered, engine, precision)
+    require(
+        bool(machines),
+        f"No GPU of {offered.name} computes in {precision} under the engine {engine}.",
+        resolve="choose another precision, or --engine any.",
+    )
     question = Question(
-        clusters.find(cluster),
+        part(offered, machines),
         catalog.find_llm(model),
         requested,
         rate,
