@@ -133,12 +133,14 @@ class CostModel:
 
         The one place that says which groups of GPUs a search may propose.
         """
+        if not self.engine.limited:  # asked thousands of times
+            return None
         seen = [self._seen(one.machine, one.gpus) for one in stages]
         return self.engine.misfit("A replica", seen, phase)
 
     def joins(self, parts: Sequence[tuple[int, int]]) -> bool:
         """Whether GPUs, as (machine, number) pairs, may serve together whatever their stages."""
-        return self.engine.joins([self._seen(*one) for one in parts])
+        return not self.engine.limited or self.engine.joins([self._seen(*one) for one in parts])
 
     def splits(self, prefill: PipelineStage, decode: PipelineStage) -> bool:
         """Whether KV caches can be sent from the GPUs of one stage to those of another."""

@@ -19,7 +19,7 @@ from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.groups import Fleet
-from hetero.errors import ParameterError
+from hetero.errors import ExportError, ParameterError
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo
@@ -251,3 +251,26 @@ def test_islands_that_no_machine_holds_have_a_reason() -> None:
     few = replace(large, cluster=fleet(("H100-SXM", 4), ("H100-SXM", 4)))
     assert "No islands inside machines" in ask(planner("islands exact", LITTLE), few).reason
     assert "inside machines" in ask(planner("islands by BO", LITTLE), few).reason
+
+
+def test_a_device_of_ones_own_exports_as_its_vendors() -> None:
+    own = replace(catalog.gpu("MI300X"), name="X1", aliases=())
+    here = Cluster("own", (Machine("m", own, 2),))
+    found = ask(planner("tensor-parallel search", LITTLE), question(here))
+    assert found.plan is not None
+    service = Service.of_plan(found.plan, THIRTY, "own")
+    env = dict(vllm.commands(service, service.servings[0])[0].env)
+    assert "HIP_VISIBLE_DEVICES" in env
+    assert serving_engine("trtllm").lacks(own) == "TensorRT-LLM does not run on X1"
+
+
+def test_a_plan_for_another_engine_is_written_as_a_routing_table() -> None:
+    nvidia = fleet(("L40S", 4), ("L40S", 4))
+    found = ask(planner("Mélange", LITTLE), question(nvidia, engine="sglang"))
+    assert found.plan is not None
+    keeps_the_rules(found.plan, nvidia, "sglang")
+    service = Service.of_plan(found.plan, THIRTY, "two", engine="sglang")
+    table = routing.table(service, {one.name: "http://host" for one in service.servings})
+    assert len(table.engines) == len(service.servings)
+    with pytest.raises(ExportError, match="is for SGLang"):
+        kubernetes.manifests(service)

@@ -12,7 +12,7 @@ import numpy as np
 from hetero import catalog, workload
 from hetero.apps.cards.delivery import EFFORTS, CardEffort
 from hetero.apps.portfolio.fleets import fleet, linked
-from hetero.catalog import EngineName, Gpu, Llm, ServingEngine, serving_engine
+from hetero.catalog import EngineName, Llm, serving_engine
 from hetero.catalog.engines import Bits
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
@@ -78,11 +78,10 @@ class CardRequest(Shown):
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
-        own = serving_engine(self.question.engine)
-        able = tuple(m for m in self.cluster.machines if _able(m.gpu, precision, own))
-        if not able:
+        machines = able(self.cluster, self.question.engine, precision)
+        if not machines:
             return None
-        return replace(self.question, cluster=part(self.cluster, able), precision=precision)
+        return replace(self.question, cluster=part(self.cluster, machines), precision=precision)
 
     def table(self) -> Table:
         """What is asked, in a line each."""
@@ -172,14 +171,16 @@ def request(
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
     chosen = PRECISIONS if precision == "auto" else (precision,)
-    gpus, rules = offered.gpu_types.values(), serving_engine(engine)
-    usable = tuple(p for p in chosen if any(_able(gpu, p, rules) for gpu in gpus))
+    usable = tuple(p for p in chosen if able(offered, engine, p))
     if not usable:
-        able = [p for p in PRECISION_BITS if any(_able(gpu, p, rules) for gpu in gpus)]
+        rules, others = (
+            serving_engine(engine),
+            [p for p in PRECISION_BITS if able(offered, engine, p)],
+        )
         where = f" under {rules.title}" if rules.limited else ""
         raise ParameterError(
             f"No GPU of {offered.name} computes in {precision}{where}.",
-            resolve=f"use {', '.join(able)}." if able else "plan for another engine.",
+            resolve=f"use {', '.join(others)}." if others else "plan for another engine.",
         )
     question = Question(
         offered,
@@ -212,8 +213,14 @@ def request(
     return replace(made, question=first) if first is not None else made
 
 
-def _able(gpu: Gpu, precision: str, engine: ServingEngine) -> bool:
-    return precision in gpu.precisions and not engine.lacks(gpu, precision)
+def able(cluster: Cluster, engine: str, precision: str) -> tuple[Machine, ...]:
+    """Machines whose GPUs compute in a precision, and that an engine runs on."""
+    rules = serving_engine(engine)
+    return tuple(
+        machine
+        for machine in cluster.machines
+        if precision in machine.gpu.precisions and not rules.lacks(machine.gpu, precision)
+    )
 
 
 def counts(gpus: dict[str, int]) -> str:

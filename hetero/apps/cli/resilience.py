@@ -58,11 +58,12 @@ def resilience(
     from hetero import cluster as clusters
     from hetero.apps.capacity import resilience as losses
     from hetero.apps.capacity.spare import spare as find_spare
+    from hetero.apps.cards.request import able, part
     from hetero.errors import require
     from hetero.progress import progress
     from hetero.question import Question, within_context
 
-    llm = catalog.find_llm(model)
+    llm, where = catalog.find_llm(model), clusters.find(cluster)
     requested, notes = within_context(options.opened(trace, source, seed, columns), llm)
     process, offered = options.arriving(arrivals, requested, rate)
     require(
@@ -70,8 +71,14 @@ def resilience(
         "The load is given by --rate or --arrivals trace.",
         resolve="write --rate 20.",
     )
+    machines = able(where, engine, precision)
+    require(
+        bool(machines),
+        f"No GPU of {where.name} computes in {precision} under the engine {engine}.",
+        resolve="choose another precision, or --engine any.",
+    )
     question = Question(
-        clusters.find(cluster),
+        part(where, machines),
         llm,
         requested,
         offered or 0.0,
