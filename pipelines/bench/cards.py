@@ -7,6 +7,7 @@ least, with seeds that the card has not seen, and counted here without the rule 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
@@ -55,22 +56,25 @@ def draws(count: int, seed: int = 0) -> Iterator[Draw]:
     """So many questions, the same for the same seed; every sixth asks for a mixture of experts."""
     for k in range(count):
         draw = stream(seed, f"fleet {k}")
-        kinds = draw.choice(_GPUS, size=int(draw.integers(1, 5)), replace=False)
+        chosen = draw.choice(_GPUS, size=int(draw.integers(1, 5)), replace=False)
         regions = [f"r{n}" for n in range(int(draw.integers(1, 4)))]
+        # Machines of a type are alike and stand together.
+        kinds = [(catalog.gpu(name), int(draw.choice(_SIZES))) for name in chosen]
+        places = [str(draw.choice(regions)) for _ in kinds]
         left, machines = int(draw.integers(2, 65)), list[Machine]()
         while left > 0:
-            gpu = catalog.gpu(str(draw.choice(kinds)))
-            size = int(draw.choice([n for n in _SIZES if n <= left]))
+            number = int(draw.integers(len(kinds)))
+            (gpu, size), region = kinds[number], places[number]
+            size = min(size, 2 ** int(math.log2(left)))
             price = size * (gpu.usd_per_h or 2.0)
-            name, region = f"m{len(machines)}", str(draw.choice(regions))
-            machines.append(Machine(name, gpu, size, region, usd_per_h=price))
+            machines.append(Machine(f"m{len(machines)}", gpu, size, region, usd_per_h=price))
             left -= size
         network = Network(
             within_region=Link(name="inside", bandwidth_gbs=12.5, latency_s=1e-4),
             between_regions=Link(
                 name="between", bandwidth_gbs=float(draw.choice([0.1, 0.6, 1.2])), latency_s=0.04
             ),
-            coordinator_region=regions[0],
+            coordinator_region=machines[0].region,
         )
         models = EXPERTS if k % 6 == 5 else DENSE
         yield Draw(
