@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib.metadata import distribution
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from hetero import paths
+from hetero.apps.cli import command, main
 from pipelines import commands
 from pipelines.docs import build, papers
 
@@ -61,6 +63,15 @@ def test_a_search_takes_beginnings_of_words_and_whole_numbers():
     assert {item.where for item in papers.find("rignall 4.8.1")} == {"section 4.8.1"}
     assert papers.find("xiong eq. 9") == papers.find("helix 4.8") == ()
     assert papers.find() == papers.items()
+
+
+def test_the_command_searches_it_and_every_command_of_a_checkout_is_one(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["papers", "IWRR"])
+    assert end.value.code == 0
+    assert "hetero/routers/pipelines.py:by_weight" in capsys.readouterr().out
+    declared = distribution("hetero").entry_points.select(group="hetero.commands")
+    assert declared.names <= set(command().commands)
 
 
 def test_the_committed_page_is_what_the_docstrings_say():

@@ -27,7 +27,7 @@ app = typer.Typer(
 _COMMANDS = (
     *("data", "trace", "fit", "gpus", "profile", "measure", "estimate", "simulate", "sweep"),
     *("plan", "export", "size", "resilience", "reschedule", "serve", "replay", "bench"),
-    *("repro", "status", "verify", "claims", "figures", "tables"),
+    *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
 
 

@@ -197,16 +197,13 @@ def _layout(plan: Plan) -> str:
     """Replicas in words, alike ones counted."""
     if plan.deployment is None:
         return f"layers over {len(plan.groups)} nodes"
-    alike = Counter(
-        (
-            one.gpus,
-            one.gpu.name if one.gpu else "",
-            "" if one.role == "both" else f" for {one.role}",
-        )
-        for one in plan.deployment.replicas
-    )
+    places = {g.name: " + ".join(f"{n} x {gpu}" for gpu, n in g.gpus.items()) for g in plan.groups}
+    alike: Counter[tuple[str, str]] = Counter()
+    for one in plan.deployment.replicas:
+        own = places.get(one.name) or f"{one.gpus} x {one.gpu.name if one.gpu else 'GPU'}"
+        alike["" if one.role == "both" else f" for {one.role}", own] += 1
     return ", ".join(
-        f"{n} replica{'s' * (n > 1)}{role} on {t} x {gpu}" for (t, gpu, role), n in alike.items()
+        f"{n} replica{'s' * (n > 1)}{role} on {own}" for (role, own), n in alike.items()
     )
 
 
