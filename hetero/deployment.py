@@ -130,6 +130,11 @@ class Replica(Shown):
         Time from the end of a prefill step to the first token, and per token of the prompt: what
         the later stages of a pipeline take after its next prompt has begun [s]. For replicas that
         only prefill.
+    precision, kv_precision
+        Data types of its weights and cache; empty for those that the plan was asked for.
+    network_s
+        Way of a request from the dispatcher, and of a token back to it [s]. The dispatcher is taken
+        to know what a replica does without that delay.
     gpu, gpus
         Type and number of its GPUs, where known; they give price and colour.
     """
@@ -145,8 +150,12 @@ class Replica(Shown):
     usd_per_h: float | None = None
     lag_s: float = 0.0
     lag_s_per_token: float = 0.0
+    network_s: float = 0.0
+    precision: str = ""
+    kv_precision: str = ""
 
     def __post_init__(self) -> None:
+        require_not_negative(network_s=self.network_s)
         lagging = self.lag_s > 0 or self.lag_s_per_token > 0
         require(
             min(self.lag_s, self.lag_s_per_token) >= 0 and (not lagging or self.role == "prefill"),
@@ -191,8 +200,9 @@ class Replica(Shown):
 class KvLink:
     """Path of the KV cache from a prefill to a decode replica.
 
-    A transfer of n tokens takes latency + n * bytes per token * compression / bandwidth; transfers
-    do not slow each other down. The prefill replica keeps the cache until its transfer ends.
+    A transfer of n tokens takes latency + n * bytes per token * compression / bandwidth, the part
+    over the bandwidth one after the other with all others that take the same media. The prefill
+    replica keeps the cache until its transfer ends.
 
     Attributes
     ----------
@@ -200,13 +210,22 @@ class KvLink:
         Effective bandwidth [10^9 bytes/s].
     compression
         Bytes after over bytes before, 1 for none, 0.25 for 16 to 4 bits.
+    media
+        At most two names of what a transfer takes for itself, such as the line between two regions
+        or the interfaces of two machines; without any, transfers do not slow each other down.
     """
 
     bandwidth_gbs: float
     latency_s: float = 0.0
     compression: float = 1.0
+    media: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        require(
+            len(self.media) <= 2,
+            f"A KV link that takes {', '.join(self.media)} takes too much.",
+            resolve="name at most two media, the slowest.",
+        )
         require(
             self.bandwidth_gbs > 0 and self.latency_s >= 0 and self.compression > 0,
             f"A KV link needs a bandwidth above 0, received {self.bandwidth_gbs} GB/s, "

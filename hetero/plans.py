@@ -49,6 +49,9 @@ class Group:
         Share of the requests that it serves, 0 to 1; NaN where the router decides as it goes.
     words
         Its parallelism in words, where that is not of tensors and pipelines.
+    tensor
+        GPUs that share every layer, where these are not all of a stage: the others hold copies of
+        the attention, and together they divide the experts. 0 where they are all.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Group:
     stages: tuple[tuple[str, str, int, int], ...]
     share: float = float("nan")
     words: str = ""
+    tensor: int = 0
 
     @property
     def gpus(self) -> dict[str, int]:

@@ -1,22 +1,32 @@
-"""Progress of long work, shown to people only: in a terminal or below a notebook's cell."""
+"""Progress of long work: a bar in a terminal or below a notebook's cell, else lines on stderr."""
 
 from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
+EVERY_S = 5.0
+"""Between two lines where stderr is a pipe or a file; work that is done sooner prints none [s]."""
 _COLUMNS = 88  # of a bar below a cell, whose width is not known here
+
+
+class Advance(Protocol):
+    """What is called with each advance, and with what is done next."""
+
+    def __call__(self, count: int, what: str = "", /) -> None:
+        """Count so much more as done."""
 
 
 @contextmanager
 def progress(
-    total: int, label: str, *, unit: str = "requests", show: bool | None = None
-) -> Iterator[Callable[[int], None]]:
+    total: int | None, label: str, *, unit: str = "requests", show: bool | None = None
+) -> Iterator[Advance]:
     """A bar that is gone when the work is done; yields what to call with each advance.
 
     In a terminal it is a line on stderr. In a notebook it is an output of its own, of which an
@@ -24,9 +34,11 @@ def progress(
 
     Parameters
     ----------
+    total
+        How much there is to do; None where that is not known.
     show
-        By default only where stderr is a terminal, so that logs and pipelines stay clean. A
-        notebook passes whether it runs by hand.
+        By default a bar where stderr is a terminal, and where it is a pipe or a file a line every
+        :data:`EVERY_S` at most. A notebook passes whether it runs by hand.
 
     Examples
     --------
@@ -34,8 +46,13 @@ def progress(
     ...     advance(10)
     """
     shown = sys.stderr.isatty() if show is None else show
-    shell = _kernel() if shown else None
-    below: dict[str, Any] = {"file": _Output(), "ncols": _COLUMNS} if shell is not None else {}
+    shell = _kernel()
+    lines = show is None and not shown and shell is None
+    begun = said = time.monotonic()
+    done = 0
+    below: dict[str, Any] = {}
+    if shown and shell is not None:
+        below = {"file": _Output(), "ncols": _COLUMNS}
     with tqdm(
         total=total,
         desc=label,
@@ -46,8 +63,17 @@ def progress(
         **below,
     ) as bar:
 
-        def advance(count: int) -> None:
+        def advance(count: int, what: str = "", /) -> None:
+            nonlocal done, said
+            done += count
+            if what and shown:
+                bar.set_description(f"{label}: {what}", refresh=False)
             bar.update(count)
+            if lines and (now := time.monotonic()) - said >= EVERY_S:
+                of = "" if total is None else f" of {total:,}"
+                step = f" {what}," if what else ""
+                print(f"{label}:{step} {done:,}{of} {unit}, {now - begun:.0f} s", file=sys.stderr)
+                said = now
 
         yield advance
 

@@ -3,35 +3,75 @@ r"""What planners are asked, and the one way to tell what a plan sustains.
 A :class:`Question` goes to planners. Its :class:`Load`, the part that a plan is judged by, says
 which requests come how fast and what must become of them. :func:`judged` plays a plan under a load
 for as long as :mod:`hetero.simulator.sustained` asks for, and :func:`sustained_rps` searches the
-largest rate; every goodput that anything prints comes from there.
+largest rate; every goodput that anything prints comes from there. :func:`drawn` gives a plan the
+step times that their expected error allows, and :func:`sustained_draws` says with how many of them
+it still sustains a load: the one number that answers whether a plan is safe.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
-from hetero.catalog import Llm
+from hetero.catalog import EngineName, Gpu, Llm, serving_engine
+from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.display import Shown, Table
-from hetero.errors import ParameterError, require, require_positive
+from hetero.errors import CatalogError, ParameterError, require, require_positive
+from hetero.latency.calibration.expected import StepError, error_of, expected_error
+from hetero.latency.scaled import scaled
+from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
-from hetero.simulator.sustained import Judged, SustainedRule, arrivals
+from hetero.simulator.sustained import ARRIVING, MOST_OWN, Arrivals, Judged, SustainedRule, arrivals
+from hetero.simulator.uncertainty import draw_factors
 from hetero.streams import stream
 from hetero.workload import Trace
 
 MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
 
+DRAWS: Final = 24
+"""Draws of step times that say whether a load is sustained."""
+
 _FACTOR, _BRACKETS = 1.3, 4  # of the first step of a search, and brackets that it holds at most
-_FAR = 0.1  # below the goal
+_FAR, _FAR_IN_BURSTS = 0.1, 0.4  # below the goal
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
+
+
+def within_context(trace: Trace, llm: Llm) -> tuple[Trace, tuple[str, ...]]:
+    """The requests that the context window of a model holds, and in a sentence what is left out.
+
+    Raises
+    ------
+    ParameterError
+        If it holds none.
+
+    Examples
+    --------
+    >>> from hetero import catalog
+    >>> long = Trace([0.0, 1.0], [100, 9000], [10, 10])
+    >>> kept, (said,) = within_context(long, catalog.llm("Llama-3-8B"))
+    >>> len(kept), said
+    (1, '1 of 2 requests is longer than the context window of Llama-3-8B, 8,192 tokens: left out.')
+    """
+    fits = trace.input_tokens.astype(np.int64) + trace.output_tokens <= llm.max_position
+    left = int((~fits).sum())
+    if not left:
+        return trace, ()
+    window = f"longer than the context window of {llm.name}, {llm.max_position:,} tokens"
+    require(
+        left < len(trace),
+        f"All {left:,} requests of {trace.name} are {window}.",
+        resolve="choose a model with a longer window, or shorter requests.",
+    )
+    are = "is" if left == 1 else "are"
+    return trace.take(fits), (f"{left:,} of {len(trace):,} requests {are} {window}: left out.",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +83,15 @@ class Load:
     trace
         Requests; they come again where a run takes more of them.
     rate_rps
-        Arrivals per second, as a Poisson process.
+        Arrivals per second.
     slo, goal
         Targets, and the share of the requests that must meet all of them.
     precision
         What the rate is known to, see :mod:`hetero.simulator.sustained`.
     seeds
         Each draws its own requests, arrivals and choices of the router.
+    process
+        How requests come, see :func:`hetero.simulator.sustained.arrivals`.
     """
 
     trace: Trace
@@ -58,6 +100,7 @@ class Load:
     goal: float = 0.9
     precision: float = 0.02
     seeds: tuple[int, ...] = (0, 1, 2)
+    process: Arrivals = "poisson"
 
     def __post_init__(self) -> None:
         if not (0 < self.rate_rps < math.inf and 0 < self.goal <= 1):
@@ -79,11 +122,17 @@ class Load:
 
     def requests(self, plan: Plan) -> int:
         """How many requests a run of a plan has to hold."""
-        return self.rule.requests(self.rate_rps, plan.life_s(self.trace))
+        least = 0 if self.process == "poisson" else min(len(self.trace), MOST_OWN)
+        return max(least, self.rule.requests(self.rate_rps, plan.life_s(self.trace)))
 
     def arrivals(self, count: int, seed: int) -> Trace:
         """So many of its requests at its rate, see :func:`hetero.simulator.sustained.arrivals`."""
-        return arrivals(self.trace, count, self.rate_rps, seed)
+        return arrivals(self.trace, count, self.rate_rps, seed, self.process)
+
+    @property
+    def arriving(self) -> str:
+        """How requests come, in words."""
+        return ARRIVING[self.process]
 
 
 def judged(
@@ -91,7 +140,21 @@ def judged(
 ) -> tuple[Run, Judged]:
     """A run of a plan under a load, long enough to be judged by, and what it shows."""
     run = plan.simulate(load.arrivals(load.requests(plan), seed), seed, events=events)
-    return run, load.rule.judge(run)
+    bursts_s = 0.0 if load.process == "poisson" else plan.life_s(load.trace)
+    return run, load.rule.judge(run, bursts_s)
+
+
+def sustains(plan: Plan, load: Load, seed: int, *, events: Sequence[Event] = ()) -> bool:
+    """Whether a plan sustains a load, by a short run alone where that fails by far."""
+    few = load.rule.requests(load.rate_rps, life_s=0.0)
+    if load.requests(plan) > 2 * few:
+        # Far beyond its limit a fleet fails from the beginning, and long runs are slow there. Of a
+        # trace with bursts of its own a part says less.
+        run = plan.simulate(load.arrivals(few, seed), seed, events=events)
+        far = _FAR if load.process == "poisson" else _FAR_IN_BURSTS
+        if load.rule.judge(run).attained < load.goal - far:
+            return False
+    return judged(plan, load, seed, events=events)[1].sustained
 
 
 def sustained_rps(
@@ -133,14 +196,7 @@ def sustained_rps(
     """
 
     def good(rate_rps: float) -> bool:
-        at = load.at(rate_rps)
-        few = load.rule.requests(rate_rps, life_s=0.0)
-        if at.requests(plan) > 2 * few:
-            # Far beyond its limit a fleet fails from the beginning, and long runs are slow there.
-            run = plan.simulate(at.arrivals(few, seed), seed, events=events)
-            if load.rule.judge(run).attained < load.goal - _FAR:
-                return False
-        return judged(plan, at, seed, events=events)[1].sustained
+        return sustains(plan, load.at(rate_rps), seed, events=events)
 
     low = high = near = near_rps or load.rate_rps
     width = 1.0 + (bracket or load.precision)
@@ -159,6 +215,138 @@ def sustained_rps(
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if good(middle) else (low, middle)
     return low
+
+
+# The error of step times -----------------------------------------------------------------------
+
+
+def step_error(gpu: Gpu) -> StepError:
+    """Expected error of the roofline's step times on a GPU; one's own counts as never measured."""
+    try:
+        return expected_error(gpu.name)
+    except CatalogError:
+        return error_of("carried")
+
+
+def drawable(plan: Plan) -> bool:
+    """Whether the step times of a plan can be drawn: it has replicas on known GPUs."""
+    return bool(_weights(plan))
+
+
+def _weights(plan: Plan) -> dict[str, dict[str, float]]:
+    """Share of the layers on each GPU type by replica; empty where a replica's are not known."""
+    if plan.deployment is None:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for group in plan.groups:
+        layers = sum(held for *_, held in group.stages)
+        if layers:
+            own = found.setdefault(group.name, {})
+            for _, gpu, _, held in group.stages:
+                own[gpu] = own.get(gpu, 0.0) + held / layers
+    for replica in plan.deployment.replicas:
+        if replica.gpu is not None:
+            found.setdefault(replica.name, {replica.gpu.name: 1.0})
+    names = [replica.name for replica in plan.deployment.replicas]
+    return {name: found[name] for name in names} if set(names) <= found.keys() else {}
+
+
+def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
+    """The plan with prefill and decode times of each replica multiplied."""
+    assert plan.deployment is not None
+    # Replicas often share a step model: one scaled copy serves them all.
+    known: dict[tuple[int, float, float], StepModel] = {}
+    replicas = []
+    for replica in plan.deployment.replicas:
+        key = (id(replica.step), *factors[replica.name])
+        if key not in known:
+            known[key] = scaled(replica.step, *factors[replica.name])
+        replicas.append(replace(replica, step=known[key]))
+    return plan.on(replace(plan.deployment, replicas=tuple(replicas)))
+
+
+def _factors(
+    plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int
+) -> list[dict[str, tuple[float, float]]]:
+    """Factors of the prefill and decode times of each replica, by draw."""
+    if draws < 1 or not drawable(plan):
+        return []
+    weights = _weights(plan)
+    types = sorted({gpu for own in weights.values() for gpu in own})
+    errors = {name: step_error(gpus[name]) for name in types}
+    logs = {name: np.log(f) for name, f in draw_factors(errors, draws, seed=seed).items()}
+    found: list[dict[str, tuple[float, float]]] = []
+    for d in range(draws):
+        found.append({})
+        for name, own in weights.items():
+            prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
+            found[-1][name] = (float(prefill), float(decode))
+    return found
+
+
+def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
+    """The plan with the step times of each draw, the same for every plan of a question.
+
+    A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
+    """
+    for factors in _factors(plan, question.cluster.gpu_types, draws, question.seed):
+        yield rescaled(plan, factors)
+
+
+def sustained_draws(
+    plan: Plan,
+    gpus: Mapping[str, Gpu],
+    load: Load,
+    *,
+    draws: int = DRAWS,
+    events: Sequence[Event] = (),
+) -> tuple[bool, ...]:
+    """Whether a plan sustains a load with the step times of each draw; empty where none are drawn.
+
+    The draws are those of :func:`drawn`, all with the arrivals of the load's first seed. A draw
+    whose steps all take as long as those of one that fails, or longer, is not simulated but fails;
+    and the reverse.
+
+    Parameters
+    ----------
+    gpus
+        GPU types by name.
+
+    Examples
+    --------
+    >>> from hetero import cluster, catalog, workload
+    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.routers import Predictive
+    >>> fleet = cluster.cluster("thunderserve-a5000-pair")
+    >>> pair = replicated(fleet, catalog.llm("Llama-3-8B"), {"a5000-1": 1, "a5000-2": 1})
+    >>> plan = Plan("by hand", (), pair, Predictive(), "hetero", None)
+    >>> load = Load(workload.load("azure2023_conv"), 1.0, Slo(ttft_s=2.0), precision=0.05)
+    >>> all(sustained_draws(plan, fleet.gpu_types, load, draws=4))
+    True
+    """
+    seed = load.seeds[0]
+    factors = _factors(plan, gpus, draws, seed)
+    times = np.array([np.ravel([*one.values()]) for one in factors])
+    left = sorted(range(len(factors)), key=lambda d: float(np.log(times[d]).sum()))
+    found: dict[int, bool] = {}
+    while left:
+        d = left[len(left) // 2]
+        good = sustains(rescaled(plan, factors[d]), load, seed, events=events)
+        sure = times <= times[d] if good else times >= times[d]
+        found |= {e: good for e in left if sure[e].all()}
+        left = [e for e in left if e not in found]
+    return tuple(found[d] for d in sorted(found))
+
+
+def in_draws(found: Sequence[bool]) -> str:
+    """In how many draws something holds, in words.
+
+    Examples
+    --------
+    >>> in_draws((True, True, False, True))
+    '75 % of 4 draws of step times'
+    """
+    return f"{100 * float(np.mean(found)):.0f} % of {len(found)} draws of step times"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,6 +378,12 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
+    engine
+        Engine that has to be able to run the plan, see :mod:`hetero.catalog.engines`.
+    kv_transfer_bits
+        Bits per value in which KV caches may travel; None for what the engine sends.
+    process
+        How requests come, see :func:`hetero.simulator.sustained.arrivals`.
     """
 
     cluster: Cluster
@@ -203,6 +397,9 @@ class Question(Shown):
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
+    engine: EngineName = "any"
+    kv_transfer_bits: Bits | None = None
+    process: Arrivals = "poisson"
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_rps < math.inf:
@@ -217,6 +414,19 @@ class Question(Shown):
             )
         if self.budget_usd_per_h is not None:
             require_positive(budget_usd_per_h=self.budget_usd_per_h)
+        own, given = serving_engine(self.engine), self.kv_transfer_bits
+        require(
+            given in (None, 16, 8, 4) and (given or 16) >= own.transfer_bits,
+            f"KV caches travel in {own.transfer_bits} bits or more between engines of "
+            f"{own.title}, not in {given}.",
+            resolve="leave the bits out, or plan for the engine 'any'.",
+        )
+
+    @property
+    def transfer_bits(self) -> Bits:
+        """Bits per value in which KV caches travel between prefill and decode."""
+        own = serving_engine(self.engine).transfer_bits
+        return self.kv_transfer_bits or cast(Bits, own)
 
     @property
     def name(self) -> str:
@@ -233,7 +443,8 @@ class Question(Shown):
         """What plans are judged by, at the rate that is asked for or another."""
         trace = self.drawn_from or self.trace
         chosen = (self.seed,) if seeds is None else tuple(seeds)
-        return Load(trace, rate_rps or self.rate_rps, self.slo, self.goal, precision, chosen)
+        rate = rate_rps or self.rate_rps
+        return Load(trace, rate, self.slo, self.goal, precision, chosen, self.process)
 
     def arrivals(self, rate_rps: float | None = None, *, seed: int | None = None) -> Trace:
         """Requests to compare plans by, with the same gaps at every rate, only stretched.
@@ -244,6 +455,8 @@ class Question(Shown):
         chosen = self.seed if seed is None else seed
         rate = rate_rps or self.rate_rps
         wanted = max(len(self.trace), min(math.ceil(rate * self.least_s), MOST_REQUESTS))
+        if self.process != "poisson":
+            return arrivals(self.drawn_from or self.trace, wanted, rate, chosen, self.process)
         trace = self.trace
         if wanted != len(trace):
             trace = trace.all_at_once().take(np.arange(wanted) % len(trace))
@@ -259,6 +472,7 @@ class Question(Shown):
             *((f"target {name}", value, "s") for name, value in targets.items() if value),
             ("goal", 100 * self.goal, "% of requests within all targets"),
             ("precision", self.precision, ""),
+            *((("engine", self.engine, ""),) if self.engine != "any" else ()),
             ("seed", self.seed, ""),
         )
         if self.budget_usd_per_h is None:

@@ -5,6 +5,7 @@ Raw data are fetched, in HETERO_DATA_MIRROR, or in ../shared/data beside the che
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
@@ -34,6 +35,12 @@ if not os.environ.get(datasets.MIRROR) and _BESIDE.is_dir():
 
 # Here, so that all workers of a run draw from one seed.
 os.environ.setdefault("HETERO_FUZZ_SEED", str(secrets.randbelow(2**32)))
+
+
+@pytest.fixture(autouse=True)
+def _no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command says on stderr does not depend on how long a busy machine takes."""
+    monkeypatch.setattr("hetero.progress.EVERY_S", math.inf)
 
 
 @pytest.fixture(autouse=True)

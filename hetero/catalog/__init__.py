@@ -9,6 +9,7 @@ Examples
 'A100-SXM-40GB'
 """
 
+from hetero.catalog.engines import EngineName, ServingEngine, serving_engine
 from hetero.catalog.gpus import Gpu, gpu, gpus, presets
 from hetero.catalog.links import Link, link, links
 from hetero.catalog.models import KvFormula, Llm, find_llm, llm, llms
@@ -17,11 +18,13 @@ from hetero.catalog.tables import Records
 
 __all__ = [
     "PRECISION_BITS",
+    "EngineName",
     "Gpu",
     "KvFormula",
     "Link",
     "Llm",
     "Records",
+    "ServingEngine",
     "find_llm",
     "gpu",
     "gpus",
@@ -30,4 +33,5 @@ __all__ = [
     "llm",
     "llms",
     "presets",
+    "serving_engine",
 ]

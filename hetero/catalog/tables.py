@@ -76,9 +76,12 @@ class Records(Shown, Sequence[T], Generic[T]):
         )
 
     def near(self, name: str) -> list[str]:
-        """Up to five names that hold the given one, or whose beginning is spelt like it."""
+        """Up to five names that hold the given one, are held by it, or begin much like it."""
         key = _key(name)
         found = [r.name for k, r in self._by_key.items() if key and key in k]
+        if not found and (held := [k for k in self._by_key if len(k) >= _NAME and k in key]):
+            longest = max(map(len, held))  # "org/Llama-3.1-8B-Instruct" holds Llama-3.1-8B
+            found = [self._by_key[k].name for k in held if len(k) == longest]
         if not found:
             starts = {k: k[: len(key)] for k in self._by_key}
             close = difflib.get_close_matches(key, starts.values(), n=5, cutoff=0.7)
@@ -102,6 +105,9 @@ class Records(Shown, Sequence[T], Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._records)
+
+
+_NAME = 4  # letters and digits that tell a name in a longer one
 
 
 def _key(name: str) -> str:

@@ -189,6 +189,14 @@ class Cluster(Shown):
             )
         return found
 
+    def reach_s(self, machine: str) -> float:
+        """Way of a request from the coordinator to a machine [s]; 0 where no link is stated."""
+        if self.network is None or not (
+            self.network.coordinator or self.network.coordinator_region
+        ):
+            return 0.0
+        return self.coordinator_link(machine).latency_s
+
     def _matrix(self, value: Callable[[Link], float]) -> Floats:
         names = [machine.name for machine in self.machines]
         return np.array([[value(self.link(a, b)) for b in names] for a in names])

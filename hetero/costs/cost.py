@@ -33,7 +33,8 @@ import numpy as np
 
 from hetero import memory
 from hetero.arrays import Floats
-from hetero.catalog import Llm
+from hetero.catalog import Llm, ServingEngine, serving_engine
+from hetero.catalog.engines import EngineStage, Misfit
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.costs.pipeline import Pipeline
@@ -114,9 +115,41 @@ class CostModel:
             return np.array([[self.machines[0].gpu_link.latency_s]])
         return self.cluster.latency_s()
 
+    def reach_s(self, machine: int) -> float:
+        """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
+        return self.cluster.reach_s(self.machines[machine].name)
+
+    @cached_property
+    def engine(self) -> ServingEngine:
+        """Engine whose rules groups keep."""
+        return serving_engine(self.settings.engine)
+
     def divides(self, gpus: int) -> bool:
-        """Whether the attention heads can be shared equally by so many GPUs."""
-        return self.llm.heads % gpus == 0
+        """Whether every layer can be shared equally by so many GPUs, as the engine does it."""
+        return self.engine.divides(self.llm, gpus)
+
+    def misfit(self, stages: Sequence[PipelineStage], phase: str = "both") -> Misfit | None:
+        """Which rule of the engine a pipeline over ``stages`` breaks; None if it can run it.
+
+        The one place that says which groups of GPUs a search may propose.
+        """
+        if not self.engine.limited:  # asked thousands of times
+            return None
+        seen = [self._seen(one.machine, one.gpus) for one in stages]
+        return self.engine.misfit("A replica", seen, phase)
+
+    def joins(self, parts: Sequence[tuple[int, int]]) -> bool:
+        """Whether GPUs, as (machine, number) pairs, may serve together whatever their stages."""
+        return not self.engine.limited or self.engine.joins([self._seen(*one) for one in parts])
+
+    def splits(self, prefill: PipelineStage, decode: PipelineStage) -> bool:
+        """Whether KV caches can be sent from the GPUs of one stage to those of another."""
+        ends = (self._seen(one.machine, one.gpus) for one in (prefill, decode))
+        return self.engine.splits(*ends)
+
+    def _seen(self, machine: int, gpus: int) -> EngineStage:
+        gpu = self.machines[machine].gpu
+        return EngineStage(machine, gpu.name, gpu.vendor, gpus)
 
     def rates(self, machine: int, gpus: int) -> Rates:
         """Rates of ``gpus`` GPUs of a machine that share every layer.
@@ -135,8 +168,8 @@ class CostModel:
     def _compute(self, machine: Machine, gpus: int) -> Rates:
         require(
             self.divides(gpus),
-            f"{self.llm.name} has {self.llm.heads} attention heads, which {gpus} GPUs cannot "
-            "share equally.",
+            f"{self.llm.name} has {self.llm.heads} attention heads in layers that {gpus} GPUs "
+            "cannot share equally.",
             resolve="choose a degree that divides the heads.",
         )
         s, llm = self.settings, self.llm

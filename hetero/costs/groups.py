@@ -103,7 +103,7 @@ class Fleet:
         return tuple(self.model.rates(m, 1).usable_bytes for m in range(len(self.inventory)))
 
     def fits(self, one: Group) -> bool:
-        """The early checks: memory together exceeds the weights, and stages are not too many.
+        """The early checks: memory exceeds the weights, stages are few, the engine allows them.
 
         Source: ThunderServe, section 3.2: early checks of a neighbour.
         """
@@ -111,7 +111,27 @@ class Fleet:
             return True
         if sum(n * self.gpu_bytes[m] for m, n in one) <= self.needed_bytes:
             return False
+        if not self.model.joins(one):
+            return False
         return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages
+
+    def joined(self, parts: Group) -> list[Group]:
+        """What is left of several machines as one group or, where the engine allows none, as few.
+
+        These take equal numbers of GPUs of as few machines of a type as fit; the rest is left out.
+        """
+        if self.model.joins(parts):
+            return [parts]
+        alike: dict[tuple[object, int], list[tuple[int, int]]] = {}
+        for m, n in parts:
+            alike.setdefault((self.model.machines[m].gpu, n), []).append((m, n))
+        found = []
+        for some in alike.values():
+            least = next((k for k in range(1, len(some) + 1) if self.fits(group(some[:k]))), None)
+            if least is not None:
+                last = len(some) - least + 1
+                found += [group(some[k : k + least]) for k in range(0, last, least)]
+        return found
 
     @cached_property
     def _fewest(self) -> tuple[int, ...]:

@@ -83,8 +83,8 @@ class Configurations:
         )
         return kinds, links
 
-    def configurations(self, group: Group) -> Iterator[Configuration]:
-        """Every configuration that is costed."""
+    def configurations(self, group: Group, phase: str = "both") -> Iterator[Configuration]:
+        """Every configuration that is costed: those that the engine can run in a phase."""
         for degrees in self._degrees(group):
             counts = [n // t for (_, n), t in zip(group, degrees, strict=True)]
             stages = sum(counts)
@@ -97,6 +97,9 @@ class Configurations:
                 for s, k in enumerate(path)
             ]
             if sum(most) < self.model.llm.layers or min(most) < 1:
+                continue
+            placed = [PipelineStage(group[k][0], degrees[k], 1) for k in path]
+            if self.model.misfit(placed, phase):
                 continue
             for layers in self._partitions(rates, most):
                 yield tuple((k, degrees[k], held) for k, held in zip(path, layers, strict=True))
@@ -133,7 +136,7 @@ class Configurations:
 
     def _search(self, group: Group, phase: Phase) -> Configuration | None:
         best, value = None, -np.inf
-        for one in self.configurations(group):
+        for one in self.configurations(group, phase):
             found = self.value(group, one, phase)
             if found > value:
                 best, value = one, found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hetero.catalog import EngineName
 from hetero.errors import require_not_negative, require_positive, require_share
 from hetero.latency.models.roofline import Efficiency
 
@@ -31,6 +32,8 @@ class CostSettings:
         failure stops them all; the paper's plans have up to 2.
     efficiency
         Efficiencies of all GPUs; by default those calibrated for each type.
+    engine
+        Engine whose rules groups keep, see :mod:`hetero.catalog.engines`.
     """
 
     precision: str = "fp16"
@@ -42,6 +45,7 @@ class CostSettings:
     max_batch: int = 256
     max_stages: int = 4
     efficiency: Efficiency | None = None
+    engine: EngineName = "any"
 
     def __post_init__(self) -> None:
         require_share(

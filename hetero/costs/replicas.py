@@ -99,7 +99,7 @@ def replica(
     >>> mixed.gpus, round(mixed.usd_per_h, 2), mixed.lag_s_per_token > 0
     (4, 1.42, True)
     """
-    settings = pipeline.model.settings
+    settings, ends = pipeline.model.settings, (pipeline.stages[0], pipeline.stages[-1])
     fixed, per_token = lag(pipeline) if role == "prefill" else (0.0, 0.0)
     return Replica(
         name=name,
@@ -114,6 +114,7 @@ def replica(
         usd_per_h=pipeline.usd_per_h,
         lag_s=fixed,
         lag_s_per_token=per_token,
+        network_s=sum(pipeline.model.reach_s(one.machine) for one in ends) / 2.0,
     )
 
 

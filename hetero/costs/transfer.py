@@ -14,13 +14,11 @@ way the cache stays in the memory of the prefill group (the simulator holds it t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from hetero.catalog.engines import Bits as Bits
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import KvLink
 from hetero.errors import require, require_not_negative, require_positive
-
-Bits: TypeAlias = Literal[16, 8, 4]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +111,20 @@ class KvTransfer:
         model = source.model
         latency, per_token = self.seconds(source, target)
         size = self.ratio * model.llm.kv_bytes_per_token(model.settings.kv_precision)
-        return KvLink(
-            bandwidth_gbs=size / per_token / 1e9, latency_s=latency, compression=self.ratio
-        )
+        return KvLink(size / per_token / 1e9, latency, self.ratio, _media(source, target))
+
+
+def _media(source: Pipeline, target: Pipeline) -> tuple[str, ...]:
+    """What a transfer takes for itself, by the machines that share most layers.
+
+    The line between two regions or, inside one, the interfaces of both machines; nothing inside a
+    machine.
+    """
+    a, b, _ = max(_shared_layers(source, target), key=lambda shared: shared[2])
+    first, second = source.model.machines[a], source.model.machines[b]
+    if first.region != second.region:
+        return (f"{first.region} to {second.region}",)
+    return () if a == b else (f"out of {first.name}", f"into {second.name}")
 
 
 def _shared_layers(source: Pipeline, target: Pipeline) -> list[tuple[int, int, int]]:

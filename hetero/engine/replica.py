@@ -38,6 +38,7 @@ from hetero.engine.state import (
     KEY_BITS,
     MOST_STEPS,
     PAGED,
+    PREFILL_ONLY,
     STATIC,
     TRANSFERS,
 )
@@ -225,8 +226,20 @@ def deliver(R, E, S, FM, IM, t):
 
 @compiled
 def advance_all(R, E, S, FM, IM, t):
-    """Play every replica up to ``t``, those that only decode after what they are sent."""
+    """Play every replica up to ``t``, those that only decode after what they are sent.
+
+    Where transfers share links, prefills end one after the other over the whole fleet.
+    """
     split = E[0].split
+    while E[0].shared:
+        k, first = -1, np.inf
+        for i in range(len(E)):
+            waits = S[i].mode == AT_BOUNDARY and S[i].clock_s >= t
+            if E[i].role == PREFILL_ONLY and FM[i] < first and not waits:
+                k, first = i, FM[i]
+        if k < 0 or first > t:
+            break
+        advance(R, E[k], S[k], FM, IM, min(np.nextafter(first, np.inf), t))
     for i in range(len(E)):
         if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
             advance(R, E[i], S[i], FM, IM, t)

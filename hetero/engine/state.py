@@ -98,6 +98,7 @@ ENGINE = np.dtype(
         ("kv_tokens", "i8"),  # capacity
         ("block_tokens", "i8"),
         ("swap_s_per_token", "f8"),
+        ("way_s", "f8"),  # of a request from the dispatcher and a token back to it
         ("lag_s", "f8"),  # from the end of a prefill step to the first token,
         ("lag_s_per_token", "f8"),  # and per token of the prompt
         ("pieces", "i8"),  # 1 or 2
@@ -107,12 +108,14 @@ ENGINE = np.dtype(
         ("pair_s", "f8", (2,)),
         ("index", "i8"),
         ("split", "i8"),  # whether any replica of the fleet serves one phase only
+        ("shared", "i8"),  # whether KV transfers wait for each other on any link
         # Where its parts of the two memories begin, see Memory.
         ("knots", "i8", (2,)),
         ("rates", "i8", (2,)),
         ("bends", "i8", (2,)),
         ("link_latency_s", "i8"),
         ("link_s_per_token", "i8"),
+        ("media", "i8"),  # two per link: where it says from when each is free, -1 for none
         ("transfer_keys", "i8"),
         ("keys", "i8"),
         ("order", "i8"),
@@ -253,6 +256,7 @@ def build(
     *,
     link_latency_s: Floats,
     link_s_per_token: Floats,
+    media: NDArray[np.int64] | None = None,
     request_count: int,
     chains: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
     log: bool = False,
@@ -267,6 +271,9 @@ def build(
         The other fields of :data:`ENGINE` of each replica.
     link_latency_s, link_s_per_token
         Shape (M, M): KV transfer from replica to replica.
+    media
+        Shape (M, M, 2): numbers of what a transfer from replica to replica takes for itself, -1
+        for none.
     request_count
         Number of requests of the run.
     chains
@@ -288,6 +295,9 @@ def build(
     engines["split"] = split
     memory = Memory()
     memory.add("f8", np.full(count, np.inf))
+    taken = np.full((count, count, 2), -1) if media is None else media
+    engines["shared"] = bool((taken >= 0).any())
+    free = memory.add("f8", np.zeros(int(taken.max()) + 1))
     counters = np.zeros(GAP_BINS + _COUNTERS, np.int64)
     counters[[HELD_HEAD, HELD_TAIL]] = -1
     memory.add("i8", counters)
@@ -332,6 +342,8 @@ def build(
         if engines["role"][m] == PREFILL_ONLY:
             engines["link_latency_s"][m] = memory.add("f8", link_latency_s[m])
             engines["link_s_per_token"][m] = memory.add("f8", link_s_per_token[m])
+            where = np.where(taken[m] >= 0, free + taken[m], -1)
+            engines["media"][m] = memory.add("i8", where)
     replicas = np.zeros(count, REPLICA)
     for name in ("head", "tail", "batch_head", "batch_tail", "partial", "fresh_head", "leaving"):
         replicas[name] = -1

@@ -29,10 +29,21 @@ def announce(FM, IM, e, r, t):
 
 @compiled
 def begin_transfer(R, e, s, FM, IM, r):
-    """Send the KV cache of a request, whose prefill has just ended, to its decode replica."""
+    """Send the KV cache of a request, whose prefill has just ended, to its decode replica.
+
+    It waits until what its link shares with others is free, in order of the ends of prefills.
+    """
     j = R[r].decode_node
     tokens = np.int64(R[r].input_tokens) + R[r].done_tokens - 1
-    R[r].transfer_s = FM[e.link_latency_s + j] + FM[e.link_s_per_token + j] * tokens
+    busy_s = FM[e.link_s_per_token + j] * tokens
+    start = R[r].finish_s
+    for k in range(e.media + 2 * j, e.media + 2 * j + 2):
+        if IM[k] >= 0:
+            start = max(start, FM[IM[k]])
+    for k in range(e.media + 2 * j, e.media + 2 * j + 2):
+        if IM[k] >= 0:
+            FM[IM[k]] = start + busy_s
+    R[r].transfer_s = start - R[r].finish_s + FM[e.link_latency_s + j] + busy_s
     R[r].status = IN_TRANSFER
     end = transfer_end_s(R, r)
     announce(FM, IM, e, r, end)

@@ -102,7 +102,7 @@ def replicated(
                 f"{name} cannot share equally.",
                 resolve="choose a degree that divides the heads.",
             )
-            found += replicas(
+            made = replicas(
                 gpu,
                 llm,
                 steps(gpu, llm, t),
@@ -117,6 +117,7 @@ def replicated(
                 weight_precision=weight_precision,
                 kv_precision=kv_precision,
             )
+            found += [replace(one, network_s=cluster.reach_s(name)) for one in made]
     return Deployment(cluster.name, tuple(found))
 
 

@@ -6,12 +6,12 @@ The request goes to the replica i of least
     F_i + \kappa\, e^{-\theta (1 - \min(u_i, 1))}\, \frac{T_i}{\bar T_i}
         + \eta\, \frac{\max(O - \bar O, 0)^2}{\bar O}\, s_i
 
-* ``F_i`` [s], its time to first token: the rest of the prefill in progress (half a step where the
-  replica decodes), the wait ``w_i`` if the replica is full, and the prefill of the prompts ahead
-  and its own, by the step model. ``u_i`` is the share of the KV cache or of the batch slots, the
-  larger, that all unfinished requests and this one will take; above 1, ``w_i`` is the sum of the
-  times ``T`` of those that wait, or while none does ``(u_i - 1) R_i`` with ``R_i`` the time in
-  which a full replica renews all that it holds.
+* ``F_i`` [s], its time to first token: the way there and back, the rest of the prefill in progress
+  (half a step where the replica decodes), the wait ``w_i`` if the replica is full, and the prefill
+  of the prompts ahead and its own, by the step model. ``u_i`` is the share of the KV cache or of
+  the batch slots, the larger, that all unfinished requests and this one will take; above 1, ``w_i``
+  is the sum of the times ``T`` of those that wait, or while none does ``(u_i - 1) R_i`` with
+  ``R_i`` the time in which a full replica renews all that it holds.
 * ``T_i`` [s], what it takes from the others: the time of the full replica that it uses up,
 
   .. math::
@@ -161,7 +161,7 @@ def _first_token_s(R, e, s, FM, t, inputs, pairs, usage, renewal):
         tokens += s.waiting_tokens + s.staged_tokens
         if s.partial >= 0:
             tokens += R[s.partial].input_tokens - s.partial_tokens
-    return rest + _prefill_s(e, FM, s, tokens, pairs, step)
+    return e.way_s + rest + _prefill_s(e, FM, s, tokens, pairs, step)
 
 
 @compiled

@@ -75,6 +75,8 @@ def send(R, E, S, FM, IM, r, i, j, t):
 @compiled
 def route(R, E, S, FM, IM, RM, U, code, r, t):
     """Let a built-in router choose for one request, and dispatch it."""
+    if E[0].shared:
+        advance_all(R, E, S, FM, IM, t)
     i, j = choose(code, R, E, S, FM, IM, RM, U, r, t)
     send(R, E, S, FM, IM, r, i, j, t)
 

@@ -135,6 +135,7 @@ def simulate(
     if not ended.all():
         raise AssertionError(f"request {int(np.argmin(ended))} neither finished nor was rejected")
     samples = sampler.samples(tuple(names)) if sampler else None
+    _seen(deployment, requests)
     return Run.of(deployment, trace, router.name, requests, replicas, integers, seed, samples)
 
 
@@ -203,6 +204,7 @@ def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any
         chains = (offsets, np.unique(ids, return_inverse=True)[1].astype(np.int64))
     size = len(deployment.replicas)
     latency, per_token = np.zeros((size, size)), np.zeros((size, size))
+    media, names = np.full((size, size, 2), -1), dict[str, int]()
     given = {(source, target): link for source, target, link in deployment.links}
     for a, source in enumerate(deployment.replicas):
         if source.role != "prefill":
@@ -210,18 +212,36 @@ def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any
         for b, target in enumerate(deployment.replicas):
             link = given.get((source.name, target.name), deployment.default_link)
             if target.role == "decode" and link is not None:
-                latency[a, b] = link.latency_s
+                # Replicas live by clocks that are late by their way from the dispatcher.
+                ahead_s = source.network_s - target.network_s
+                latency[a, b] = max(0.0, link.latency_s + ahead_s)
                 per_token[a, b] = _transfer_s(source, link)
+                for k, name in enumerate(link.media):
+                    media[a, b, k] = names.setdefault(name, len(names))
     steps = [replica.step for replica in deployment.replicas]
     return state.build(
         steps,
         limits,
         link_latency_s=latency,
         link_s_per_token=per_token,
+        media=media,
         request_count=len(trace),
         chains=chains,
         log=log,
     )
+
+
+def _seen(deployment: Deployment, requests: Any) -> None:
+    """Turn times on the clock of a replica into those at which the dispatcher sees tokens.
+
+    A replica lives by a clock that is late by the way of a request to it, and what it sends back
+    takes that way once more.
+    """
+    back_s = 2.0 * np.array([*(replica.network_s for replica in deployment.replicas), 0.0])
+    if back_s.any():
+        node, last = requests["node"], requests["decode_node"]
+        requests["first_token_s"] += back_s[node]
+        requests["finish_s"] += back_s[np.where(last >= 0, last, node)]
 
 
 def _transfer_s(source: Replica, link: KvLink) -> float:

@@ -11,15 +11,18 @@ are served while nothing comes any more. So
   the rate of Poisson arrivals by no more than the stated precision p, one standard deviation:
   :math:`n \ge 1 / p^2`. The share that meets the targets moves by less;
 - the backlog does not grow between the ends of that window beyond noise: by at most
-  :math:`p n + 3 \sqrt{B_0 + B_1}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals and
-  completions that were independent would let it.
+  :math:`p n + 3 \sqrt{F (B_0 + B_1)}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals
+  and completions that were independent would let it; F is 1 for Poisson arrivals and, for a trace's
+  own bursts, the Fano factor of arrivals counted over T.
+
+A trace's own bursts are all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +38,22 @@ from hetero.simulator.run import Run
 from hetero.simulator.saturation import attainment, largest_rate
 from hetero.streams import stream
 from hetero.workload import Trace
+from hetero.workload.statistics import fano
 
 LIVES: Final = 20.0
 """Times of a median request at the batch limit that arrivals last."""
 WARM_UP, DRAIN = 0.2, 0.05
 """Shares of the arrivals at their beginning and end that do not count."""
+Arrivals: TypeAlias = Literal["poisson", "scaled"]
+"""How requests come: as a Poisson process, or in a trace's own order and bursts, with all of its
+gaps stretched to the rate."""
+ARRIVING: Final[dict[str, str]] = {
+    "poisson": "Poisson arrivals",
+    "scaled": "the trace's own bursts, stretched to the rate",
+}
+"""The same in words."""
+MOST_OWN: Final = 20_000
+"""Requests of a trace with its own bursts that a run holds for their sake."""
 _SERVED = 0.01  # of the requests, where none has a target: those that fit no cache wait for nothing
 
 
@@ -108,8 +122,14 @@ class SustainedRule:
         counted = 1.0 / self.precision**2
         return math.ceil(max(LIVES * life_s * rate_rps, counted / (1.0 - WARM_UP - DRAIN)))
 
-    def judge(self, run: Run) -> Judged:
-        """What a run of so many requests shows."""
+    def judge(self, run: Run, bursts_s: float = 0.0) -> Judged:
+        """What a run of so many requests shows.
+
+        Parameters
+        ----------
+        bursts_s
+            Time over which arrivals that are no Poisson process are counted, :func:`life_s` [s].
+        """
         arrival_s = np.asarray(run.requests["arrival_s"])
         first, last = window(len(arrival_s))
         inside = np.zeros(len(arrival_s), np.bool_)
@@ -123,7 +143,8 @@ class SustainedRule:
             - int(np.searchsorted(finish_s, t, side="right"))
             for t in (begin_s, end_s)
         )
-        noise = 3.0 * math.sqrt(before + after)
+        burstiness = max(1.0, fano(arrival_s[first:last], bursts_s)) if bursts_s > 0 else 1.0
+        noise = 3.0 * math.sqrt(burstiness * (before + after))
         return Judged(
             requests=count,
             seconds=end_s - begin_s,
@@ -138,6 +159,13 @@ def window(requests: int) -> tuple[int, int]:
     """First request that counts, and the first after it that does not."""
     first = int(WARM_UP * requests)
     return first, max(first + 1, requests - int(DRAIN * requests))
+
+
+def steady_s(run: Run) -> tuple[float, float]:
+    """The window that counts, from the first arrival [s], as :func:`metrics` takes it."""
+    arrival_s = np.asarray(run.requests["arrival_s"]) - float(run.requests["arrival_s"][0])
+    first, last = window(len(arrival_s))
+    return float(arrival_s[first]), float(arrival_s[last - 1])
 
 
 def life_s(deployment: Deployment, input_tokens: float, output_tokens: float) -> float:
@@ -168,14 +196,37 @@ def _phases_s(replica: Replica, inputs: float, outputs: float) -> tuple[float, f
     return float(np.asarray(prefill)), outputs * float(np.asarray(decode))
 
 
-def arrivals(trace: Trace, count: int, rate_rps: float, seed: int) -> Trace:
+def arrivals(
+    trace: Trace, count: int, rate_rps: float, seed: int, kind: Arrivals = "poisson"
+) -> Trace:
     """So many requests of a trace: the same ones with the same gaps at every rate, only stretched.
 
-    They come in an order of the seed's own and, where there are fewer than that, again. Where
-    requests share prefixes they keep their order, so that they go on sharing them, and the seed
-    says with which the run begins. Arrivals are a Poisson process.
+    Poisson arrivals come in an order of the seed's own and, where there are fewer than that, again.
+    Where requests share prefixes they keep their order, so that they go on sharing them, and the
+    seed says with which the run begins. Scaled arrivals always keep their order, and their gaps
+    with it; where the trace comes again, its mean gap stands between its last request and its
+    first.
+
+    Raises
+    ------
+    ParameterError
+        If gaps are to be scaled and all of these requests arrive at once.
+
+    Examples
+    --------
+    >>> bursts = Trace([0.0, 0.0, 1.0], [1, 2, 3], [1, 1, 1])
+    >>> arrivals(bursts, 5, 4.0, seed=0, kind="scaled").arrival_s.round(3).tolist()
+    [0.0, 0.25, 0.25, 0.75, 1.0]
     """
     draws, numbers = stream(seed, "requests"), np.arange(count) % len(trace)
+    if kind == "scaled":
+        order = (numbers + draws.integers(len(trace))) % len(trace)
+        gap_s = np.diff(trace.arrival_s, prepend=trace.arrival_s[0])
+        gap_s[0] = trace.arrival_s[-1] - trace.arrival_s[0]
+        gap_s[0] /= max(len(trace) - 1, 1)
+        came_s = np.cumsum(gap_s[order])
+        taken = trace.all_at_once().take(order)
+        return replace(taken, arrival_s=came_s - came_s[0]).rescale(rate_rps=rate_rps)
     if trace.prefix_ids is None:
         order = draws.permutation(len(trace))[numbers]
     else:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hetero import paths
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require
 from hetero.workload import datasets, lengths, readers, statistics, synthetic
 from hetero.workload.lengths import LengthRanges
 from hetero.workload.trace import Trace
@@ -128,26 +128,31 @@ def open_trace(
     source: TraceSource = "twin",
     seed: int = 0,
     *,
-    sort: bool = False,
+    columns: str = "",
 ) -> Trace:
     """Trace of a name (see :func:`load`), or of a file (see :func:`readers.read`).
 
     Raises
     ------
     ParameterError
-        If it is neither.
+        If it is neither, or columns are given of a trace whose columns are known.
     DataError, DownloadError
         If the file is bad, or the real trace is not here.
     """
     name = str(file_or_name)
     if name in _REAL:
+        require(
+            not columns,
+            f"The columns and units of {name} are known.",
+            resolve="leave out what names them.",
+        )
         return load(name, source, seed)
     if not Path(name).exists():
         raise ParameterError(
             f"'{name}' is neither a file nor a known trace.",
             resolve=f"check the path, or use one of {', '.join(names())}.",
         )
-    return readers.read(name, sort=sort)
+    return readers.read(name, columns=columns)
 
 
 def load_twin(name: str) -> Twin:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
 import pyarrow.json
 from numpy.typing import NDArray
 
-from hetero.errors import DataError
+from hetero.errors import DataError, ParameterError
 from hetero.rows import Rows, heading, listed, read_rows, reading
 from hetero.workload.statistics import rate_rps
 from hetero.workload.trace import Trace
@@ -31,39 +31,95 @@ _OWN_COLUMNS = ("session_id", "block_tokens", "prefix_ids")
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns", "datetime"]
 """What the arrival column counts; ``datetime`` is text such as 2023-11-16 18:17:03.97."""
 
+_KEYS = {
+    "arrival": "arrival",
+    "input": "input_tokens",
+    "output": "output_tokens",
+    "session": "session",
+    "unit": "time_unit",
+}
+_WORDS = ("sort", "rebase")
+
 _PER_SECOND: dict[str, float] = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _INT32 = np.iinfo(np.int32).max
 
 _Prefixes = tuple[NDArray[np.int64], NDArray[np.int64], int]  # offsets, ids, tokens per block
 
 
-def read(path: Path | str, *, sort: bool = False) -> Trace:
-    """Trace of a file whose kind is told by its ending and heading.
+def read(path: Path | str, *, columns: str = "", sort: bool = False) -> Trace:
+    """Trace of a file whose kind is told by its ending and heading, or by its named columns.
 
     Knows Azure CSV, Mooncake JSONL, the CSV and Parquet that :class:`Trace` writes, and length
     lists (``input_tokens`` and ``output_tokens`` alone).
 
+    Parameters
+    ----------
+    columns
+        Of a file that is of none of these kinds: ``arrival``, ``input``, ``output`` and ``session``
+        with the names of their columns, ``unit`` (:data:`TimeUnit`; by default seconds, or
+        ``datetime`` where the first arrival is no number), and the words ``sort`` (put requests in
+        order) and ``rebase`` (count arrivals from the first), such as
+        ``"arrival=ts,input=prompt,output=reply,unit=ms,sort"``.
+
     Raises
     ------
+    ParameterError
+        If ``columns`` cannot be read.
     DataError
         If the file cannot be read, is of another kind, or has a bad row.
     """
     file = Path(path)
+    if columns:
+        return _read_named(file, columns, sort)
     if ".jsonl" in file.suffixes:
         return read_mooncake(file, sort=sort)
-    columns = set(heading(file))
-    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= columns:
+    names = set(heading(file))
+    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= names:
         return read_azure(file, sort=sort)
-    if {"arrival_s", "input_tokens", "output_tokens"} <= columns:
+    if {"arrival_s", "input_tokens", "output_tokens"} <= names:
         return read_table(file, sort=sort)
-    if {"input_tokens", "output_tokens"} <= columns:
+    if {"input_tokens", "output_tokens"} <= names:
         return read_lengths(file)
     raise DataError(
-        f"its columns {listed(columns)} are of no known kind of trace.",
+        f"its columns {listed(names)} are of no known kind of trace.",
         path=file,
-        resolve="name the columns: arrival, input_tokens, output_tokens and time_unit of "
-        "read_table, or the options of `hetero trace`.",
+        resolve="name its columns, as in --columns arrival=time,input=prompt,output=reply.",
     )
+
+
+def _read_named(file: Path, columns: str, sort: bool) -> Trace:
+    """Trace of a file whose columns a text names, see :func:`read`."""
+    known: dict[str, Any] = {}
+    for part in columns.split(","):
+        key, _, value = (each.strip() for each in part.partition("="))
+        good = value == "" if key in _WORDS else key in _KEYS and value != ""
+        if not good or key in known:
+            raise ParameterError(
+                f"The columns cannot be read at '{part.strip()}'.",
+                resolve=f"write each of {', '.join(_KEYS)} at most once with a value, and the "
+                f"words {' and '.join(_WORDS)}, as in arrival=time,input=prompt,output=reply.",
+            )
+        known[key] = value
+    if known.keys() == {"sort"}:
+        return read(file, sort=True)
+    unit = known.get("unit")
+    if unit not in (None, *get_args(TimeUnit)):
+        raise ParameterError(
+            f"'{unit}' is no unit of time.", resolve=f"use {', '.join(get_args(TimeUnit))}."
+        )
+    named = {_KEYS[key]: value for key, value in known.items() if key in _KEYS}
+    if "arrival" not in named and "arrival_s" not in heading(file):
+        return read_lengths(file, **named)
+    named.setdefault("time_unit", _unit_of(file, named.setdefault("arrival", "arrival_s")))
+    return read_table(file, **named, sort=sort or "sort" in known, rebase="rebase" in known or None)
+
+
+def _unit_of(file: Path, arrival: str) -> TimeUnit:
+    """Seconds, or dates where the first arrival is no number."""
+    first = read_rows(file, (arrival,)).frame[arrival].head(1)
+    if pd.api.types.is_datetime64_any_dtype(first.dtype):
+        return "datetime"
+    return "datetime" if pd.to_numeric(first, errors="coerce").isna().any() else "s"
 
 
 def read_azure(path: Path | str, *, name: str = "", sort: bool = False) -> Trace:
@@ -247,7 +303,7 @@ def _trace(
             "above.",
             row + 1,
             arrival,
-            "sort the file, or pass sort=True (--sort).",
+            "sort the file, or pass sort=True (--columns sort).",
         )
     if late.any():
         order = np.argsort(arrival_s, kind="stable")
@@ -289,7 +345,7 @@ def _check_span(
                 f"{arrival_s[-1] * _PER_SECOND.get(unit, 1.0):.10g}.",
                 len(arrival_s) - 1,
                 column,
-                f"pass the right time_unit (--time-unit), or plausible_rps if {rate:.3g} "
+                f"pass the right time_unit (--columns unit=...), or plausible_rps if {rate:.3g} "
                 "requests/s are meant.",
             )
     if arrival_s[0] > 1e8:  # three years: counted from 1970, not from a start
@@ -297,7 +353,7 @@ def _check_span(
             f"the first request arrives after {arrival_s[0]:.4g} s, as if counted from 1970.",
             0,
             column,
-            "pass rebase=True (--rebase) to count from the first request.",
+            "pass rebase=True (--columns rebase) to count from the first request.",
         )
 
 

@@ -141,6 +141,11 @@ class Trace(Shown):
         """The description of the trace."""
         return self.describe().table()
 
+    @property
+    def own_bursts(self) -> bool:
+        """Whether it is a user's file that says when requests came, more than one moment."""
+        return self.source.startswith("file:") and bool(self.arrival_s[-1] > self.arrival_s[0])
+
     # Which requests -------------------------------------------------------------------------
 
     def take(self, index: ArrayLike) -> Trace:

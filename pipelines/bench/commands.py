@@ -89,6 +89,25 @@ def routers(
 
 
 @group.command()
+def cards(
+    fleets: Annotated[int, typer.Option(min=1, help="Random fleets.")] = 40,
+    seed: options.Seed = 0,
+    changes: Annotated[
+        bool, typer.Option(help="Check what cards say of one change as well.")
+    ] = True,
+    as_json: options.AsJson = False,
+) -> None:
+    """Make plan cards of random fleets, and play each plan for ten minutes of traffic.
+
+    A card's goodput has to hold at 0.95 of it and to fail at 1.10; its intervals have to contain
+    the gains that long runs show. Some minutes of CPU time per fleet.
+    """
+    from pipelines.bench.cards import bench
+
+    _show(bench(fleets=fleets, seed=seed, changes=changes, progress=_log), as_json)
+
+
+@group.command()
 def phases(
     gpus: Annotated[
         str, typer.Option(help="Sizes of the fleet: 16, 24, 32 and 256 GPUs, by commas.")

@@ -69,7 +69,21 @@ def prefill_pipeline() -> Service:
     return Service("pushed", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B")
 
 
+def on(gpu: str, **how: str) -> Service:
+    """Two engines of two GPUs of a type on one machine."""
+    engine = Engine(batching="chunked", admission="paged", max_step_tokens=2048)
+    servings = [
+        ServedEngine(f"e{k}", "both", (Part("m", gpu, 2, 32),), engine=engine, kv_tokens=50_000)
+        for k in range(2)
+    ]
+    return Service("one kind", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B", **how)
+
+
 EVERY = {
+    "AMD": on("MI300X"),
+    "AMD, fp8": on("MI355X", precision="fp8", kv_precision="fp8"),
+    "Gaudi": on("Gaudi3", precision="bf16"),
+    "Intel": on("Arc-Pro-B60"),
     "prefill pipeline": prefill_pipeline(),
     "whole": whole(),
     "prefill first": whole(engine=Engine(max_batch=64)),

@@ -36,6 +36,7 @@ def vllm(commands: list[list[str]]) -> list[dict[str, object]]:
             {
                 "model": read.model_tag,
                 "tensor": read.tensor_parallel_size,
+                "copies": read.data_parallel_size,
                 "pipeline": read.pipeline_parallel_size,
                 "quantization": read.quantization,
                 "max_num_seqs": read.max_num_seqs,

@@ -461,6 +461,11 @@ def test_unknown_names_list_near_ones(name: str, near: str) -> None:
         gpu(name)
 
 
+def test_names_of_a_hub_lead_to_the_catalog() -> None:
+    with pytest.raises(CatalogError, match=r"Resolve: use Llama-3\.1-8B\."):
+        llm("meta-llama/Llama-3.1-8B-Instruct")
+
+
 def test_unknown_names_without_near_ones_list_all() -> None:
     with pytest.raises(CatalogError, match=r"use one of .*L40S.*T4"):
         gpu("quantum")

@@ -88,14 +88,36 @@ def test_describe_takes_names_and_files(run: Run, tmp_path: Path) -> None:
     assert "8,819" in out
     file = tmp_path / "mine.csv"
     file.write_text("ms,prompt,answer\n" + "".join(f"{250 * k},9,{k}\n" for k in range(40)))
-    columns = ("--arrival-column", "ms", "--input-column", "prompt", "--output-column", "answer")
-    code, out, _ = run("trace", "describe", str(file), *columns, "--time-unit", "ms")
+    columns = ("--columns", "arrival=ms,input=prompt,output=answer")
+    code, out, _ = run("trace", "describe", str(file), columns[0], f"{columns[1]},unit=ms")
     assert code == 0
     assert "4.0000" in out  # requests/s
     refused(run("trace", "describe", str(file)), "no known kind of trace")
-    refused(run("trace", "describe", str(file), *columns), "--time-unit")
+    refused(run("trace", "describe", str(file), *columns), "--columns unit=")
     refused(run("trace", "describe", str(tmp_path / "none.csv")), "neither a file nor")
     refused(run("trace", "describe", "sharegpt", *columns), "are known")
+
+
+def test_a_log_with_iso_stamps_is_read_by_its_columns(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    rows = [f"2026-03-01T10:00:{s:02d}Z,9,4\n" for s in (5, 0, 10)]
+    file.write_text("timestamp,prompt,reply\n" + "".join(rows))
+    named = "arrival=timestamp,input=prompt,output=reply"
+    refused(run("trace", "describe", str(file), "--columns", named), "before the one above")
+    found = workload.open_trace(file, columns=f"{named},sort")
+    assert found.arrival_s.tolist() == [0.0, 5.0, 10.0]
+    assert found.own_bursts
+    assert not workload.open_trace(file, columns="input=prompt,output=reply").own_bursts
+    for wrong in ("arrival", "colour=red", "input=a,input=b", "unit=years", "sort=yes"):
+        refused(run("trace", "describe", str(file), "--columns", wrong), "Resolve: ")
+
+
+def test_an_option_of_one_value_is_given_once(run: Run) -> None:
+    twice = run("trace", "describe", "sharegpt", "--seed", "1", "--seed", "2")
+    refused(twice, "--seed takes one value and is given 2 times")
+    assert twice[0] == 2
+    card = run("plan", "xiong-v100-a800", "--model", "Llama-3-8B", "--model", "Llama-2-13B")
+    refused(card, "--model takes one value and is given 2 times")
 
 
 def test_a_bad_row_reaches_the_user_with_its_place(run: Run, tmp_path: Path) -> None:

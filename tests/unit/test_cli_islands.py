@@ -87,6 +87,11 @@ def test_a_budget_and_a_load(capsys: pytest.CaptureFixture[str]) -> None:
     bought = json.loads(out)
     assert bought["served_rps"] >= 20 * (1 - 1e-6)
     assert bought["usd_per_h"] <= 96
+    drawn = bought["served_rps_in_draws"]
+    assert min(drawn) < bought["served_rps"] < max(drawn)
+    share = 100 * sum(one >= 20 * (1 - 1e-9) for one in drawn) / len(drawn)
+    _, out, _ = run(capsys, *FLEET, *prices, "--load", "20")
+    assert f"Carries 20 requests/s in {share:.0f} % of 24 draws of step times." in out
 
 
 def test_a_search_shows_its_distance_from_the_best_of_all(

@@ -58,7 +58,7 @@ def test_a_rate_that_is_too_high_is_explained(capsys):
         (("ilands",), "Did you mean 'islands'?"),
         ((FLEET,), "Missing option '--model'"),
         (("none.yaml", "--model", "Llama-3-8B"), "none.yaml: there is no such file"),
-        ((*ASKED, "--slo", "ttft=2"), "--slo cannot read 'ttft=2'"),
+        ((*ASKED[:3], "--slo", "ttft=2"), "--slo cannot read 'ttft=2'"),
         ((*ASKED, "--choose", "best"), "--choose does not know 'best'"),
         ((*ASKED, "--effort", "slow"), "--effort does not know 'slow'"),
         ((*ASKED, "--html", "card.png"), "The ending of card.png is of no known kind"),

@@ -123,7 +123,7 @@ def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
         (("--degree", "2", "--steps", "A40=a.json"), "has no GPU 'A40'"),
         (("--degree", "2", "--steps", "V100-SXM2-32GB=none.json"), "none.json"),
         (("--router", "hetro"), "did you mean 'hetero'?"),
-        (("--engine", "chunk"), "chunked, prefill-first"),
+        (("--batching", "chunk"), "chunked, prefill-first"),
         (("--slo", "ttft=5"), "with their unit"),
         (("--slo", "ttft=1s,ttft=2s"), "twice"),
         (("--slo", "tpot=0ms"), "above 0"),

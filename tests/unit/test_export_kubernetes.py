@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import jsonschema
 import pytest
-from export_plans import EVERY, pipeline, split, whole
+from export_plans import EVERY, on, pipeline, split, whole
 from ruamel.yaml import YAML
 
 from hetero.apps.export import kubernetes, names, write
@@ -145,3 +145,25 @@ def test_prefill_engines_are_apart_from_decode_engines():
 
 def test_gpus_without_a_known_product_need_a_label_of_ones_own():
     assert names.node_label("Gaudi3") == ("hetero/gpu", "Gaudi3")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "image", "resource", "label"),
+    [
+        ("H100-SXM", "vllm/vllm-openai:v", "nvidia.com/gpu", "nvidia.com/gpu.product"),
+        ("MI300X", "vllm/vllm-openai-rocm:v", "amd.com/gpu", "amd.com/gpu.product-name"),
+        ("MI355X", "vllm/vllm-openai-rocm:v", "amd.com/gpu", names.OWN_LABEL),
+        ("Arc-Pro-B60", "vllm/vllm-openai-xpu:v", "gpu.intel.com/xe", names.OWN_LABEL),
+        ("Gaudi2", "vault.habana.ai/", "habana.ai/gaudi", names.OWN_LABEL),
+        ("X1", "vllm/vllm-openai:v", "nvidia.com/gpu", names.OWN_LABEL),
+    ],
+)
+def test_the_vendor_of_the_gpu_says_image_resource_and_label(gpu, image, resource, label):
+    (documents_of,) = kubernetes.manifests(on(gpu)).values()
+    pod = documents_of[1]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"].startswith(image)
+    assert container["resources"] == {"limits": {resource: "2"}}
+    assert [one["key"] for one in pod["tolerations"]] == [resource]
+    affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert affinity["nodeSelectorTerms"][0]["matchExpressions"][0]["key"] == label

@@ -4,12 +4,14 @@ import re
 
 import jsonschema
 import pytest
-from export_plans import EVERY, pipeline, split, whole
+from export_plans import EVERY, on, pipeline, split, whole
 from ruamel.yaml import YAML
 
 from hetero import catalog
 from hetero.apps.export import names, skypilot, write
 from hetero.errors import ExportError
+
+REFUSED = ("mixed pipeline", "AMD, fp8", "Gaudi", "Intel")
 
 # Fields of task and service files as SkyPilot 0.14 documents them; `make tools` gives its own
 # schemas, which tests/unit/test_export_tools.py uses.
@@ -35,6 +37,7 @@ TASK = {
                 },
                 "ports": {"type": "integer"},
                 "disk_size": {"type": "integer"},
+                "image_id": {"type": "string"},
             },
         },
         "service": {
@@ -61,7 +64,7 @@ TASK = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "mixed pipeline"])
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in REFUSED])
 def test_every_task_has_documented_fields_only(name, tmp_path):
     for path in write(EVERY[name], "skypilot", tmp_path / "out"):
         task = YAML(typ="safe", pure=True).load(path.read_text())
@@ -114,3 +117,13 @@ def test_what_skypilot_cannot_say_is_said():
 def test_names_are_of_gpus_that_the_catalog_has():
     known = {gpu.name for gpu in catalog.gpus()}
     assert set(names._NAMES) <= known
+
+
+def test_amd_machines_run_an_image_and_others_are_refused():
+    (task,) = skypilot.tasks(on("MI300X")).values()
+    assert task["resources"]["accelerators"] == {"MI300X": 2}
+    assert task["resources"]["image_id"].startswith("docker:vllm/vllm-openai-rocm:v")
+    assert "setup" not in task
+    for gpu in ("Gaudi3", "Arc-Pro-B60"):
+        with pytest.raises(ExportError, match=f"stands on {gpu}, which SkyPilot does not rent"):
+            skypilot.tasks(on(gpu))

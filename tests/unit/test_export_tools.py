@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from engine_plans import SEEDS, services
 from export_plans import EVERY
 
 from hetero import paths
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.skipif(
 def read(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tools")
     commands, tasks = [], []
-    for service in EVERY.values():
+    of_fleets = [service for seed in SEEDS for service in services(seed)]
+    for service in (*EVERY.values(), *of_fleets):
         for serving in service.servings:
             commands += [(serving, one) for one in vllm.commands(service, serving)]
         try:
@@ -56,11 +58,12 @@ def test_vllm_reads_every_command(read):
     commands, _, found = read
     assert len(found["vllm"]) == len(commands) > 20
     for (serving, _), seen in zip(commands, found["vllm"], strict=True):
-        assert seen["tensor"] == serving.parts[0].gpus
+        assert (seen["tensor"], seen["copies"]) == serving.parts[0].degrees
         assert seen["pipeline"] == len(serving.parts)
         assert seen["nnodes"] == len(serving.machines)
         if serving.engine is not None:
-            assert seen["max_num_seqs"] == serving.engine.max_batch
+            each = serving.parts[0].degrees[1] if serving.phase == "decode" else 1
+            assert seen["max_num_seqs"] == serving.engine.max_batch // each
 
 
 def test_skypilot_reads_every_task(read):

@@ -6,7 +6,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from export_plans import EVERY, LLAMA, SMALL, pipeline, split, whole
+from export_plans import EVERY, LLAMA, SMALL, on, pipeline, split, whole
 
 from hetero import catalog
 from hetero.apps.export import Part, ServedEngine, Service, files, vllm
@@ -24,6 +24,8 @@ FLAGS = {
     "--port": int,
     "--tensor-parallel-size": int,
     "--pipeline-parallel-size": int,
+    "--data-parallel-size": int,
+    "--enable-expert-parallel": None,
     "--nnodes": int,
     "--node-rank": int,
     "--master-addr": str,
@@ -119,7 +121,7 @@ def test_prefill_pipelines_push_their_caches_and_decode_has_one_stage():
 
     assert connectors(of(1, 1)) == {"NixlConnector"}
     assert connectors(of(2, 1)) == {"NixlPushConnector"}
-    with pytest.raises(ExportError, match="2 pipeline stages what others have prefilled"):
+    with pytest.raises(ExportError, match="decode alone in 2 pipeline stages"):
         vllm.scripts(of(1, 2))
 
 
@@ -226,3 +228,66 @@ def test_an_entry_of_the_arena():
     assert envs[1]["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
     assert envs[0]["VLLM_NIXL_SIDE_CHANNEL_PORT"] != envs[1]["VLLM_NIXL_SIDE_CHANNEL_PORT"]
     assert catalog.gpu(service.servings[0].parts[0].gpu).name == "V100-SXM2-32GB"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "variable"),
+    [
+        ("L40S", "CUDA_VISIBLE_DEVICES"),
+        ("MI300X", "HIP_VISIBLE_DEVICES"),
+        ("Arc-Pro-B60", "ZE_AFFINITY_MASK"),
+        ("Gaudi3", "HABANA_VISIBLE_MODULES"),
+    ],
+)
+def test_devices_are_named_as_their_vendor_does(gpu, variable):
+    service = on(gpu)
+    found = [vllm.commands(service, one)[0].env for one in service.servings]
+    assert found == [((variable, "0,1"),), ((variable, "2,3"),)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "how", "sentence"),
+    [
+        ("MI300X", {"precision": "int8"}, "weights in int8, which vLLM does not serve on MI300X"),
+        ("Gaudi3", {"precision": "fp8"}, "weights in fp8, which vLLM does not serve on Gaudi3"),
+        ("Gaudi3", {"kv_precision": "fp8"}, "caches keys and values in fp8, which vLLM has no"),
+        ("L40S", {"engine": "sglang"}, "is for SGLang, and these are files for vLLM"),
+    ],
+)
+def test_what_a_vendors_devices_lack_is_refused(gpu, how, sentence):
+    service = on(gpu, **how)
+    with pytest.raises(ExportError, match=sentence):
+        vllm.commands(service, service.servings[0])
+
+
+def test_an_engine_has_data_types_of_its_own():
+    service = on("L40S")
+    first, second = service.servings
+    mixed = replace(service, servings=(replace(first, precision="fp8", kv_precision="fp8"), second))
+    found = [flags(vllm.commands(mixed, one)[0].argv) for one in mixed.servings]
+    assert [one["--dtype"] for one in found] == ["auto", "float16"]
+    assert [one.get("--quantization") for one in found] == ["fp8", None]
+    assert [one.get("--kv-cache-dtype") for one in found] == ["fp8", None]
+    assert len(mixed.families()) == 2
+
+
+def test_what_an_image_is_not_built_for_is_a_note():
+    service = whole()
+    assert any("not built for V100" in note for note in vllm.notes(service, service.servings[0]))
+    gaudi = on("Gaudi3")
+    assert any("releases of its own" in note for note in vllm.notes(gaudi, gaudi.servings[0]))
+
+
+def test_phases_are_not_split_between_vendors_without_a_connector():
+    phases = (("p", "prefill"), ("d", "decode"))
+    servings = [ServedEngine(n, phase, (Part(n, "Gaudi3", 1, 32),)) for n, phase in phases]
+    service = Service("split", SMALL, placed(servings))
+    with pytest.raises(ExportError, match="has no connector that moves KV caches"):
+        vllm.commands(service, service.servings[0])
+    mixed = [
+        replace(servings[0], parts=(Part("p", "L40S", 1, 32),)),
+        replace(servings[1], parts=(Part("d", "MI300X", 1, 32),)),
+    ]
+    service = Service("split", SMALL, placed(mixed))
+    with pytest.raises(ExportError, match="no connector of vLLM moves KV caches there"):
+        vllm.commands(service, service.servings[0])

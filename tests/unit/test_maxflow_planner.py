@@ -275,6 +275,8 @@ def test_plan_layers_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     code, text, _ = run(capsys, *small)
     assert code == 0
     assert "proven optimal" in text
+    assert min(found["tokens_per_s_in_draws"]) < found["tokens_per_s"]
+    assert "tokens/s in 90 % of 24 draws of step times; the bound is for these" in text
     code, text, error = run(capsys, "helix-10", "--model", "Llama-2-70B")
     assert code == 1
     assert "at most 52 of the 80 layers" in error

@@ -12,17 +12,19 @@ from hetero import cluster
 from hetero.apps.cards import sections
 from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
-from hetero.apps.cards.delivery import drawn, goodput, redeployed, rescaled
+from hetero.apps.cards.delivery import goodput, redeployed
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
+from hetero.apps.portfolio.planners import planner
+from hetero.catalog import Link
 from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
-from hetero.question import judged
+from hetero.question import drawn, judged, rescaled, sustained_rps
 from hetero.simulator import Slo
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
-ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0}
+ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,9 @@ def test_the_plan_is_the_best_of_what_was_tried_and_no_bound_is_passed(card):
 
 
 def test_cost_per_token_is_price_over_tokens_served():
-    card = hetero.plan(PAIR, **(ASKED | {"rate": 1.0}))
+    card = hetero.plan(PAIR, **(ASKED | {"rate": 1.0, "engine": "vllm"}))
+    assert card.question.engine == "vllm"
+    assert any(note.startswith("Engine: vLLM ") for note in card.notes)
     a5000 = cluster.cluster(PAIR).machines[0].gpu.usd_per_h
     assert card.usd_per_h == pytest.approx(a5000 * sum(one.count for one in card.sources))
     tokens = card.served["total_tps"]
@@ -215,7 +219,8 @@ def test_alike_replicas_stand_in_one_row():
 def test_intervals_of_draws_and_seeds():
     one = Sampled.of([1.0, 3.0], range(101))
     assert one.value == 2.0
-    assert one.interval() == (5.0, 95.0)
+    assert one.interval() == (2.0, 95.0)  # it reaches as far as the value
+    assert Sampled.of([50.0], range(101)).interval() == (5.0, 95.0)
     assert Sampled.of([1.0, 3.0]).interval() == pytest.approx((2 - 12.706, 2 + 12.706), abs=1e-3)
 
 
@@ -231,6 +236,14 @@ def test_a_fleet_grows_and_shrinks_with_its_links():
     for machine in geo.machines[:: len(geo.machines) // 4]:
         bigger = more(geo, machine, 2)
         assert bigger.gpus == geo.gpus + 2 * machine.count
+
+
+def test_an_engine_leaves_out_what_it_does_not_run_on():
+    asked = request(FLEET, **(ASKED | {"engine": "vllm"}))
+    assert set(asked.question.cluster.gpu_types) == {"A800-PCIE-80GB"}
+    assert set(asked.cluster.gpu_types) == {"A800-PCIE-80GB", "V100-SXM2-32GB"}
+    with pytest.raises(hetero.errors.ParameterError, match="computes in fp16 under vLLM"):
+        request("xiong-8xv100", **(ASKED | {"engine": "vllm"}))
 
 
 @pytest.mark.parametrize(
@@ -266,3 +279,34 @@ def test_targets_read_as_the_shell_reads_them():
     assert Slo.read("ttft=500ms,tpot=50ms,e2e=1min") == Slo(0.5, 0.05, 60.0)
     with pytest.raises(ParameterError, match="slo gives ttft twice"):
         Slo.read("ttft=1s,ttft=2s")
+
+
+def far(latency_s: float) -> cluster.Cluster:
+    """Two equal machines, one beside the coordinator and one as far from it as is said."""
+    like = cluster.cluster(PAIR).machines[0]
+    machines = tuple(replace(like, name=name, region=name) for name in ("near", "far"))
+    network = cluster.Network(
+        within_region=Link(name="inside", bandwidth_gbs=12.5, latency_s=1e-4),
+        between_regions=Link(name="between", bandwidth_gbs=0.6, latency_s=latency_s),
+        coordinator_region="near",
+    )
+    return cluster.Cluster("apart", machines, network)
+
+
+def test_the_way_between_regions_is_in_every_answer():
+    def carried(where: cluster.Cluster):
+        asked = request(where, model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0).question
+        plan = planner("Mélange").plan(asked)
+        load = asked.load(precision=0.05)
+        return plan, sustained_rps(plan, load, seed=0)
+
+    (_, alone), (_, beside), (away, less), (beyond, least) = (
+        carried(where)
+        for where in (part(far(0.0), far(0.0).machines[:1]), far(0.0), far(0.5), far(5.0))
+    )
+    # Five seconds there and five back: nothing that is served there comes in time.
+    assert {machine for group in beyond.groups for machine, *_ in group.stages} == {"near"}
+    assert least == pytest.approx(alone, rel=0.01)
+    # A second there and back leaves one for the first token: less is carried, but more than by one.
+    assert alone < less <= 1.05 * beside
+    assert {one.network_s for one in away.deployment.replicas} == {1e-4, 0.5}

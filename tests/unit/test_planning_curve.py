@@ -67,6 +67,10 @@ def test_no_way_to_rent_one_kind_of_machine_is_cheaper(discount: float, start_s:
 
 def test_the_table_and_the_figure_show_every_hour(tmp_path) -> None:
     found = day(market(0.75), CURVE)
+    assert len(found.tight) == 3
+    assert 4 in found.tight or found.outcomes[4].mean > min(one.mean for one in found.outcomes)
+    assert len(found.draws) == 24
+    assert "tightest hours" in str(found)
     frame = found.table().to_frame()
     assert list(frame["load [requests/s]"]) == list(CURVE.rates_rps)
     assert frame["price [$/h]"].sum() <= found.usd + 1e-9

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
+import numpy as np
 import pytest
 
 from hetero import catalog, workload
@@ -20,7 +21,7 @@ from hetero.cluster import Cluster, Machine, cluster
 from hetero.deployment import Deployment
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.plans import Group, Plan
-from hetero.question import Load, Question
+from hetero.question import DRAWS, Load, Question
 from hetero.routers import RoundRobin
 from hetero.simulator import Event, Slo, simulate
 
@@ -60,6 +61,12 @@ def test_a_lost_machine_leaves_what_a_deployment_without_it_delivers() -> None:
     assert found.whole.sustained_rps >= max(one.sustained_rps for one in found.losses)
     assert found.worst.after.mean == min(one.after.mean for one in found.losses)
     assert "machine lost" in str(found)
+    every = [found.whole, *found.losses]
+    assert all(len(one.draws) == DRAWS for one in every)
+    assert found.draws == tuple(all(one.draws[d] for one in every) for d in range(DRAWS))
+    assert np.mean(found.draws) <= np.mean(found.whole.draws)
+    assert f"{100 * np.mean(found.draws):.0f} % of 24 draws of step times" in str(found)
+    assert resilience(plan, CASE, precision=0.04, seeds=(0,), draws=0).draws == ()
 
 
 def test_the_minute_after_a_loss_is_that_of_a_run_with_the_event() -> None:
@@ -176,6 +183,7 @@ def test_the_command_says_what_is_left(tmp_path, capsys) -> None:
     assert found["whole"]["attainment"] > 0.9
     assert {name for one in found["losses"] for name in one["machines"]} == {"a-1", "a-2", "c"}
     assert found["spare"]["usd_per_h"] >= 0
+    assert 0 <= found["holds_in_draws"] <= min(one["carries_in_draws"] for one in found["losses"])
     with pytest.raises(SystemExit) as ended:
         main(["resilience", str(path), "--rate", "2", "--planner", "nobody"])
     assert ended.value.code == 1

@@ -14,15 +14,25 @@ from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.fluid import work_s
 from hetero.apps.capacity.market import Market
-from hetero.apps.capacity.sizing import Candidate, cheapest, size
+from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part, size
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.apps.cli import main
+from hetero.catalog import EngineName
+from hetero.cluster import find
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
 from hetero.plans import Plan
-from hetero.question import Load
+from hetero.question import (
+    DRAWS,
+    Load,
+    Question,
+    drawn,
+    sustained_draws,
+    sustains,
+    within_context,
+)
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.workload import Trace
@@ -183,6 +193,22 @@ def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
         Market(prices.from_catalog(["A40"]), MODEL, load, CostSettings(precision="fp8"))
 
 
+def test_only_gpus_that_the_engine_runs_on_are_offered() -> None:
+    machines = [prices.Offer(catalog.gpu(name), 1, 1.0) for name in ("L40S", "MI300X", "V100-16GB")]
+    listed = replace(prices.from_catalog(["L40S"]), offers=tuple(machines))
+    load = Load(CHATS, 5.0, SLO, precision=0.05)
+
+    def offered(engine: EngineName) -> list[str]:
+        here = Market(listed, MODEL, load, CostSettings(engine=engine))
+        return [offer.gpu.name for offer in here.offers]
+
+    assert offered("vllm") == ["L40S", "MI300X"]
+    assert offered("trtllm") == ["L40S"]
+    few = replace(listed, offers=tuple(machines[1:2]))
+    with pytest.raises(InfeasibleError, match="computes in int8 under vLLM"):
+        Market(few, MODEL, load, CostSettings(engine="vllm", precision="int8"))
+
+
 def test_a_load_without_targets_must_keep_up() -> None:
     step = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
     engine = Engine(max_step_tokens=100)
@@ -228,6 +254,94 @@ def test_price_lists_are_read_and_refused_in_one_sentence(tmp_path) -> None:
         prices.from_catalog(["L4"]).limited({"A40": 2})
 
 
+def test_a_fleet_says_in_how_many_draws_it_carries_the_load() -> None:
+    here = market(5.0)
+    found = cheapest(here)
+    assert len(found.best.draws) == DRAWS
+    assert 0 < found.best.safe < 1
+    assert f"in {100 * found.best.safe:.0f} % of 24 draws" in str(found)
+    assert "for these step times" in str(found)
+    plan, load = found.plan, here.load
+    gpus = {offer.gpu.name: offer.gpu for offer in here.offers}
+    # What is decided by dominance is what simulation of every draw shows.
+    question = Question(here.cluster, MODEL, CHATS, 5.0, SLO)
+    each = [sustains(one, load, 0) for one in drawn(plan, question, DRAWS)]
+    assert sustained_draws(plan, gpus, load) == tuple(each) == found.best.draws
+    # A fleet of twice the machines is as safe or safer.
+    twice = {at: 2 * n for at, n in found.best.counts.items()}
+    assert all(a >= b for a, b in zip(here.draws(twice), found.best.draws, strict=True))
+
+
+def test_when_an_assumed_gpu_wins_it_says_how_often() -> None:
+    found = cheapest(market(5.0, gpus=("RTX-A5000", "L40S", "H100-SXM")), near=100.0)
+    assert found.market.assumed(found.best.counts) == ("RTX-A5000",)
+    assert "No step time of RTX-A5000 was ever measured" in str(found)
+    assert "carries the load where it does not. No fleet is sized anew" in str(found)
+    sized = market(5.0, gpus=("H100-SXM",))
+    assert not sized.assumed(cheapest(sized, draws=0).best.counts)
+
+
+def test_other_gpu_types_are_searched_up_to_a_factor() -> None:
+    gpus = ("L4", "A40", "H100-SXM")
+    all_of = cheapest(market(5.0, gpus=gpus), near=100.0, draws=0)
+    assert all(isinstance(one, Candidate) for one in all_of.alone.values())
+    few = cheapest(market(5.0, gpus=gpus), near=1.0, draws=0)
+    assert few.usd_per_h == pytest.approx(all_of.usd_per_h)
+    for name, one in few.alone.items():
+        assert few.least_usd_per_h[name] <= all_of.alone[name].usd_per_h * (1 + 1e-6)
+        if isinstance(one, str):
+            assert "not searched: proven to cost" in one
+            assert few.least_usd_per_h[name] >= few.homogeneous[1].usd_per_h
+
+
+def test_price_lists_are_joined_and_filtered(tmp_path) -> None:
+    for name, gpu, usd in (("one", "L4", 0.8), ("two", "A40", 0.9), ("three", "L4", 0.7)):
+        text = f"name: {name}\nmachines: [{{gpu: {gpu}, usd_per_h: {usd}, limit: 3}}]\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
+    lists = [prices.load(tmp_path / f"{name}.yaml") for name in ("one", "two", "three")]
+    found = prices.PriceList.joined(lists)
+    assert [(o.name, o.usd_per_h, o.source) for o in found.offers] == [
+        ("1xL4", 0.8, "one.yaml"),
+        ("1xA40", 0.9, "two.yaml"),
+        ("1xL4", 0.7, "three.yaml"),
+    ]
+    assert [o.usd_per_h for o in found.only(["l4"]).offers] == [0.8, 0.7]
+    with pytest.raises(ParameterError, match="offers no L40S"):
+        found.only(["L40S"])
+    both = Market(found.only(["L4"]), MODEL, Load(CHATS, 2.0, SLO, 0.9, 0.05, (0,)))
+    sized = cheapest(both, draws=0)
+    # Machines of the same name from two lists stay apart.
+    assert len({group.name for group in sized.plan.groups}) == len(sized.plan.groups)
+    assert both.offers[next(iter(sized.best.counts))[0]].usd_per_h == 0.7
+
+
+def test_the_cheapest_part_of_a_cluster_carries_the_load() -> None:
+    whole = find("thunderserve-cloud-32")
+    question = Question(whole, MODEL, CHATS, 3.0, Slo(ttft_s=2.0, tpot_s=0.15))
+    part, found = cheapest_part(question, seeds=(0,))
+    assert part.usd_per_h == pytest.approx(found.usd_per_h)
+    assert part.usd_per_h < whole.usd_per_h
+    assert {m.name for m in part.machines} <= {m.name for m in whole.machines}
+    assert sustains(found.plan, question.load(), 0)
+    with pytest.raises(InfeasibleError, match="above the budget"):
+        cheapest_part(replace(question, budget_usd_per_h=0.1), seeds=(0,))
+    unpriced = replace(whole.machines[0].gpu, usd_per_h=None)
+    free = replace(whole.machines[0], gpu=unpriced, usd_per_h=None)
+    with pytest.raises(ParameterError, match="has no price"):
+        prices.PriceList.of_cluster(replace(whole, machines=(free, *whole.machines[1:])))
+
+
+def test_requests_beyond_the_context_window_are_left_out_and_counted() -> None:
+    long = Trace([0.0, 1.0, 2.0], [100, 9000, 200], [10, 10, 10])
+    here = Market(prices.from_catalog(["A40"]), MODEL, Load(long, 1.0, SLO))
+    assert len(here.load.trace) == 2
+    assert here.notes == (
+        "1 of 3 requests is longer than the context window of Llama-3-8B, 8,192 tokens: left out.",
+    )
+    with pytest.raises(ParameterError, match="All 1 requests"):
+        within_context(Trace([0.0], [9000], [10]), MODEL)
+
+
 def test_the_command_prints_the_fleet_as_json(capsys) -> None:
     arguments = ["size", "--rate", "3", "--gpu", "L4", "--gpu", "A40", "--seeds", "1", "--json"]
     with pytest.raises(SystemExit) as ended:
@@ -239,12 +353,18 @@ def test_the_command_prints_the_fleet_as_json(capsys) -> None:
     spent = sum(one["number"] * one["usd_per_h_each"] for one in found["machines"])
     assert spent == pytest.approx(found["usd_per_h"])
     assert sum(m["number"] * m["gpus_each"] for m in found["machines"] if m["gpu"] == "A40") <= 2
+    assert found["arrivals"] == "poisson"
+    assert found["draws"] == 24
+    assert 0 <= found["carries_in_draws"] <= 1
+    assert {one["gpu"] for one in found["of_one_gpu_type"]} == {"L4", "A40"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--rate", "3", "--curve", "x.csv"], "one of --rate and --curve"),
+        (["--rate", "3", "--curve", "x.csv"], "one of --rate, --curve and"),
+        (["--rate", "3", "--within", "c.yaml", "--prices", "p.yaml"], "--within takes"),
+        (["--arrivals", "trace", "--trace", "sharegpt"], "arrive at once"),
         (["--rate", "0"], "--rate is 0"),
         (["--rate", "3", "--max", "L4"], "--max cannot read"),
         (["--rate", "3", "--figure", "x.png"], "--figure draws a day"),

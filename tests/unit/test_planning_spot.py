@@ -138,4 +138,5 @@ def test_the_command_mixes(tmp_path, capsys) -> None:
     assert ended.value.code == 0
     found = json.loads(capsys.readouterr().out)
     assert found["hours_that_meet_the_goal"] >= 0.9
+    assert 0 <= found["carries_in_draws"] <= 1
     assert found["usd_per_h"] <= found["on_demand_alone_usd_per_h"] + 1e-9

@@ -13,6 +13,13 @@ def test_nothing_is_printed_where_nobody_looks(capsys):
     assert (said.out, said.err) == ("", "")
 
 
+def test_a_pipe_gets_a_line_now_and_then(capsys, monkeypatch):
+    monkeypatch.setattr("hetero.progress.EVERY_S", 0.0)
+    with progress(None, "plan", unit="steps") as advance:
+        advance(1, "Mélange")
+    assert capsys.readouterr().err == "plan: Mélange, 1 steps, 0 s\n"
+
+
 def test_a_shown_bar_counts_and_leaves_nothing_behind(capsys):
     with progress(10, "routing", show=True) as advance:
         advance(4)

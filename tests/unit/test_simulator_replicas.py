@@ -13,6 +13,7 @@ from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 from hetero.routers import DEFER, LeastRequests, Normal, PowerOfTwo, RoundRobin, SingleInstance
 from hetero.simulator import Event, simulate
+from hetero.simulator.sustained import saturation
 from hetero.workload import Trace
 
 # A step costs 1 s, and 1/8 s per new token; nothing else.
@@ -154,6 +155,87 @@ def test_split_phases_by_hand() -> None:
     assert frame.replica.tolist() == ["p", "p"]
     assert frame.decode_replica.tolist() == ["d", ""]
     assert (run.replicas["outstanding"] == 0).all()
+
+
+def fan(link: KvLink, prefills: int = 2) -> Deployment:
+    names = [f"p{k}" for k in range(prefills)]
+    return Deployment(
+        "fan",
+        (
+            *(Replica(n, STEP, 1000, 1e9, engine=ENGINE, role="prefill") for n in names),
+            Replica("d", STEP, 1000, 1e9, engine=ENGINE, role="decode"),
+        ),
+        default_link=link,
+    )
+
+
+@pytest.mark.parametrize("media", [("line",), ("out", "line")])
+def test_transfers_over_what_they_share_wait_for_each_other(media) -> None:
+    # Two prompts of 8 tokens are ready at 2 on two replicas; each takes 4 s on a line of 2 GB/s.
+    apart = served(fan(KvLink(2.0)), [0.0, 0.0], [8, 8], [2, 2])
+    assert apart.requests["transfer_s"].tolist() == [4.0, 4.0]
+    shared = served(fan(KvLink(2.0, latency_s=0.5, media=media)), [0.0, 0.0], [8, 8], [2, 2])
+    assert shared.requests["transfer_s"].tolist() == [4.5, 8.5]
+
+
+def test_what_is_ready_first_travels_first_whichever_replica_it_leaves() -> None:
+    # The first replica has 16 tokens and is ready at 3, the second has 8 and is ready at 2.5.
+    run = served(fan(KvLink(2.0, media=("line",))), [0.0, 0.5], [16, 8], [2, 2])
+    ready = [3.0, 2.5]
+    assert firsts(run) == ready
+    assert run.requests["transfer_s"].tolist() == [2.5 + 4.0 - 3.0 + 8.0, 4.0]
+
+
+@pytest.mark.parametrize("router", [RoundRobin(), LeastRequests(), PowerOfTwo()])
+@pytest.mark.parametrize("prefills", [1, 3])
+def test_a_line_is_never_used_twice_at_a_time(router, prefills) -> None:
+    draw = np.random.default_rng(prefills)
+    arrivals = np.cumsum(draw.exponential(3.0, 200))
+    inputs, outputs = draw.integers(1, 16, 200), draw.integers(2, 9, 200)
+    fleet = fan(KvLink(8.0, media=("line",)), prefills)
+    run = served(fleet, arrivals, inputs, outputs, router)
+    # From the first token on a transfer waits, then holds the line for its tokens.
+    busy = inputs / 8.0
+    end = run.requests["first_token_s"] + run.requests["transfer_s"]
+    order = np.argsort(end)
+    assert (end[order][1:] - busy[order][1:] >= end[order][:-1] - 1e-9).all()
+    waited = run.requests["transfer_s"] - busy
+    assert waited.min() > -1e-9
+    assert waited.max() > 0
+
+
+def test_more_caches_than_a_line_carries_are_not_sustained() -> None:
+    # 8 tokens of 10^9 bytes over 8 GB/s: one request a second at most, whatever the replicas do.
+    trace = Trace(np.zeros(400), [8] * 400, [2] * 400)
+    quick = StepModel.affine(floor_s=1e-3, per_token_s=0.0, per_cached_token_s=0.0)
+
+    def most(link: KvLink) -> float:
+        nodes = tuple(replace(one, step=quick) for one in fan(link).replicas)
+        fleet = Deployment("fan", nodes, default_link=link)
+        return saturation(fleet, trace, RoundRobin()).rate_rps
+
+    assert most(KvLink(8.0, media=("line",))) == pytest.approx(1.0, rel=0.05)
+    assert most(KvLink(8.0)) > 5.0
+
+
+def test_the_way_to_a_replica_and_back_is_in_every_latency_but_the_time_per_token() -> None:
+    near = served(one(), [0.0, 4.0], [8, 4], [4, 1])
+    far = served(one(network_s=0.25), [0.0, 4.0], [8, 4], [4, 1])
+    assert far.ttft_s.tolist() == [first + 0.5 for first in near.ttft_s]
+    assert far.e2e_s.tolist() == [end + 0.5 for end in near.e2e_s]
+    assert far.tpot_s[0] == near.tpot_s[0]
+    # A request of both phases pays the way to the first replica and the way from the second.
+    p, d = split(KvLink(2.0, latency_s=1.0)).replicas
+    apart = Deployment(
+        "apart",
+        (replace(p, network_s=0.25), replace(d, network_s=0.75)),
+        default_link=KvLink(2.0, latency_s=1.0),
+    )
+    run, same = (
+        served(fleet, [0.0], [8], [3]) for fleet in (apart, split(KvLink(2.0, latency_s=1.0)))
+    )
+    assert firsts(run) == [firsts(same)[0] + 0.5]
+    assert finishes(run) == [finishes(same)[0] + 0.25 + 0.75]
 
 
 def test_a_prefill_replica_keeps_a_cache_until_it_has_left() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
@@ -12,7 +14,9 @@ from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.simulator.saturation import attainment, largest_rate
 from hetero.simulator.sustained import SustainedRule, life_s, window
-from hetero.workload import Trace
+from hetero.simulator.sustained import arrivals as arriving
+from hetero.streams import stream
+from hetero.workload import Trace, statistics
 
 # One request at a time, a prompt of 100 tokens in 0.1 s and its only token with it: 10 requests/s.
 STEP = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
@@ -91,3 +95,54 @@ def test_runs_are_long_enough_for_the_precision_and_for_lives() -> None:
 def test_what_cannot_be_judged_is_refused(goal, precision) -> None:
     with pytest.raises(ParameterError, match="cannot be judged"):
         SustainedRule(goal=goal, precision=precision)
+
+
+@given(
+    gaps=st.lists(st.floats(0.0, 100.0), min_size=2, max_size=40).filter(lambda one: sum(one) > 1),
+    count=st.integers(60, 200),
+    rate_rps=st.floats(0.1, 100.0),
+    seed=st.integers(0, 5),
+)
+def test_scaled_arrivals_have_the_rate_and_the_gaps_of_the_trace(gaps, count, rate_rps, seed):
+    own = np.cumsum([0.0, *gaps])
+    trace = Trace(own, np.arange(1, len(own) + 1), np.ones(len(own)))
+    found = arriving(trace, count, rate_rps, seed, "scaled")
+    assert len(found) == count
+    assert statistics.rate_rps(found.arrival_s) == pytest.approx(rate_rps)
+    # Each request comes after the gap that stands before it in the trace, the first after a mean.
+    before = np.array([np.mean(gaps), *gaps])[found.input_tokens - 1][1:]
+    made = np.diff(found.arrival_s)
+    factor = before.sum() / made.sum()
+    np.testing.assert_allclose(made * factor, before, rtol=1e-6, atol=1e-9 * before.sum())
+    np.testing.assert_array_equal(np.diff(found.input_tokens) % len(own), 1)
+
+
+def test_a_burst_at_the_end_is_no_growth_where_bursts_are_the_traces_own() -> None:
+    # 100 requests in a second every 25 seconds, which are served in ten.
+    count = 4066
+    at_s = 25.0 * (np.arange(count) // 100) + 0.01 * (np.arange(count) % 100)
+    trace = Trace(at_s, [100] * count, [1] * count)
+    rule = SustainedRule(Slo(ttft_s=12.0), precision=0.005)
+    told = []
+    for seed in range(40):  # each begins elsewhere in a burst
+        run = simulate(ONE, arriving(trace, count, 4.0, seed, "scaled"), RoundRobin())
+        told.append([rule.judge(run, bursts_s).steady for bursts_s in (0.0, 10.0)])
+    assert all(with_bursts for _, with_bursts in told)
+    assert not all(without for without, _ in told)
+    # Twice what it serves grows all the same.
+    much = simulate(ONE, arriving(trace, count, 20.0, 1, "scaled"), RoundRobin())
+    assert not rule.judge(much, 10.0).steady
+
+
+def test_poisson_arrivals_are_what_is_taken_where_nothing_else_is_asked() -> None:
+    trace = Trace([0.0, 1.0, 9.0], [1, 2, 3], [4, 5, 6])
+    found = arriving(trace, 10, 3.0, 7)
+    assert sorted(found.input_tokens[:3]) == [1, 2, 3]
+    taken = trace.all_at_once().take(found.input_tokens - 1)
+    expected = taken.poisson(3.0, stream(7, "arrivals"))
+    np.testing.assert_array_equal(found.arrival_s, expected.arrival_s)
+
+
+def test_without_moments_of_their_own_arrivals_cannot_be_scaled() -> None:
+    with pytest.raises(ParameterError, match="arrive at once"):
+        arriving(Trace([0.0] * 9, [1] * 9, [1] * 9), 20, 1.0, 0, "scaled")

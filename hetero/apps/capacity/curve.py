@@ -20,22 +20,24 @@ machines are given back hour by hour while simulation allows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.load_curve import LoadCurve
-from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.trial import Outcome
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.melange import MelangeProgram
 from hetero.programs import Program, SolverLimits
+from hetero.question import in_draws
 
 _PARTS = (3, 2)
+_TIGHT = 3  # hours that are simulated with draws of the step times
 _ROUNDS = 20
 _RAISE = 1.08
 _LIMITS = SolverLimits(gap=2e-3, nodes=5000)
@@ -61,6 +63,9 @@ class DayPlan(Shown):
         Bound of the integer program with factors of 1, and the gap at which it stopped.
     static_usd
         Price of a day with the machines of the busiest hour kept throughout.
+    tight, draws
+        The hours that meet their targets most narrowly, and whether all of them carry their load
+        with each draw of the step times.
     """
 
     market: Market
@@ -73,6 +78,8 @@ class DayPlan(Shown):
     program_usd: float
     program_gap: float
     static_usd: float
+    tight: tuple[int, ...] = ()
+    draws: Draws = ()
 
     def machines(self, hour: int) -> Counts:
         """All machines of an hour."""
@@ -118,16 +125,27 @@ class DayPlan(Shown):
         )
         saved = 100 * (1 - self.usd / self.static_usd)
         notes = (
+            *self._safety(),
             f"Starts of {self.market.prices.start_s:g} s each are paid for in the total.",
-            f"Proven: no machines of this list serve these rates for less than "
-            f"{self.bound_usd:.2f} $, targets and starts aside.",
+            "Proven for these step times: no machines of this list serve these rates for less "
+            f"than {self.bound_usd:.2f} $, targets and starts aside.",
             f"Steady state under the targets, without queues: {self.program_usd:.2f} $ or more "
             f"(gap of the program {100 * self.program_gap:.1f} %).",
             f"The machines of the busiest hour kept throughout: {self.static_usd:.2f} $; this "
             f"plan costs {saved:.1f} % less.",
+            *self.market.notes,
         )
         title = f"{self.market.llm.name} over {len(rows)} hours: {self.usd:.2f} $"
         return Table(title, columns, rows, notes)
+
+    def _safety(self) -> Iterator[str]:
+        """In how many draws of step times the day is carried."""
+        if self.draws:
+            hours = ", ".join(map(str, self.tight))
+            yield (
+                f"Its tightest hours ({hours}) all carry their load in {in_draws(self.draws)}, "
+                f"with {self.market.load.arriving}."
+            )
 
     def _names(self, counts: Counts) -> str:
         found: dict[str, int] = {}
@@ -137,7 +155,9 @@ class DayPlan(Shown):
         return ", ".join(f"{n} x {name}" for name, n in found.items()) or "-"
 
 
-def day(market: Market, curve: LoadCurve) -> DayPlan:
+def day(
+    market: Market, curve: LoadCurve, *, progress: Callable[[str], None] | None = None
+) -> DayPlan:
     """The cheapest machines over a day.
 
     Parameters
@@ -152,7 +172,7 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
     InfeasibleError
         If the machines do not suffice in some hour.
     """
-    load = market.load
+    load, say = market.load, progress or (lambda _: None)
     if load.rate_rps < curve.peak_rps * (1 - 1e-9):
         raise ParameterError(
             f"The market was made for {load.rate_rps:g} requests/s, the curve has a peak of "
@@ -162,7 +182,8 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
     program = market.program(parts=_PARTS)
     factors = np.ones(len(curve.rates_rps))
     first: tuple[float, float] | None = None
-    for _ in range(_ROUNDS):
+    for n in range(_ROUNDS):
+        say(f"round {n + 1}")
         reserved, on_demand, bound, gap = _solve(market, program, curve, factors)
         first = first or (bound, gap)
         missed = [
@@ -179,25 +200,35 @@ def day(market: Market, curve: LoadCurve) -> DayPlan:
             "the machines of its steady state.",
             resolve="relax the targets or the goal, or offer other machines.",
         )
+    say("machines to give back")
     reserved, on_demand = _give_back(market, curve, reserved, on_demand)
     fluid = market.cheapest_hours()
     floor = sum(fluid.least_usd_per_h(rate) for rate in curve.rates_rps)
     busiest = together(reserved, on_demand[int(np.argmax(curve.rates_rps))])
     assert first is not None
+    say("draws of step times")
+    outcomes = tuple(
+        market.play(together(reserved, on_demand[hour]), load.at(rate))
+        for hour, rate in enumerate(curve.rates_rps)
+    )
+    hours = range(len(outcomes))
+    tight = sorted(sorted(hours, key=lambda h: (outcomes[h].mean, -curve.rates_rps[h]))[:_TIGHT])
+    each = [
+        market.draws(together(reserved, on_demand[h]), load.at(curve.rates_rps[h])) for h in tight
+    ]
     return DayPlan(
         market=market,
         curve=curve,
         reserved=reserved,
         on_demand=tuple(on_demand),
-        outcomes=tuple(
-            market.play(together(reserved, on_demand[hour]), load.at(rate))
-            for hour, rate in enumerate(curve.rates_rps)
-        ),
+        outcomes=outcomes,
         usd=_usd(market, reserved, on_demand),
         bound_usd=floor,
         program_usd=first[0],
         program_gap=first[1],
         static_usd=len(on_demand) * _reserved_usd(market, busiest),
+        tight=tuple(tight),
+        draws=tuple(map(all, zip(*each, strict=True))),
     )
 
 

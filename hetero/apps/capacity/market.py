@@ -11,7 +11,7 @@ import numpy as np
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.prices import Offer, PriceList
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
-from hetero.catalog import Llm
+from hetero.catalog import Llm, serving_engine
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
@@ -20,7 +20,10 @@ from hetero.planners.baselines.capacity import buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind, kinds
 from hetero.planners.baselines.melange import MelangeProgram
 from hetero.plans import Group, Plan
-from hetero.question import Load
+from hetero.question import DRAWS, Load, step_error, sustained_draws, within_context
+
+Draws = tuple[bool, ...]
+"""Whether something holds, by draw of the step times; empty where none were drawn."""
 
 _SPARE = 3.0  # a fleet of one kind never needs more than this times what the program gives it
 _MOST = 4000  # machines of a kind
@@ -34,7 +37,7 @@ class Market:
 
     A division of a machine into several instances is left out where smaller machines of the same
     GPU hold the same instances for the same price or less, and so is a GPU that does not compute
-    in the precision of the weights.
+    in the precision of the weights, or that the engine does not run on.
 
     Raises
     ------
@@ -48,12 +51,20 @@ class Market:
     settings: CostSettings = field(default_factory=CostSettings)
 
     def __post_init__(self) -> None:
-        precision = self.settings.precision
-        offers = tuple(o for o in self.prices.offers if precision in o.gpu.precisions)
+        trace, self.notes = within_context(self.load.trace, self.llm)
+        self.load = replace(self.load, trace=trace)
+        self._drawn: dict[tuple[object, ...], tuple[bool, ...]] = {}
+        precision, engine = self.settings.precision, serving_engine(self.settings.engine)
+        offers = tuple(
+            o
+            for o in self.prices.offers
+            if precision in o.gpu.precisions and not engine.lacks(o.gpu, precision)
+        )
         if not offers:
+            by = f" under {engine.title}" if engine.limited else ""
             raise InfeasibleError(
-                f"No GPU of {self.prices.name} computes in {precision}.",
-                resolve="offer other GPUs, or choose another precision.",
+                f"No GPU of {self.prices.name} computes in {precision}{by}.",
+                resolve="offer other GPUs, or choose another precision or engine.",
             )
         base = Cluster(self.prices.name, tuple(o.machine(f"{n}") for n, o in enumerate(offers)))
         self.known: dict[tuple[object, ...], Outcome] = {}
@@ -116,9 +127,8 @@ class Market:
     @cached_property
     def cluster(self) -> Cluster:
         """Every machine that a fleet could need."""
-        machines = []
-        for kind, offer in zip(self.kinds, self.offers, strict=True):
-            machines += [offer.machine(f"{offer.name}-{n + 1}") for n in range(len(kind.machines))]
+        numbers = {k: len(kind.machines) for k, kind in enumerate(self.kinds)}
+        machines = [self.offers[k].machine(name) for k, name in self._named(numbers)]
         return Cluster(self.prices.name, tuple(machines), source=self.prices.source)
 
     def program(self, only: str | None = None, parts: tuple[int, int] = (6, 4)) -> MelangeProgram:
@@ -224,18 +234,32 @@ class Market:
                 yield at, tuple(next(named)[-1].name for _ in at[1])
 
     def _placed(self, counts: Counts) -> list[tuple[str, Offer, int, Replica]]:
-        placed = []
         numbers: dict[int, int] = {}
+        for (k, _), count in counts.items():
+            numbers[k] = numbers.get(k, 0) + count
+        named: dict[int, list[str]] = {}
+        for k, name in self._named(numbers):
+            named.setdefault(k, []).append(name)
+        placed = []
         for (k, division), count in sorted(counts.items()):
             offer = self.offers[k]
             for _ in range(count):
-                numbers[k] = numbers.get(k, 0) + 1
-                machine = f"{offer.name}-{numbers[k]}"
+                machine = named[k].pop(0)
                 for n, degree in enumerate(division):
                     one = self._kinds[k].instances[degree]
                     label = machine if len(division) == 1 else f"{machine}/{n}"
-                    placed.append((machine, offer, degree, replace(one, name=label)))
+                    made = replace(one, name=label, network_s=offer.network_s)
+                    placed.append((machine, offer, degree, made))
         return placed
+
+    def _named(self, numbers: dict[int, int]) -> Iterator[tuple[int, str]]:
+        """So many machines of every kind, each with a name of its own."""
+        used: dict[str, int] = {}
+        for k, count in sorted(numbers.items()):
+            offer = self.offers[k]
+            for n in range(count):
+                used[offer.name] = used.get(offer.name, 0) + 1
+                yield k, offer.owned[n] if offer.owned else f"{offer.name}-{used[offer.name]}"
 
     def play(self, counts: Counts, load: Load | None = None) -> Outcome:
         """What a fleet makes of the load, or of another; every fleet is played once."""
@@ -244,6 +268,20 @@ class Market:
         if key not in self.known:
             self.known[key] = outcome(self.plan(counts), load, stop_early=True)
         return self.known[key]
+
+    def draws(self, counts: Counts, load: Load | None = None, draws: int = DRAWS) -> Draws:
+        """Whether a fleet sustains the load, or another, with each draw of the step times."""
+        load = load or self.load
+        key = (*_key(counts, load), draws)
+        if key not in self._drawn:
+            gpus = {offer.gpu.name: offer.gpu for offer in self.offers}
+            self._drawn[key] = sustained_draws(self.plan(counts), gpus, load, draws=draws)
+        return self._drawn[key]
+
+    def assumed(self, counts: Counts) -> tuple[str, ...]:
+        """GPU types of a fleet whose chips were never measured."""
+        gpus = dict.fromkeys(self.offers[k].gpu for k, _ in counts)
+        return tuple(g.name for g in gpus if step_error(g).level in ("same chip", "carried"))
 
     def sustains(self, counts: Counts, load: Load | None = None) -> bool:
         """Whether a fleet sustains the load in every seed."""
@@ -255,7 +293,7 @@ class Market:
     def _hopeless(self, counts: Counts, load: Load) -> bool:
         """Whether a short run of the first seed misses the goal by far."""
         key = _key(counts, load)
-        if key in self.known:
+        if key in self.known or load.process != "poisson":  # own bursts are played whole
             return False
         if key not in self.glanced:
             short = replace(load, precision=max(_GLANCE, load.precision), seeds=load.seeds[:1])

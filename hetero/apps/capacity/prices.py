@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hetero import catalog, yaml_text
 from hetero.catalog import Gpu, Link
-from hetero.cluster import Machine
+from hetero.cluster import Cluster, Machine
 from hetero.cluster.file import GpuText
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError, ParameterError
@@ -56,6 +56,12 @@ class Offer:
         Price per hour of a machine that is kept the whole day [$/h]; None where there is none.
     spot_usd_per_h, losses_per_h
         Price of a machine that may be taken away [$/h], and how often it is per hour.
+    network_s
+        Way of a request from the coordinator to one of them [s].
+    owned
+        Their names, where they are machines of a cluster.
+    source
+        Where the price comes from; empty where the list says so for all.
     """
 
     gpu: Gpu
@@ -66,6 +72,9 @@ class Offer:
     spot_usd_per_h: float | None = None
     losses_per_h: float | None = None
     link: Link | None = None
+    network_s: float = 0.0
+    owned: tuple[str, ...] = ()
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -108,6 +117,79 @@ class PriceList(Shown):
                 resolve="give start_s of 0 or more and below 3600.",
             )
 
+    @classmethod
+    def of_cluster(cls, cluster: Cluster) -> PriceList:
+        """The machines of a cluster at their prices, as many as there are.
+
+        Raises
+        ------
+        ParameterError
+            If a machine has no price.
+
+        Examples
+        --------
+        >>> from hetero.cluster import cluster
+        >>> listed = PriceList.of_cluster(cluster("thunderserve-cloud-32"))
+        >>> [(offer.name, offer.limit) for offer in listed.offers][:2]
+        [('4xRTX-A6000', 2), ('4xRTX-A5000', 2)]
+        """
+        alike: dict[tuple[object, ...], Offer] = {}
+        for one in cluster.machines:
+            if one.usd_per_h is None:
+                raise ParameterError(
+                    f"Machine {one.name} of {cluster.name} has no price.",
+                    resolve="give its usd_per_h in the cluster file.",
+                )
+            way_s = cluster.reach_s(one.name)
+            key = (one.gpu, one.count, one.usd_per_h, one.link, way_s)
+            listed = one.usd_per_h == one.count * (one.gpu.usd_per_h or 0.0)
+            source = one.gpu.price_source if listed else ""
+            first = Offer(
+                one.gpu, one.count, one.usd_per_h, link=one.link, network_s=way_s, source=source
+            )
+            owned = (*alike.get(key, first).owned, one.name)
+            alike[key] = replace(first, owned=owned, limit=len(owned))
+        return cls(cluster.name, tuple(alike.values()), f"cluster {cluster.name}", start_s=0.0)
+
+    @classmethod
+    def joined(cls, lists: Sequence[PriceList]) -> PriceList:
+        """All that several lists offer; what is ordered starts as late as on the slowest of them.
+
+        Raises
+        ------
+        ParameterError
+            If there is no list.
+        """
+        if len(lists) == 1:
+            return lists[0]
+        offers = (replace(o, source=one.price_source(o)) for one in lists for o in one.offers)
+        return cls(
+            " + ".join(one.name for one in lists),
+            tuple(offers),
+            start_s=max((one.start_s for one in lists), default=0.0),
+            most_gpus=tuple(limit for one in lists for limit in one.most_gpus),
+        )
+
+    def only(self, gpus: Iterable[str]) -> PriceList:
+        """The same list with some GPU types alone.
+
+        Raises
+        ------
+        ParameterError
+            If the list has no such GPU.
+        """
+        names = {self._known(name) for name in gpus}
+        return replace(self, offers=tuple(o for o in self.offers if o.gpu.name in names))
+
+    def _known(self, name: str) -> str:
+        known = {offer.gpu.name for offer in self.offers}
+        full = name if name in known else catalog.gpu(name).name
+        if full not in known:
+            raise ParameterError(
+                f"{self.name} offers no {full}.", resolve=f"use {', '.join(sorted(known))}."
+            )
+        return full
+
     def limited(self, most_gpus: Mapping[str, int]) -> PriceList:
         """The same list with at most so many GPUs of some types; 0 leaves a type out.
 
@@ -129,9 +211,11 @@ class PriceList(Shown):
         kept = tuple(offer for offer in self.offers if limits.get(offer.gpu.name, 1) > 0)
         return replace(self, offers=kept, most_gpus=tuple(sorted(limits.items())))
 
-    def price_source(self, gpu: Gpu) -> str:
-        """Where the price of a GPU comes from."""
-        return gpu.price_source if self.source == _CATALOG else self.source
+    def price_source(self, offer: Offer) -> str:
+        """Where the price of a machine comes from."""
+        return offer.source or (
+            offer.gpu.price_source if self.source == _CATALOG else self.source or self.name
+        )
 
     def table(self) -> Table:
         """One row per kind of machine."""

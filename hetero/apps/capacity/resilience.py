@@ -15,7 +15,7 @@ Machines whose replicas are alike are simulated once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
 from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
-from hetero.question import Load, Question, sustained_rps
+from hetero.question import DRAWS, Load, Question, in_draws, sustained_draws, sustained_rps
 from hetero.simulator import Event
 from hetero.simulator.saturation import attainment
 
@@ -57,6 +57,8 @@ class Loss:
     planned_again
         The load with a new plan for the machines left; None where it was not asked for or none
         exists.
+    draws
+        Whether what is left carries the load with each draw of the step times.
     """
 
     machines: tuple[str, ...]
@@ -67,6 +69,7 @@ class Loss:
     shock: float | None
     interrupted: float | None
     planned_again: Outcome | None
+    draws: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,6 +99,11 @@ class Resilience(Shown):
         """Whether the load is sustained through any single loss, with the plan or a new one."""
         return all(_sustained(one) for one in (self.whole, *self.losses))
 
+    @property
+    def draws(self) -> tuple[bool, ...]:
+        """Whether the load is carried through any single loss, by draw of the step times."""
+        return tuple(map(all, zip(*(one.draws for one in (self.whole, *self.losses)), strict=True)))
+
     def table(self) -> Table:
         """The N-1 table: one row per kind of machine."""
         again = any(one.planned_again for one in self.losses)
@@ -106,6 +114,7 @@ class Resilience(Shown):
             Column("goodput", "requests/s", 3),
             Column("throughput", "tokens/s"),
             Column("sustains", "requests/s", 3),
+            Column("carries in draws", "%", 3),
             Column("SLO met in the minute after", "%", 3),
             Column("interrupted", "requests", 3),
         ]
@@ -123,6 +132,7 @@ class Resilience(Shown):
                     float(np.mean(one.after.tokens_per_s)),
                 ]
             row += [one.sustained_rps]
+            row += [100 * float(np.mean(one.draws)) if one.draws else None]
             row += [None if one.shock is None else 100 * one.shock, one.interrupted]
             if again:
                 row += [None if one.planned_again is None else 100 * one.planned_again.mean]
@@ -130,9 +140,10 @@ class Resilience(Shown):
         targets = f"{self.load.rate_rps:g} requests/s, goal {100 * self.load.goal:g} %"
         verdict = "is sustained" if self.holds else "is not sustained"
         shown = [one.after for one in (self.whole, *self.losses) if one.after is not None]
+        safe = f"It is in {in_draws(self.draws)}, without a new plan." if self.draws else ""
         notes = (
-            f"The load ({targets}) {verdict} through any single loss.",
-            *(f"Simulated: {one.shown}." for one in shown[:1]),
+            f"For these step times the load ({targets}) {verdict} through any single loss. {safe}",
+            *(f"Simulated: {one.shown}, with {self.load.arriving}." for one in shown[:1]),
         )
         return Table(
             f"{self.plan.planner} without any one machine", tuple(columns), tuple(rows), notes
@@ -146,6 +157,8 @@ def resilience(
     planner: Planner | None = None,
     precision: float = 0.02,
     seeds: Sequence[int] = (0, 1, 2),
+    draws: int = DRAWS,
+    progress: Callable[[str], None] | None = None,
 ) -> Resilience:
     """Take every machine of a plan away in turn.
 
@@ -155,6 +168,8 @@ def resilience(
         Makes a new plan for the machines that are left; by default none is made.
     precision, seeds
         What rates are known to, and the seeds that they are means over.
+    draws
+        Draws of the step times with which the load is simulated again; 0 for none.
 
     Raises
     ------
@@ -184,10 +199,17 @@ def resilience(
             "without a machine unless it is planned again.",
             resolve="give the planner as well.",
         )
+    say, gpus_of = progress or (lambda _: None), question.cluster.gpu_types
+    say("no loss")
     whole = _whole(plan, load)
+    whole = replace(whole, draws=sustained_draws(plan, gpus_of, load, draws=draws))
     losses = []
     for machines, gpus, replicas in kinds_of_loss(plan, question.cluster):
+        say(f"loss of {machines[0]}")
         one = _lost(plan, load, machines, gpus, replicas)
+        down = tuple(Event(0.0, name) for name in replicas)
+        drawn = sustained_draws(plan, gpus_of, load, draws=draws, events=down)
+        one = replace(one, draws=drawn)
         if planner is not None:
             one = replace(one, planned_again=_again(planner, question, load, machines[0]))
         losses.append(one)

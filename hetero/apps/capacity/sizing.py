@@ -7,29 +7,39 @@ r"""The cheapest fleet for a load: an integer program, a proven bound, and simul
 3. Descent: machines are taken away, or exchanged for cheaper ones, as long as what is left carries
    the load in simulation.
 4. The same for every GPU type alone gives the best fleet of one type; the answer is never dearer.
+5. Step times err, so the fleets are simulated again with draws of them
+   (:func:`hetero.question.sustained_draws`); none is sized anew for a draw.
 
-:mod:`hetero.apps.capacity.fluid` proves what every fleet of these machines must cost, targets
-aside.
+:mod:`hetero.apps.capacity.fluid` proves what every fleet of these machines must cost with these
+step times, targets aside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
 
 from hetero.apps.capacity.fluid import Counts
-from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
 from hetero.apps.capacity.trial import Outcome
 from hetero.catalog import Llm
+from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
+from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
-from hetero.question import Load
+from hetero.question import DRAWS, Load, Question, in_draws
 from hetero.simulator import Slo
+from hetero.simulator.sustained import Arrivals
 from hetero.workload import Trace
 
+NEAR: Final = 1.5
+"""Times the price of the cheapest fleet of one GPU type, up to which others are searched."""
 _FIRST = 1.15  # factor tried first: instances loaded to 87 %
 _LEAST, _LARGEST = 0.25, 16.0
 _WIDTH = 1.03  # last bracket of the factor
@@ -47,12 +57,20 @@ class Candidate:
         Machines by kind (its number in the market) and division.
     factor
         Factor on the rate at which the program proposed it; None after descent.
+    draws
+        Whether it carries the load with each draw of the step times.
     """
 
     counts: Counts
     usd_per_h: float
     outcome: Outcome
     factor: float | None
+    draws: Draws = ()
+
+    @property
+    def safe(self) -> float | None:
+        """Share of the draws of step times in which it carries the load; None without any."""
+        return float(np.mean(self.draws)) if self.draws else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,8 +85,9 @@ class Sizing(Shown):
         Proven bound of the integer program at a factor of 1: the least price if instances could
         be kept at the steady state that they sustain under the targets.
     alone
-        By GPU type: the cheapest fleet found of that type alone, or why there is none, or None
-        where it is proven to cost no less than the best such fleet.
+        By GPU type: the cheapest fleet found of that type alone, or why there is none.
+    least_usd_per_h
+        By GPU type: proven least price of a fleet of that type alone, targets aside.
     trials
         Fleets that were simulated.
     """
@@ -77,7 +96,8 @@ class Sizing(Shown):
     best: Candidate
     bound_usd_per_h: float
     program_usd_per_h: float
-    alone: dict[str, Candidate | str | None]
+    alone: dict[str, Candidate | str]
+    least_usd_per_h: dict[str, float]
     trials: int
 
     @property
@@ -100,6 +120,15 @@ class Sizing(Shown):
         """GPU type and fleet of the cheapest fleet of one type."""
         found = [(name, one) for name, one in self.alone.items() if isinstance(one, Candidate)]
         return min(found, key=lambda pair: pair[1].usd_per_h, default=None)
+
+    @property
+    def runner_up(self) -> Candidate | None:
+        """The cheapest fleet of one GPU type that the answer is not made of alone."""
+        used = {self.market.offers[k].gpu.name for k, _ in self.best.counts}
+        found = [
+            one for name, one in self.alone.items() if isinstance(one, Candidate) and used != {name}
+        ]
+        return min(found, key=lambda one: one.usd_per_h, default=None)
 
     def machines(self, counts: Counts | None = None) -> dict[str, int]:
         """Machines of a fleet by name of their kind, all divisions together."""
@@ -131,46 +160,72 @@ class Sizing(Shown):
         notes = [
             f"{100 * best.outcome.mean:.1f} % of the requests meet the targets "
             f"({100 * low:.1f} to {100 * high:.1f}, {best.outcome.shown}; "
-            f"goal {100 * load.goal:g} %).",
-            f"Proven: no fleet of these machines serves this rate for less than "
-            f"{self.bound_usd_per_h:.3f} $/h, targets aside; gap {100 * self.gap:.0f} %.",
+            f"goal {100 * load.goal:g} %), with {load.arriving}.",
+            *self._safety(),
+            f"Proven for these step times: no fleet of these machines serves this rate for less "
+            f"than {self.bound_usd_per_h:.3f} $/h, targets aside; gap {100 * self.gap:.0f} %.",
             f"Steady state under the targets, without queues: {self.program_usd_per_h:.3f} $/h "
             "or more.",
         ]
         if (single := self.homogeneous) is not None:
             one = single[1]
             saved = 100 * (1 - self.usd_per_h / one.usd_per_h)
-            fleet = ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
             notes.append(
-                f"Cheapest of one GPU type: {fleet} for {one.usd_per_h:.3f} $/h; this one costs "
-                f"{saved:.1f} % less."
+                f"Cheapest of one GPU type: {self._fleet(one)} for {one.usd_per_h:.3f} $/h; this "
+                f"one costs {saved:.1f} % less."
             )
-        used = {market.offers[k].gpu for k, _ in best.counts}
-        quoted = sorted({f"{gpu.name}: {market.prices.price_source(gpu)}" for gpu in used})
-        notes.append(f"Prices: {'; '.join(quoted)}.")
+        used = {market.offers[k] for k, _ in best.counts}
+        quoted = sorted({f"{o.gpu.name}: {market.prices.price_source(o)}" for o in used})
+        notes += [f"Prices: {'; '.join(quoted)}.", *market.notes]
         title = (
             f"{market.llm.name} in {market.settings.precision} at {load.rate_rps:g} requests/s: "
             f"{self.usd_per_h:.3f} $/h"
         )
         return Table(title, columns, rows, tuple(notes))
 
+    def _fleet(self, one: Candidate) -> str:
+        return ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
+
+    def _safety(self) -> Iterator[str]:
+        """In how many draws of step times the fleet carries the load, and what then wins."""
+        best, other = self.best, self.runner_up
+        if not best.draws:
+            return
+        yield f"Carries {self.market.load.rate_rps:g} requests/s in {in_draws(best.draws)}."
+        if assumed := self.market.assumed(best.counts):
+            said = f"No step time of {' and '.join(assumed)} was ever measured: "
+            said += f"this fleet stays the cheapest in {in_draws(best.draws)}"
+            if other is not None:
+                pairs = zip(other.draws, best.draws, strict=True)
+                instead = [a and not b for a, b in pairs]
+                said += (
+                    f"; in {100 * float(np.mean(instead)):.0f} % {self._fleet(other)} for "
+                    f"{other.usd_per_h:.3f} $/h carries the load where it does not"
+                )
+            yield f"{said}. No fleet is sized anew for a draw."
+
     def alternatives(self) -> Table:
         """The cheapest fleet of every GPU type alone."""
         rows: list[tuple[object, ...]] = []
         for name, one in self.alone.items():
+            least = self.least_usd_per_h.get(name)
             if isinstance(one, Candidate):
-                fleet = ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
-                rows.append((name, one.usd_per_h, 100 * one.outcome.mean, fleet))
+                safe = None if one.safe is None else 100 * one.safe
+                met = 100 * one.outcome.mean
+                rows.append((name, one.usd_per_h, least, met, safe, self._fleet(one)))
             else:
-                rows.append((name, None, None, one or "proven to cost as much or more"))
-        rows.sort(key=lambda row: (row[1] is None, row[1]))
+                rows.append((name, None, least, None, None, one))
+        rows.sort(key=lambda row: (row[1] is None, row[1] or row[2] or float("inf")))
         columns = (
             Column("GPU"),
             Column("price", "$/h"),
+            Column("proven at least", "$/h"),
             Column("SLO met", "%", 3),
+            Column("carries in draws", "%", 3),
             Column("fleet"),
         )
-        return Table("Fleets of one GPU type", columns, tuple(rows))
+        note = "Proven for these step times, targets aside. Draws: of the error of step times."
+        return Table("Fleets of one GPU type", columns, tuple(rows), (note,))
 
 
 def size(
@@ -185,6 +240,9 @@ def size(
     within: float = 0.02,
     seeds: tuple[int, ...] = (0, 1, 2),
     settings: CostSettings | None = None,
+    near: float = NEAR,
+    draws: int = DRAWS,
+    arrivals: Arrivals = "poisson",
 ) -> Sizing:
     """The cheapest fleet for a load and its targets.
 
@@ -194,6 +252,13 @@ def size(
         What can be rented; by default every priced GPU of the catalog, in machines of 1 to 8.
     within, seeds
         Precision of the rate that simulation is to show; the fleet sustains it in every seed.
+    near
+        Fleets of one GPU type alone are searched where their proven least price is below so many
+        times that of the cheapest such fleet.
+    draws
+        Draws of the step times that fleets are simulated with again; 0 for none.
+    arrivals
+        ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
 
     Raises
     ------
@@ -216,33 +281,93 @@ def size(
     >>> found.bound_usd_per_h <= found.usd_per_h <= found.homogeneous[1].usd_per_h
     True
     """
-    load = Load(trace, rate_rps, slo or Slo(), goal, within, seeds)
+    load = Load(trace, rate_rps, slo or Slo(), goal, within, seeds, arrivals)
     market = Market(
         prices or from_catalog(), llm, load, settings or CostSettings(precision=precision)
     )
-    return cheapest(market)
+    return cheapest(market, near=near, draws=draws)
 
 
-def cheapest(market: Market) -> Sizing:
+def cheapest_part(
+    question: Question,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Cluster, Sizing]:
+    """The cheapest part of a cluster that carries a load with whole replicas, and its evidence.
+
+    Raises
+    ------
+    ParameterError
+        If a machine has no price.
+    InfeasibleError
+        If the whole cluster does not carry it, or the cheapest part exceeds the budget.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster, workload
+    >>> question = Question(
+    ...     cluster.cluster("thunderserve-cloud-32"),
+    ...     catalog.llm("Llama-3-8B"),
+    ...     workload.load("azure2023_conv"),
+    ...     2.0,
+    ...     Slo(ttft_s=2.0, tpot_s=0.15),
+    ... )
+    >>> part, found = cheapest_part(question, seeds=(0,))
+    >>> part.usd_per_h == found.usd_per_h < question.cluster.usd_per_h
+    True
+    """
+    load = question.load(seeds=seeds)
+    listed = PriceList.of_cluster(question.cluster)
+    settings = CostSettings(precision=question.precision, engine=question.engine)
+    market = Market(listed, question.llm, load, settings)
+    found = cheapest(market, near=1.0, progress=progress)
+    budget = question.budget_usd_per_h
+    if budget is not None and found.usd_per_h > budget:
+        raise InfeasibleError(
+            f"The cheapest part found of {question.cluster.name} costs {found.usd_per_h:.4g} $/h, "
+            f"above the budget of {budget:.4g} $/h.",
+            resolve="raise the budget, or lower the rate.",
+        )
+    used = {machine for group in found.plan.groups for machine, *_ in group.stages}
+    kept = [machine for machine in question.cluster.machines if machine.name in used]
+    return part_of(question.cluster, kept), found
+
+
+def cheapest(
+    market: Market,
+    *,
+    near: float = NEAR,
+    draws: int = DRAWS,
+    progress: Callable[[str], None] | None = None,
+) -> Sizing:
     """The cheapest fleet of a market for its load, see :func:`size`."""
     load, fluid = market.load, market.fluid
+    say = progress or (lambda _: None)
     if fluid.left_out > 1 - load.goal:
         raise InfeasibleError(
             f"{100 * fluid.left_out:.1f} % of the requests fit the KV cache of no machine of "
             f"{market.prices.name}, and {100 * (1 - load.goal):.1f} % may be missed.",
             resolve="offer larger machines, a lower precision, or cut long requests.",
         )
+    say("bound")
     floor = fluid.least_usd_per_h(load.rate_rps)
     program = market.program().cheapest(load.rate_rps)
+    say("mixed fleets")
     mixed = _proposal(market, None)
     found = [] if mixed is None else [_descend(market, mixed)]
-    alone: dict[str, Candidate | str | None] = {}
+    alone: dict[str, Candidate | str] = {}
+    bounds: dict[str, float] = {}
     least = float("inf")
     for name, price in _types(market):
+        say(f"{name} alone")
         if isinstance(price, str):
             alone[name] = price
-        elif market.alone(name).least_usd_per_h(load.rate_rps) >= least:
-            alone[name] = None
+            continue
+        bounds[name] = market.alone(name).least_usd_per_h(load.rate_rps)
+        if bounds[name] >= near * least:
+            times = bounds[name] / least
+            alone[name] = f"not searched: proven to cost {times:.2g} times the cheapest or more"
         elif (proposed := _proposal(market, name)) is None:
             alone[name] = "no number of machines meets the targets in simulation"
         else:
@@ -261,7 +386,14 @@ def cheapest(market: Market) -> Sizing:
     if best is not found[0] or mixed is None:
         # The best of one type may become cheaper still with other types.
         best = _descend(market, best)
-    return Sizing(market, best, floor, program.bound, alone, len(market.known | market.glanced))
+    say("draws of step times")
+
+    def drawn(one: Candidate) -> Candidate:
+        return replace(one, draws=market.draws(one.counts, draws=draws)) if draws else one
+
+    judged = {n: drawn(one) if isinstance(one, Candidate) else one for n, one in alone.items()}
+    trials = len(market.known | market.glanced)
+    return Sizing(market, drawn(best), floor, program.bound, judged, bounds, trials)
 
 
 def _types(market: Market) -> list[tuple[str, float | str]]:
@@ -271,7 +403,9 @@ def _types(market: Market) -> list[tuple[str, float | str]]:
         try:
             found.append((name, market.program(name).cheapest(market.load.rate_rps).bound))
         except InfeasibleError as error:
-            found.append((name, error.what))
+            limits = [offer.limit for offer in market.offers if offer.gpu.name == name]
+            few = None not in limits or name in dict(market.prices.most_gpus)
+            found.append((name, "those on offer do not suffice" if few else error.what))
     return sorted(found, key=lambda pair: (isinstance(pair[1], str), pair[1]))
 
 

@@ -85,8 +85,8 @@ class Spare(Shown):
             "whichever machine is lost.",
             f"{self.tried:,} sets of machines tried in order of price.",
             *(
-                f"Price of {gpu.name}: {self.market.prices.price_source(gpu)}."
-                for gpu in dict.fromkeys(self.market.offers[k].gpu for k, _ in self.counts)
+                f"Price of {offer.gpu.name}: {self.market.prices.price_source(offer)}."
+                for offer in dict.fromkeys(self.market.offers[k] for k, _ in self.counts)
             ),
         )
         return Table(title, columns, rows, notes)
@@ -119,7 +119,12 @@ def spare(
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
     load = question.load(precision=precision, seeds=seeds)
-    market = Market(prices, question.llm, load, CostSettings(precision=question.precision))
+    market = Market(
+        prices,
+        question.llm,
+        load,
+        CostSettings(precision=question.precision, engine=question.engine),
+    )
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
     tried = 0
     columns = _undominated(market)

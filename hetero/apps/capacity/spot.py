@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 
 from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.losses import availability, timeline
-from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.sizing import cheapest
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.question import in_draws
 from hetero.simulator import Event
 from hetero.simulator.saturation import attainment
 from hetero.streams import stream
@@ -83,6 +84,8 @@ class SpotMix(Shown):
         Price of the cheapest fleet found without spot machines [$/h].
     tried
         Mixes whose timeline was looked at.
+    draws
+        Whether the mix, none of it lost, carries the load with each draw of the step times.
     """
 
     market: Market
@@ -93,6 +96,11 @@ class SpotMix(Shown):
     played: tuple[float, ...]
     on_demand_usd_per_h: float
     tried: int
+    draws: Draws = ()
+
+    def _sources(self) -> str:
+        used = {self.market.offers[k] for k, _ in together(self.on_demand, self.spot)}
+        return "; ".join(sorted({self.market.prices.price_source(one) for one in used}))
 
     def table(self) -> Table:
         """One row per kind of machine and price."""
@@ -128,10 +136,16 @@ class SpotMix(Shown):
             f"worst hours {100 * risk.worst:.1f} % of the requests meet their targets, or fewer.",
             f"On demand alone: {self.on_demand_usd_per_h:.3f} $/h; this mix costs {saved:.1f} % "
             f"less. {self.tried:,} mixes tried in order of price.",
-            f"A lost machine is replaced after {self.market.prices.start_s:g} s; losses are "
-            "independent. Prices and loss rates: "
-            f"{self.market.prices.source}.",
+            f"A lost machine is replaced after {self.market.prices.start_s:g} s, in which it is "
+            f"not paid for; losses are independent. Prices and loss rates: {self._sources()}.",
+            *self.market.notes,
         ]
+        if self.draws:
+            notes.insert(
+                1,
+                f"While no machine is lost, it carries {load.rate_rps:g} requests/s in "
+                f"{in_draws(self.draws)}; with {load.arriving}. Hours are for these step times.",
+            )
         if self.played:
             notes.insert(
                 2,
@@ -266,7 +280,7 @@ def cheapest_mix(
             f"No machine of {market.prices.name} that fits {market.llm.name} has a spot price.",
             resolve="add spot_usd_per_h and losses_per_h to the price list.",
         )
-    firm = cheapest(market)
+    firm = cheapest(market, near=1.0, draws=0)
     base = _spot_fleet(market)
     choices: list[tuple[tuple[int, tuple[int, ...]], bool, int]] = [
         (at, False, n) for at, n in firm.best.counts.items()
@@ -306,7 +320,17 @@ def cheapest_mix(
             failed.append(numbers)
             continue
         played = play_hours(market, on_demand, spot, hours=played_hours, seed=seed)
-        return SpotMix(market, on_demand, spot, probability, risk, played, firm.usd_per_h, tried)
+        return SpotMix(
+            market,
+            on_demand,
+            spot,
+            probability,
+            risk,
+            played,
+            firm.usd_per_h,
+            tried,
+            market.draws(total),
+        )
     raise InfeasibleError(
         f"No mix of {', '.join(market.offers[at[0]].name for at in base)} meets the goal in "
         f"{100 * probability:g} % of the hours.",
@@ -340,7 +364,7 @@ def _spot_fleet(market: Market) -> Counts:
     )
     other = Market(listed, market.llm, market.load, market.settings)
     found: Counts = {}
-    for (k, division), n in cheapest(other).best.counts.items():
+    for (k, division), n in cheapest(other, near=1.0, draws=0).best.counts.items():
         offer = other.offers[k]
         for place, one in enumerate(market.offers):
             same = (one.gpu, one.count, one.spot_usd_per_h, one.link)

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from hetero.apps.capacity.sizing import cheapest_part
 from hetero.apps.cards.card import (
     CardQuestion,
     GoodputBound,
@@ -34,30 +35,33 @@ from hetero.apps.cards.delivery import (
     LATENCIES,
     CardEffort,
     delivered,
-    drawable,
     goodput,
-    step_error,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import limits
-from hetero.apps.cards.request import CardRequest, request
+from hetero.apps.cards.remedies import part_that_does
+from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import ask
-from hetero.catalog import Llm
+from hetero.catalog import EngineName, Llm, serving_engine
+from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
-from hetero.errors import HeteroError
+from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
 from hetero.plans import Group, Plan
-from hetero.question import Question, judged
+from hetero.question import Question, drawable, judged, step_error
 from hetero.simulator import Slo
+from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
 
+_MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
+_EXPERTS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
 _POOL = 4  # plans that are tried again after every change
 
 
@@ -75,6 +79,11 @@ def plan(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
+    engine: EngineName = "vllm",
+    kv_transfer_bits: Bits | None = None,
+    columns: str = "",
+    arrivals: Arrivals = "poisson",
+    cheapest: bool = False,
     progress: Progress | None = None,
 ) -> PlanCard:
     """How a fleet should serve a model, what that delivers, and what each figure rests on.
@@ -86,7 +95,8 @@ def plan(
     model
         A model, its name in the catalog, or the ``config.json`` of one on Hugging Face.
     trace
-        Requests, their file, or the name of a shipped workload; arrivals are Poisson.
+        Requests, their file, or the name of a shipped workload; those that the model's context
+        window cannot hold are left out.
     source
         For a shipped workload: its statistical ``"twin"`` or the ``"real"`` trace.
     slo
@@ -104,6 +114,18 @@ def plan(
         ``"best mean"`` and ``"best worst case"`` that over draws of their error.
     effort
         ``"quick"``, ``"normal"`` or ``"thorough"``.
+    engine
+        Engine that can run the plan: ``"vllm"``, ``"sglang"`` or ``"trtllm"``; ``"any"`` for what
+        the papers' own systems do, such as pipelines of mixed GPUs.
+    kv_transfer_bits
+        Bits per value of KV caches on their way from prefill to decode; None for what the engine
+        sends, its own data type.
+    columns
+        Columns of a trace file that names its own, see :func:`hetero.workload.readers.read`.
+    arrivals
+        ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
+    cheapest
+        Plan for the cheapest part of the cluster that carries the rate, in place of all of it.
 
     Raises
     ------
@@ -136,7 +158,44 @@ def plan(
         choose=choose,
         effort=effort,
         seed=seed,
+        engine=engine,
+        kv_transfer_bits=kv_transfer_bits,
+        columns=columns,
+        arrivals=arrivals,
     )
+    if cheapest:
+        asked = _cheapest(asked, progress)
+    return answer(asked, progress)[0]
+
+
+def _cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
+    """The request on the cheapest part of its cluster."""
+    require(
+        asked.rate_given,
+        "The cheapest part of a cluster is that for a rate, and none is given.",
+        resolve="give one, such as --rate 20.",
+    )
+    whole = asked.cluster
+    part, found = cheapest_part(asked.question, progress=progress)
+    note = (
+        f"{counts(part.gpu_counts)} of {whole.name} for {found.usd_per_h:,.4g} $/h instead of "
+        f"{whole.usd_per_h or 0.0:,.4g}: the cheapest part found. With these step times none "
+        f"serves the rate for less than {found.bound_usd_per_h:,.4g} $/h."
+    )
+    question = replace(asked.question, cluster=part)
+    return replace(asked, question=question, cluster=part, notes=(*asked.notes, note))
+
+
+def answer(
+    asked: CardRequest, progress: Progress | None = None
+) -> tuple[PlanCard, tuple[Plan | None, ...]]:
+    """The card of a request, and the plan after each of its changes.
+
+    Raises
+    ------
+    NoPlanError
+        As :func:`plan`.
+    """
     say = progress or (lambda _: None)
     found = contenders(asked, say)
     if not asked.rate_given:
@@ -184,7 +243,7 @@ def _card(
     found: Sequence[Contender],
     near: Mapping[str, Contender],
     say: Progress,
-) -> PlanCard:
+) -> tuple[PlanCard, tuple[Plan | None, ...]]:
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
     say("latencies")
@@ -204,14 +263,17 @@ def _card(
     planned = {what: one.plan for what, one in near.items()}
     changed = changes(pool, question, carried, replan, effort, planned)
     slo = question.slo
-    notes = [*plan.notes, *asked.cluster.notes]
+    notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.precision != "fp16":
         weights = f"Weights in {question.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
+    if asked.choose != "nominal" and best is max(found, key=lambda one: one.key):
+        notes.append(f"The {asked.choose} over step times is that of the nominal ones: same plan.")
+    notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, carried.value or rate, effort))
     if question.budget_usd_per_h is not None:
         notes.append(f"Budget: {question.budget_usd_per_h:,.4g} $/h.")
-    return PlanCard(
+    card = PlanCard(
         question=CardQuestion(
             cluster=asked.cluster.name,
             gpus=asked.cluster.gpu_counts,
@@ -230,9 +292,11 @@ def _card(
             choose=asked.choose,
             seed=question.seed,
             requests=len(question.load().trace),
+            engine=question.engine,
+            arrivals=question.process,
         ),
         planner=best.asked.planner,
-        precision=question.precision,
+        precision="fp8" if question.llm.experts else question.precision,
         groups=grouped(plan.groups, plan.deployment),
         idle=_idle(plan, asked.cluster),
         routing=plan.routing,
@@ -243,23 +307,45 @@ def _card(
         usd_per_mtok=seen.usd_per_mtok,
         bound=_bound(question, carried),
         limits=binding,
-        changes=changed,
+        changes=tuple(effect for effect, _ in changed),
         tried=tuple(_tried(one) for one in found),
-        sources=_sources(plan, asked.cluster),
+        sources=_sources(plan, asked.cluster, experts=question.llm.experts > 0),
         notes=tuple(notes),
         plan=plan,
+        smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
     )
+    return card, tuple(after for _, after in changed)
+
+
+def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
+    """Which engine runs the plan, which GPUs it leaves, and how KV caches travel."""
+    engine, precision = serving_engine(question.engine), question.precision
+    found = [
+        f"Engine: {engine.title} {engine.version}; every replica keeps its rules."
+        if engine.limited
+        else "Engine: any; no released one has to run this plan, so that an export may refuse it."
+    ]
+    gpus = offered.gpu_types.values()
+    if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
+        found.append(f"Left out: {'; '.join(reasons)}.")
+    links = plan.deployment.links if plan.deployment is not None else ()
+    bits = sorted({round(16 * link.compression) for *_, link in links})
+    if bits and not any(note.startswith("KV caches travel") for note in plan.notes):
+        found.append(f"KV caches travel in {' and '.join(map(str, bits))} bits.")
+    return found
 
 
 def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> str:
     """How the goodput was judged, in one sentence."""
-    _, seen = judged(plan, question.load(rate_rps, precision=effort.precision), question.seed)
+    load = question.load(rate_rps, precision=effort.precision)
+    _, seen = judged(plan, load, question.seed)
+    more = "Burstier traces need more." if load.process == "poisson" else ""
     return (
-        f"Goodput is the largest rate of Poisson arrivals that is sustained: at {rate_rps:.4g} "
+        f"Goodput is the largest rate that is sustained with {load.arriving}: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
         f"beginning and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
-        f"{100 * effort.precision:g} %. Burstier traces need more."
-    )
+        f"{100 * effort.precision:g} %. {more}"
+    ).strip()
 
 
 def grouped(groups: Sequence[Group], deployment: Deployment | None = None) -> tuple[Replicas, ...]:
@@ -332,7 +418,7 @@ def _tried(one: Contender) -> TriedPlanner:
     )
 
 
-def _sources(plan: Plan, cluster: Cluster) -> tuple[Source, ...]:
+def _sources(plan: Plan, cluster: Cluster, *, experts: bool) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
     for name, count in plan.gpus.items():
@@ -345,7 +431,7 @@ def _sources(plan: Plan, cluster: Cluster) -> tuple[Source, ...]:
             Source(
                 gpu=name,
                 count=count,
-                step_times=str(row[3]) if row else "assumed",
+                step_times=_EXPERTS if experts else str(row[3]) if row else "assumed",
                 prefill_error_percent=error.prefill_p90_percent,
                 decode_error_percent=error.decode_p90_percent,
                 data_sheet=str(row[1]) if row else "given in the cluster file",

@@ -7,7 +7,8 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
 ``question``
     What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
-    ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``.
+    ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
+    ``arrivals`` (``"poisson"`` or ``"scaled"``).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
@@ -18,8 +19,9 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
 ``plan``
     The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
-``limits``, ``changes``, ``tried``, ``sources``, ``notes``
-    What binds, what would change it, what was tried, and where the figures come from.
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``
+    What binds, what would change it, what was tried, where the figures come from, and what part of
+    the plan would do where the whole carries twice what is asked for.
 
 Times end in ``_s`` and are seconds, rates in ``_rps`` and are requests per second.
 """
@@ -43,6 +45,7 @@ from pydantic import (
     ValidationError,
 )
 
+from hetero.catalog import EngineName
 from hetero.display import Shown, Table
 from hetero.errors import DataError, ParameterError
 from hetero.files import writing
@@ -119,11 +122,15 @@ class Sampled:
         return cls(float(np.mean(values)), tuple(values), tuple(float(v) for v in draws))
 
     def interval(self, share: float = 0.9) -> tuple[float, float]:
-        """Central interval over step times and arrivals, or over arrivals alone."""
+        """Central interval over step times and arrivals, or over arrivals alone.
+
+        It reaches as far as the value, which the draws, being few, may all lie on one side of.
+        """
         if not self.draws:
             return self.over_seeds()
         low, high = np.quantile(self.draws, [(1 - share) / 2, (1 + share) / 2])
-        return round(float(low), 12), round(float(high), 12)
+        found = min(float(low), self.value), max(float(high), self.value)
+        return round(found[0], 12), round(found[1], 12)
 
     def over_seeds(self, confidence: float = 0.95) -> tuple[float, float]:
         """Confidence interval of the mean over the seeds."""
@@ -147,6 +154,8 @@ class CardQuestion:
     choose: str
     seed: int
     requests: _Count
+    engine: EngineName = "any"
+    arrivals: Annotated[str, Field(pattern="^(poisson|scaled)$")] = "poisson"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +254,8 @@ class PlanCard(Shown):
     ----------
     plan
         The plan itself, which can be simulated, drawn, exported and served.
+    smaller
+        Part of the plan that carries what was asked for, where the whole carries twice as much.
     """
 
     question: CardQuestion
@@ -265,6 +276,7 @@ class PlanCard(Shown):
     sources: tuple[Source, ...]
     plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()
+    smaller: str = ""
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from hetero.apps.cards.delivery import drawable, goodput
+from hetero.apps.cards.delivery import goodput
 from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sensitivity import steps
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
@@ -20,7 +20,7 @@ from hetero.apps.portfolio.portfolio import Tried as Asked
 from hetero.apps.portfolio.score import score
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
-from hetero.question import Question
+from hetero.question import Question, drawable
 from hetero.simulator.saturation import attainment
 from hetero.simulator.uncertainty import Outcomes
 
@@ -96,7 +96,7 @@ def compete(question: Question, asked: CardRequest, say: Progress | None = None)
     try:
         found = tried(planners=first)
         if not later or found.score.goodput_rps.mean > 0:
-            spared = tuple(Asked(one.name, reason=_SPARED) for one in later)
+            spared = tuple(Asked(one.name, reason=one.unfit(question) or _SPARED) for one in later)
             return replace(found, tried=(*found.tried, *spared))
     except InfeasibleError as error:
         if not later:

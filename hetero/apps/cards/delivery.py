@@ -2,28 +2,24 @@
 
 Two things make a figure uncertain. Requests come at random, which other seeds show. And step times
 err: every draw multiplies the prefill and decode times of each GPU type by factors from their
-expected error (:mod:`hetero.simulator.uncertainty`) and plays arrivals of its own. Draws are the
+expected error (:func:`hetero.question.drawn`) and plays arrivals of its own. Draws are the
 same for every plan of the same question, so that differences between plans are paired.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from hetero.apps.cards.card import Sampled
-from hetero.catalog import Gpu
 from hetero.deployment import Deployment
-from hetero.errors import CatalogError, ParameterError
-from hetero.latency.calibration.expected import StepError, error_of, expected_error
-from hetero.latency.scaled import scaled
-from hetero.latency.step import StepModel
+from hetero.errors import ParameterError
 from hetero.plans import Plan
-from hetero.question import Question, judged, sustained_rps
+from hetero.question import Question, drawn, judged, sustained_rps
 from hetero.simulator import metrics
-from hetero.simulator.uncertainty import draw_factors
+from hetero.simulator.sustained import steady_s
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Latencies of a card, by the name of their target."""
@@ -60,14 +56,6 @@ EFFORTS = {
 """By name, as those of :mod:`hetero.apps.portfolio.effort`."""
 
 
-def step_error(gpu: Gpu) -> StepError:
-    """Expected error of the roofline's step times on a GPU; one's own counts as never measured."""
-    try:
-        return expected_error(gpu.name)
-    except CatalogError:
-        return error_of("carried")
-
-
 def redeployed(plan: Plan, deployment: Deployment) -> Plan:
     """The same plan and routing rule with replicas that have other step times, caches or links."""
     if plan.deployment is None:
@@ -78,81 +66,35 @@ def redeployed(plan: Plan, deployment: Deployment) -> Plan:
     return plan.on(deployment)
 
 
-def drawable(plan: Plan) -> bool:
-    """Whether the step times of a plan can be drawn: it has replicas on known GPUs."""
-    return plan.deployment is not None and bool(_weights(plan))
-
-
-def _weights(plan: Plan) -> dict[str, dict[str, float]]:
-    """Share of the layers on each GPU type by replica; empty where a replica's are not known."""
-    if plan.deployment is None:
-        return {}
-    found: dict[str, dict[str, float]] = {}
-    for group in plan.groups:
-        layers = sum(held for *_, held in group.stages)
-        if layers:
-            own = found.setdefault(group.name, {})
-            for _, gpu, _, held in group.stages:
-                own[gpu] = own.get(gpu, 0.0) + held / layers
-    for replica in plan.deployment.replicas:
-        if replica.gpu is not None:
-            found.setdefault(replica.name, {replica.gpu.name: 1.0})
-    names = [replica.name for replica in plan.deployment.replicas]
-    return {name: found[name] for name in names} if set(names) <= found.keys() else {}
-
-
-def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
-    """The plan with prefill and decode times of each replica multiplied."""
-    assert plan.deployment is not None
-    # Replicas often share a step model: one scaled copy serves them all.
-    known: dict[tuple[int, float, float], StepModel] = {}
-    replicas = []
-    for replica in plan.deployment.replicas:
-        key = (id(replica.step), *factors[replica.name])
-        if key not in known:
-            known[key] = scaled(replica.step, *factors[replica.name])
-        replicas.append(replace(replica, step=known[key]))
-    return redeployed(plan, replace(plan.deployment, replicas=tuple(replicas)))
-
-
-def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
-    """The plan with the step times of each draw.
-
-    A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
-    """
-    if draws < 1 or not drawable(plan):
-        return
-    weights = _weights(plan)
-    kinds = question.cluster.gpu_types
-    types = sorted({gpu for own in weights.values() for gpu in own})
-    errors = {name: step_error(kinds[name]) for name in types}
-    logs = {n: np.log(f) for n, f in draw_factors(errors, draws, seed=question.seed).items()}
-    for d in range(draws):
-        factors: dict[str, tuple[float, float]] = {}
-        for name, own in weights.items():
-            prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
-            factors[name] = (float(prefill), float(decode))
-        yield rescaled(plan, factors)
-
-
 def goodput(
-    plan: Plan, question: Question, effort: CardEffort, *, draws: int | None = None
+    plan: Plan,
+    question: Question,
+    effort: CardEffort,
+    *,
+    draws: int | None = None,
+    like: Sampled | None = None,
 ) -> Sampled:
-    """Goodput of a plan over the seeds, and over the draws where step times can be drawn."""
+    """Goodput of a plan over the seeds, and over the draws where step times can be drawn.
+
+    Parameters
+    ----------
+    like
+        Goodput that this one is likely in proportion to, seed by seed and draw by draw: rates are
+        looked for from there.
+    """
     load = question.load(precision=effort.precision)
     seeds: list[float] = []
     for k in range(effort.seeds):
         near = seeds[-1] if seeds and seeds[-1] else question.rate_rps
-        seeds.append(sustained_rps(plan, load, question.seed + k, near_rps=near))
+        if seeds and like is not None and like.seeds[k - 1] > 0:
+            near *= like.seeds[k] / like.seeds[k - 1]
+        seeds.append(sustained_rps(plan, load, question.seed + k, near_rps=near or None))
     middle = float(np.mean(seeds)) or question.rate_rps
-    count = effort.draws if draws is None else draws
-    return Sampled.of(
-        seeds,
-        [
-            sustained_rps(one, load, question.seed + d, near_rps=middle)
-            for d, one in enumerate(drawn(plan, question, count))
-        ],
-    )
+    found: list[float] = []
+    for d, one in enumerate(drawn(plan, question, effort.draws if draws is None else draws)):
+        share = like.draws[d] / like.value if like is not None and like.value > 0 else 1.0
+        found.append(sustained_rps(one, load, question.seed + d, near_rps=middle * share or None))
+    return Sampled.of(seeds, found)
 
 
 def difference(a: Sampled, b: Sampled) -> Sampled:
@@ -181,7 +123,8 @@ def delivered(plan: Plan, question: Question, rate_rps: float, effort: CardEffor
 
     def figures(one: Plan, seed: int) -> dict[str, float]:
         run, _ = judged(one, load, seed)
-        seen = metrics(run, question.slo)
+        begin_s, end_s = steady_s(run)
+        seen = metrics(run, question.slo, warmup_s=begin_s, until_s=end_s)
         found = {
             "requests_per_s": seen.requests_per_s,
             "output_tps": seen.output_tps,

@@ -5,20 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
 from hetero import catalog, workload
 from hetero.apps.cards.delivery import EFFORTS, CardEffort
 from hetero.apps.portfolio.fleets import fleet, linked
-from hetero.catalog import Llm
+from hetero.catalog import EngineName, Llm, serving_engine
+from hetero.catalog.engines import Bits
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
-from hetero.question import Question
+from hetero.question import Question, within_context
 from hetero.simulator import Slo
+from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource, statistics
@@ -60,6 +62,8 @@ class CardRequest(Shown):
         The rule among plans.
     effort, effort_name
         How much is played.
+    notes
+        What was left out of the question.
     """
 
     question: Question
@@ -70,13 +74,14 @@ class CardRequest(Shown):
     choose: Rule
     effort: CardEffort
     effort_name: str
+    notes: tuple[str, ...] = ()
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
-        able = tuple(m for m in self.cluster.machines if precision in m.gpu.precisions)
-        if not able:
+        machines = able(self.cluster, self.question.engine, precision)
+        if not machines:
             return None
-        return replace(self.question, cluster=part(self.cluster, able), precision=precision)
+        return replace(self.question, cluster=part(self.cluster, machines), precision=precision)
 
     def table(self) -> Table:
         """What is asked, in a line each."""
@@ -92,6 +97,7 @@ class CardRequest(Shown):
             ("share of requests that meet them", f"{100 * question.goal:g} %"),
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
             ("precision", self.precision),
+            ("engine", serving_engine(question.engine).title),
             ("rule", self.choose),
         )
         return Table("Question", (Column("what"), Column("asked")), rows)
@@ -111,6 +117,10 @@ def request(
     choose: Rule = "nominal",
     effort: str = "quick",
     seed: int = 0,
+    engine: EngineName = "vllm",
+    kv_transfer_bits: Bits | None = None,
+    columns: str = "",
+    arrivals: Arrivals = "poisson",
 ) -> CardRequest:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.
 
@@ -127,7 +137,9 @@ def request(
     """
     _one_of("choose", choose, RULES)
     _one_of("effort", effort, EFFORTS)
+    _one_of("engine", engine, get_args(EngineName))
     _one_of("precision", precision, ("auto", *PRECISION_BITS))
+    _one_of("arrivals", arrivals, get_args(Arrivals))
     if not (isinstance(seed, int) and seed >= 0):
         raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
     for what, value in (("rate", rate), ("budget", budget)):
@@ -149,9 +161,9 @@ def request(
                 resolve="give its usd_per_h in the cluster file, or leave the budget out.",
             )
     llm = model if isinstance(model, Llm) else catalog.find_llm(model)
-    requests = (
-        trace if isinstance(trace, Trace) else workload.open_trace(trace, source=source, seed=seed)
-    )
+    if not isinstance(trace, Trace):
+        trace = workload.open_trace(trace, source, seed, columns=columns)
+    requests, notes = within_context(trace, llm)
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
     size = EFFORTS[effort].requests
     whole = requests
@@ -159,12 +171,16 @@ def request(
         requests = requests.sample(size, stream(seed, "requests of a card"))
     start = rate if rate is not None else (own if np.isfinite(own) else 1.0)
     chosen = PRECISIONS if precision == "auto" else (precision,)
-    usable = tuple(p for p in chosen if any(p in g.precisions for g in offered.gpu_types.values()))
+    usable = tuple(p for p in chosen if able(offered, engine, p))
     if not usable:
-        able = {p for g in offered.gpu_types.values() for p in g.precisions}
+        rules, others = (
+            serving_engine(engine),
+            [p for p in PRECISION_BITS if able(offered, engine, p)],
+        )
+        where = f" under {rules.title}" if rules.limited else ""
         raise ParameterError(
-            f"No GPU of {offered.name} computes in {precision}.",
-            resolve=f"use {', '.join(p for p in PRECISION_BITS if p in able)}.",
+            f"No GPU of {offered.name} computes in {precision}{where}.",
+            resolve=f"use {', '.join(others)}." if others else "plan for another engine.",
         )
     question = Question(
         offered,
@@ -178,12 +194,33 @@ def request(
         least_s=_SCREENED_S,
         seed=seed,
         drawn_from=whole,
+        engine=engine,
+        kv_transfer_bits=kv_transfer_bits,
+        process=arrivals,
     )
     made = CardRequest(
-        question, offered, rate is not None, precision, usable, choose, EFFORTS[effort], effort
+        question,
+        offered,
+        rate is not None,
+        precision,
+        usable,
+        choose,
+        EFFORTS[effort],
+        effort,
+        notes,
     )
     first = made.at(usable[0])
     return replace(made, question=first) if first is not None else made
+
+
+def able(cluster: Cluster, engine: str, precision: str) -> tuple[Machine, ...]:
+    """Machines whose GPUs compute in a precision, and that an engine runs on."""
+    rules = serving_engine(engine)
+    return tuple(
+        machine
+        for machine in cluster.machines
+        if precision in machine.gpu.precisions and not rules.lacks(machine.gpu, precision)
+    )
 
 
 def counts(gpus: dict[str, int]) -> str:

@@ -7,7 +7,10 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hetero.display import Column, Table
+from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard, Sampled
@@ -50,6 +53,18 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         f"Carries {least}{show(card.goodput_rps.value)} requests/s with {goal} of them within "
         f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
     ]
+    draws = np.array(card.goodput_rps.draws)
+    if asked.rate_given and len(draws):
+        held = int((draws >= asked.rate_rps).sum())
+        said.append(
+            f"The {show(asked.rate_rps)} requests/s asked for are carried in {held} of "
+            f"{len(draws)} draws of the error of step times."
+        )
+    if card.smaller:
+        said.append(
+            f"That is {_times(card)} times what was asked for: {card.smaller}; `--cheapest` looks "
+            "for less still."
+        )
     if card.bound is None:
         said.append(
             "No bound is known for this model; a larger rate counts only where requests come for "
@@ -57,8 +72,9 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         )
     else:
         said.append(
-            f"No plan serves more than {show(card.bound.rate_rps)} requests/s on these GPUs at "
-            f"any latency ({card.bound.what}); the goodput is {card.bound.gap_percent:.0f} % below."
+            f"With these step times no plan serves more than {show(card.bound.rate_rps)} "
+            f"requests/s on these GPUs at any latency ({card.bound.what}); the goodput is "
+            f"{card.bound.gap_percent:.0f} % below."
         )
     if card.usd_per_h is not None and card.usd_per_mtok is not None:
         tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
@@ -72,6 +88,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     if card.limits is not None:
         said.append(card.limits.sentence)
     return tuple(said)
+
+
+def _times(card: PlanCard) -> str:
+    return show(card.goodput_rps.value / card.question.rate_rps, 2)
 
 
 def targets(card: PlanCard) -> str:
@@ -111,8 +131,8 @@ def delivers(card: PlanCard) -> Table:
     asked = card.question
     said = "rate asked for" if asked.rate_given else "largest rate found"
     notes = [
-        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; Poisson arrivals, "
-        f"{asked.requests:,} requests a run, throughput from the first arrival to the last token.",
+        f"All but the goodput at {show(asked.rate_rps)} requests/s, the {said}; "
+        f"{ARRIVING[asked.arrivals]}, over the part of each run that counts.",
         f"Over arrivals: 95 % interval of the mean over {seeds} seeds. "
         + (
             f"With step times: 90 % of {draws} draws of their error, each with its own arrivals."

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hetero.apps.cards.card import ChangeEffect, Sampled
 from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput
 from hetero.apps.cards.request import more
-from hetero.cluster import Machine
+from hetero.cluster import Cluster, Machine
 from hetero.errors import HeteroError
-from hetero.plans import Plan
-from hetero.question import Question, sustained_rps
+from hetero.plans import Group, Plan
+from hetero.question import Question, sustained_rps, sustains
+from hetero.routers import Predictive
 from hetero.simulator import Slo
 
 STEP = 1.5
@@ -38,11 +37,15 @@ class Step:
     ----------
     dearest
         Price that plans made before it must not exceed [$/h]; None where all are still allowed.
+    like, added
+        Machine of which there is one more, and the name of that one.
     """
 
     what: str
     question: Question
     dearest: float | None = None
+    like: Machine | None = None
+    added: str = ""
 
 
 def machines(question: Question) -> tuple[Machine, ...]:
@@ -63,7 +66,8 @@ def steps(question: Question) -> Iterator[Step]:
         paid = None if budget is None else budget + (machine.usd_per_h or 0.0)
         where = f", {machine.region}" if len({m.region for m in kinds}) > 1 else ""
         what = f"one more {machine.count} x {machine.gpu.name}{where}"
-        yield Step(what, replace(question, cluster=grown, budget_usd_per_h=paid))
+        asked = replace(question, cluster=grown, budget_usd_per_h=paid)
+        yield Step(what, asked, like=machine, added=grown.machines[-1].name)
     for name, field in LATENCIES.items():
         target = getattr(question.slo, field)
         if target is None:
@@ -84,8 +88,8 @@ def changes(
     replan: Replan,
     effort: CardEffort,
     planned: Mapping[str, Plan] | None = None,
-) -> tuple[ChangeEffect, ...]:
-    """What becomes of the goodput after each change.
+) -> tuple[tuple[ChangeEffect, Plan | None], ...]:
+    """What becomes of the goodput after each change, with the plan that it is of.
 
     Parameters
     ----------
@@ -108,7 +112,7 @@ def changes(
 
 def _changed(
     step: Step, pool: Sequence[Plan], now: Sampled, plan: Callable[[Step], Plan], effort: CardEffort
-) -> ChangeEffect:
+) -> tuple[ChangeEffect, Plan | None]:
     draws = effort.draws // 2
     candidates = [(one, "same plan" if k == 0 else "another plan") for k, one in enumerate(pool)]
     if step.dearest is not None:
@@ -118,6 +122,9 @@ def _changed(
             for one, how in candidates
             if one.usd_per_h is not None and one.usd_per_h <= price
         ]
+    if step.like is not None:
+        grown = extended(pool[0], step.like, step.question.cluster, step.added)
+        candidates += [(grown, "the same on it")] if grown else []
     reason = ""
     try:
         candidates.append((plan(step), "planned anew"))
@@ -125,14 +132,88 @@ def _changed(
         reason = error.what
     if not candidates:
         none = Sampled.of([0.0] * len(now.seeds), [0.0] * draws)
-        return ChangeEffect(step.what, none, difference(none, now), None, reason)
-    # One seed picks, all of them judge; of equals the one at hand stays.
-    near, seed = now.value or step.question.rate_rps, step.question.seed
-    load = step.question.load(precision=_PICK)
-    quick = [sustained_rps(one, load, seed, near_rps=near) for one, _ in candidates]
-    best, how = candidates[int(np.argmax(quick))]
-    found = goodput(best, step.question, effort, draws=draws)
-    return ChangeEffect(step.what, found, difference(found, now), best.usd_per_h, how)
+        return ChangeEffect(step.what, none, difference(none, now), None, reason), None
+    number, quick = _pick([one for one, _ in candidates], step.question, now.value)
+    best, how = candidates[number]
+    if best is pool[0] and step.like is not None:
+        found = replace(now, draws=now.draws[:draws])  # whatever stays idle changes nothing
+    else:
+        near = replace(step.question, rate_rps=quick or step.question.rate_rps)
+        found = goodput(best, near, effort, draws=draws, like=now)
+    gain, price_usd = difference(found, now), best.usd_per_h
+    if step.like is not None and step.added not in _used(best):
+        how, more_usd = f"{how}, it stays idle", step.like.usd_per_h
+        price_usd = price_usd + more_usd if price_usd and more_usd else None
+    return ChangeEffect(step.what, found, gain, price_usd, how), best
+
+
+def _pick(plans: Sequence[Plan], question: Question, near_rps: float) -> tuple[int, float]:
+    """The plan of the highest goodput with one seed, and that; of equals the first stays."""
+    load, seed = question.load(precision=_PICK), question.seed
+    best, most = 0, 0.0
+    for k, one in enumerate(plans):
+        # Most cannot reach the best so far: one run shows it.
+        if most > 0 and not sustains(one, load.at(most * (1.0 + _PICK)), seed):
+            continue
+        found = sustained_rps(one, load, seed, near_rps=(most or near_rps) or None)
+        if found > most:
+            best, most = k, found
+    return best, most
+
+
+def _used(plan: Plan) -> set[str]:
+    """Names of the machines that a plan uses."""
+    return {name for group in plan.groups for name in _places(group)}
+
+
+def _places(group: Group) -> set[str]:
+    return {machine for machine, *_ in group.stages}
+
+
+def extended(plan: Plan, like: Machine, cluster: Cluster, name: str) -> Plan | None:
+    """The plan with what stands on a machine alone once more, on a new one of the same kind.
+
+    Requests then go by predicted cost, since shares were made for the replicas there were. None
+    where a plan is none of replicas, or no machine of the kind holds replicas of its own.
+    """
+    served = plan.deployment
+    if served is None:
+        return None
+    alike = (m.name for m in cluster.machines if replace(m, name="") == replace(like, name=""))
+    found = ([g for g in plan.groups if _places(g) == {one}] for one in alike)
+    own = next(filter(None, found), [])
+    if not own:
+        return None
+    twins = {group.name: f"{group.name} on {name}" for group in own}
+    ends = {one.name: [one.name, *filter(None, [twins.get(one.name)])] for one in served.replicas}
+    deployment = replace(
+        served,
+        replicas=(
+            *served.replicas,
+            *(replace(r, name=twins[r.name]) for r in served.replicas if r.name in twins),
+        ),
+        links=tuple((a, b, link) for x, y, link in served.links for a in ends[x] for b in ends[y]),
+    )
+    groups = [
+        replace(
+            g,
+            name=twins[g.name],
+            stages=tuple((name, gpu, n, held) for _, gpu, n, held in g.stages),
+        )
+        for g in own
+    ]
+    price = None
+    if plan.usd_per_h is not None and like.usd_per_h is not None:
+        price = plan.usd_per_h + like.usd_per_h
+    return replace(
+        plan,
+        groups=tuple(replace(g, share=float("nan")) for g in (*plan.groups, *groups)),
+        serving=deployment,
+        router=Predictive(),
+        routing="hetero",
+        usd_per_h=price,
+        pipelines=(),
+    )
 
 
 def _ms(seconds: float) -> str:

@@ -49,7 +49,33 @@ def command() -> Any:
             app.add_typer(found, name=name)
         else:
             app.command(name, **more)(found)
-    return typer.main.get_command(app)
+    made = typer.main.get_command(app)
+    _once_each(made)
+    return made
+
+
+def _once_each(command: Any) -> None:
+    """Let a command and all below it refuse an option that takes one value and is given two."""
+    for below in getattr(command, "commands", {}).values():
+        _once_each(below)
+    made = command.make_parser
+
+    def make_parser(context: Any) -> Any:
+        parser = made(context)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            found = parse(args)
+            for one in found[2]:
+                given = found[2].count(one)
+                if given > 1 and not (one.multiple or one.is_flag or one.count):
+                    context.fail(f"{one.opts[0]} takes one value and is given {given} times.")
+            return found
+
+        parser.parse_args = parse_args
+        return parser
+
+    command.make_parser = make_parser
 
 
 def _needs_checkout(context: typer.Context) -> None:

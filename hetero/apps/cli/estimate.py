@@ -14,6 +14,7 @@ def estimate(
     model: options.Model = "Llama-3-8B",
     trace: options.Trace = "sharegpt",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     requests: Annotated[int, typer.Option(min=1, help="Requests drawn from the trace.")] = 200,
     scaling: Annotated[
         Any,
@@ -52,7 +53,7 @@ def estimate(
     from hetero import cluster as clusters
     from hetero.planners.xiong import tensor_parallel
 
-    requested = options.opened(trace, source, seed)
+    requested = options.opened(trace, source, seed, columns)
     sample = requested.sample(min(requests, len(requested)), np.random.default_rng(seed))
     result = tensor_parallel.search(
         clusters.find(cluster),

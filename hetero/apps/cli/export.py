@@ -12,11 +12,6 @@ from hetero.apps.cli import options
 
 if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard
-    from hetero.apps.portfolio.portfolio import Tried
-    from hetero.catalog import Llm
-
-# Their replicas are whole and stand on alike GPUs of one machine, which every tool can express.
-_PLAIN = ("tensor-parallel search", "Mélange", "vLLM homogeneous")
 
 
 def export(
@@ -65,6 +60,7 @@ def export(
             "Where routing and serve look for engines: 'machines' or 'kubernetes' names.",
         ),
     ] = "machines",
+    engine: options.Engine = "vllm",
     seed: options.Seed = 0,
     force: options.Force = False,
 ) -> None:
@@ -72,9 +68,9 @@ def export(
 
     vllm: a script per machine. kubernetes: manifests. skypilot: services and tasks. routing: a
     table (JSON) for a dispatcher. serve: the deployment file of `hetero serve`, which needs step
-    times and so a cluster to plan for, not a card. Where a tool cannot express the best plan of a
-    cluster, the best one of whole replicas on alike GPUs is taken and the reason told; a card that
-    it cannot express ends in one sentence. What a tool does differently is noted in the file.
+    times and so a cluster to plan for, not a card. A card has its own engine; --engine is that of
+    a cluster that is planned for. What a tool cannot express ends in one sentence, what it does
+    differently is noted in the file.
     """
     from hetero import catalog
     from hetero.apps.export import Service, write
@@ -89,39 +85,19 @@ def export(
 
         card = PlanCard.load(plan)
     else:
-        card = _planned(plan, model, trace, source, slo, rate, budget, precision, seed)
+        card = _planned(
+            plan, model, trace, source, slo, rate, budget, precision, engine=engine, seed=seed
+        )
     service = Service.of_card(card, llm, weights=weights, memory_fraction=memory_fraction)
-
-    def written(service: Service) -> list[Path]:
-        if chosen is not None:
-            service = replace(service, router=makers[chosen](), routing=chosen)
-        return list(write(service, to, output, hosts=hosts, force=force))
-
+    if chosen is not None:
+        service = replace(service, router=makers[chosen](), routing=chosen)
     try:
-        files = written(service)
+        files = write(service, to, output, hosts=hosts, force=force)
     except ExportError as error:
-        if plan.endswith(".json"):
-            raise ExportError(
-                error.what,
-                resolve=f"{error.resolve.rstrip('.')}; or export the cluster file itself, of which "
-                f"the best plan that {to} can express is taken.",
-            ) from None
-        other = _plain(card, plan, llm, trace, source, slo, budget, seed) if llm else None
-        if llm is None or other is None or other.plan is None or other.score is None:
+        if card.question.engine != "any":
             raise
-        service = Service.of_plan(
-            other.plan,
-            llm,
-            card.question.cluster,
-            weights=weights,
-            precision=card.precision,
-            memory_fraction=memory_fraction,
-        )
-        files = written(service)
-        print(
-            f"The best plan carries {card.goodput_rps.value:.3g} requests/s, but {error.what}\n"
-            f"Exported instead: {other.planner}, {other.score.goodput_rps.mean:.3g} requests/s.\n"
-        )
+        again = "plan with --engine vllm, whose rules every plan then keeps"
+        raise ExportError(error.what, resolve=f"{error.resolve.rstrip('.')}; or {again}.") from None
     print(service)
     print("Wrote " + ", ".join(str(path) for path in files) + ".")
 
@@ -135,6 +111,8 @@ def _planned(
     rate: float | None,
     budget: float | None,
     precision: str,
+    *,
+    engine: Any,
     seed: int,
 ) -> PlanCard:
     import hetero
@@ -153,40 +131,6 @@ def _planned(
         rate=rate,
         budget=budget,
         precision=precision,
+        engine=engine,
         seed=seed,
-    )
-
-
-def _plain(
-    card: PlanCard,
-    cluster: str,
-    llm: Llm,
-    trace: str,
-    source: Any,
-    slo: str,
-    budget: float | None,
-    seed: int,
-) -> Tried | None:
-    """The best plan of whole replicas on alike GPUs; None if there is none."""
-    from hetero.apps.cards.request import request
-    from hetero.apps.portfolio.planners import planner
-    from hetero.apps.portfolio.portfolio import ask
-
-    asked = request(
-        cluster,
-        model=llm,
-        trace=trace,
-        source=source,
-        slo=slo,
-        rate=card.question.rate_rps,
-        budget=budget,
-        precision=card.precision,
-        seed=seed,
-    )
-    question = asked.at(card.precision)
-    tried = [] if question is None else [ask(planner(name), question) for name in _PLAIN]
-    return max(
-        (one for one in tried if one.score is not None),
-        key=lambda one: one.score.key if one.score else (),
-        default=None,
     )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
@@ -74,6 +74,22 @@ Source = Annotated[
         "For a shipped workload: its statistical 'twin', or the 'real' trace.",
     ),
 ]
+Columns = Annotated[
+    str,
+    typer.Option(
+        help="Columns of a trace file that names its own: arrival=, input=, output=, session=, "
+        "unit= (s, ms, us, ns, datetime), sort, rebase; as in arrival=time,input=asked,output=said."
+    ),
+]
+Arrivals = Annotated[
+    str | None,
+    one_of(
+        "hetero.apps.cli.options:ARRIVALS",
+        "How requests come: 'poisson', 'scaled' (the trace's own bursts, stretched to the rate) or "
+        "'trace' (its own bursts at its own rate); by default scaled for your own trace file with "
+        "stamps, else poisson.",
+    ),
+]
 Targets = Annotated[Any, slo("Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")]
 SloScale = Annotated[
     float, above_zero("Without --slo: targets as multiples of a mean request on an A100.")
@@ -87,6 +103,13 @@ Rate = Annotated[
 ]
 Url = Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")]
 ServedModel = Annotated[str, typer.Option(help="Name under which the server knows the model.")]
+Engine = Annotated[
+    Any,
+    one_of(
+        "hetero.catalog:EngineName",
+        "Engine that has to be able to run the plan: vllm, sglang, trtllm, or any.",
+    ),
+]
 Seed = Annotated[
     int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
 ]
@@ -96,6 +119,9 @@ Force = Annotated[bool, typer.Option("--force", help="Replace an existing file."
 Record = Annotated[
     bool, typer.Option("--record", help="Write the times to data/measured/timings.csv.")
 ]
+
+ARRIVALS = ("poisson", "scaled", "trace")
+"""Ways that requests come."""
 
 PICTURES = (".png", ".svg")
 """Endings of figures."""
@@ -258,11 +284,40 @@ def to_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def opened(trace: str, source: str, seed: int) -> Requests:
+def opened(trace: str, source: str, seed: int, columns: str = "") -> Requests:
     """The trace of a command's options."""
     from hetero import workload
 
-    return workload.open_trace(trace, source=source, seed=seed)  # type: ignore[arg-type]
+    return workload.open_trace(trace, source, seed, columns=columns)  # type: ignore[arg-type]
+
+
+def arriving(
+    chosen: str | None, trace: Requests, rate: float | None
+) -> tuple[Literal["poisson", "scaled"], float | None]:
+    """How requests come and at which rate, of the options that say so.
+
+    Raises
+    ------
+    ParameterError
+        If the trace has no arrivals of its own and they are asked for, or a rate contradicts them.
+    """
+    from hetero.workload import statistics
+
+    kind = chosen or ("scaled" if trace.own_bursts else "poisson")
+    if kind == "poisson":
+        return "poisson", rate
+    own = statistics.rate_rps(trace.arrival_s)
+    require(
+        math.isfinite(own),
+        f"--arrivals {kind}: all requests of {trace.name} arrive at once.",
+        resolve="use --arrivals poisson, or name the column of the arrivals with --columns.",
+    )
+    require(
+        kind == "scaled" or rate is None,
+        "--arrivals trace is at the trace's own rate.",
+        resolve="leave out --rate, or use --arrivals scaled.",
+    )
+    return "scaled", own if kind == "trace" else rate
 
 
 def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
@@ -272,14 +327,20 @@ def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
     return Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout_s)
 
 
-def arrivals(trace: Requests, requests: int | None, rate: float | None, seed: int) -> Requests:
-    """The first requests, at the rate asked for: bursts kept where the trace has arrivals."""
-    from hetero.streams import stream
-    from hetero.workload import statistics
+def arrivals(
+    trace: Requests, requests: int | None, rate: float | None, seed: int, chosen: str | None = None
+) -> Requests:
+    """The first requests as they came or, at a rate, as --arrivals or its default says."""
+    from hetero.simulator import sustained
 
     if requests is not None:
         trace = trace.head(min(requests, len(trace)))
     if rate is None:
+        require(
+            chosen in (None, "trace"),
+            f"--arrivals {chosen} is at a rate.",
+            resolve="give --rate, or leave out --arrivals for the trace's own.",
+        )
         return trace
     require(
         rate > 0,
@@ -288,9 +349,10 @@ def arrivals(trace: Requests, requests: int | None, rate: float | None, seed: in
     )
     if math.isinf(rate):
         return trace.all_at_once()
-    if math.isinf(statistics.rate_rps(trace.arrival_s)):
-        return trace.poisson(rate, stream(seed, "arrivals"))
-    return trace.rescale(rate_rps=rate)
+    process, _ = arriving(chosen, trace, rate)
+    if process == "scaled":
+        return trace.rescale(rate_rps=rate)
+    return sustained.arrivals(trace, len(trace), rate, seed)
 
 
 def plain(one: Metrics) -> dict[str, Any]:

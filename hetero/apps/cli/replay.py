@@ -24,6 +24,7 @@ def replay(
             "For a shipped workload: its statistical twin, or the real trace.",
         ),
     ] = "twin",
+    columns: options.Columns = "",
     requests: Annotated[
         int | None, typer.Option(min=1, help="Send only the first requests of the trace.")
     ] = None,
@@ -56,7 +57,7 @@ def replay(
 
     options.new_file(output, force, ".csv")
     settings = None if deployment is None else load(deployment)
-    requested = options.arrivals(options.opened(trace, source, seed), requests, rate, seed)
+    requested = options.arrivals(options.opened(trace, source, seed, columns), requests, rate, seed)
     endpoint = options.endpoint(url, model, timeout)
     journal = output.with_name(output.name + ".journal")
     with progress(len(requested), "replay") as advance:

@@ -22,6 +22,7 @@ def reschedule(
     model: options.DenseModel = "LLaMA-1-30B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     rate: Annotated[float, options.above_zero("Request rate [requests/s].")] = 4.0,
     slo: options.Targets = "",
     slo_scale: options.SloScale = 8.0,
@@ -96,7 +97,7 @@ def reschedule(
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
     for name in hit:
         fleet.machine(name)  # an unknown machine is told before the search, not after it
-    lengths = options.opened(trace, source, seed)
+    lengths = options.opened(trace, source, seed, columns)
     demand = Demand.of(lengths, rate)
     target = slo if slo != Slo() else scaled(reference(llm, demand), slo_scale)
     settings = CostSettings(max_stages=max_stages)
@@ -112,7 +113,7 @@ def reschedule(
     tabu = None if steps is None else TabuSettings(steps=steps)
     made = plan(fleet, llm, demand, target, settings=settings, tabu=tabu, seed=seed)
     service = PhaseService.of(made, "service")
-    later = options.opened(shift, source, seed) if shift else None
+    later = options.opened(shift, source, seed, columns) if shift else None
     change = _change(service, lose or [], lose_gpu, slow, shift)
     rng = stream(seed, "arrivals")
     served = lengths.sample(min(requests, len(lengths)), rng).poisson(rate, rng)

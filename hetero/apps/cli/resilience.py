@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hetero.apps.cli import options
-from hetero.apps.cli.size import Goal, Gpus, Most, Precision, Prices, listed
+from hetero.apps.cli.size import Goal, Gpus, Most, Precision, Prices, listed, share_of
 
 if TYPE_CHECKING:
     from hetero.apps.capacity.resilience import Loss
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 def resilience(
     cluster: options.Cluster,
-    rate: Annotated[float, options.above_zero("Load to carry [requests/s].")],
+    rate: Annotated[float | None, options.above_zero("Load to carry [requests/s].")] = None,
     model: options.DenseModel = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
+    arrivals: options.Arrivals = None,
     slo: options.Targets = "ttft=2s,tpot=100ms",
     goal: Goal = 0.9,
     planner: Annotated[
@@ -44,6 +46,7 @@ def resilience(
     most: Most = None,
     precision: Precision = "fp16",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds that are simulated.")] = 3,
+    engine: options.Engine = "vllm",
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -55,23 +58,49 @@ def resilience(
     from hetero import cluster as clusters
     from hetero.apps.capacity import resilience as losses
     from hetero.apps.capacity.spare import spare as find_spare
-    from hetero.question import Question
+    from hetero.apps.cards.request import able, part
+    from hetero.errors import require
+    from hetero.progress import progress
+    from hetero.question import Question, within_context
 
-    requested = options.opened(trace, source, seed)
+    llm, where = catalog.find_llm(model), clusters.find(cluster)
+    requested, notes = within_context(options.opened(trace, source, seed, columns), llm)
+    process, offered = options.arriving(arrivals, requested, rate)
+    require(
+        offered is not None,
+        "The load is given by --rate or --arrivals trace.",
+        resolve="write --rate 20.",
+    )
+    machines = able(where, engine, precision)
+    require(
+        bool(machines),
+        f"No GPU of {where.name} computes in {precision} under the engine {engine}.",
+        resolve="choose another precision, or --engine any.",
+    )
     question = Question(
-        clusters.find(cluster),
-        catalog.find_llm(model),
+        part(where, machines),
+        llm,
         requested,
-        rate,
+        offered or 0.0,
         slo,
         goal,
         precision=precision,
         seed=seed,
+        engine=engine,
+        process=process,
     )
-    plan, maker = _plan(planner, question)
     each = tuple(range(seed, seed + seeds))
-    alone = replan or plan.deployment is None
-    found = losses.resilience(plan, question, planner=maker if alone else None, seeds=each)
+    with progress(None, "resilience", unit="steps") as advance:
+        advance(1, "plan")
+        plan, maker = _plan(planner, question)
+        alone = replan or plan.deployment is None
+        found = losses.resilience(
+            plan,
+            question,
+            planner=maker if alone else None,
+            seeds=each,
+            progress=lambda what: advance(1, what),
+        )
     extra = find_spare(plan, question, listed(prices, gpu, most), seeds=each) if spare else None
     record: dict[str, Any] = {
         "cluster": question.cluster.name,
@@ -80,7 +109,11 @@ def resilience(
         "rate_rps": question.rate_rps,
         "goal": question.goal,
         "seeds": list(each),
+        "arrivals": process,
+        "notes": list(notes),
         "holds": found.holds,
+        "draws": len(found.draws),
+        "holds_in_draws": share_of(found.draws),
         "whole": _loss(found.whole),
         "losses": [_loss(one) for one in found.losses],
     }
@@ -92,7 +125,8 @@ def resilience(
                 {"machine": name or None, "attainment": one.mean} for name, one in extra.losses
             ],
         }
-    options.show(as_json, lambda: record, plan, found, *([] if extra is None else [extra]))
+    shown = filter(None, [extra, "\n".join(notes)])
+    options.show(as_json, lambda: record, plan, found, *shown)
 
 
 def _plan(name: str, question: Question) -> tuple[Plan, Planner]:
@@ -124,6 +158,7 @@ def _loss(one: Loss) -> dict[str, Any]:
         "gpus": one.gpus,
         "attainment": share(one.after),
         "sustained_rps": one.sustained_rps,
+        "carries_in_draws": share_of(one.draws),
         "attainment_minute_after": one.shock,
         "interrupted_requests": one.interrupted,
         "attainment_planned_again": share(one.planned_again),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hetero.simulator import Metrics
     from hetero.workload import Trace
 
-ENGINES = {"chunked": "chunked", "prefill-first": "prefill first"}
+BATCHING = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
 _MAX_BATCH = 256
 _SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
@@ -41,6 +41,7 @@ def simulate(
     model: options.Model = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     degree: Annotated[
         str,
         typer.Option(
@@ -56,14 +57,15 @@ def simulate(
         ),
     ] = None,
     rate: options.Rate = None,
+    arrivals: options.Arrivals = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
     ] = None,
     slo: options.Targets = "",
-    engine: Annotated[
+    batching: Annotated[
         str,
         options.one_of(
-            "hetero.apps.cli.simulate:ENGINES",
+            "hetero.apps.cli.simulate:BATCHING",
             "How engines form steps: 'chunked' or 'prefill-first'.",
         ),
     ] = "chunked",
@@ -99,35 +101,40 @@ def simulate(
     paged. The simulation is exact for these step times.
 
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
-    and router, its targets and, without --rate, a trace's own arrivals.
+    and router, its targets and, with --rate, the arrivals that it was made for. Without --rate a
+    trace's own arrivals are played.
     """
     from hetero import catalog
     from hetero import cluster as clusters
     from hetero.apps.cards.card import PlanCard
     from hetero.deployment import Engine
-    from hetero.errors import DataError, require
+    from hetero.errors import CatalogError, DataError, require
     from hetero.planners.replicated import replicated
     from hetero.plans import Plan
     from hetero.progress import progress
+    from hetero.question import within_context
     from hetero.simulator import Slo, metrics
 
     options.new_file(output, force, *options.TABLES)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
-    batching = ENGINES[engine]
+    steps_of = BATCHING[batching]
     chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
     wanted = slo
-    requested = options.arrivals(options.opened(trace, source, seed), requests, rate, seed)
     of_plan = cluster.endswith(".json")
+    card = PlanCard.load(cluster) if of_plan else None
+    if card is not None and rate is not None and arrivals is None:
+        arrivals = card.question.arrivals
+    requested = options.opened(trace, source, seed, columns)
+    requested = options.arrivals(requested, requests, rate, seed, arrivals)
     setting: dict[str, Any]
     notes: list[str] = []
-    if of_plan:
+    if card is not None:
         require(
-            (degree, batching, max_batch, steps or []) == ("best", "chunked", _MAX_BATCH, []),
+            (degree, steps_of, max_batch, steps or []) == ("best", "chunked", _MAX_BATCH, []),
             "A plan card says itself how its machines are divided and what its engines do.",
-            resolve="leave out --degree, --steps, --engine and --max-batch.",
+            resolve="leave out --degree, --steps, --batching and --max-batch.",
         )
-        card = PlanCard.load(cluster)
         served = card.plan
         require(
             not router or served.deployment is not None,
@@ -139,23 +146,27 @@ def simulate(
         if wanted == Slo():
             wanted = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
         setting = {"cluster": card.question.cluster, "model": card.question.model}
+        with suppress(CatalogError):  # a model of one's own is not read again
+            requested, too_long = within_context(requested, catalog.llm(card.question.model))
+            notes += too_long
         setting["planner"] = card.planner
         about = f"plan of {card.planner}"
     else:
         machines, llm = clusters.find(cluster), catalog.find_llm(model)
+        requested, too_long = within_context(requested, llm)
         measured, fitted = _steps(steps or [], machines, degree)
         degrees, notes = _degrees(machines, llm, degree, requested, seed)
-        notes += fitted
+        notes += [*fitted, *too_long]
         made = Engine(
-            batching=batching,  # type: ignore[arg-type]
+            batching=steps_of,  # type: ignore[arg-type]
             admission="paged",
             max_batch=max_batch,
-            max_step_tokens=2048 if batching == "chunked" else 8192,
+            max_step_tokens=2048 if steps_of == "chunked" else 8192,
         )
         deployment = replicated(machines, llm, degrees, steps=measured, engine=made)
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
-        about = batching
+        about = steps_of
     found, frames, runs = [], [], []
     sample_s = None
     if figures is not None:
@@ -180,10 +191,11 @@ def simulate(
     if figures is not None:
         timelines.draw(figures, runs, f"{requested.source}, {about}, seed {seed}")
     title = f"{setting['model']} on {setting['cluster']}: {_layout(served)}"
-    about = f"{len(requested):,} requests of {requested.source}; {about}, seed {seed}"
+    came = f", {_arriving(arrivals, requested, rate)}"
+    about = f"{len(requested):,} requests of {requested.source}{came}; {about}, seed {seed}"
     setting |= {"trace": requested.source, "requests": len(requested)}
     if not of_plan:
-        setting |= {"degrees": degrees, "engine": batching}
+        setting |= {"degrees": degrees, "batching": steps_of}
     rows = [{"router": name, **options.plain(one)} for name, one in found]
     written = f"\n{len(requested) * len(found):,} rows written to {output}." if output else ""
     options.show(

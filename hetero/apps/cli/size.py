@@ -12,6 +12,7 @@ from hetero.apps.cli import options
 if TYPE_CHECKING:
     from hetero.apps.capacity.curve import DayPlan
     from hetero.apps.capacity.market import Market
+    from hetero.apps.capacity.prices import PriceList
     from hetero.apps.capacity.sizing import Sizing
     from hetero.apps.capacity.spot import SpotMix
 
@@ -27,7 +28,8 @@ MORE = {"epilog": f"A price list:\n```\n{_EXAMPLE}\n```"}
 """What the command is added with."""
 
 Prices = Annotated[
-    Path | None, typer.Option(help="Price list (YAML); by default the catalog's dated prices.")
+    list[Path] | None,
+    typer.Option(help="Price list (YAML), or several; by default the catalog's dated prices."),
 ]
 Most = Annotated[
     list[str] | None,
@@ -35,7 +37,13 @@ Most = Annotated[
 ]
 Gpus = Annotated[
     list[str] | None,
-    typer.Option("--gpu", help="Only these GPUs of the catalog's prices; repeat per type."),
+    typer.Option("--gpu", help="Only these GPUs of the prices; repeat per type."),
+]
+Within = Annotated[
+    str | None,
+    typer.Option(
+        help="Only machines of this cluster (file or name), at its prices, in its number."
+    ),
 ]
 Goal = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the requests that must meet the targets.")
@@ -50,6 +58,8 @@ def size(
     model: options.DenseModel = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
+    arrivals: options.Arrivals = None,
     rate: Annotated[
         float | None, options.above_zero("Load to carry [requests/s]; not with --curve.")
     ] = None,
@@ -67,8 +77,18 @@ def size(
     goal: Goal = 0.9,
     prices: Prices = None,
     gpu: Gpus = None,
+    within: Within = None,
+    near: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Also search fleets of one GPU type that are proven to cost up to so many times "
+            "the cheapest of them, or more.",
+        ),
+    ] = 1.5,
     most: Most = None,
     precision: Precision = "fp16",
+    engine: options.Engine = "vllm",
     seeds: Seeds = 3,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
@@ -80,8 +100,9 @@ def size(
     """Find the cheapest fleet of whole replicas that carries a load within its targets.
 
     An integer program proposes fleets, simulation over several seeds decides, and a bound says
-    what any fleet of these machines must cost. With --curve machines are kept the whole day or
-    rented by the hour; with --spot cheaper machines that vanish are mixed in.
+    what any fleet of these machines must cost with these step times; draws of their error say how
+    often the fleet carries the load. With --curve machines are kept the whole day or rented by the
+    hour; with --spot cheaper machines that vanish are mixed in.
     """
     from hetero import catalog
     from hetero.apps.capacity import curve as days
@@ -90,11 +111,12 @@ def size(
     from hetero.apps.capacity.market import Market
     from hetero.costs.cost import CostSettings
     from hetero.errors import require
+    from hetero.progress import progress
     from hetero.question import Load
 
     require(
-        (rate is None) != (curve is None),
-        "The load is given by one of --rate and --curve.",
+        (rate is not None) + (curve is not None) + (arrivals == "trace") == 1,
+        "The load is given by one of --rate, --curve and --arrivals trace.",
         resolve="write --rate 20, or --curve day.csv.",
     )
     require(
@@ -109,39 +131,58 @@ def size(
         resolve="give --curve as well.",
     )
     load_curve = None if curve is None else LoadCurve.load(curve)
-    offered = load_curve.peak_rps if load_curve else rate or 0.0
-    requested = options.opened(trace, source, seed)
-    load = Load(requested, offered, slo, goal, seeds=tuple(range(seed, seed + seeds)))
-    market = Market(
-        listed(prices, gpu, most), catalog.find_llm(model), load, CostSettings(precision=precision)
-    )
-    if spot is not None:
-        from hetero.apps.capacity.spot import cheapest_mix
+    requested = options.opened(trace, source, seed, columns)
+    process, own = options.arriving(arrivals, requested, rate)
+    offered = load_curve.peak_rps if load_curve else own or 0.0
+    each = tuple(range(seed, seed + seeds))
+    load = Load(requested, offered, slo, goal, seeds=each, process=process)
+    offers = listed(prices, gpu, most, within)
+    settings = CostSettings(precision=precision, engine=engine)
+    market = Market(offers, catalog.find_llm(model), load, settings)
+    with progress(None, "size", unit="steps") as advance:
+        if spot is not None:
+            from hetero.apps.capacity.spot import cheapest_mix
 
-        mix = cheapest_mix(market, spot, seed=seed)
+            mix = cheapest_mix(market, spot, seed=seed)
+        elif load_curve is None:
+            found = sizing.cheapest(market, near=near, progress=lambda what: advance(1, what))
+        else:
+            plan = days.day(market, load_curve, progress=lambda what: advance(1, what))
+    if spot is not None:
         options.show(as_json, lambda: _spot(mix), mix)
         return
     if load_curve is None:
-        found = sizing.cheapest(market)
         options.show(as_json, lambda: _record(found), found, found.alternatives())
         return
-    plan = days.day(market, load_curve)
     about = f"{requested.source}, {seeds} seeds from {seed}"
     options.draw(figure, force, "hetero.plots.days:draw", plan, about=about)
     options.show(as_json, lambda: _day(plan), plan)
 
 
-def listed(prices: Path | None, gpus: list[str] | None, most: list[str] | None) -> Any:
+def listed(
+    prices: list[Path] | None,
+    gpus: list[str] | None,
+    most: list[str] | None,
+    within: str | None = None,
+) -> PriceList:
     """The price list of the options that describe one."""
+    from hetero import cluster
     from hetero.apps.capacity import prices as lists
     from hetero.errors import require
 
     require(
-        prices is None or not gpus,
-        "--gpu chooses from the catalog's prices, and --prices gives others.",
+        not (prices and within),
+        "--within takes the prices of the cluster, and --prices gives others.",
         resolve="leave one of them out.",
     )
-    found = lists.load(prices) if prices is not None else lists.from_catalog(gpus or None)
+    if prices or within:
+        own = [lists.load(path) for path in prices or ()]
+        found = lists.PriceList.joined(
+            own or [lists.PriceList.of_cluster(cluster.find(within or ""))]
+        )
+        found = found.only(gpus) if gpus else found
+    else:
+        found = lists.from_catalog(gpus or None)
     limits = options.pairs("--max", most, options.natural, "write a GPU and a number, as L40S=8.")
     return found.limited(limits) if limits else found
 
@@ -158,7 +199,9 @@ def _about(market: Market) -> dict[str, Any]:
             for name in ("ttft_s", "tpot_s", "e2e_s")
             if (value := getattr(load.slo, name)) is not None
         },
+        "arrivals": load.process,
         "seeds": list(load.seeds),
+        "notes": list(market.notes),
         "precision_of_rate": load.precision,
         "prices": market.prices.name,
     }
@@ -188,6 +231,9 @@ def _record(found: Sizing) -> dict[str, Any]:
         "steady_state_usd_per_h": found.program_usd_per_h,
         "attainment": found.best.outcome.mean,
         "attainment_interval": [low, high],
+        "draws": len(found.best.draws),
+        "carries_in_draws": found.best.safe,
+        "assumed_gpus": list(found.market.assumed(found.best.counts)),
         "machines": _machines(found.market, found.best.counts),
         "cheapest_of_one_gpu_type": None
         if single is None
@@ -196,7 +242,26 @@ def _record(found: Sizing) -> dict[str, Any]:
             "usd_per_h": single[1].usd_per_h,
             "machines": _machines(found.market, single[1].counts),
         },
+        "of_one_gpu_type": [
+            {"gpu": name, "proven_least_usd_per_h": found.least_usd_per_h.get(name)}
+            | (
+                {"why": one}
+                if isinstance(one, str)
+                else {
+                    "usd_per_h": one.usd_per_h,
+                    "attainment": one.outcome.mean,
+                    "carries_in_draws": one.safe,
+                    "machines": _machines(found.market, one.counts),
+                }
+            )
+            for name, one in found.alone.items()
+        ],
     }
+
+
+def share_of(draws: tuple[bool, ...]) -> float | None:
+    """Share of the draws of step times in which something holds; None without any."""
+    return sum(draws) / len(draws) if draws else None
 
 
 def _spot(mix: SpotMix) -> dict[str, Any]:
@@ -209,6 +274,7 @@ def _spot(mix: SpotMix) -> dict[str, Any]:
         "goodput_rps": mix.risk.goodput_rps,
         "attainment_worst_5_percent": mix.risk.worst,
         "attainment_of_played_hours": list(mix.played),
+        "carries_in_draws": share_of(mix.draws),
         "on_demand": _machines(mix.market, mix.on_demand),
         "spot": _machines(mix.market, mix.spot),
     }
@@ -221,6 +287,8 @@ def _day(plan: DayPlan) -> dict[str, Any]:
         "steady_state_usd": plan.program_usd,
         "program_gap": plan.program_gap,
         "static_usd": plan.static_usd,
+        "tightest_hours": list(plan.tight),
+        "carries_in_draws": share_of(plan.draws),
         "reserved": _machines(plan.market, plan.reserved),
         "hours": [
             {

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from hetero.apps.cli import options
-
-if TYPE_CHECKING:
-    from hetero.workload import Trace
 
 trace = typer.Typer(no_args_is_help=True, help="Request traces: describe, twin, draw.")
 
@@ -22,19 +19,6 @@ FileOrName = Annotated[
         "azure2023_conv.",
     ),
 ]
-Sort = Annotated[bool, typer.Option("--sort", help="Sort requests by arrival.")]
-Arrival = Annotated[
-    str, typer.Option("--arrival-column", help="Column of the arrivals, if the file has its own.")
-]
-Input = Annotated[str, typer.Option("--input-column", help="Column of the input lengths.")]
-Output = Annotated[str, typer.Option("--output-column", help="Column of the output lengths.")]
-Unit = Annotated[
-    Any,
-    options.one_of(
-        "hetero.workload.readers:TimeUnit", "Unit of the arrivals: s, ms, us, ns or datetime."
-    ),
-]
-Rebase = Annotated[bool, typer.Option("--rebase", help="Count arrivals from the first request.")]
 
 
 @trace.command()
@@ -42,16 +26,10 @@ def describe(
     file_or_name: FileOrName,
     source: options.Source = "twin",
     seed: options.Seed = 0,
-    sort: Sort = False,
-    arrival: Arrival = "",
-    input_tokens: Input = "",
-    output_tokens: Output = "",
-    time_unit: Unit = "s",
-    rebase: Rebase = False,
+    columns: options.Columns = "",
 ) -> None:
     """Print lengths, their correlation, rate and burstiness of a trace."""
-    columns = (arrival, input_tokens, output_tokens)
-    print(_open(file_or_name, source, seed, sort, columns, time_unit, rebase).describe())
+    print(options.opened(file_or_name, source, seed, columns).describe())
 
 
 @trace.command()
@@ -59,20 +37,14 @@ def twin(
     file_or_name: FileOrName,
     output: Annotated[Path, options.output("Twin to write (JSON).")],
     draws: Annotated[int, typer.Option(min=1, help="Draws that the check averages over.")] = 20,
-    sort: Sort = False,
-    arrival: Arrival = "",
-    input_tokens: Input = "",
-    output_tokens: Output = "",
-    time_unit: Unit = "s",
-    rebase: Rebase = False,
+    columns: options.Columns = "",
     force: options.Force = False,
 ) -> None:
     """Fit a twin of a few KB to a real trace, and print how close its draws come."""
     from hetero import workload
 
     options.new_file(output, force)
-    columns = (arrival, input_tokens, output_tokens)
-    real = _open(file_or_name, "real", 0, sort, columns, time_unit, rebase)
+    real = options.opened(file_or_name, "real", 0, columns)
     named = file_or_name in workload.names()
     fitted = workload.Twin.fit(real, source=workload.source_of(file_or_name) if named else "")
     fitted.save(output, force=force)
@@ -107,34 +79,3 @@ def draw(
     else:
         drawn.to_csv(output, force=force)
     print(f"{len(drawn):,} requests written to {output}.")
-
-
-def _open(
-    file_or_name: str,
-    source: str,
-    seed: int,
-    sort: bool,
-    columns: tuple[str, str, str],
-    time_unit: Any,
-    rebase: bool,
-) -> Trace:
-    from hetero import workload
-    from hetero.errors import require
-    from hetero.workload.readers import read_table
-
-    if not any(columns) and time_unit == "s" and not rebase:
-        return workload.open_trace(file_or_name, source, seed, sort=sort)  # type: ignore[arg-type]
-    require(
-        file_or_name not in workload.names(),
-        f"The columns and units of {file_or_name} are known.",
-        resolve="leave out the options on columns and units.",
-    )
-    return read_table(
-        file_or_name,
-        arrival=columns[0] or "arrival_s",
-        input_tokens=columns[1] or "input_tokens",
-        output_tokens=columns[2] or "output_tokens",
-        time_unit=time_unit,
-        sort=sort,
-        rebase=rebase or None,
-    )

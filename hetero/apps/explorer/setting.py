@@ -6,8 +6,6 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
 from hetero import catalog, workload
 from hetero import cluster as clusters
 from hetero.apps.explorer.bound import bound_rps
@@ -25,8 +23,6 @@ ENGINE = Engine(batching="chunked", admission="paged", max_batch=256, max_step_t
 
 _SAMPLE = 200  # requests that the degrees are chosen for, as Xiong et al. do
 _KEPT = 16
-_SETTLED_S = 30.0  # a run at the bound should last so long
-_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -51,17 +47,6 @@ class Exploration(Shown):
     requests: Trace
     bound_rps: float | None
     notes: tuple[str, ...] = ()
-
-    def arrivals(self, rate_rps: float, seed: int) -> Trace:
-        """The requests at a rate: the same gaps at every rate, only stretched.
-
-        A fleet that would be through with them before it has settled gets them several times.
-        """
-        copies = int(
-            np.clip(np.ceil(_SETTLED_S * (self.bound_rps or 0.0) / len(self.requests)), 1, _COPIES)
-        )
-        listed = self.requests.all_at_once().take(np.tile(np.arange(len(self.requests)), copies))
-        return listed.poisson(rate_rps, stream(seed, "arrivals"))
 
     def table(self) -> Table:
         """The deployment, with the bound below it."""

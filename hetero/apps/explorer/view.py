@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from hetero.question import Load, sustained_rps
 from hetero.routers import Builtin, Router
 from hetero.routers.named import factories
 from hetero.simulator import Metrics, Run, Slo, metrics, simulate
+from hetero.simulator.sustained import SustainedRule, arrivals, life_s, steady_s
 from hetero.workload import Trace, TraceSource
 
 if TYPE_CHECKING:
@@ -35,13 +37,12 @@ LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
 _PRECISION = 0.05  # of the goodput
 _RULE = f"sustained by 90 % of the requests, to {100 * _PRECISION:g} %"
 _SAMPLES = 160  # along a run
-_WARM_UP = 2.0  # mean times of a request until the replicas are as full as they get
-_SETTLED = 2 * _WARM_UP  # as many again to look at
+_MOST = 30_000  # requests of a run
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one rate gives, from the end of the warm-up to the last arrival.
+    """What one rate gives, in the part of a run that counts.
 
     Attributes
     ----------
@@ -65,14 +66,13 @@ class View(Shown):
     run
         Every request, with samples of the replicas over time.
     metrics
-        Of the whole run, for percentiles and cost.
+        Of the part that counts, see :mod:`hetero.simulator.sustained`.
     router
         Which replica serves a request.
     here
         The rate that was asked for.
     curve
-        Other rates with the same requests and router, see :data:`LOADS`; those at which the
-        requests would last too short a time to settle are left out.
+        Other rates with the same requests and router, see :data:`LOADS`.
     """
 
     setting: Exploration
@@ -149,12 +149,10 @@ class View(Shown):
     def notes(self) -> tuple[str, ...]:
         """What a reader should know before trusting the figures."""
         notes = list(self.setting.notes)
-        span_s = float(self.run.requests["arrival_s"][-1] - self.run.requests["arrival_s"][0])
-        usual_s = self.metrics.means["e2e_s"]
-        if np.isfinite(usual_s) and span_s < _SETTLED * usual_s:
+        if len(self.run.requests) < (needed := _needed(self.setting, self.here.offered_rps)):
             notes.append(
-                f"Requests arrive over {span_s:.3g} s and take {usual_s:.3g} s on average: the run "
-                "is too short to settle; play more requests."
+                f"{len(self.run.requests):,} requests are played of {needed:,} that it takes until "
+                "such a load shows what it does: more waits in the end than here."
             )
         if self.of_bound > 1:
             notes.append("More arrives than any router could serve: queues grow without end.")
@@ -196,7 +194,7 @@ def explore(
     router
         Router, or its name as in ``hetero simulate --router``.
     requests
-        How many are played at most.
+        How many are taken of the workload; they come again where a run takes more.
 
     Raises
     ------
@@ -220,26 +218,32 @@ def explore(
         )
     chosen = _router(router)
     where = setting(cluster, llm, workload, source=source, count=requests, seed=seed)
-    span_s = float(np.ptp(where.arrivals(rate_rps, seed).arrival_s))
-    run = _play(where, rate_rps, chosen(), seed, sample_s=max(span_s, 1e-9) / _SAMPLES)
-    usual_s = _usual_s(run)
     rates = [load * (where.bound_rps or 0.0) for load in LOADS]
-    # Where more arrives, requests take longer still: what has not settled now will not then.
-    settled = [rate for rate in rates if 0 < rate * _SETTLED * usual_s <= span_s * rate_rps]
-    curve = tuple(_point(_play(where, rate, chosen(), seed), rate, slo) for rate in settled)
-    here = _point(run, rate_rps, slo)
-    return View(where, slo, run, metrics(run, slo), chosen(), here, curve)
+    others = (_play(where, rate, chosen(), seed) for rate in rates if rate > 0)
+    curve = tuple(_point(run, rate, slo) for run, rate in zip(others, rates, strict=False))
+    run = _play(where, rate_rps, chosen(), seed, samples=_SAMPLES)
+    begin_s, end_s = steady_s(run)
+    seen = metrics(
+        run, slo, warmup_s=begin_s, until_s=max(end_s, math.nextafter(begin_s, math.inf))
+    )
+    return View(where, slo, run, seen, chosen(), _point(run, rate_rps, slo), curve)
 
 
 def _play(
-    where: Exploration,
-    rate_rps: float,
-    router: Router | Builtin,
-    seed: int,
-    sample_s: float | None = None,
+    where: Exploration, rate_rps: float, router: Router | Builtin, seed: int, samples: int = 0
 ) -> Run:
-    trace = where.arrivals(rate_rps, seed)
+    trace = arrivals(where.requests, min(_needed(where, rate_rps), _MOST), rate_rps, seed)
+    sample_s = max(float(np.ptp(trace.arrival_s)), 1e-9) / samples if samples else None
     return simulate(where.deployment, trace, router, seed=seed, sample_s=sample_s)
+
+
+def _needed(where: Exploration, rate_rps: float) -> int:
+    """Requests that a run at a rate has to hold before it says anything."""
+    trace = where.requests
+    medians = (float(np.median(each)) for each in (trace.input_tokens, trace.output_tokens))
+    return SustainedRule(precision=_PRECISION).requests(
+        rate_rps, life_s(where.deployment, *medians)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,16 +276,9 @@ def _router(router: Router | Builtin | str) -> Callable[[], Router | Builtin]:
     return known[router]
 
 
-def _usual_s(run: Run) -> float:
-    return float(np.nanmean(run.e2e_s)) if run.finished.any() else 0.0
-
-
 def _point(run: Run, rate_rps: float, slo: Slo) -> Point:
-    """Requests that finish from the end of the warm-up to the last arrival."""
-    first_s, last_s = (float(run.requests["arrival_s"][k]) for k in (0, -1))
-    start_s = first_s + min(_WARM_UP * _usual_s(run), (last_s - first_s) / 2)
-    if not last_s > start_s:
-        return Point(rate_rps, float("nan"), float("nan"))
+    """Requests that finish in the part of a run that counts."""
+    start_s, last_s = (float(run.requests["arrival_s"][0]) + one for one in steady_s(run))
     finish_s = run.requests["finish_s"]
     done = run.finished & (finish_s >= start_s) & (finish_s <= last_s)
     good = done.copy()
@@ -293,5 +290,5 @@ def _point(run: Run, rate_rps: float, slo: Slo) -> Point:
         if target_s is not None:
             # Replies of one token have no TPOT and cannot miss it.
             good &= ~(times_s > target_s)
-    length_s = last_s - start_s
+    length_s = max(last_s - start_s, math.ulp(last_s))
     return Point(rate_rps, float(done.sum()) / length_s, float(good.sum()) / length_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
     source
         ``twin`` or ``real``, for shipped workloads.
     played
-        Requests that are played at most.
+        Requests that are taken of a workload.
 
     Attributes
     ----------
@@ -110,6 +111,8 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
             style = f"border-left:3px solid {colour};padding:4px 10px;line-height:1.4"
             self._text.value = f'<div style="{style}">{html.escape(str(error))}</div>'
             return
+        if bound := self.view.setting.bound_rps:
+            self.rate_rps.max = math.log10(2.0 * bound)  # beyond it only queues grow
         self._figure.value = _png(self.view)
         self._figure.layout.display = ""
         self._text.value = f'<div style="line-height:normal">{self.view._repr_html_()}</div>'

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from hetero.apps.export import names, vllm
 from hetero.apps.export.service import FIRST_PORT, Part, ServedEngine, Service
+from hetero.catalog.engines import EnginePlatform
 from hetero.errors import ExportError
 from hetero.naming import slug
 
 Manifest: TypeAlias = dict[str, Any]
 
-IMAGE = f"vllm/vllm-openai:v{vllm.VERSION}"
 # Names of secrets and of their keys by variable; none of them has to exist.
 _SECRETS = {"HF_TOKEN": ("hf-token", "token"), vllm.KEY: ("vllm-api-key", "key")}
 _START_S, _START_TRIES = 15, 240  # an hour to load the weights
@@ -136,24 +136,34 @@ def _pod(
             resolve="plan with one GPU type on each machine.",
         )
     label, value = names.node_label(parts[0].gpu)
+    resource = _platform(parts[0]).resource
     expression = {"key": label, "operator": "In", "values": [value]}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
     spec = {
         "affinity": {
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms},
         },
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "tolerations": [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}],
         "terminationGracePeriodSeconds": 120,
         "automountServiceAccountToken": False,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [_container(service, one, sum(part.gpus for part in parts), leads=leads)],
+        "containers": [_container(service, one, parts, leads=leads)],
         # Tensor parallelism passes data through shared memory.
         "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}}],
     }
     return {"metadata": {"labels": _labels(service, name)}, "spec": spec}
 
 
-def _container(service: Service, one: ServedEngine, gpus: int, *, leads: bool) -> Manifest:
+def _platform(part: Part) -> EnginePlatform:
+    """What vLLM is on a stage; every stage has been checked to have it."""
+    assert part.platform is not None
+    return part.platform
+
+
+def _container(
+    service: Service, one: ServedEngine, parts: tuple[Part, ...], *, leads: bool
+) -> Manifest:
+    where, gpus = _platform(parts[0]), sum(part.gpus for part in parts)
     # Kubernetes puts variables in for $(NAME) and takes $$ for a dollar sign.
     given = [service.model, *vllm.arguments(service, one)]
     words = ["vllm", "serve", *(word.replace("$", "$$") for word in given)]
@@ -175,7 +185,7 @@ def _container(service: Service, one: ServedEngine, gpus: int, *, leads: bool) -
         env.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
     found: Manifest = {
         "name": "vllm",
-        "image": IMAGE,
+        "image": where.image,
         "command": words[:2],
         "args": words[2:],
         "env": env,
@@ -183,7 +193,7 @@ def _container(service: Service, one: ServedEngine, gpus: int, *, leads: bool) -
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         },
-        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}},
+        "resources": {"limits": {where.resource: str(gpus)}},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
     if leads:

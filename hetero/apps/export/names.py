@@ -1,8 +1,9 @@
 """What other tools call a GPU of the catalog.
 
 ``nvidia.com/gpu.product`` is the node label that NVIDIA's GPU feature discovery sets: the product
-name that the driver reports, with hyphens. SkyPilot has short names of its own. A GPU without a
-known name is asked for by a label that the operator sets.
+name that the driver reports, with hyphens; ``amd.com/gpu.product-name`` that of AMD's node
+labeller. SkyPilot has short names of its own. A GPU without a known name is asked for by a label
+that the operator sets.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 
 from hetero.errors import ExportError
 
-PRODUCT_LABEL = "nvidia.com/gpu.product"
+PRODUCT_LABEL, AMD_LABEL = "nvidia.com/gpu.product", "amd.com/gpu.product-name"
 OWN_LABEL = "hetero/gpu"
 """Node label for GPUs whose product name is not known here."""
 
@@ -46,6 +47,7 @@ _NAMES = {
     "RTX-3090Ti": ("NVIDIA-GeForce-RTX-3090-Ti", None),
     "RTX-4090": ("NVIDIA-GeForce-RTX-4090", None),
     "RTX-5090": ("NVIDIA-GeForce-RTX-5090", None),
+    "MI300X": ("AMD_Instinct_MI300X_OAM", "MI300X"),
     "GH200-96GB": (None, "GH200"),
     "B300-SXM": (None, "B300"),
     "RTX-6000-Ada": (None, "RTX6000-Ada"),
@@ -64,7 +66,7 @@ def node_label(gpu: str) -> tuple[str, str]:
     """
     product, _ = _NAMES.get(gpu, _UNKNOWN)
     if product is not None:
-        return PRODUCT_LABEL, product
+        return AMD_LABEL if product.startswith("AMD_") else PRODUCT_LABEL, product
     return OWN_LABEL, re.sub(r"[^A-Za-z0-9._-]+", "-", gpu)[:63].strip("-._") or "x"
 
 

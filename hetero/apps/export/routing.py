@@ -164,7 +164,7 @@ def _engine(one: ServedEngine, url: str) -> EngineRow:
             Stage(machine=part.machine, gpu=part.gpu, gpus=part.gpus, layers=part.layers)
             for part in one.parts
         ),
-        share=one.share if math.isfinite(one.share) else None,
+        share=min(one.share, 1.0) if math.isfinite(one.share) else None,
         kv_tokens=one.kv_tokens,
         max_requests=one.engine.max_batch if one.engine is not None else None,
     )
@@ -194,7 +194,12 @@ def _ranges(service: Service) -> list[Range]:
     router = service.router
     if not isinstance(router, RangeShares) or service.deployment is None:
         return []
-    order = [replica.name for replica in service.deployment.replicas]
+    engines = {one.name for one in service.servings}
+    # The groups of an island are replicas of the plan, and may be one engine.
+    order = [
+        replica.name if replica.name in engines else replica.name.rpartition(".")[0]
+        for replica in service.deployment.replicas
+    ]
     ends = np.asarray(router.end_tokens, dtype=float)
     # The last range takes what is longer still, too.
     limits = [*map(float, ends[:-1]), None]
@@ -209,8 +214,8 @@ def _ranges(service: Service) -> list[Range]:
 
 
 def _shares(order: list[str], weights: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    return {
-        name: float(weight / weights.sum())
-        for name, weight in zip(order, weights, strict=True)
-        if weight > 0
-    }
+    found: dict[str, float] = {}
+    for name, weight in zip(order, weights, strict=True):
+        if weight > 0:
+            found[name] = found.get(name, 0.0) + float(weight / weights.sum())
+    return {name: min(share, 1.0) for name, share in found.items()}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypedDict, Unpack
+from functools import lru_cache
+from typing import Final, TypedDict, Unpack
 
 from hetero import catalog
 from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
+from hetero.catalog.engines import EngineName, EnginePlatform, EngineStage, serving_engine
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Shown, Table
-from hetero.errors import ExportError
+from hetero.errors import CatalogError, ExportError
 from hetero.naming import host, one_line, slug
 from hetero.plans import Plan
 from hetero.routers import Builtin, Router
@@ -24,7 +26,11 @@ class EngineOptions(TypedDict, total=False):
     precision: str
     kv_precision: str
     memory_fraction: float
+    engine: EngineName
 
+
+VLLM: Final = serving_engine("vllm")
+"""The engine whose commands are written."""
 
 FIRST_PORT = 8000
 """Port of the first engine on a machine; further ones take the next."""
@@ -44,6 +50,10 @@ class Part:
         Layers of the model that it holds; 0 where the plan does not say.
     first_gpu
         Index on its machine of the first GPU that it takes.
+    vendor
+        Of its GPUs; by default as the catalog has it.
+    tensor
+        GPUs that share every layer, where these are not all, see :class:`hetero.plans.Group`.
     """
 
     machine: str
@@ -51,6 +61,24 @@ class Part:
     gpus: int
     layers: int
     first_gpu: int = 0
+    vendor: str = ""
+    tensor: int = 0
+
+    @property
+    def degrees(self) -> tuple[int, int]:
+        """Tensor-parallel degree, and number of copies of the attention."""
+        tensor = self.tensor or self.gpus
+        return tensor, self.gpus // tensor
+
+    @property
+    def platform(self) -> EnginePlatform | None:
+        """What vLLM is on these GPUs; None where it does not run on them."""
+        return VLLM.platform(self.gpu, self.vendor or _vendor(self.gpu))
+
+    @property
+    def seen(self) -> EngineStage:
+        """The stage as rules of engines see it."""
+        return EngineStage(self.machine, self.gpu, self.vendor or _vendor(self.gpu), self.gpus)
 
     def __str__(self) -> str:
         return f"{self.gpus} x {self.gpu} of {self.machine}"
@@ -73,6 +101,8 @@ class ServedEngine:
     engine, kv_tokens
         How the plan took it to form batches, and the size of its KV cache [tokens]; None where the
         plan says neither.
+    precision, kv_precision
+        Data types of its weights and cache; empty for those of the service.
     """
 
     name: str
@@ -82,6 +112,8 @@ class ServedEngine:
     share: float = float("nan")
     engine: Engine | None = None
     kv_tokens: int | None = None
+    precision: str = ""
+    kv_precision: str = ""
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -114,6 +146,8 @@ class Service(Shown):
         The routing rule in words.
     router
         The router itself, where there is one.
+    engine
+        Engine that the plan was made for.
 
     Examples
     --------
@@ -136,6 +170,7 @@ class Service(Shown):
     routing: str = ""
     router: Router | Builtin | None = None
     deployment: Deployment | None = None
+    engine: EngineName = "vllm"
 
     def __post_init__(self) -> None:
         if not self.servings:
@@ -171,7 +206,7 @@ class Service(Shown):
     ) -> Service:
         """Service of a plan card, fresh or read back; ``llm`` by default as the card names it."""
         asked = card.question
-        how = {"precision": card.precision, **how}
+        how = {"precision": card.precision, "engine": asked.engine, **how}
         return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
 
     @classmethod
@@ -180,7 +215,15 @@ class Service(Shown):
         deployment = plan.deployment
         known = {r.name: r for r in deployment.replicas} if deployment else {}
         servings = (
-            _engine(group.name, group.phase, group.stages, known.get(group.name), group.share)
+            _engine(
+                group.name,
+                group.phase,
+                group.stages,
+                # The groups of an island that prefills are one engine.
+                known.get(group.name) or known.get(f"{group.name}.1"),
+                group.share,
+                group.tensor,
+            )
             for group in plan.groups
         )
         router = plan.router if isinstance(plan.router, Builtin) else None
@@ -262,9 +305,11 @@ class Service(Shown):
         alike: dict[object, list[ServedEngine]] = {}
         for one in self.servings:
             shape = tuple(
-                (one.machines.index(p.machine), p.gpu, p.gpus, p.layers) for p in one.parts
+                (one.machines.index(p.machine), p.gpu, p.gpus, p.layers, p.tensor)
+                for p in one.parts
             )
-            alike.setdefault((one.phase, shape, one.engine, one.kv_tokens), []).append(one)
+            own = (one.engine, one.kv_tokens, one.precision, one.kv_precision)
+            alike.setdefault((one.phase, shape, own), []).append(one)
         found: dict[str, tuple[ServedEngine, ...]] = {}
         for same in alike.values():
             label = _label(same[0])
@@ -290,11 +335,32 @@ def _engine(
     stages: Iterable[tuple[str, str, int, int]],
     replica: Replica | None,
     share: float = float("nan"),
+    tensor: int = 0,
 ) -> ServedEngine:
     """An engine with what its replica says of batches and cache."""
-    parts = tuple(Part(*stage) for stage in stages)
-    engine, kv_tokens = (replica.engine, replica.kv_tokens) if replica else (None, None)
-    return ServedEngine(name, phase, parts, share=share, engine=engine, kv_tokens=kv_tokens)
+    vendor = replica.gpu.vendor if replica is not None and replica.gpu is not None else ""
+    parts = tuple(Part(*stage, vendor=vendor, tensor=tensor) for stage in stages)
+    if replica is None:
+        return ServedEngine(name, phase, parts, share=share)
+    return ServedEngine(
+        name,
+        phase,
+        parts,
+        share=share,
+        engine=replica.engine,
+        kv_tokens=replica.kv_tokens,
+        precision=replica.precision,
+        kv_precision=replica.kv_precision,
+    )
+
+
+@lru_cache
+def _vendor(gpu: str) -> str:
+    """Vendor of a GPU of the catalog; empty for others."""
+    try:
+        return catalog.gpu(gpu).vendor
+    except CatalogError:
+        return ""
 
 
 def placed(servings: Iterable[ServedEngine]) -> tuple[ServedEngine, ...]:

@@ -70,6 +70,12 @@ def _task(service: Service, name: str, one: ServedEngine) -> Task:
             "alike.",
             resolve="plan with one GPU type per replica, or export to vllm or kubernetes.",
         )
+    where = one.parts[0].platform
+    if where is None or where.vendor not in ("NVIDIA", "AMD"):
+        raise ExportError(
+            f"{one.name} stands on {one.parts[0].gpu}, which SkyPilot does not rent with vLLM.",
+            resolve="export to vllm or kubernetes.",
+        )
     nodes = len(one.machines)
     gpus = sum(part.gpus for part in one.on(one.machines[0]))
     task: Task = {
@@ -80,10 +86,13 @@ def _task(service: Service, name: str, one: ServedEngine) -> Task:
             "disk_size": disk_gb(service),
         },
         "secrets": {"HF_TOKEN": "", vllm.KEY: ""},
-        "setup": f"uv pip install --system vllm=={vllm.VERSION}"
-        + (" nixl" if one.phase != "both" else ""),
         "run": _run(service, one, nodes),
     }
+    if where.vendor == "NVIDIA":
+        nixl = " nixl" if one.phase != "both" else ""
+        task["setup"] = f"uv pip install --system vllm=={vllm.VERSION}{nixl}"
+    else:  # packages of vLLM are built for CUDA; its image has what else is needed
+        task["resources"]["image_id"] = f"docker:{where.image}"
     env = dict(vllm.environment(service, one))
     return task | ({"num_nodes": nodes} if nodes > 1 else {}) | ({"envs": env} if env else {})
 

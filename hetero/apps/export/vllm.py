@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.apps.export import again
-from hetero.apps.export.service import FIRST_PORT, ServedEngine, Service
+from hetero.apps.export.service import FIRST_PORT, VLLM, ServedEngine, Service
+from hetero.catalog import serving_engine
 from hetero.errors import ExportError
 from hetero.naming import one_line
 
-VERSION = "0.33.0"
+VERSION = VLLM.version
+# Plans for vLLM have one GPU type per replica; others may ask it for pipelines over several.
+_WRITTEN = replace(VLLM, mixed_pipelines=True)
 """Release of vLLM whose flags these are."""
 
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -103,7 +106,8 @@ def commands(service: Service, serving: ServedEngine) -> tuple[Command, ...]:
         parts = serving.on(machine)
         first = parts[0].first_gpu
         devices = ",".join(map(str, range(first, first + sum(part.gpus for part in parts))))
-        env = [("CUDA_VISIBLE_DEVICES", devices), *environment(service, serving)]
+        where = parts[0].platform
+        env = [(where.devices if where else "", devices), *environment(service, serving)]
         if serving.phase != "both":
             side = _SIDE_PORT + 100 * (serving.port - FIRST_PORT)
             env += [
@@ -132,21 +136,29 @@ def together(nodes: int, rank: str, head: str, port: str = str(_MASTER_PORT)) ->
 def arguments(service: Service, serving: ServedEngine) -> list[str]:
     """Flags that are the same on every machine of an engine."""
     longest = service.llm.max_position
+    precision, kv_precision = types(service, serving)
     argv = ["--served-model-name", service.llm.name]
-    argv += ["--tensor-parallel-size", str(serving.parts[0].gpus)]
+    tensor, copies = serving.parts[0].degrees
+    argv += ["--tensor-parallel-size", str(tensor)]
+    if copies > 1:
+        argv += ["--data-parallel-size", str(copies)]
+    if service.llm.experts and serving.parts[0].gpus > 1:
+        argv += ["--enable-expert-parallel"]
     if len(serving.parts) > 1:
         argv += ["--pipeline-parallel-size", str(len(serving.parts))]
-    argv += ["--dtype", _DTYPES.get(service.precision, "auto")]
-    if service.precision in _ONLINE:
-        argv += ["--quantization", _ONLINE[service.precision]]
-    if _CACHES[service.kv_precision] != "auto":
-        argv += ["--kv-cache-dtype", _CACHES[service.kv_precision]]
+    argv += ["--dtype", _DTYPES.get(precision, "auto")]
+    if precision in _ONLINE:
+        argv += ["--quantization", _ONLINE[precision]]
+    if _CACHES[kv_precision] != "auto":
+        argv += ["--kv-cache-dtype", _CACHES[kv_precision]]
     argv += ["--gpu-memory-utilization", f"{service.memory_fraction:g}"]
     if serving.kv_tokens is not None:
         longest = min(longest, serving.kv_tokens)
     if serving.engine is not None:
         engine = serving.engine
-        argv += ["--max-num-seqs", str(engine.max_batch)]
+        # The batch of a group that decodes is that of all copies; vLLM counts each on its own.
+        each = copies if serving.phase == "decode" else 1
+        argv += ["--max-num-seqs", str(max(1, engine.max_batch // each))]
         if engine.batching == "chunked":
             # A whole batch that decodes must fit a step.
             budget = max(engine.max_step_tokens, engine.max_batch)
@@ -162,6 +174,11 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
         transfer = {"kv_connector": connector(service), "kv_role": _ROLES[serving.phase]}
         argv += ["--kv-transfer-config", json.dumps(transfer)]
     return argv
+
+
+def types(service: Service, serving: ServedEngine) -> tuple[str, str]:
+    """Data types of the weights and the cache of an engine."""
+    return serving.precision or service.precision, serving.kv_precision or service.kv_precision
 
 
 def connector(service: Service) -> str:
@@ -187,54 +204,50 @@ def check(service: Service, serving: ServedEngine) -> None:
         Naming the rule that it breaks.
     """
     name, llm, engine = serving.name, service.llm, serving.engine
-    degrees = [part.gpus for part in serving.parts]
-    order = [part.machine for part in serving.parts]
-    turns = sum(a != b for a, b in zip(order, [None, *order], strict=False))
-    counts = [sum(part.gpus for part in serving.on(machine)) for machine in serving.machines]
-    rules = (
-        (
-            all(serving.machines),
+    precision, kv_precision = types(service, serving)
+    degree, where = serving.parts[0].degrees[0], serving.parts[0].platform
+    if service.engine not in ("vllm", "any"):
+        raise ExportError(
+            f"The plan of {service.name} is for {serving_engine(service.engine).title}, and these "
+            "are files for vLLM.",
+            resolve="plan with --engine vllm, or export the routing table.",
+        )
+    if not all(serving.machines):
+        raise ExportError(
             f"Island {name} divides its experts over {serving.gpus} GPUs wherever they stand: the "
             "plan names no machines, on which engines would start.",
-            "export the routing table, and start the islands as vLLM's guide to expert "
+            resolve="export the routing table, and start the islands as vLLM's guide to expert "
             "parallelism says for your machines.",
+        )
+    misfit = _WRITTEN.misfit(name, [part.seen for part in serving.parts], serving.phase)
+    if misfit is not None:
+        raise ExportError(misfit.what, resolve=misfit.resolve)
+    others = [one.parts[0] for one in service.servings if one.phase == "decode"]
+    apart = [one for one in others if not VLLM.splits(serving.parts[0].seen, one.seen)]
+    rules = (
+        (
+            serving.phase != "prefill" or not apart,
+            f"{name} prefills on {serving.parts[0].gpu} what others decode on "
+            f"{apart[0].gpu if apart else ''}, and no connector of vLLM moves KV caches there.",
+            "plan phases on devices of one vendor.",
         ),
         (
-            len(set(degrees)) == 1,
-            f"The stages of {name} have {', '.join(map(str, degrees))} GPUs, and vLLM gives every "
-            "pipeline stage of an engine one tensor-parallel degree.",
-            "plan with one degree for all stages of a replica, or serve it by another engine.",
-        ),
-        (
-            llm.heads % degrees[0] == 0,
-            f"The {llm.heads} attention heads of {llm.name} cannot be divided over the "
-            f"{degrees[0]} GPUs of a stage of {name}.",
+            VLLM.divides(llm, degree),
+            f"The {llm.heads} attention heads of {llm.name}, its {llm.kv_heads} KV heads or its "
+            f"feed-forward width cannot be divided over the {degree} GPUs of a stage of {name}.",
             "plan with a degree that divides the heads.",
         ),
         (
-            len(serving.machines) == turns,
-            f"The pipeline of {name} comes back to a machine that it has left, and vLLM numbers "
-            "its stages machine by machine.",
-            "plan with stages of one machine side by side.",
+            where is None or precision in where.weights,
+            f"{name} has weights in {precision}, which vLLM does not serve on "
+            f"{serving.parts[0].gpu}.",
+            f"plan with {' or '.join(where.weights if where else ())} on these GPUs.",
         ),
         (
-            len(set(counts)) == 1,
-            f"{name} takes {', '.join(map(str, counts))} GPUs of its machines, and vLLM wants the "
-            "same number on every machine of an engine.",
-            "plan with equal numbers of GPUs on the machines of a replica.",
-        ),
-        (
-            serving.phase != "decode" or len(degrees) == 1,
-            f"{name} decodes in {len(degrees)} pipeline stages what others have prefilled, and the "
-            f"NIXL connector of vLLM {VERSION} brings caches to engines of one stage only.",
-            "plan decode replicas of one stage, or without phases; the routing table can be "
-            "exported all the same.",
-        ),
-        (
-            service.kv_precision in _CACHES,
-            f"The plan of {service.name} caches keys and values in {service.kv_precision}, which "
-            "vLLM has no flag for.",
-            "plan with a KV cache in fp16, bf16 or fp8.",
+            kv_precision in _CACHES and (where is None or kv_precision in where.kv_caches),
+            f"{name} caches keys and values in {kv_precision}, which vLLM has no flag for on "
+            f"{serving.parts[0].gpu}.",
+            f"plan with a KV cache in {' or '.join(where.kv_caches if where else _CACHES)}.",
         ),
         (
             engine is None or engine.batching != "static",
@@ -252,10 +265,10 @@ def notes(service: Service, serving: ServedEngine) -> tuple[str, ...]:
     found = []
     if not service.weights:
         found.append(f"{service.model} is the catalog's name: name the checkpoint with --weights.")
-    if service.precision in ("int4", "fp4"):
+    precision, _ = types(service, serving)
+    if precision in ("int4", "fp4"):
         found.append(
-            f"The plan counts on weights in {service.precision}: name a checkpoint that is "
-            "quantised so."
+            f"The plan counts on weights in {precision}: name a checkpoint that is quantised so."
         )
     kinds = dict.fromkeys(part.gpu for part in serving.parts)
     if len(kinds) > 1:
@@ -263,6 +276,11 @@ def notes(service: Service, serving: ServedEngine) -> tuple[str, ...]:
             f"One engine over {' and '.join(kinds)}: vLLM sizes the KV cache of all stages by the "
             "one that holds least."
         )
+    gpu, where = serving.parts[0].gpu, serving.parts[0].platform
+    if where is not None and not where.built_for(gpu):
+        found.append(f"The image of vLLM {VERSION} is not built for {gpu}: use one of your own.")
+    if where is not None and f"v{VERSION}" not in where.image:
+        found.append(f"On {gpu} vLLM is a plugin with releases of its own: check the flags there.")
     if serving.kv_tokens is not None:
         found.append(f"The plan counts on a KV cache of {serving.kv_tokens:,} tokens.")
     engine = serving.engine

@@ -24,12 +24,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from hetero.catalog import serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Engine, Replica, Role
+from hetero.errors import InfeasibleError
 from hetero.latency.step import Piece, StepModel
+from hetero.planners.thunderserve.budget import part_of
 from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.streams import stream
@@ -51,7 +54,8 @@ def costs(question: Question) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    return CostModel(question.cluster, question.llm, CostSettings(precision=question.precision))
+    settings = CostSettings(precision=question.precision, engine=question.engine)
+    return CostModel(question.cluster, question.llm, settings)
 
 
 @lru_cache(maxsize=16)
@@ -150,6 +154,29 @@ def _turns(pipeline: Pipeline) -> Floats:
     return np.concatenate([[0.0], inner, [2.0 * max([*inner, 1.0])]])
 
 
+def within_reach(question: Question) -> Question:
+    """The question on the machines that a first token can come from in time.
+
+    Raises
+    ------
+    InfeasibleError
+        If the way to every machine and back takes longer than the target.
+    """
+    cluster, target_s = question.cluster, question.slo.ttft_s or question.slo.e2e_s
+    if target_s is None:
+        return question
+    near = [m for m in cluster.machines if 2.0 * cluster.reach_s(m.name) < target_s]
+    if not near:
+        raise InfeasibleError(
+            f"The way to every machine of {cluster.name} and back takes longer than {target_s:g} "
+            "s, the target of the first token.",
+            resolve="relax the target, or place machines near the coordinator.",
+        )
+    if len(near) == len(cluster.machines):
+        return question
+    return replace(question, cluster=part_of(cluster, near))
+
+
 def unfit(question: Question) -> str | None:
     """Why no planner of dense models can take a case; None if they can."""
     if question.llm.experts:
@@ -161,14 +188,25 @@ def unfit(question: Question) -> str | None:
 
 
 def unfit_precision(question: Question) -> str | None:
-    """Which GPUs do not compute in the precision of a case; None if all do."""
+    """Which GPUs do not serve the precision of a case, or not by its engine; None if all do."""
     wanted, gpus = question.precision, question.cluster.gpu_types
+    engine = serving_engine(question.engine)
+    if reasons := [why for gpu in gpus.values() if (why := engine.lacks(gpu, wanted))]:
+        return f"{'; '.join(reasons)}."
     if wanted == "fp16":
         return None
     lacking = ", ".join(name for name, gpu in gpus.items() if wanted not in gpu.precisions)
     if lacking:
         return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
     return None
+
+
+def unfit_layers(question: Question) -> str | None:
+    """Why layers cannot be placed over a network; None if they can."""
+    engine = serving_engine(question.engine)
+    if not engine.layers_over_network:
+        return f"Engines of {engine.title} hold the whole model; layers over a network need 'any'."
+    return unfit(question) or unfit_network(question)
 
 
 def unfit_budget(question: Question) -> str | None:

@@ -70,7 +70,7 @@ class Adapter(ABC):
             raise InfeasibleError(
                 f"{self.name}: {reason}", resolve="ask another planner, or change the case."
             )
-        return self._within_budget(question)
+        return self._within_budget(assumptions.within_reach(question))
 
     def _within_budget(self, question: Question) -> Plan:
         return offers.best_of(question, self.effort.parts, self._plan)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -260,6 +260,8 @@ def _entry(base: Plan, design: _Design, routing: str, router: Builtin) -> Plan:
     roles = {role for _, role in design.parts}
     if not roles or ("prefill" in roles) != ("decode" in roles):
         raise InfeasibleError("A phase has no replica.", resolve="keep one of each.")
+    if not _runs(design):
+        raise InfeasibleError("The engine cannot run it.", resolve="change something else.")
     count: Counter[str] = Counter()
     names = []
     for pipeline, role in design.parts:
@@ -295,8 +297,20 @@ def _entry(base: Plan, design: _Design, routing: str, router: Builtin) -> Plan:
 
 def _neighbours(design: _Design) -> Iterator[tuple[str, _Design]]:
     """Designs one change away, in a fixed order: whole kinds of machines, machines, phases."""
-    yield from _divided(design)
-    yield from _flipped(design)
+    for what, changed in chain(_divided(design), _flipped(design)):
+        if _runs(changed):
+            yield what, changed
+
+
+def _runs(design: _Design) -> bool:
+    """Whether the engine can run every replica, and send KV caches between those of both phases."""
+    costs = design.costs
+    ends: dict[Role, list[PipelineStage]] = {"prefill": [], "decode": [], "both": []}
+    for pipeline, role in design.parts:
+        if costs.misfit(pipeline.stages, role):
+            return False
+        ends[role].append(pipeline.stages[0])
+    return all(costs.splits(a, b) for a, b in product(ends["prefill"], ends["decode"]))
 
 
 def _divided(design: _Design) -> Iterator[tuple[str, _Design]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -9,6 +10,8 @@ from typing import Literal, TypeAlias
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
+from hetero.catalog import serving_engine
+from hetero.catalog.engines import EnginePlatform
 from hetero.deployment import Deployment
 from hetero.errors import CatalogError, InfeasibleError
 from hetero.latency.models.moe_devices import moe_device
@@ -17,6 +20,7 @@ from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
 from hetero.planners.rignall.model import IslandModel, devices_of
+from hetero.planners.rignall.parallelism import Benchmark
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
 from hetero.plans import Group, Plan
@@ -57,17 +61,25 @@ class Islands(Adapter):
             return f"{question.llm.name} is dense: it has no experts for islands to divide."
         if question.precision not in ("fp16", "fp8"):
             return f"Islands serve {question.llm.name} in FP8, not in {question.precision}."
-        if not _inventory(question):
+        engine = serving_engine(question.engine)
+        if engine.limited and self.method == "BO":
+            return (
+                f"Its layouts have islands of any size, and {engine.title} runs them inside "
+                "machines."
+            )
+        if not _offers(question):
+            by = f", {engine.title} does not serve FP8 in both phases there" * engine.limited
             return (
                 f"The latency model of islands has no figures for "
-                f"{', '.join(question.cluster.gpu_types)}, or fewer than {_SMALLEST} of each."
+                f"{', '.join(question.cluster.gpu_types)}{by}, or fewer than {_SMALLEST} of each."
             )
         if self.method == "BO" and find_spec("botorch") is None:
             return "Bayesian search needs the package botorch, which is not installed."
         return assumptions.unfit_budget(question)
 
     def _plan(self, question: Question) -> Plan:
-        held = _inventory(question)
+        offers = _offers(question)
+        held = {gpu: n for offer in offers for gpu, n in offer.items()}
         longest = int(question.trace.input_tokens.max())
         model = IslandModel.of_trace(
             question.trace,
@@ -76,13 +88,18 @@ class Islands(Adapter):
             devices=devices_of(question.cluster),
         )
         if self.method == "exact":
-            sizes = [2**k for k in range(1, 8) if 2**k <= min(_LARGEST, max(held.values()))]
-            rates = model.rates([(gpu, s) for gpu, n in held.items() for s in sizes if s <= n])
-            plan = exact(rates, held, minimum=_SMALLEST)
+            found = [_best(question, model, offer) for offer in offers]
+            plan = max((one for one in found if one), key=lambda one: one.served_rps, default=None)
+            if plan is None:
+                raise InfeasibleError(
+                    f"No islands inside machines of {question.cluster.name} serve "
+                    f"{question.llm.name} in both phases.",
+                    resolve="offer larger machines, or plan for the engine 'any'.",
+                )
         else:
             every = range(_SMALLEST, max(held.values()) + 1)
             rates = model.rates([(gpu, s) for gpu, n in held.items() for s in every if s <= n])
-            found = search(
+            searched = search(
                 Divider(held, minimum=_SMALLEST),
                 Objective(rates),
                 "bo",
@@ -90,13 +107,13 @@ class Islands(Adapter):
                 iterations=max(1, self.effort.layouts // _BATCH),
                 seed=question.seed,
             ).best
-            if found is None:
+            if searched is None:
                 raise InfeasibleError(
                     f"None of {self.effort.layouts} layouts of {question.cluster.name} serves "
                     f"{question.llm.name}.",
                     resolve="ask for the exact layout, or raise the effort.",
                 )
-            plan = found
+            plan = searched
         return self._entry(question, model, plan, held)
 
     def _entry(
@@ -114,6 +131,7 @@ class Islands(Adapter):
             made.default_link,
         )
         groups: list[Group] = []
+        limited = serving_engine(question.engine).limited
         seen: Counter[tuple[Phase, IslandClass]] = Counter()
         for phase in PHASES:
             for one, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True):
@@ -124,9 +142,18 @@ class Islands(Adapter):
                     seen[phase, one.island] += 1
                     size, gpu = one.island.size, one.island.gpu
                     label = f"{phase} {size}x{gpu} {seen[phase, one.island]}"
-                    stages = (("", gpu, size, question.llm.layers),)
-                    words = model.benchmark(gpu, size, phase).choice
-                    groups.append(Group(label, phase, stages, share, words))
+                    found = model.benchmark(gpu, size, phase)
+                    # Decode divides the experts of an island among groups that are engines each.
+                    parts = int(found.dp[found.chosen]) if limited and phase == "decode" else 1
+                    words = _words(found, size // parts, size)
+                    for k in range(parts):
+                        stages = (("", gpu, size // parts, question.llm.layers),)
+                        name = f"{label}.{k + 1}" if limited and phase == "decode" else label
+                        tensor = int(found.tp[found.chosen])
+                        each = Group(name, phase, stages, share / parts, words, tensor)
+                        groups.append(each)
+        if limited:
+            groups = _placed(question, groups)
         used: Counter[str] = Counter()
         for group in groups:
             used.update(group.gpus)
@@ -146,10 +173,21 @@ class Islands(Adapter):
                 f"{plan.served_rps:.4g} requests/s by the planner's own account. "
                 f"{plan.rates.reading}",
                 "Step times of the analytic model of mixtures of experts, weights in FP8; islands "
-                "take GPUs of a type wherever they stand.",
+                + (
+                    "stand inside machines."
+                    if limited
+                    else "take GPUs of a type wherever they stand."
+                ),
                 *((f"Idle: {', '.join(left)}.",) if left else ()),
             ),
         )
+
+
+def _words(chosen: Benchmark, gpus: int, island: int) -> str:
+    """Degrees of attention, whose product is the number of GPUs, and of the experts."""
+    tp, groups = int(chosen.tp[chosen.chosen]), int(chosen.dp[chosen.chosen])
+    experts = f", EP {island // groups}" if chosen.phase == "decode" else ""
+    return f"TP {tp} x DP {gpus // tp}{experts}"
 
 
 def _inventory(question: Question) -> dict[str, int]:
@@ -160,6 +198,54 @@ def _inventory(question: Question) -> dict[str, int]:
         for name, count in question.cluster.gpu_counts.items()
         if count >= _SMALLEST and (name in own or _known(name))
     }
+
+
+def _offers(question: Question) -> list[dict[str, int]]:
+    """GPUs between which KV caches can be sent, platform by platform; all for any engine."""
+    engine, held = serving_engine(question.engine), _inventory(question)
+    if not engine.limited:
+        return [held] if held else []
+    found: dict[EnginePlatform, dict[str, int]] = {}
+    for name, count in held.items():
+        gpu = question.cluster.gpu_types[name]
+        where = engine.platform(gpu.name, gpu.vendor)
+        able = "fp8" in gpu.precisions and not engine.lacks(gpu, "fp8")
+        if able and where is not None and where.connector and _sizes(question, name):
+            found.setdefault(where, {})[name] = count
+    return list(found.values())
+
+
+def _sizes(question: Question, gpu: str) -> list[int]:
+    """Sizes of islands of a type: powers of two; for an engine, of which machines hold a number."""
+    counts = [m.count for m in question.cluster.machines if m.gpu.name == gpu]
+    most = [2**k for k in range(1, 8) if 2**k <= min(_LARGEST, sum(counts))]
+    if not serving_engine(question.engine).limited:
+        return most
+    return [size for size in most if math.gcd(*counts) % size == 0]
+
+
+def _best(question: Question, model: IslandModel, held: dict[str, int]) -> Assignment | None:
+    """The best layout of an inventory; None where the engine's islands cannot serve."""
+    classes = [(gpu, s) for gpu in held for s in _sizes(question, gpu)]
+    try:
+        return exact(model.rates(classes), held, minimum=_SMALLEST)
+    except InfeasibleError:
+        if serving_engine(question.engine).limited:
+            return None
+        raise
+
+
+def _placed(question: Question, groups: list[Group]) -> list[Group]:
+    """Groups on machines, the largest first; sizes divide what each machine has."""
+    free = {machine.name: machine.count for machine in question.cluster.machines}
+    kinds = {machine.name: machine.gpu.name for machine in question.cluster.machines}
+    found: dict[str, Group] = {}
+    for group in sorted(groups, key=lambda one: -one.stages[0][2]):
+        _, gpu, size, layers = group.stages[0]
+        machine = next(m for m, n in free.items() if kinds[m] == gpu and n >= size)
+        free[machine] -= size
+        found[group.name] = replace(group, stages=((machine, gpu, size, layers),))
+    return [found[group.name] for group in groups]
 
 
 def _known(name: str) -> bool:

@@ -32,8 +32,8 @@ class LayerPlacement(Adapter):
         return "layer placement"
 
     def unfit(self, question: Question) -> str | None:
-        """Activations need a network."""
-        return assumptions.unfit(question) or assumptions.unfit_network(question)
+        """Engines of one's own, and a network for activations."""
+        return assumptions.unfit_layers(question)
 
     def _plan(self, question: Question) -> Plan:
         effort = helix.PlacementEffort(
@@ -88,8 +88,8 @@ class Heuristics(Adapter):
         return self.kind
 
     def unfit(self, question: Question) -> str | None:
-        """Activations need a network."""
-        return assumptions.unfit(question) or assumptions.unfit_network(question)
+        """Engines of one's own, and a network for activations."""
+        return assumptions.unfit_layers(question)
 
     def _plan(self, question: Question) -> Plan:
         def placed(where: Nodes) -> list[Plan]:

@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.build import of_baseline, plan_of
+from hetero.apps.portfolio.build import idle, of_baseline, plan_of
 from hetero.apps.portfolio.effort import Effort
+from hetero.apps.portfolio.replicas import only
 from hetero.apps.portfolio.score import margin, screened
+from hetero.catalog import serving_engine
+from hetero.catalog.engines import EngineStage
+from hetero.costs.cost import PipelineStage
+from hetero.costs.transfer import KvTransfer
 from hetero.errors import InfeasibleError
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.thunderserve import plan as phase_plan
@@ -41,13 +46,37 @@ class PhaseSplitting(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        return assumptions.unfit(question) or assumptions.unfit_network(question)
+        reason = assumptions.unfit(question) or assumptions.unfit_network(question)
+        if reason is None and not _platforms(question):
+            engine = serving_engine(question.engine).title
+            gpus = ", ".join(question.cluster.gpu_types)
+            return f"{engine} has no connector that moves KV caches between {gpus}."
+        return reason
 
     def _plan(self, question: Question) -> Plan:
-        try:
-            return _over_rates(question, self.effort, self._at_rate)
-        except InfeasibleError as error:
-            raise _why(question, error) from None
+        # KV caches travel between devices of one platform only: the best of them is taken.
+        best: tuple[float, Plan] | None = None
+        reason: InfeasibleError | None = None
+        parts = _platforms(question)
+        for numbers in parts:
+            whole = len(numbers) == len(question.cluster.machines)
+            part = question if whole else only(question, numbers)
+            try:
+                plan = _over_rates(part, self.effort, self._at_rate)
+            except InfeasibleError as error:
+                reason = reason or _why(part, error)
+                continue
+            plan = plan if whole else _within(question, numbers, plan)
+            value = -1.0
+            if len(parts) > 1:
+                short = assumptions.short(question, self.effort.requests)
+                value = screened(plan, short, question.seed, precision=0.05)
+            if best is None or value > best[0]:
+                best = value, plan
+        if best is None:
+            assert reason is not None
+            raise reason from None
+        return best[1]
 
     def _at_rate(self, question: Question) -> Plan:
         found = phase_plan.plan(
@@ -57,6 +86,7 @@ class PhaseSplitting(Adapter):
             assumptions.targets(question),
             search=self.search,
             settings=assumptions.costs(question).settings,
+            transfer=KvTransfer(bits=question.transfer_bits),
             tabu=TabuSettings(
                 steps=self.effort.tabu_steps,
                 neighbours=self.effort.tabu_neighbours,
@@ -79,7 +109,7 @@ class PhaseSplitting(Adapter):
             notes=(
                 f"{100 * found.value.attainment:.1f} % meet their targets at "
                 f"{question.rate_rps:.4g} requests/s by the planner's own account.",
-                "KV caches travel in 4 bits.",
+                f"KV caches travel in {question.transfer_bits} bits.",
             ),
         )
 
@@ -115,6 +145,29 @@ class HexGen(Adapter):
             seed=question.seed,
         )
         return of_baseline(self.name, found, routing="shares by capacity, in rotation")
+
+
+def _platforms(question: Question) -> tuple[tuple[int, ...], ...]:
+    """Numbers of the machines between which KV caches can be sent, platform by platform."""
+    machines, engine = question.cluster.machines, serving_engine(question.engine)
+    found: dict[object, list[int]] = {}
+    for number, machine in enumerate(machines):
+        seen = EngineStage(number, machine.gpu.name, machine.gpu.vendor, 1)
+        if engine.splits(seen, seen):
+            where = engine.platform(machine.gpu.name, machine.gpu.vendor)
+            found.setdefault(where, []).append(number)
+    return tuple(map(tuple, found.values()))
+
+
+def _within(question: Question, numbers: tuple[int, ...], plan: Plan) -> Plan:
+    """A plan of some of the machines as one of the whole cluster, whose other GPUs are idle."""
+    costs = assumptions.costs(question)
+    pipelines = tuple(
+        costs.pipeline([PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages])
+        for one in plan.pipelines
+    )
+    notes = [note for note in plan.notes if not note.startswith("Idle: ")]
+    return replace(plan, pipelines=pipelines, notes=(*notes, *idle(pipelines)))
 
 
 def _why(question: Question, error: InfeasibleError) -> InfeasibleError:

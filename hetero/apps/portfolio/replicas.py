@@ -53,6 +53,7 @@ class TensorParallelSearch(Adapter):
                 latency=_latency(question.precision),
                 weight_precision=question.precision,
                 require_longest=False,
+                divides=costs.divides,
             )
         except InfeasibleError as error:
             raise InfeasibleError(

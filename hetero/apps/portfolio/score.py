@@ -12,10 +12,11 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.intervals import interval
 from hetero.plans import Plan
-from hetero.question import MOST_REQUESTS, Question, sustained_rps
+from hetero.question import MOST_REQUESTS, Question, judged, sustained_rps
 from hetero.simulator import Slo
 from hetero.simulator.metrics import Metrics, metrics
-from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.saturation import largest_rate
+from hetero.simulator.sustained import steady_s
 
 PRECISION = 0.02
 """Width of the last bracket of a goodput, over its lower end."""
@@ -58,8 +59,8 @@ class Score(Shown):
     rate_rps
         Offered load that everything but the goodput was played at [requests/s].
     throughput_rps, throughput_tps
-        Requests, and input and output tokens, finished per second from the first arrival to the
-        last token.
+        Requests, and input and output tokens, finished per second in the part of each run that
+        counts (:mod:`hetero.simulator.sustained`).
     seeds_rps
         Largest offered load that the plan sustains, of each seed.
     goodput_rps
@@ -222,7 +223,7 @@ def score(
     rate_rps: float | None = None,
     known: Sequence[float] | None = None,
 ) -> Score:
-    """Play a plan at a rate, and find the largest rate that it carries.
+    """Simulate a plan at a rate for as long as the rule asks, and find the most that it sustains.
 
     Parameters
     ----------
@@ -243,9 +244,10 @@ def score(
     found: list[Metrics] = []
     shares, finished = [], []
     for seed in used:
-        run = plan.simulate(question.arrivals(rate, seed=seed), seed)
-        found.append(metrics(run, question.slo))
-        shares.append(attainment(run, question.slo))
+        run, seen = judged(plan, question.load(rate, precision=PRECISION), seed)
+        begin_s, end_s = steady_s(run)
+        found.append(metrics(run, question.slo, warmup_s=begin_s, until_s=end_s))
+        shares.append(seen.attained)
         finished.append(float(run.finished.mean()))
     seeds_rps = tuple(known) if known is not None else goodput(plan, question, used)
     tokens = float((question.trace.input_tokens + question.trace.output_tokens).mean())

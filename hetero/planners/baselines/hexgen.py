@@ -174,7 +174,9 @@ def hexgen(
     require_positive(generations=generations, population=population, children=children)
     search = _Search(costs, demand, trace, slo, seed)
     rng = stream(seed, "hexgen")
-    kept = [_first(search, rng) for _ in range(population)]
+    kept = [one for _ in range(population) if (one := _first(search, rng))]
+    if not kept:
+        raise _unfit(costs)
     history: list[tuple[str, float]] = []
     for generation in range(generations):
         parents = rng.integers(0, len(kept), size=children)
@@ -185,10 +187,7 @@ def hexgen(
         history.append((f"generation {generation + 1}", search.fitness(kept[0])[0]))
     best = kept[0]
     if search.fitness(best)[0] < 0:
-        raise InfeasibleError(
-            f"{costs.llm.name} fits no group of the GPUs of {costs.cluster.name}.",
-            resolve="use more or larger GPUs, or a smaller model.",
-        )
+        raise _unfit(costs)
     deployment, pipelines, weights = search.deployed(best)
     return BaselinePlan(
         "HexGen",
@@ -198,6 +197,13 @@ def hexgen(
         f"attainment at {demand.rate_rps:g} req/s",
         search.fitness(best)[0],
         tuple(history),
+    )
+
+
+def _unfit(costs: CostModel) -> InfeasibleError:
+    return InfeasibleError(
+        f"{costs.llm.name} fits no group of the GPUs of {costs.cluster.name}.",
+        resolve="use more or larger GPUs, or a smaller model.",
     )
 
 
@@ -215,7 +221,7 @@ def _first(search: _Search, rng: np.random.Generator) -> Partition:
         else:
             small.append((m, count))
     if small:
-        found.append(group(small))
+        found += search.fleet.joined(group(small))
     return tuple(found)
 
 

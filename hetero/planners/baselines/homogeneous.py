@@ -16,6 +16,7 @@ from itertools import product, starmap
 import numpy as np
 
 from hetero.catalog import Llm
+from hetero.catalog.engines import Misfit
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.pipeline import Pipeline
@@ -144,8 +145,12 @@ def distserve(
         for first in shapes
         for second in shapes
         for counts in _splits(costs, first, second)
+        if not (_misfit(costs, first, "prefill") or _misfit(costs, second, "decode"))
     ]
     if not alternatives:
+        for shape, phase in product(shapes, ("prefill", "decode")):
+            if misfit := _misfit(costs, shape, phase):
+                raise InfeasibleError(misfit.what, resolve=misfit.resolve)
         raise InfeasibleError(
             f"{llm.name} fits {cluster.name} only once, so its phases cannot be apart.",
             resolve="use more GPUs, or replicas that serve both phases.",
@@ -204,6 +209,8 @@ def _shapes(costs: CostModel) -> list[Shape]:
     for shape in starmap(Shape, product(DEGREES, _STAGES)):
         if shape.gpus > costs.machines[0].count or not costs.divides(shape.tensor_parallel):
             continue
+        if _misfit(costs, shape):
+            continue
         try:
             if _pipeline(costs, 0, shape).kv_tokens > 0:
                 found.append(shape)
@@ -215,6 +222,10 @@ def _shapes(costs: CostModel) -> list[Shape]:
             resolve="use larger machines, or a smaller model.",
         )
     return found
+
+
+def _misfit(costs: CostModel, shape: Shape, phase: str = "both") -> Misfit | None:
+    return costs.misfit([PipelineStage(0, shape.tensor_parallel, 1)] * shape.stages, phase)
 
 
 def _pipeline(costs: CostModel, machine: int, shape: Shape) -> Pipeline:

@@ -134,6 +134,8 @@ def _replicas(model: IslandModel, group: IslandGroup, engine: Engine, first: int
             role=phase,
             gpu=gpu,
             gpus=gpus,
+            precision="fp8",
+            kv_precision="fp8",
             usd_per_h=None if gpu.usd_per_h is None else gpu.usd_per_h * gpus,
         )
         for k in range(group.count)

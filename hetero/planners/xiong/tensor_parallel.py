@@ -182,6 +182,7 @@ def search(
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
     require_longest: bool = True,
+    divides: Callable[[int], bool] | None = None,
 ) -> DegreeSearch:
     r"""Estimate every tensor-parallel degree of every machine and keep the best of each.
 
@@ -205,6 +206,8 @@ def search(
     require_longest
         Eq. 2: a degree is valid only if a request of the longest input and the longest output of
         the sample fits. With False, requests that fit nowhere are left out and counted instead.
+    divides
+        Whether an engine can divide the model by a degree; by default by what divides the heads.
 
     Raises
     ------
@@ -231,7 +234,7 @@ def search(
                 kv_precision=kv_precision,
                 kv_formula=kv_formula,
             )
-            if llm.heads % t:
+            if llm.heads % t or not (divides is None or divides(t)):
                 reason = f"{llm.heads} attention heads cannot be divided by {t}"
             else:
                 reason = budget.why_not(longest if require_longest else 1) or ""

@@ -9,14 +9,14 @@ import typer
 
 from hetero.apps.cli import options
 
-_STEPS = 40  # about as many things are done for a card
-
 
 def card(
     cluster: options.Cluster,
     model: options.Model,
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
+    arrivals: options.Arrivals = None,
     slo: options.Targets = "ttft=500ms,tpot=50ms",
     rate: Annotated[
         float | None,
@@ -45,6 +45,14 @@ def card(
             "hetero.apps.cards.delivery:EFFORTS", "'quick' (half a minute), 'normal' or 'thorough'."
         ),
     ] = "quick",
+    cheapest: Annotated[
+        bool, typer.Option(help="Plan for the cheapest part of the cluster that carries --rate.")
+    ] = False,
+    engine: options.Engine = "vllm",
+    kv_transfer_bits: Annotated[
+        int | None,
+        typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
+    ] = None,
     seed: options.Seed = 0,
     against: Annotated[
         Path | None,
@@ -71,13 +79,14 @@ def card(
     options.new_file(html, force, ".html")
     options.new_file(output, force, ".json")
     other = None if against is None else PlanCard.load(against)
+    requested = options.opened(trace, source, seed, columns)
+    process, rate = options.arriving(arrivals, requested, rate)
     try:
-        with progress(_STEPS, "plan", unit="steps") as advance:
+        with progress(None, "plan", unit="steps") as advance:
             made = plan(
                 cluster,
                 model=model,
-                trace=trace,
-                source=source,
+                trace=requested,
                 slo=slo,
                 rate=rate,
                 budget=budget,
@@ -86,7 +95,11 @@ def card(
                 choose=choose,
                 effort=effort,
                 seed=seed,
-                progress=lambda _: advance(1),
+                cheapest=cheapest,
+                engine=engine,
+                kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
+                arrivals=process,
+                progress=lambda what: advance(1, what),
             )
     except NoPlanError as error:
         if as_json:

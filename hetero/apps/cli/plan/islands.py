@@ -27,6 +27,7 @@ def islands(
     model: options.MoeModel = "DeepSeek-V3",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     width: Annotated[int, typer.Option(min=1, help="Width of a range of lengths [tokens].")] = 400,
     reading: Annotated[
         str, typer.Option(help="What throughput counts: printed, thesis, whole or fitting.")
@@ -67,6 +68,7 @@ def islands(
     machines, come from a cluster file.
     """
     from hetero import catalog
+    from hetero.apps.capacity.draws import middle, served_draws
     from hetero.errors import InfeasibleError, require
     from hetero.planners.rignall import cost
     from hetero.planners.rignall.assignment import check_inventory
@@ -74,6 +76,7 @@ def islands(
     from hetero.planners.rignall.model import IslandModel
     from hetero.planners.rignall.parallelism import reading as reading_of
     from hetero.planners.rignall.search import Method
+    from hetero.question import in_draws
 
     options.new_file(figure, force, *options.PICTURES)
     options.choice("--method", method, ("exact", *get_args(Method)))
@@ -91,7 +94,7 @@ def islands(
         f"{llm.name} has no experts, which islands divide over their GPUs.",
         resolve="choose a mixture of experts, such as DeepSeek-V3.",
     )
-    lengths = options.opened(trace, source, seed)
+    lengths = options.opened(trace, source, seed, columns)
     counts, stated, devices = _inventory(inventory)
     islands_of = IslandModel.of_trace(
         lengths, width, model=llm, reading=reading_of(reading), devices=devices
@@ -138,15 +141,21 @@ def islands(
         )
         plan = found.best
     options.draw(figure, force, "hetero.plots.islands:draw", plan)
-    lines = [str(plan)]
+    drawn = served_draws(plan, seed=seed)
+    lines = [str(plan), f"It serves {middle(drawn, 'requests/s')}, as if no GPU were measured."]
+    if load is not None:
+        carried = (drawn >= load * (1 - 1e-9)).tolist()
+        lines.append(f"Carries {load:g} requests/s in {in_draws(carried)}.")
     if method != "exact":
-        lines.append(f"No layout carries more than {optimum:.4g} requests/s.")
+        bound = f"No layout carries more than {optimum:.4g} requests/s"
+        lines.append(f"{bound} with these step times.")
     if prices:
         lines.append(f"The islands cost {cost.cost_usd_per_h(plan, prices):,.4g} $/h.")
     elif stated:
         lines.append(f"Their cost is not known: no price is given for {missing[0]}.")
     before = [] if found is plan else [found]
-    options.show(as_json, lambda: _record(plan, prices, optimum), *before, "\n".join(lines))
+    record = _record(plan, prices, optimum) | {"served_rps_in_draws": drawn.tolist()}
+    options.show(as_json, lambda: record, *before, "\n".join(lines))
 
 
 def _inventory(

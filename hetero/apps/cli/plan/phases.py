@@ -23,6 +23,7 @@ def phases(
     model: options.DenseModel = "LLaMA-1-30B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
+    columns: options.Columns = "",
     rate: Annotated[float, options.above_zero("Request rate to plan for [requests/s].")] = 4.0,
     slo: options.Targets = "",
     slo_scale: options.SloScale = 8.0,
@@ -80,7 +81,7 @@ def phases(
     options.new_file(output, force)
     transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
     fleet, llm = clusters.find(cluster), catalog.find_llm(model)
-    lengths = options.opened(trace, source, seed)
+    lengths = options.opened(trace, source, seed, columns)
     demand = Demand.of(lengths, rate)
     target = slo if slo != Slo() else scaled(reference(llm, demand), slo_scale)
     settings = CostSettings(max_stages=max_stages)

@@ -1,0 +1,319 @@
+"""What a serving engine can run: the groups of GPUs it allows, and what its devices are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Literal, NamedTuple, TypeAlias
+
+from hetero import paths
+from hetero.catalog.gpus import Gpu
+from hetero.catalog.models import Llm
+from hetero.catalog.tables import Records, read_table
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError
+from hetero.rows import read_records
+
+EngineName: TypeAlias = Literal["vllm", "sglang", "trtllm", "any"]
+"""Engine that has to be able to run a plan; ``"any"`` for what the papers' own systems do."""
+
+Reach: TypeAlias = Literal["machines", "machine", "none"]
+"""How far the stages of a pipeline may stand apart."""
+
+
+Bits: TypeAlias = Literal[16, 8, 4]
+"""Bits per value in which KV caches travel; they are computed in 16."""
+
+
+class EngineStage(NamedTuple):
+    """Stage of a pipeline as an engine sees it: machine, type and vendor of its GPUs, number."""
+
+    machine: object
+    gpu: str
+    vendor: str
+    gpus: int
+
+
+class Misfit(NamedTuple):
+    """Which rule of an engine a group of GPUs breaks, and what to do."""
+
+    what: str
+    resolve: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlatform:
+    """An engine on the devices of a vendor; a row of ``platforms.csv``.
+
+    Attributes
+    ----------
+    only, without
+        Beginnings of the names of the GPUs that are meant, and of those among them that the image
+        is not built for.
+    image, resource, devices
+        Container image, resource of Kubernetes, and environment variable of the device numbers.
+    weights, kv_caches
+        Data types.
+    connector
+        What moves KV caches between engines; empty where phases are not split.
+    prefill_pipelines, decode_pipelines
+        Whether engines of that phase may have several stages.
+    """
+
+    engine: str
+    vendor: str
+    image: str
+    resource: str
+    devices: str
+    weights: tuple[str, ...]
+    kv_caches: tuple[str, ...]
+    pipelines: Reach
+    source: str
+    date: str
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    connector: str = ""
+    prefill_pipelines: bool = False
+    decode_pipelines: bool = False
+    notes: str = ""
+
+    def has(self, gpu: str, vendor: str) -> bool:
+        """Whether a GPU is one of these; one without a vendor counts as NVIDIA's."""
+        same = (vendor or "NVIDIA").lower() == self.vendor.lower()
+        return same and (not self.only or gpu.startswith(self.only))
+
+    def built_for(self, gpu: str) -> bool:
+        """Whether the image is."""
+        return not gpu.startswith(self.without)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingEngine(Shown):
+    """An engine with its rules; a row of ``engines.csv``, whose columns its README describes.
+
+    Examples
+    --------
+    >>> engine = serving_engine("vllm")
+    >>> mixed = [EngineStage("a", "H100-SXM", "NVIDIA", 2), EngineStage("b", "MI300X", "AMD", 2)]
+    >>> print(engine.misfit("pair", mixed).what)
+    pair joins H100-SXM and MI300X, and vLLM runs a replica on GPUs of one type.
+    >>> serving_engine("any").misfit("pair", mixed) is None
+    True
+    """
+
+    name: str
+    title: str
+    mixed_pipelines: bool
+    unequal_stages: bool
+    uneven_machines: bool
+    layers_over_network: bool
+    divides_weights: bool
+    transfer_bits: int
+    source: str
+    version: str = ""
+    notes: str = ""
+    platforms: tuple[EnginePlatform, ...] = ()
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Engines have no other names."""
+        return ()
+
+    @cached_property
+    def limited(self) -> bool:
+        """Whether there is anything that it cannot run."""
+        return bool(self.platforms)
+
+    def platform(self, gpu: str, vendor: str) -> EnginePlatform | None:
+        """Its row for a GPU, the first that fits; None without one."""
+        return next((one for one in self.platforms if one.has(gpu, vendor)), None)
+
+    def lacks(self, gpu: Gpu, precision: str = "fp16") -> str:
+        """Why it cannot serve weights of a data type on a GPU; empty where it can.
+
+        Examples
+        --------
+        >>> from hetero.catalog import gpu
+        >>> serving_engine("vllm").lacks(gpu("MI300X"), "int8")
+        'vLLM has no int8 on MI300X'
+        >>> serving_engine("trtllm").lacks(gpu("MI300X"))
+        'TensorRT-LLM does not run on MI300X'
+        """
+        if not self.limited:
+            return ""
+        found = self.platform(gpu.name, gpu.vendor)
+        if found is None or not found.built_for(gpu.name):
+            return f"{self.title} does not run on {gpu.name}"
+        if precision not in found.weights:
+            return f"{self.title} has no {precision} on {gpu.name}"
+        return ""
+
+    def divides(self, llm: Llm, gpus: int) -> bool:
+        """Whether so many GPUs can share every layer of a model.
+
+        The attention heads are divided by all, and where ``divides_weights`` is set the
+        feed-forward width; the KV heads too, or each is held by several GPUs.
+        """
+        if llm.heads % gpus:
+            return False
+        if not self.divides_weights:
+            return True
+        shared = llm.latent or llm.kv_heads % gpus == 0 or gpus % llm.kv_heads == 0
+        return shared and llm.intermediate % gpus == 0
+
+    def joins(self, stages: Sequence[EngineStage]) -> bool:
+        """Whether GPUs may form a group at all, whatever its stages: its types and machines."""
+        if not self.limited:
+            return True
+        counts: dict[object, int] = {}
+        for one in stages:
+            counts[one.machine] = counts.get(one.machine, 0) + one.gpus
+        kinds = {(one.gpu, one.vendor) for one in stages}
+        where = {self.platform(*kind) for kind in kinds}
+        if len(where) > 1 or (len(kinds) > 1 and not self.mixed_pipelines):
+            return False
+        if len(set(counts.values())) > 1 and not self.uneven_machines:
+            return False
+        found = where.pop()
+        return found is not None and (len(counts) == 1 or found.pipelines == "machines")
+
+    def splits(self, prefill: EngineStage, decode: EngineStage) -> bool:
+        """Whether KV caches of one device can be sent to another."""
+        if not self.limited:
+            return True
+        source = self.platform(prefill.gpu, prefill.vendor)
+        target = self.platform(decode.gpu, decode.vendor)
+        return source is not None and bool(source.connector) and source is target
+
+    def misfit(
+        self, name: str, stages: Sequence[EngineStage], phase: str = "both"
+    ) -> Misfit | None:
+        """Which of its rules a replica breaks; None if it can run it.
+
+        Parameters
+        ----------
+        name
+            What the replica is called in the sentence.
+        stages
+            Of its pipeline, the first layers first.
+        phase
+            ``"both"``, ``"prefill"`` or ``"decode"``.
+        """
+        if not self.limited:
+            return None
+        kinds = dict.fromkeys(one.gpu for one in stages)
+        degrees = [one.gpus for one in stages]
+        order = [one.machine for one in stages]
+        turns = sum(a != b for a, b in zip(order, [None, *order], strict=False))
+        machines = dict.fromkeys(order)
+        counts = [sum(one.gpus for one in stages if one.machine == m) for m in machines]
+        where = [self.platform(one.gpu, one.vendor) for one in stages]
+        first = where[0]
+        if first is None or None in where:
+            gpu = stages[where.index(None)].gpu
+            return Misfit(
+                f"{name} stands on {gpu}, and {self.title} does not run on it.",
+                "plan for the GPUs that the engine runs on, or for another engine.",
+            )
+        piped = len(stages) > 1
+        reach = first.pipelines
+        of_phase = {"prefill": first.prefill_pipelines, "decode": first.decode_pipelines}
+        rules = (
+            (
+                len(kinds) == 1 or (self.mixed_pipelines and len(set(where)) == 1),
+                f"{name} joins {' and '.join(kinds)}, and {self.title} runs a replica on GPUs of "
+                "one type.",
+                "plan with one GPU type per replica.",
+            ),
+            (
+                self.unequal_stages or len(set(degrees)) == 1,
+                f"The stages of {name} have {', '.join(map(str, degrees))} GPUs, and {self.title} "
+                "gives every pipeline stage of an engine one tensor-parallel degree.",
+                "plan with one degree for all stages of a replica.",
+            ),
+            (
+                self.uneven_machines or len(machines) == turns,
+                f"The pipeline of {name} comes back to a machine that it has left, and "
+                f"{self.title} numbers its stages machine by machine.",
+                "plan with stages of one machine side by side.",
+            ),
+            (
+                self.uneven_machines or len(set(counts)) == 1,
+                f"{name} takes {', '.join(map(str, counts))} GPUs of its machines, and "
+                f"{self.title} wants the same number on every machine of an engine.",
+                "plan with equal numbers of GPUs on the machines of a replica.",
+            ),
+            (
+                not piped or reach == "machines" or (reach == "machine" and len(machines) == 1),
+                f"{name} is a pipeline over {len(machines)} machine(s) of {stages[0].gpu}, and "
+                f"{self.title} has {'none across machines' if reach == 'machine' else 'none'} "
+                "there.",
+                "plan with replicas of one stage on these GPUs.",
+            ),
+            (
+                phase == "both" or bool(first.connector),
+                f"{name} serves {phase} alone on {stages[0].gpu}, where {self.title} has no "
+                "connector that moves KV caches.",
+                "plan replicas of these GPUs for both phases.",
+            ),
+            (
+                phase == "both" or not piped or of_phase[phase],
+                f"{name} serves {phase} alone in {len(degrees)} pipeline stages, and the "
+                f"connector {first.connector} of {self.title} {self.version} expects engines of "
+                "one stage there.",
+                "plan such replicas of one stage, or without phases; the routing table can be "
+                "exported all the same.",
+            ),
+        )
+        return next((Misfit(what, how) for good, what, how in rules if not good), None)
+
+    @classmethod
+    def columns(cls) -> tuple[Column, ...]:
+        """What a list of engines shows of each."""
+        return (
+            Column("engine", of="name"),
+            Column("release", of="version"),
+            Column("KV transfer", "bits", of="transfer_bits"),
+            Column("runs on", of=lambda one: ", ".join(dict.fromkeys(one.vendors))),
+        )
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        """Vendors whose devices it runs on; empty for all."""
+        return tuple(one.vendor for one in self.platforms)
+
+    def table(self) -> Table:
+        """The engine as one line, with where its rules come from."""
+        return Table.of("", self.columns(), [self], f"Source: {self.source}.", self.notes)
+
+
+@lru_cache(maxsize=1)
+def serving_engines() -> Records[ServingEngine]:
+    """All engines of ``data/engines``."""
+    path = paths.data("engines", "platforms.csv")
+    known = [EnginePlatform(**row) for row in read_records(path, EnginePlatform)]  # type: ignore[arg-type]
+    found = read_table(paths.data("engines", "engines.csv"), "engine", ServingEngine)
+    return Records(
+        "engine",
+        [
+            replace(one, platforms=tuple(row for row in known if row.engine == one.name))
+            for one in found
+        ],
+    )
+
+
+def serving_engine(name: str) -> ServingEngine:
+    """Engine of that name.
+
+    Raises
+    ------
+    ParameterError
+        If there is none.
+    """
+    for one in serving_engines():
+        if one.name == name:
+            return one
+    raise ParameterError(
+        f"There is no engine '{name}'.", resolve=f"use {', '.join(serving_engines().names)}."
+    )

@@ -1,0 +1,276 @@
+"""Engines as data, and that every planner proposes only what the engine can run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+from engine_plans import CHATS, LITTLE, OF_GROUPS, SEEDS, planned, services
+from test_export_vllm import flags
+
+from hetero import catalog
+from hetero.apps.export import Service, kubernetes, routing, vllm
+from hetero.apps.portfolio.planners import planner, planners
+from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
+from hetero.catalog import serving_engine
+from hetero.catalog.engines import EngineStage, serving_engines
+from hetero.catalog.precision import PRECISION_BITS
+from hetero.cluster import Cluster, Machine, Network
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.groups import Fleet
+from hetero.errors import ExportError, ParameterError
+from hetero.plans import Plan
+from hetero.question import Question
+from hetero.simulator import Slo
+
+THIRTY = catalog.llm("LLaMA-1-30B")
+VLLM, ANY = serving_engine("vllm"), serving_engine("any")
+
+
+def stage(gpu: str, gpus: int = 2, machine: str = "m") -> EngineStage:
+    return EngineStage(machine, gpu, catalog.gpu(gpu).vendor, gpus)
+
+
+def fleet(*machines: tuple[str, int]) -> Cluster:
+    """Machines of one region on 100 Gbit/s."""
+    found = tuple(
+        Machine(f"{gpu}-{k}", catalog.gpu(gpu), n, usd_per_h=2.0 * n)
+        for k, (gpu, n) in enumerate(machines)
+    )
+    return Cluster("a mix", found, Network(within_region=catalog.link("Ethernet-100G")))
+
+
+MIXED = fleet(
+    ("A100-SXM-80GB", 2), ("L40S", 4), ("L40S", 4), ("A10G", 2), ("A10G", 2), ("MI300X", 2)
+)
+
+
+def question(cluster: Cluster = MIXED, **how: object) -> Question:
+    asked = Question(cluster, THIRTY, CHATS, 2.0, Slo(ttft_s=4.0, tpot_s=0.3), least_s=10.0)
+    return replace(asked, **({"engine": "vllm"} | how))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=16)
+def tried(name: str) -> Tried:
+    return ask(planner(name, LITTLE), question())
+
+
+def keeps_the_rules(plan: Plan, cluster: Cluster, engine: str = "vllm") -> None:
+    """Every group is one that the engine runs, and both ends of a transfer are of one platform."""
+    rules = serving_engine(engine)
+    makers = {machine.gpu.name: machine.gpu.vendor for machine in cluster.machines}
+    ends: dict[str, list[EngineStage]] = {"prefill": [], "decode": [], "both": []}
+    for group in plan.groups:
+        stages = [EngineStage(m, gpu, makers[gpu], n) for m, gpu, n, _ in group.stages]
+        assert rules.misfit(group.name, stages, group.phase) is None
+        assert len({one.gpu for one in stages}) == 1
+        ends[group.phase].append(stages[0])
+    assert all(rules.splits(a, b) for a in ends["prefill"] for b in ends["decode"])
+
+
+def test_rows_name_known_data_types_and_every_engine_has_sources() -> None:
+    assert serving_engines().names == ("any", "vllm", "sglang", "trtllm")
+    for engine in serving_engines():
+        assert engine.source
+        assert engine.limited is (engine.name != "any")
+        for row in engine.platforms:
+            assert row.source
+            assert row.date
+            assert row.image
+            assert row.resource
+            assert row.devices
+            assert set(row.weights) | set(row.kv_caches) <= set(PRECISION_BITS)
+    with pytest.raises(ParameterError, match="no engine 'tgi'"):
+        serving_engine("tgi")
+
+
+@pytest.mark.parametrize(
+    ("stages", "phase", "sentence"),
+    [
+        ([stage("H100-SXM"), stage("L40S", machine="n")], "both", "GPUs of one type"),
+        ([stage("H100-SXM"), stage("MI300X", machine="n")], "both", "GPUs of one type"),
+        ([stage("L40S", 4), stage("L40S", 2)], "both", "one tensor-parallel degree"),
+        ([stage("L40S"), stage("L40S", machine="n"), stage("L40S")], "both", "has left"),
+        ([stage("L40S"), stage("L40S"), stage("L40S", machine="n")], "both", "same number"),
+        ([stage("L40S"), stage("L40S")], "decode", "engines of one stage"),
+        ([stage("Gaudi3"), stage("Gaudi3")], "both", "has none there"),
+        ([stage("Arc-Pro-B60"), stage("Arc-Pro-B60", machine="n")], "both", "none across machines"),
+        ([stage("Gaudi3")], "prefill", "no connector"),
+        ([EngineStage("m", "X1", "Groq", 1)], "both", "does not run on it"),
+        ([stage("L40S"), stage("L40S")], "prefill", ""),
+        ([stage("Arc-Pro-B60"), stage("Arc-Pro-B60")], "both", ""),
+        ([stage("MI300X")], "decode", ""),
+        ([EngineStage("m", "own", "", 2)], "both", ""),
+    ],
+)
+def test_each_rule_has_its_sentence(stages: list[EngineStage], phase: str, sentence: str) -> None:
+    found = VLLM.misfit("pair", stages, phase)
+    assert sentence in found.what if found is not None else not sentence
+    assert ANY.misfit("pair", stages, phase) is None
+
+
+def test_degrees_divide_heads_kv_heads_and_width() -> None:
+    assert [t for t in range(1, 53) if ANY.divides(THIRTY, t)] == [1, 2, 4, 13, 26, 52]
+    assert [t for t in range(1, 53) if VLLM.divides(THIRTY, t)] == [1, 2, 4]
+    qwen = catalog.llm("Qwen2.5-7B")  # 28 heads, 4 KV heads
+    assert [t for t in (1, 2, 4, 7, 14) if ANY.divides(qwen, t)] == [1, 2, 4, 7, 14]
+    assert [t for t in (1, 2, 4, 7, 14) if VLLM.divides(qwen, t)] == [1, 2, 4]
+
+
+def test_what_an_engine_does_not_run_on() -> None:
+    assert "does not run on V100" in VLLM.lacks(catalog.gpu("V100-16GB"))
+    assert VLLM.lacks(catalog.gpu("MI300X"), "fp8") == ANY.lacks(catalog.gpu("V100-16GB")) == ""
+    assert "no int8 on MI300X" in VLLM.lacks(catalog.gpu("MI300X"), "int8")
+    assert "does not run on MI300X" in serving_engine("trtllm").lacks(catalog.gpu("MI300X"))
+    assert VLLM.splits(stage("H100-SXM"), stage("L40S"))
+    assert not VLLM.splits(stage("H100-SXM"), stage("MI300X"))
+
+
+def test_groups_of_a_fleet_keep_the_rules() -> None:
+    settings = CostSettings(engine="vllm")
+    model = CostModel(MIXED, THIRTY, settings)
+    free = Fleet(CostModel(MIXED, THIRTY))
+    held = Fleet(model)
+    mixed, uneven, equal = ((0, 2), (1, 4)), ((1, 4), (2, 2)), ((3, 2), (4, 2))
+    assert free.fits(mixed)
+    assert free.fits(uneven)
+    assert free.fits(equal)
+    assert not held.fits(mixed)
+    assert not held.fits(uneven)
+    assert held.fits(equal)
+    assert free.joined(((3, 2), (4, 2), (5, 1))) == [((3, 2), (4, 2), (5, 1))]
+    assert held.joined(((3, 2), (4, 2), (5, 1))) == [((5, 1),), equal][::-1]
+    assert model.misfit([PipelineStage(1, 2, 30), PipelineStage(1, 2, 30)]) is None
+    assert model.misfit([PipelineStage(0, 2, 30), PipelineStage(1, 2, 30)]) is not None
+
+
+@pytest.mark.parametrize("name", [one.name for one in planners()])
+def test_every_planner_keeps_the_rules_or_says_that_it_cannot(name: str) -> None:
+    found = tried(name)
+    if name not in OF_GROUPS:
+        assert found.plan is None
+        assert "hold the whole model" in found.reason or "is dense" in found.reason
+        return
+    assert found.plan is not None, found.reason
+    keeps_the_rules(found.plan, MIXED)
+    service = Service.of_plan(found.plan, THIRTY, "a mix")
+    assert all(vllm.commands(service, one) for one in service.servings)
+
+
+def test_any_engine_may_mix() -> None:
+    free = question(engine="any")
+    small = fleet(("L40S", 1), ("A10G", 2))  # neither holds the model alone
+    found = ask(planner("HexGen", LITTLE), replace(free, cluster=small, rate_rps=0.1))
+    assert found.plan is not None
+    assert len(found.plan.groups[0].gpus) == 2
+    assert ask(planner("HexGen", LITTLE), question(small, rate_rps=0.1)).plan is None
+
+
+def test_improvements_keep_the_rules() -> None:
+    asked = [planner(name, LITTLE) for name in ("tensor-parallel search", "phase splitting")]
+    found = portfolio(question(), effort=LITTLE, planners=asked)
+    assert found.played > 5
+    keeps_the_rules(found.plan, MIXED)
+
+
+def test_kv_caches_travel_as_the_engine_sends_them() -> None:
+    assert question().transfer_bits == 16
+    assert question(engine="any").transfer_bits == 4
+    assert question(engine="any", kv_transfer_bits=8).transfer_bits == 8
+    with pytest.raises(ParameterError, match="in 16 bits or more between engines of vLLM"):
+        question(kv_transfer_bits=4)
+    plan = tried("phase splitting").plan
+    assert plan is not None
+    assert plan.deployment is not None
+    assert {link.compression for *_, link in plan.deployment.links} == {1.0}
+    assert "KV caches travel in 16 bits." in plan.notes
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_plan_of_a_fleet_for_vllm_exports(seed: int) -> None:
+    found = planned(seed)
+    if found is None:
+        return
+    question, tried = found
+    engine = serving_engine("vllm")
+    assert not any(engine.lacks(gpu) for gpu in question.cluster.gpu_types.values())
+    for one in tried:
+        assert one.plan is not None
+        keeps_the_rules(one.plan, question.cluster)
+    for service in services(seed):
+        assert kubernetes.manifests(service)
+        for serving in service.servings:
+            where = serving.parts[0].platform
+            assert where is not None
+            for command in vllm.commands(service, serving):
+                assert command.env[0][0] == where.devices
+                words = flags(command.argv)
+                assert words["--tensor-parallel-size"] == serving.parts[0].degrees[0]
+
+
+def test_fleets_are_of_many_kinds() -> None:
+    made = [found for seed in SEEDS if (found := planned(seed)) is not None and found[1]]
+    assert len(made) > len(SEEDS) // 2
+    vendors = {m.gpu.vendor for question, _ in made for m in question.cluster.machines}
+    assert {"NVIDIA", "AMD"} <= vendors
+
+
+EXPERTS = fleet(("H200-SXM", 8), ("H200-SXM", 4), ("H100-SXM", 8), ("MI300X", 8), ("Gaudi3", 2))
+
+
+def test_islands_stand_inside_machines_of_one_platform() -> None:
+    asked = question(EXPERTS, llm=catalog.llm("Mixtral-8x7B"))
+    kept = tuple(m for m in EXPERTS.machines if m.gpu.name != "Gaudi3")
+    asked = replace(asked, cluster=replace(EXPERTS, machines=kept))
+    found = ask(planner("islands exact", LITTLE), asked)
+    assert found.plan is not None
+    keeps_the_rules(found.plan, asked.cluster)
+    used: dict[str, int] = {}
+    for group in found.plan.groups:
+        ((machine, _, gpus, _),) = group.stages
+        used[machine] = used.get(machine, 0) + gpus
+        assert gpus % group.tensor == 0
+    assert all(used[m.name] <= m.count for m in kept if m.name in used)
+    service = Service.of_plan(found.plan, asked.llm, "experts", precision="fp16")
+    for serving in service.servings:
+        words = flags(vllm.commands(service, serving)[0].argv)
+        copies = words.get("--data-parallel-size", 1)
+        assert words["--tensor-parallel-size"] * copies == serving.gpus
+        assert words["--enable-expert-parallel"]
+        assert (words["--quantization"], words["--kv-cache-dtype"]) == ("fp8", "fp8")
+    table = routing.table(service, {one.name: "http://host" for one in service.servings})
+    engines = {one.name for one in service.servings}
+    assert all({*one.prefill, *one.decode} <= engines for one in table.ranges)
+
+
+def test_islands_that_no_machine_holds_have_a_reason() -> None:
+    large = question(EXPERTS, llm=catalog.llm("DeepSeek-V3"))
+    old = replace(large, cluster=fleet(("A40", 4)))
+    assert "does not serve FP8" in ask(planner("islands exact", LITTLE), old).reason
+    few = replace(large, cluster=fleet(("H100-SXM", 4), ("H100-SXM", 4)))
+    assert "No islands inside machines" in ask(planner("islands exact", LITTLE), few).reason
+    assert "inside machines" in ask(planner("islands by BO", LITTLE), few).reason
+
+
+def test_a_device_of_ones_own_exports_as_its_vendors() -> None:
+    own = replace(catalog.gpu("MI300X"), name="X1", aliases=())
+    here = Cluster("own", (Machine("m", own, 2),))
+    found = ask(planner("tensor-parallel search", LITTLE), question(here))
+    assert found.plan is not None
+    service = Service.of_plan(found.plan, THIRTY, "own")
+    env = dict(vllm.commands(service, service.servings[0])[0].env)
+    assert "HIP_VISIBLE_DEVICES" in env
+    assert serving_engine("trtllm").lacks(own) == "TensorRT-LLM does not run on X1"
+
+
+def test_a_plan_for_another_engine_is_written_as_a_routing_table() -> None:
+    nvidia = fleet(("L40S", 4), ("L40S", 4))
+    found = ask(planner("Mélange", LITTLE), question(nvidia, engine="sglang"))
+    assert found.plan is not None
+    keeps_the_rules(found.plan, nvidia, "sglang")
+    service = Service.of_plan(found.plan, THIRTY, "two", engine="sglang")
+    table = routing.table(service, {one.name: "http://host" for one in service.servings})
+    assert len(table.engines) == len(service.servings)
+    with pytest.raises(ExportError, match="is for SGLang"):
+        kubernetes.manifests(service)
