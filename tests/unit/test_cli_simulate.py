@@ -51,7 +51,7 @@ def test_rate_changes_the_time_the_trace_takes(capsys):
         assert call(*SMALL, "--rate", rate, "--router", "round-robin", "--json") == 0
         spans[rate] = json.loads(capsys.readouterr().out)["routers"][0]["window_s"][1]
     assert 1.9 < (spans["1"] - 10) / (spans["2"] - 10) < 2.6
-    assert spans["inf"] < spans["2"] / 3
+    assert spans["inf"] < spans["2"] / 2
 
 
 def test_lengths_without_arrivals_get_poisson_ones(capsys):
@@ -62,6 +62,39 @@ def test_lengths_without_arrivals_get_poisson_ones(capsys):
     at_once = json.loads(capsys.readouterr().out)["routers"][0]
     assert slow["window_s"][1] > 45  # 120 requests at 2 per second
     assert at_once["window_s"][1] < 45
+
+
+def test_requests_come_as_asked_and_the_answer_says_how(tmp_path, capsys):
+    own = tmp_path / "own.csv"
+    stamps = [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0, 6.0, 6.0]
+    rows = "".join(f"{stamp},100,{10 + n}\n" for n, stamp in enumerate(stamps))
+    own.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+
+    def gaps(*options):
+        path = tmp_path / "run.csv"
+        one = ("--router", "round-robin", "--output", path, "--force", "--json")
+        assert call(*SMALL, "--trace", own, *one, *options) == 0
+        arrival_s = pd.read_csv(path)["arrival_s"].sort_values()
+        return arrival_s.diff().dropna().round(6), json.loads(capsys.readouterr().out)["arrivals"]
+
+    as_it_is, said = gaps()
+    assert set(as_it_is) == {0.0, 3.0}
+    assert said == "arrivals of its own"
+    stretched, said = gaps("--rate", "3")  # 8 gaps in 6 s were 1.33 requests/s
+    assert stretched.max() == pytest.approx(8 / 3 / 2, rel=0.01)
+    assert "stretched" in said
+    assert "3 requests/s" in said
+    drawn, said = gaps("--rate", "3", "--arrivals", "poisson")
+    assert len(set(drawn)) == 8
+    assert "Poisson" in said
+    assert gaps("--rate", "inf")[1] == "all at once"
+
+
+def test_arrivals_that_contradict_the_rate_are_refused(capsys):
+    assert call(*SMALL, "--arrivals", "scaled") == 1
+    assert "give --rate" in capsys.readouterr().err
+    assert call(*SMALL, "--arrivals", "trace", "--rate", "3") == 1
+    assert "leave out --rate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["run.csv", "run.parquet"])

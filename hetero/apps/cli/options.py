@@ -329,8 +329,14 @@ def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
 
 def arrivals(
     trace: Requests, requests: int | None, rate: float | None, seed: int, chosen: str | None = None
-) -> Requests:
-    """The first requests as they came or, at a rate, as --arrivals or its default says."""
+) -> tuple[Requests, str]:
+    """The first requests as they came or, at a rate, as --arrivals or its default says; in words.
+
+    Raises
+    ------
+    ParameterError
+        If a rate is not above 0, or --arrivals does not go with it.
+    """
     from hetero.simulator import sustained
 
     if requests is not None:
@@ -341,18 +347,19 @@ def arrivals(
             f"--arrivals {chosen} is at a rate.",
             resolve="give --rate, or leave out --arrivals for the trace's own.",
         )
-        return trace
+        return trace, "arrivals of its own"
     require(
         rate > 0,
         f"A rate of {rate:g} requests/s serves nothing.",
         resolve="give a number above 0, or inf to send all requests at once.",
     )
     if math.isinf(rate):
-        return trace.all_at_once()
+        return trace.all_at_once(), "all at once"
     process, _ = arriving(chosen, trace, rate)
+    came = f"{sustained.ARRIVING[process]}, {rate:g} requests/s"
     if process == "scaled":
-        return trace.rescale(rate_rps=rate)
-    return sustained.arrivals(trace, len(trace), rate, seed)
+        return trace.rescale(rate_rps=rate), came
+    return sustained.arrivals(trace, len(trace), rate, seed), came
 
 
 def plain(one: Metrics) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -17,30 +17,23 @@ def replay(
     url: options.Url,
     model: options.ServedModel,
     output: Annotated[Path, options.output("One row per request (.csv), as hetero simulate's.")],
-    source: Annotated[
-        Any,
-        options.one_of(
-            "hetero.workload:TraceSource",
-            "For a shipped workload: its statistical twin, or the real trace.",
-        ),
-    ] = "twin",
+    source: options.Source = "twin",
     columns: options.Columns = "",
     requests: Annotated[
         int | None, typer.Option(min=1, help="Send only the first requests of the trace.")
     ] = None,
     rate: options.Rate = None,
+    arrivals: options.Arrivals = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 1024,
     max_seconds: Annotated[float, typer.Option(help="No request is sent later [s].")] = 3600.0,
     timeout: Annotated[float, typer.Option(help="Longest wait for the next token [s].")] = 120.0,
     deployment: Annotated[
         Path | None, typer.Option(help="Deployment file that `hetero serve` runs there.")
     ] = None,
-    slo: Annotated[
-        Any, options.slo("Targets, as in ttft=500ms,tpot=50ms (also e2e; us, ms, s, min).")
-    ] = "",
-    seed: Annotated[int, typer.Option(help="Seed of twin, arrivals and prompts.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing table.")] = False,
+    slo: options.Targets = "",
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+    force: options.Force = False,
 ) -> None:
     """Send the requests of a trace to an OpenAI-compatible server when the trace says.
 
@@ -57,7 +50,9 @@ def replay(
 
     options.new_file(output, force, ".csv")
     settings = None if deployment is None else load(deployment)
-    requested = options.arrivals(options.opened(trace, source, seed, columns), requests, rate, seed)
+    requested, came = options.arrivals(
+        options.opened(trace, source, seed, columns), requests, rate, seed, arrivals
+    )
     endpoint = options.endpoint(url, model, timeout)
     journal = output.with_name(output.name + ".journal")
     with progress(len(requested), "replay") as advance:
@@ -80,4 +75,8 @@ def replay(
         note = f"{len(requested):,} rows written to {output}."
     else:
         note = f"{due:,} of {len(requested):,} requests are due; the same command goes on."
-    options.show(as_json, lambda: options.plain(found) | {"due": due}, f"{found}\n{note}")
+    options.show(
+        as_json,
+        lambda: options.plain(found) | {"due": due, "arrivals": came},
+        f"{found}\n{requested.source}: {came}. {note}",
+    )

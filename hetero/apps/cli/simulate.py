@@ -126,7 +126,7 @@ def simulate(
     if card is not None and rate is not None and arrivals is None:
         arrivals = card.question.arrivals
     requested = options.opened(trace, source, seed, columns)
-    requested = options.arrivals(requested, requests, rate, seed, arrivals)
+    requested, came = options.arrivals(requested, requests, rate, seed, arrivals)
     setting: dict[str, Any]
     notes: list[str] = []
     if card is not None:
@@ -191,9 +191,8 @@ def simulate(
     if figures is not None:
         timelines.draw(figures, runs, f"{requested.source}, {about}, seed {seed}")
     title = f"{setting['model']} on {setting['cluster']}: {_layout(served)}"
-    came = f", {_arriving(arrivals, requested, rate)}"
-    about = f"{len(requested):,} requests of {requested.source}{came}; {about}, seed {seed}"
-    setting |= {"trace": requested.source, "requests": len(requested)}
+    about = f"{len(requested):,} requests of {requested.source}, {came}; {about}, seed {seed}"
+    setting |= {"trace": requested.source, "requests": len(requested), "arrivals": came}
     if not of_plan:
         setting |= {"degrees": degrees, "batching": steps_of}
     rows = [{"router": name, **options.plain(one)} for name, one in found]
