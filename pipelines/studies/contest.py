@@ -16,6 +16,8 @@ import numpy as np
 import pandas as pd
 
 from hetero import catalog, workload
+from hetero.apps.export import vllm
+from hetero.apps.export.service import Service
 from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.effort import NORMAL, Effort
@@ -25,7 +27,7 @@ from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.apps.portfolio.score import Estimate, Score, goodput, score
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.errors import HeteroError, InfeasibleError, require, require_positive
+from hetero.errors import ExportError, HeteroError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
 from hetero.plans import Plan
 from hetero.question import Question
@@ -34,7 +36,7 @@ from hetero.routers.named import factories
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
-from pipelines.studies.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE
+from pipelines.studies.league import CASE, GOODPUT, OWN, PORTFOLIO, PRICE, VLLM
 
 Routers: TypeAlias = Mapping[str, Builtin]
 """Makers of routers by their names."""
@@ -264,7 +266,9 @@ def play(
                 rate_rps=rate,
                 known=[known.goodput_rps.mean] * len(rules.seeds),
             )
-            rows.append({**head, "router": OWN, "load": load, **_cells(at_load, known, plan)})
+            rows.append(
+                {**head, "router": OWN, "load": load, **_cells(at_load, known, plan, question.llm)}
+            )
         if answer.planner != PORTFOLIO and plan.deployment is not None:
             rows += [
                 {**head, "router": name, **_routed(plan, known, question, router, rules)}
@@ -373,15 +377,29 @@ COLUMNS: Final = (
     *("TTFT P90 [s]", "TPOT P90 [ms]"),
     *(PRICE, "cost [$/10^6 tokens]", "cost at goodput [$/10^6 tokens]"),
     *("bound [requests/s]", "gap [%]", "own bound [requests/s]"),
-    *("groups", "GPUs used", "reason"),
+    *("groups", "GPUs used", VLLM, "reason"),
 )
 """Columns of the table of a contest; ends named low and high are 95 % intervals over seeds."""
 
-_WORDS = {*CASE, "planner", "router", "groups", "GPUs used", "reason"}
+_WORDS = {*CASE, "planner", "router", "groups", "GPUs used", VLLM, "reason"}
 _KINDS = {name: object if name in _WORDS else np.float64 for name in COLUMNS}
 
 
-def _cells(found: Score, known: Score, plan: Plan) -> dict[str, object]:
+def _refused(plan: Plan, llm: Llm) -> str | None:
+    """Why vLLM's export refuses a plan; None if it writes it.
+
+    Planners are asked for the best plan of any engine here, as the papers do.
+    """
+    try:
+        service = Service.of_plan(plan, llm, "contest")
+        for serving in service.servings:
+            vllm.commands(service, serving)
+    except ExportError as error:
+        return error.what
+    return None
+
+
+def _cells(found: Score, known: Score, plan: Plan, llm: Llm) -> dict[str, object]:
     return {
         "rate [requests/s]": found.rate_rps,
         **_spread("goodput", "requests/s", known.goodput_rps),
@@ -397,6 +415,7 @@ def _cells(found: Score, known: Score, plan: Plan) -> dict[str, object]:
         "own bound [requests/s]": _number(plan.bound_rps),
         "groups": _groups(plan),
         "GPUs used": ", ".join(f"{count} {name}" for name, count in plan.gpus.items()),
+        VLLM: _refused(plan, llm),
     }
 
 

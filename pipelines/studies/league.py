@@ -15,6 +15,8 @@ CASE: Final = ["cluster", "model", "workload"]
 """Columns that name a case."""
 GOODPUT: Final = "goodput [requests/s]"
 PRICE: Final = "price [$/h]"
+VLLM: Final = "vLLM refuses"
+"""Column that says why an export for vLLM refuses a plan; empty where it writes one."""
 OWN: Final = "its own"
 """Router of a row that plays a plan with the rule it came with."""
 PORTFOLIO: Final = "portfolio"
@@ -51,8 +53,9 @@ def league(table: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Columns rank, planner, cases served, cases, wins, geometric mean and lowest share of the
-        best [%], and the mean over all cases with 0 where there is none [%].
+        Columns rank, planner, cases served, those of them whose plan vLLM runs, cases, wins,
+        geometric mean and lowest share of the best [%], and the mean over all cases with 0 where
+        there is none [%].
     """
     own = plans(table)
     rows = []
@@ -63,6 +66,7 @@ def league(table: pd.DataFrame) -> pd.DataFrame:
             {
                 "planner": name,
                 "cases served": len(served),
+                "of them on vLLM": int(group.loc[share > 0, VLLM].isna().sum()),
                 "cases": len(share),
                 "wins": int(group["wins"].sum()),
                 "geometric mean [% of best]": 100 * geometric_mean(served),

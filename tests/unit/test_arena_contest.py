@@ -153,6 +153,13 @@ def test_one_row_per_planner_and_load_and_per_other_router(table: pd.DataFrame) 
     assert lost[league.GOODPUT].isna().all()
 
 
+def test_the_table_says_which_plans_vllm_refuses(table: pd.DataFrame) -> None:
+    planned = table[(table["router"] == league.OWN) & table["reason"].isna()]
+    assert planned[league.VLLM].isna().all()  # whole replicas of one type
+    placed = play(MATCH, [planner("layer placement", EFFORT)], RULES, None, EFFORT)
+    assert placed[league.VLLM].str.contains("of the 48 layers").all()
+
+
 def test_goodput_of_the_table_is_what_the_plan_carries(table: pd.DataFrame, asked) -> None:
     question = case_of(MATCH, RULES)
     plan = asked[0].plan(question)
@@ -234,7 +241,8 @@ def rows(*found: tuple[str, str, str, float, float, str]) -> pd.DataFrame:
     table = pd.DataFrame(
         found, columns=["cluster", "workload", "planner", league.GOODPUT, league.PRICE, "router"]
     )
-    return table.assign(model="m", load=0.5, reason=None)
+    refused = np.where(table["planner"] == "b", "It joins two types.", None)
+    return table.assign(model="m", load=0.5, reason=None, **{league.VLLM: refused})
 
 
 MADE = rows(
@@ -262,6 +270,7 @@ def test_league_by_hand() -> None:
     # 7.9 is within 2 % of 8; the case that c cannot take counts as 0 in the last column.
     assert found["wins"].to_dict() == {league.PORTFOLIO: 2, "c": 1, "a": 1, "b": 1}
     assert found["cases served"].to_dict() == {league.PORTFOLIO: 2, "c": 1, "a": 2, "b": 2}
+    assert found["of them on vLLM"].to_dict() == {league.PORTFOLIO: 2, "c": 1, "a": 2, "b": 0}
     assert found.loc["c", "mean over all cases [% of best]"] == pytest.approx(50 * 7.9 / 8.0)
 
 
