@@ -38,7 +38,7 @@ MOST_REQUESTS: Final = 30_000
 DRAWS: Final = 24
 """Draws of step times that say whether a load is sustained."""
 
-_FACTOR, _BRACKETS = 1.3, 4  # of the first step of a search, and brackets that it holds at most
+_FACTOR = 1.3  # of the first step of a search, at most: the width of its bracket where that is less
 _FAR, _FAR_IN_BURSTS = 0.1, 0.4  # below the goal
 _LEAST_SHARE = 1e-3  # of the rate where a search starts, below which none is sustained
 _MOST_RPS = 1e6
@@ -200,7 +200,7 @@ def sustained_rps(
 
     low = high = near = near_rps or load.rate_rps
     width = 1.0 + (bracket or load.precision)
-    step = min(_FACTOR, width**_BRACKETS)  # grows: what is asked for first may be far off
+    step = min(_FACTOR, width)  # grows: what is asked for first may be far off
     if good(near):
         while good(high := min(high * step, _MOST_RPS)):
             if high >= _MOST_RPS:
