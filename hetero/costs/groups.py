@@ -116,11 +116,11 @@ class Fleet:
         return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages
 
     def joined(self, parts: Group) -> list[Group]:
-        """What is left of several machines as one group or, where the engine allows none, as few.
+        """What is left of several machines as one group that fits or else as several.
 
         These take equal numbers of GPUs of as few machines of a type as fit; the rest is left out.
         """
-        if self.model.joins(parts):
+        if self.fits(parts):
             return [parts]
         alike: dict[tuple[object, int], list[tuple[int, int]]] = {}
         for m, n in parts:
@@ -189,7 +189,8 @@ class Fleet:
         model. GPUs inside one machine are equally far from each other, so a cluster that is a
         whole machine is divided evenly into as many groups as still fit. Where no
         cut gives two groups, as when a machine has lost GPUs and what is left of it does not
-        serve, every machine gives as many GPUs as do.
+        serve, every machine gives as many GPUs as do; where no machine holds the model, alike ones
+        are joined.
 
         Source: ThunderServe, section 3.2: first groups by hierarchical clustering of bandwidth.
         """
@@ -207,7 +208,9 @@ class Fleet:
                 cuts.append(list(left.values()))
             plain = next((cut for cut in cuts if all(self.fits(one) for one in cut)), parts)
             # One group of everything serves no two phases; then some GPUs stay idle at first.
-            parts = plain if len(plain) > 1 else self._by_machine() or plain
+            parts = (
+                plain if len(plain) > 1 else self._by_machine() or self.joined(parts[0]) or plain
+            )
         parts = [piece for one in parts for piece in self._divided(one)]
         drawn = rng.integers(0, 2, len(parts))
         if len(parts) > 1 and drawn.min() == drawn.max():

@@ -146,6 +146,8 @@ def delivers(card: PlanCard) -> Table:
 
 def _row(name: str, unit: str, one: Sampled, factor: float = 1.0) -> tuple[object, ...]:
     low, high = one.over_seeds()
+    if unit == "%":  # of a share, which ends at 0 and 1
+        low, high = max(low, 0.0), min(high, 1.0)
     arrivals = f"{show(factor * low)} to {show(factor * high)}"
     return (name, unit, show(factor * one.value), arrivals, between(one, factor))
 
