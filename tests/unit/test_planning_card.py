@@ -167,6 +167,13 @@ def test_text_fits_a_terminal_and_says_the_figures(card):
     assert "nan" not in text
 
 
+def test_the_headline_says_when_arrivals_decide(card):
+    assert "Arrivals alone" not in str(card)
+    rates = replace(card.goodput_rps, seeds=(1.0, 2.0, 4.0, 9.0), value=4.0)
+    said = " ".join(sections.headline(replace(card, goodput_rps=rates)))
+    assert "Arrivals alone make it 1.00 to 9.00" in said
+
+
 def test_pages_need_no_network_and_hold_every_table(card, tmp_path):
     page = card.to_html()
     assert page.startswith("<!doctype html>")

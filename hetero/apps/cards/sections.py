@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard, Sampled
 
 WIDTH = 100
+_APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
     "output_tps": ("output tokens", "tokens/s", 1.0),
@@ -53,7 +54,13 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         f"Carries {least}{show(card.goodput_rps.value)} requests/s with {goal} of them within "
         f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
     ]
-    draws = np.array(card.goodput_rps.draws)
+    draws, seeds = np.array(card.goodput_rps.draws), np.array(card.goodput_rps.seeds)
+    if np.ptp(seeds) > _APART * card.goodput_rps.value:
+        said.append(
+            f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at these rates "
+            f"about {goal} are within the targets whatever the load, so that it hangs on which "
+            "requests come. A slightly lower goal, or longer targets, may carry far more."
+        )
     if asked.rate_given and len(draws):
         held = int((draws >= asked.rate_rps).sum())
         said.append(
