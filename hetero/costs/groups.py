@@ -119,6 +119,7 @@ class Fleet:
         """What is left of several machines as one group that fits or else as several.
 
         These take equal numbers of GPUs of as few machines of a type as fit; the rest is left out.
+        Where none fits it is still one group, which others may take GPUs of, if the engine allows.
         """
         if self.fits(parts):
             return [parts]
@@ -131,7 +132,7 @@ class Fleet:
             if least is not None:
                 last = len(some) - least + 1
                 found += [group(some[k : k + least]) for k in range(0, last, least)]
-        return found
+        return found or [parts] * self.model.joins(parts)
 
     @cached_property
     def _fewest(self) -> tuple[int, ...]:
