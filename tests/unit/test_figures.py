@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 
 from hetero.plots import figures
 from pipelines.studies import contest_figures
-from pipelines.studies.league import GOODPUT, OWN
+from pipelines.studies.league import GOODPUT, OWN, VLLM
 
 CELLS = pd.DataFrame([[1.0, np.nan], [3.0, 4.0]], index=["a", "b"], columns=["x", "y"])
 
@@ -64,7 +64,7 @@ def _contest() -> pd.DataFrame:
     ]
     ends = [f"goodput, {end} [requests/s]" for end in ("low", "high")]
     names = ["cluster", "model", "workload", "planner", "router", GOODPUT, *ends]
-    return pd.DataFrame(rows, columns=[*names, "bound [requests/s]"])
+    return pd.DataFrame(rows, columns=[*names, "bound [requests/s]"]).assign(**{VLLM: None})
 
 
 def test_bars_of_a_contest_keep_the_intervals_of_the_table():
