@@ -81,7 +81,7 @@ def test_runs_that_count_are_long():
 def test_a_card_holds_in_long_runs(name):
     found = cards.checked(FLEETS[name], changes=False)
     if found.reason:
-        assert "No planner has a plan" in found.reason
+        assert "GiB of weights" in found.reason  # memory, and nothing else
         pytest.skip(found.reason)
     assert found.holds, replace(found, gains=())
     assert abs(found.error) < 0.06
