@@ -19,6 +19,7 @@ from pipelines.bench import cards
 
 FLEETS = {asked.cluster.name: asked for asked in cards.draws(40)}
 SMALL = [name for name, asked in FLEETS.items() if asked.cluster.gpus <= 22]
+TOO_LARGE = {"fleet-22"}  # 131 GiB of weights for 6 GPUs of 16 GiB
 TARGETS = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
@@ -80,8 +81,9 @@ def test_runs_that_count_are_long():
 @pytest.mark.parametrize("name", SMALL)
 def test_a_card_holds_in_long_runs(name):
     found = cards.checked(FLEETS[name], changes=False)
-    if found.reason:
-        assert "GiB of weights" in found.reason  # memory, and nothing else
-        pytest.skip(found.reason)
+    if name in TOO_LARGE:
+        assert "together hold 96.0 GiB" in found.reason
+        return
+    assert not found.reason
     assert found.holds, replace(found, gains=())
     assert abs(found.error) < 0.06
