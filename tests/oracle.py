@@ -441,6 +441,13 @@ class Fleet:
         self.held: list[Job] = []  # at the dispatcher; reason DEFERRED or NO_REPLICA
         self.changed = False  # whether a request got its first or last token at this instant
         self.gaps: list[float] = []
+        self.clients, self.think = trace.clients, trace.think_s
+        self.ready = [0.0] * trace.clients  # when clients that wait for nothing send a request
+        self.now = 0.0
+
+    def due(self, job: Job) -> float:
+        """When the next request comes; infinite while all clients wait."""
+        return min(self.ready, default=math.inf) if self.clients else job.arrival
 
     def run(self) -> Fleet:
         """Play everything."""
@@ -448,12 +455,17 @@ class Fleet:
         while True:
             times = [node.end for node in self.nodes if node.end is not None]
             times += [job.transfer_end for job in self.transfers]
-            times += [arrivals[0].arrival] if arrivals else []
+            times += [self.due(arrivals[0])] if arrivals else []
             times += [events[0].time_s] if events else []
             if not times:
                 return self
+            if min(times) == math.inf:
+                # Every client waits for a request that is held for good.
+                self.ready = [self.now + self.think] * self.clients
+                self.held.clear()
+                continue
             self.changed = False
-            now = min(times)
+            self.now = now = min(times)
             for node in self.nodes:
                 if node.end == now:
                     self.end_step(node, now)
@@ -470,8 +482,12 @@ class Fleet:
                 eventful = True
             if eventful:
                 self.offer(DEFERRED, NO_REPLICA)
-            while arrivals and arrivals[0].arrival == now:
-                self.route(arrivals.popleft())
+            while arrivals and self.due(arrivals[0]) == now:
+                job = arrivals.popleft()
+                if self.clients:
+                    self.ready.remove(now)
+                    job.arrival = now
+                self.route(job)
             for node in self.nodes:
                 node.form(now)
 
@@ -511,8 +527,7 @@ class Fleet:
             else:
                 self.token(job, later)
             if job.done >= job.outputs:
-                self.finish(node, job, now)
-                job.finish = later
+                self.finish(node, job, later)
                 if node.spec.role == "prefill":  # its decode replica need not wait for it
                     assert job.target is not None
                     self.release(job.target, job)
@@ -542,6 +557,7 @@ class Fleet:
         job.finish = now
         self.changed = True
         job.reserved = 0
+        self.ready.append(now + self.think)
         self.release(node, job)
 
     def send_cache(self, node: Node, job: Job, now: float) -> None:
@@ -643,6 +659,8 @@ class Fleet:
             job.reason = job.reason or REFUSED
             if job.reason in (DEFERRED, NO_REPLICA):
                 self.held.append(job)
+            else:
+                self.ready.append(self.now + self.think)
             return
         job.node = node
         self.charge(node, job)

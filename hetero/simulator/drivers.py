@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,42 +14,139 @@ from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
 from hetero.routers.base import FleetState, Request, Router
 from hetero.simulator import loop
+from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of requests just routed."""
+
+_CHUNK = 65536  # requests between two reports of progress
 
 
-class Compiled:
-    """Drives a built-in router: everything in compiled code."""
+class Driver:
+    """What both ways share: which request comes next, and when.
 
-    def __init__(self, arrays: tuple[Any, ...], code: int, memory: Floats, draws: Floats) -> None:
-        self.arrays = (*arrays, memory, draws, code)
+    Requests come when the trace says or, in a closed loop, when its clients send them.
+
+    Attributes
+    ----------
+    next
+        The first request that has not come yet.
+    """
+
+    def __init__(self, arrays: tuple[Any, ...], trace: Trace, progress: Progress | None) -> None:
+        self.arrays = arrays
+        self.requests, self.engines, self.replicas, self.floats, self.integers = arrays
+        self.next = 0
+        self.arrival_s, self.progress = trace.arrival_s, progress
+        self.closed = trace.clients > 0
+        count = min(trace.clients, len(trace))
+        # See loop.answered; all clients are ready at time 0.
+        self.loop = (np.zeros(count), np.zeros(2 + count, np.int64), trace.think_s)
+        self.loop[1][0] = count
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing goes on, and nothing will before the next event."""
+        come = self.next == len(self.requests) or (self.closed and self.loop[1][0] == 0)
+        ends = self.floats[: len(self.replicas)]
+        return bool(come and not np.isfinite(ends).any() and self.integers[state.TRANSFERS] == 0)
+
+    def play(self, until: float, *, inclusive: bool = False) -> None:
+        """Route all requests that come before ``until``, or at it where it is inclusive."""
+        end = len(self.requests)
+        if not self.closed:
+            end = int(np.searchsorted(self.arrival_s, until, "right" if inclusive else "left"))
+        step = _CHUNK if self.progress else len(self.requests)
+        while True:
+            start, stop = self.next, min(self.next + step, end)
+            if self.closed:
+                self.next = self.send(start, stop, until, inclusive)
+            else:
+                self.route(start, stop)
+                self.next = stop
+            if self.progress and self.next > start:
+                self.progress(self.next - start)
+            if self.next < stop or stop == end:
+                break
+        self.wait(until)
+
+    def fail_over(self, lost: Ints, t: float) -> None:
+        """Route requests that lost their replica at ``t``, and those that are held."""
+        self.requeue(lost, t)
+        if self.closed:
+            loop.answered(self.requests, self.engines, self.integers, *self.loop, t)
+
+    def drain(self, now_s: float) -> None:
+        """Play everything to its end; the last event was at ``now_s``."""
+        while True:
+            self.play(np.inf)
+            advance_all(*self.arrays, np.inf)
+            loop.give_up(self.requests, self.engines, self.integers)
+            if self.next == len(self.requests):
+                break
+            # All clients waited for requests that were held for good: they go on.
+            last_s = float(self.requests["arrival_s"][self.next - 1])
+            now_s = max(now_s, last_s, float(self.replicas["clock_s"].max()))
+            loop.answered(self.requests, self.engines, self.integers, *self.loop, now_s)
 
     def route(self, start: int, stop: int) -> None:
         """Route requests as they arrive."""
-        loop.arrivals(*self.arrays, start, stop)
+        raise NotImplementedError
+
+    def send(self, start: int, stop: int, until: float, inclusive: bool) -> int:
+        """Route requests of a closed loop, see :func:`hetero.simulator.loop.closed_loop`."""
+        raise NotImplementedError
 
     def wait(self, until: float) -> None:
         """Offer deferred requests again at every change up to ``until``."""
-        loop.offer_until(*self.arrays, until)
+        raise NotImplementedError
 
     def requeue(self, lost: Ints, t: float) -> None:
         """Route requests that lost their replica at ``t``, and those that are held."""
-        loop.requeue(*self.arrays, lost, t)
-
-    def drain(self) -> None:
-        """Play everything to its end."""
-        self.wait(np.inf)
-        advance_all(*self.arrays[:5], np.inf)
-        loop.give_up(self.arrays[0], self.arrays[4])
+        raise NotImplementedError
 
 
-class Plain:
+class Compiled(Driver):
+    """Drives a built-in router: everything in compiled code."""
+
+    def __init__(
+        self,
+        arrays: tuple[Any, ...],
+        trace: Trace,
+        progress: Progress | None,
+        router: tuple[Floats, Floats, int],
+    ) -> None:
+        super().__init__(arrays, trace, progress)
+        self.all = (*arrays, *router)
+
+    def route(self, start: int, stop: int) -> None:
+        """Route requests as they arrive."""
+        loop.arrivals(*self.all, start, stop)
+
+    def send(self, start: int, stop: int, until: float, inclusive: bool) -> int:
+        """Route requests of a closed loop."""
+        return int(loop.closed_loop(*self.all, start, stop, until, inclusive, *self.loop))
+
+    def wait(self, until: float) -> None:
+        """Offer deferred requests again at every change up to ``until``."""
+        loop.offer_until(*self.all, until)
+
+    def requeue(self, lost: Ints, t: float) -> None:
+        """Route requests that lost their replica at ``t``, and those that are held."""
+        loop.requeue(*self.all, lost, t)
+
+
+class Plain(Driver):
     """Drives a router written in Python: compiled replicas, one Python call per request."""
 
-    def __init__(self, arrays: tuple[Any, ...], router: Router) -> None:
-        self.arrays, self.router = arrays, router
-        self.requests, engines, replicas, _, self.integers = arrays
+    def __init__(
+        self, arrays: tuple[Any, ...], trace: Trace, progress: Progress | None, router: Router
+    ) -> None:
+        super().__init__(arrays, trace, progress)
+        self.router = router
+        engines, replicas = self.engines, self.replicas
         self.count = len(engines)
         self.log = int(engines["log"][0])
         self.seen = 0
@@ -121,6 +219,8 @@ class Plain:
         entries = self.integers[self.log + self.seen : self.log + end]
         self.seen = end
         index = np.where(entries >= 0, entries, ~entries)
+        told = self.requests["status"][index] != state.REJECTED
+        entries, index = entries[told], index[told]
         times = np.where(
             entries >= 0,
             self.requests["finish_s"][index],
@@ -146,6 +246,26 @@ class Plain:
         for r, (t, inputs, predicted) in enumerate(zip(*columns, strict=True), start):
             self.wait(t)
             self._send(r, *self._ask(Request(r, t, inputs, predicted), t), t)
+
+    def send(self, start: int, stop: int, until: float, inclusive: bool) -> int:
+        """Route requests of a closed loop."""
+        ready, clients, _ = self.loop
+        r = start
+        while r < stop or stop == len(self.requests):
+            due = float(loop.due_s(self.requests, ready, clients, r))
+            t = float(held.next_change_s(*self.arrays, min(due, until)))
+            if t < np.inf:
+                if self.integers[state.DEFERRED] > 0:
+                    self._offer(t)
+            elif due < until or (inclusive and due == until):
+                t = due
+                loop.send_next(self.requests, ready, clients, r)
+                self._send(r, *self._ask(self._request(r), t), t)
+                r += 1
+            else:
+                break
+            loop.answered(self.requests, self.engines, self.integers, *self.loop, t)
+        return r
 
     def wait(self, until: float) -> None:
         """Offer deferred requests again at every change up to ``until``."""
@@ -180,9 +300,7 @@ class Plain:
                 held.keep(self.requests, self.integers, r)
             r = following
 
-    def drain(self) -> None:
-        """Play everything to its end."""
-        self.wait(np.inf)
-        advance_all(*self.arrays, np.inf)
-        loop.give_up(self.requests, self.integers)
+    def drain(self, now_s: float) -> None:
+        """Play everything to its end; the last event was at ``now_s``."""
+        super().drain(now_s)
         self._tell()

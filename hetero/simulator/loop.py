@@ -7,6 +7,7 @@ import numpy as np
 from hetero.engine.batch import charge
 from hetero.engine.candidates import candidates, decode_replica, why_nowhere
 from hetero.engine.compiled import compiled
+from hetero.engine.heaps import times_pop, times_push
 from hetero.engine.held import (
     drop,
     first_deferred,
@@ -26,6 +27,8 @@ from hetero.engine.state import (
     DEFERRED,
     DEFERRED_FOR_GOOD,
     DOWN,
+    FINISHED,
+    LOGGED,
     NO_REASON,
     NO_REPLICA,
     PREFILL_ONLY,
@@ -36,13 +39,16 @@ from hetero.routers.kernels import choose
 
 
 @compiled
-def reject(R, r, reason):
+def reject(R, E, IM, r, reason):
     """Turn a request away for good."""
     R[r].status = REJECTED
     R[r].reason = reason
     R[r].finish_s = np.nan
     R[r].node = -1
     R[r].decode_node = -1
+    if E[0].log > 0:
+        IM[E[0].log + IM[LOGGED]] = r
+        IM[LOGGED] += 1
 
 
 @compiled
@@ -58,7 +64,7 @@ def send(R, E, S, FM, IM, r, i, j, t):
         elif reason == NO_REASON and i == DEFER:
             hold(R, E, S, FM, IM, r, DEFERRED_FOR_GOOD, t)
         else:
-            reject(R, r, reason if reason else REFUSED_BY_ROUTER)
+            reject(R, E, IM, r, reason if reason else REFUSED_BY_ROUTER)
         return
     R[r].reason = NO_REASON
     R[r].node = i
@@ -89,6 +95,67 @@ def arrivals(R, E, S, FM, IM, RM, U, code, start, stop):
         if IM[DEFERRED] > 0:
             offer_until(R, E, S, FM, IM, RM, U, code, t)
         route(R, E, S, FM, IM, RM, U, code, r, t)
+
+
+@compiled
+def answered(R, E, IM, ready, clients, think_s, t):
+    """Note when clients whose requests have ended, or were refused at ``t``, send their next.
+
+    ``ready`` and ``clients[2:]`` are a heap of these times and of the requests that ended,
+    ``clients[0]`` its size, ``clients[1]`` how much of the log has been read.
+    """
+    while clients[1] < IM[LOGGED]:
+        r = IM[E[0].log + clients[1]]
+        clients[1] += 1
+        if r < 0:  # a first token
+            continue
+        end = t
+        if R[r].status == FINISHED:
+            last = R[r].decode_node if R[r].decode_node >= 0 else R[r].node
+            end = R[r].finish_s + E[last].way_s
+        times_push(ready, clients, 0, 2, clients[0], end + think_s, r)
+        clients[0] += 1
+
+
+@compiled
+def due_s(R, ready, clients, r):
+    """When a client will send request ``r``; infinite while all wait, or it does not exist."""
+    return ready[0] if r < len(R) and clients[0] > 0 else np.inf
+
+
+@compiled
+def send_next(R, ready, clients, r):
+    """The client that has been ready for longest sends request ``r``."""
+    R[r].arrival_s = ready[0]
+    times_pop(ready, clients, 0, 2, clients[0])
+    clients[0] -= 1
+
+
+@compiled
+def closed_loop(
+    R, E, S, FM, IM, RM, U, code, start, stop, until, inclusive, ready, clients, think_s
+):
+    """Route requests ``start`` to ``stop - 1`` when clients send them; which comes next.
+
+    Those are left that come at ``until`` or later, or only later where it is inclusive. The fleet
+    is played up to then, unless ``stop`` is in the way.
+    """
+    r = start
+    while r < stop or stop == len(R):
+        due = due_s(R, ready, clients, r)
+        t = next_change_s(R, E, S, FM, IM, min(due, until))
+        if t < np.inf:
+            if IM[DEFERRED] > 0:
+                offer(R, E, S, FM, IM, RM, U, code, t)
+            answered(R, E, IM, ready, clients, think_s, t)
+        elif due < until or (inclusive and due == until):
+            send_next(R, ready, clients, r)
+            route(R, E, S, FM, IM, RM, U, code, r, due)
+            answered(R, E, IM, ready, clients, think_s, due)
+            r += 1
+        else:
+            break
+    return r
 
 
 @compiled
@@ -138,12 +205,12 @@ def requeue(R, E, S, FM, IM, RM, U, code, lost, t):
 
 
 @compiled
-def give_up(R, IM):
+def give_up(R, E, IM):
     """Reject what is still held."""
     r = take_all(IM)
     while r >= 0:
         following = np.int64(R[r].link)
-        reject(R, r, R[r].reason)
+        reject(R, E, IM, r, R[r].reason)
         r = following
 
 

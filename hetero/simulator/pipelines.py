@@ -133,7 +133,8 @@ def simulate_pipelines(
     Raises
     ------
     ParameterError
-        If a feed has no end, or an event names what the network does not have.
+        If a feed has no end, the trace is a closed loop, or an event names what the network does
+        not have.
     InfeasibleError
         If no way leads through every layer.
 
@@ -157,6 +158,11 @@ def simulate_pipelines(
         feed is None or bool(np.isfinite(until_s)),
         "A feed goes on for ever, and the run has no end.",
         resolve="give until_s.",
+    )
+    require(
+        not trace.clients,
+        "Layers over a network are not served to the clients of a closed loop.",
+        resolve="give the trace arrivals, or in Python a feed.",
     )
     engine = Simulation(
         network,

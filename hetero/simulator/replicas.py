@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -18,17 +18,13 @@ from hetero.engine.replica import advance_all
 from hetero.errors import require, require_not_negative, require_positive
 from hetero.routers.base import Builtin, Router
 from hetero.routers.predictors import Oracle, Predictor
-from hetero.simulator.drivers import Compiled, Plain
+from hetero.simulator.drivers import Compiled, Driver, Plain, Progress
 from hetero.simulator.run import Run
 from hetero.simulator.samples import Sampler
 from hetero.streams import stream
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
-Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of requests just routed."""
-
-_CHUNK = 65536  # requests between two reports of progress
 _What: TypeAlias = Literal["fail", "recover"]
 
 
@@ -67,6 +63,9 @@ def simulate(
 
     Parameters
     ----------
+    trace
+        Requests that come when it says or, of a closed loop, when its clients send them; when
+        that was is in the trace of the run.
     router
         A built-in router, or any object with ``name`` and ``choose(request, fleet)``, which
         returns a replica, or ``DEFER`` to be asked again at the next first token or finish; it may
@@ -104,37 +103,41 @@ def simulate(
     predicted = (predictor or Oracle()).predict(trace, stream(seed, "predictor"))
     requests = state.requests(trace.arrival_s, trace.input_tokens, trace.output_tokens, predicted)
     hooks = any(hasattr(router, name) for name in ("on_first_token", "on_finish"))
-    engines, replicas, floats, integers = _build(deployment, trace, log=hooks)
+    log = hooks or trace.clients > 0
+    engines, replicas, floats, integers = _build(deployment, trace, log=log)
     arrays = (requests, engines, replicas, floats, integers)
-    driver: Compiled | Plain
+    driver: Driver
     if isinstance(router, Builtin):
         draws = stream(seed, "router").random((len(trace), 2)) if router.draws else np.zeros((1, 2))
-        driver = Compiled(arrays, router.code, router.memory(deployment), draws)
+        kernel = (router.memory(deployment), draws, router.code)
+        driver = Compiled(arrays, trace, progress, kernel)
     else:
-        driver = Plain(arrays, router)
+        driver = Plain(arrays, trace, progress, router)
     sampler = _sampler(arrays, trace, sample_s)
-    done = 0
     names = {replica.name: k for k, replica in enumerate(deployment.replicas)}
+    last_s = 0.0
     for time_s, together in groupby(_ordered(events, names), key=lambda event: event.time_s):
-        stop = int(np.searchsorted(trace.arrival_s, time_s, side="left"))
-        done = _route(driver, done, stop, time_s, sampler, progress)
-        driver.wait(time_s)
+        _play(driver, time_s, sampler)
         # All that fails or recovers at a time does so before any request is routed again.
         lost: list[NDArray[np.int64]] = []
         for event in together:
             k = names[event.replica]
             if event.what == "fail":
-                found = np.empty(stop, np.int64)
-                lost.append(found[: fail(*arrays, k, time_s, stop, found)])
+                found = np.empty(driver.next, np.int64)
+                lost.append(found[: fail(*arrays, k, time_s, driver.next, found)])
             else:
                 recover(replicas[k], time_s)
-        driver.requeue(np.sort(np.concatenate([np.empty(0, np.int64), *lost])), time_s)
-    _route(driver, done, len(trace), np.inf, sampler, progress)
-    driver.drain()
+        driver.fail_over(np.sort(np.concatenate([np.empty(0, np.int64), *lost])), time_s)
+        last_s = time_s
+    _play(driver, np.inf, sampler)
+    driver.drain(last_s)
     ended = (requests["status"] == state.FINISHED) | (requests["status"] == state.REJECTED)
     if not ended.all():
         raise AssertionError(f"request {int(np.argmin(ended))} neither finished nor was rejected")
     samples = sampler.samples(tuple(names)) if sampler else None
+    if trace.clients:
+        arrival_s = requests["arrival_s"].copy()
+        trace = replace(trace, arrival_s=arrival_s, clients=0, think_s=0.0)
     _seen(deployment, requests)
     return Run.of(deployment, trace, router.name, requests, replicas, integers, seed, samples)
 
@@ -146,37 +149,17 @@ def _sampler(arrays: tuple[Any, ...], trace: Trace, sample_s: float | None) -> S
     return Sampler(arrays, float(trace.arrival_s[0]) if len(trace) else 0.0, sample_s)
 
 
-def _route(
-    driver: Compiled | Plain,
-    start: int,
-    stop: int,
-    until: float,
-    sampler: Sampler | None,
-    progress: Progress | None,
-) -> int:
-    """Route requests ``start`` to ``stop - 1``, which arrive before ``until``."""
+def _play(driver: Driver, until: float, sampler: Sampler | None) -> None:
+    """Route the requests that come before ``until``, and take the samples due until then."""
     if sampler is not None:
-        arrival_s = driver.arrays[0]["arrival_s"]
         while sampler.next_s < until:
             t = sampler.next_s
-            last = min(int(np.searchsorted(arrival_s, t, side="right")), stop)
-            start = _dispatch(driver, start, last, progress)
-            driver.wait(t)
-            advance_all(*driver.arrays[:5], t)
+            driver.play(t, inclusive=True)
+            advance_all(*driver.arrays, t)
             sampler.take()
-            if start == stop and until == np.inf and sampler.idle:
+            if until == np.inf and driver.at_rest:
                 break
-    return _dispatch(driver, start, stop, progress)
-
-
-def _dispatch(driver: Compiled | Plain, start: int, stop: int, progress: Progress | None) -> int:
-    step = _CHUNK if progress else max(stop - start, 1)
-    for first in range(start, stop, step):
-        last = min(first + step, stop)
-        driver.route(first, last)
-        if progress:
-            progress(last - first)
-    return stop
+    driver.play(until)
 
 
 def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:

@@ -71,12 +71,6 @@ class Sampler:
         """Time of the next sample."""
         return self.start_s + len(self.rows) * self.step_s
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing goes on, so that nothing changes before the next event."""
-        ends = self.floats[: len(self.replicas)]
-        return not np.isfinite(ends).any() and self.integers[state.TRANSFERS] == 0
-
     def take(self) -> None:
         """Note how the replicas stand at the time of the next sample."""
         used, busy_s = np.empty(len(self.replicas), np.int64), np.empty(len(self.replicas))

@@ -211,7 +211,8 @@ def replay(
     Raises
     ------
     ParameterError
-        If the shards do not divide the replicas, or there are fewer requests than shards.
+        If the shards do not divide the replicas, there are fewer requests than shards, or they are
+        to share a closed loop.
     DataError
         If the file is no Parquet file of a trace.
 
@@ -237,6 +238,11 @@ def replay(
         not deployment.links and all(one.role == "both" for one in deployment.replicas),
         f"{deployment.name} has prefill and decode replicas, which belong together.",
         resolve="simulate it whole, or pass one deployment per group.",
+    )
+    require(
+        shards == 1 or not isinstance(trace, Trace) or not trace.clients,
+        "Clients of a closed loop wait for answers of all replicas.",
+        resolve="use one shard, or give the trace arrivals.",
     )
     jobs = (
         joblib.delayed(_shard)(deployment, trace, chosen, s, shards, seed) for s in range(shards)

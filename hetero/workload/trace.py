@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Shown, Table
-from hetero.errors import ParameterError, require, require_positive
+from hetero.errors import ParameterError, require, require_not_negative, require_positive
 from hetero.files import writing
 from hetero.workload import statistics
 from hetero.workload.statistics import Description
@@ -48,6 +48,8 @@ class Trace(Shown):
         Tokens per prefix block; 0 without prefix blocks.
     session_ids
         Shape (n,), int64; requests of one conversation share an id.
+    clients, think_s
+        Of a closed loop, see :meth:`closed_loop`; 0 where ``arrival_s`` says when requests come.
 
     Raises
     ------
@@ -70,6 +72,8 @@ class Trace(Shown):
     prefix_ids: LongInts | None = None
     block_tokens: int = 0
     session_ids: LongInts | None = None
+    clients: int = 0
+    think_s: float = 0.0
 
     def __post_init__(self) -> None:
         arrival = _column(self.arrival_s, np.float64, "arrival_s")
@@ -93,6 +97,13 @@ class Trace(Shown):
             _require_length("session_ids", sessions, count)
             self._set("session_ids", sessions)
         self._check_prefixes(count)
+        require_not_negative(clients=self.clients, think_s=self.think_s)
+        require(
+            arrival[-1] == 0 if self.clients else self.think_s == 0,
+            f"{self.clients} clients that think for {self.think_s} s cannot send requests at "
+            f"{arrival[0]} to {arrival[-1]} s.",
+            resolve="make a closed loop of any trace with its closed_loop(clients, think_s).",
+        )
 
     def _set(self, field: str, array: NDArray[np.generic]) -> None:
         array.setflags(write=False)
@@ -249,17 +260,36 @@ class Trace(Shown):
             )
         first = self.arrival_s[0]
         require_positive(rate_rps=rate_rps)
-        return replace(self, arrival_s=first + (self.arrival_s - first) * (now / rate_rps))
+        return self._arriving(first + (self.arrival_s - first) * (now / rate_rps))
 
     def poisson(self, rate_rps: float, rng: np.random.Generator) -> Trace:
         """The same requests in the same order with Poisson arrivals at ``rate_rps``."""
         require_positive(rate_rps=rate_rps)
         gaps = rng.exponential(1.0 / rate_rps, size=len(self))
-        return replace(self, arrival_s=np.cumsum(gaps))
+        return self._arriving(np.cumsum(gaps))
 
     def all_at_once(self) -> Trace:
         """The same requests at an infinite rate: all arrive at time 0 (offline serving)."""
-        return replace(self, arrival_s=np.zeros(len(self)))
+        return self._arriving(np.zeros(len(self)))
+
+    def closed_loop(self, clients: int, think_s: float = 0.0) -> Trace:
+        """The same requests in the same order, sent by clients that each wait for an answer.
+
+        Every client sends a request at time 0, and the next that nobody has sent a time to think
+        after its last was answered or refused, as benchmarks of a given concurrency do: at most
+        ``clients`` requests are in flight. When they came is in the trace of the run.
+
+        Examples
+        --------
+        >>> three = Trace([0.0, 0.5, 2.0], [100, 20, 300], [10, 5, 0]).closed_loop(2)
+        >>> three.clients, three.arrival_s.tolist()
+        (2, [0.0, 0.0, 0.0])
+        """
+        require_positive(clients=clients)
+        return self._arriving(np.zeros(len(self)), clients, think_s)
+
+    def _arriving(self, arrival_s: Floats, clients: int = 0, think_s: float = 0.0) -> Trace:
+        return replace(self, arrival_s=arrival_s, clients=clients, think_s=think_s)
 
     # In and out -----------------------------------------------------------------------------
 

@@ -172,12 +172,14 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
         rng.integers(1, longest, count, endpoint=True),
         rng.integers(0, longest, count, endpoint=True),
     )
+    span = float(trace.arrival_s[-1]) + 50 * tick
+    if draw(st.integers(0, 3)) == 0:
+        trace = trace.closed_loop(draw(st.sampled_from([1, 2, 7, 50])), float(times(gap)))
     if draw(st.booleans()):
         trace = with_prefixes(trace, draw(st.sampled_from([1, 2, 5])), rng)
     predicted = None
     if draw(st.booleans()):
         predicted = rng.integers(1, draw(st.sampled_from([2, longest + 1])), count).tolist()
-    span = float(trace.arrival_s[-1]) + 50 * tick
     events = [
         Event(
             float(times(int(span / tick))),
@@ -229,6 +231,7 @@ def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
     }.items():
         np.testing.assert_array_equal(r[name], expected, err_msg=name)
     for name, times in {
+        "arrival_s": [job.arrival for job in oracle.jobs],
         "first_token_s": [job.first for job in oracle.jobs],
         "finish_s": [job.finish for job in oracle.jobs],
         "transfer_s": [job.transfer for job in oracle.jobs],

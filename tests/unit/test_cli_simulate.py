@@ -98,6 +98,35 @@ def test_arrivals_that_contradict_the_rate_are_refused(capsys):
     assert "leave out --rate" in capsys.readouterr().err
 
 
+def test_clients_send_when_they_are_answered(tmp_path, capsys):
+    path = tmp_path / "run.csv"
+    one = (*SMALL, "--router", "least-requests", "--output", path, "--force", "--json")
+    assert call(*one, "--clients", "7", "--think", "0.5") == 0
+    said = json.loads(capsys.readouterr().out)["arrivals"]
+    assert said == "7 clients that each wait for an answer and 0.5 s more"
+    rows = pd.read_csv(path)
+    assert (rows["arrival_s"] == 0).sum() == 7
+    # Written with all digits: every later request follows an answer.
+    ends = (rows["finish_s"] + 0.5).round(9)
+    assert rows["arrival_s"][7:].round(9).isin(ends).all()
+    assert call(*one, "--clients", "1") == 0
+    assert "one client that waits for an answer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--clients", "4", "--rate", "2"), "leave out --rate and --arrivals"),
+        (("--clients", "4", "--arrivals", "trace"), "leave out --rate and --arrivals"),
+        (("--think", "2"), "give --clients"),
+        (("--clients", "4", "--think", "-1"), "think_s is -1"),
+    ],
+)
+def test_clients_that_contradict_other_options_are_refused(capsys, options, words):
+    assert call(*SMALL, *options) == 1
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["run.csv", "run.parquet"])
 def test_output_holds_every_request_of_every_router(tmp_path, capsys, name):
     path = tmp_path / name

@@ -97,6 +97,8 @@ def test_shards_that_do_not_divide_and_bad_files_are_refused(trace, mixed, tmp_p
         shards.replay(mixed, trace, shards=5)
     with pytest.raises(ParameterError, match="3 requests cannot be dealt to 4 shards"):
         shards.replay(mixed, trace.head(3), shards=4)
+    with pytest.raises(ParameterError, match="wait for answers of all replicas"):
+        shards.replay(mixed, trace.closed_loop(8), shards=4)
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(b"PAR1 but no more")
     with pytest.raises(DataError, match="cannot be read"):

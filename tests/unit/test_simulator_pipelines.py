@@ -163,6 +163,8 @@ def test_errors_say_what_to_do() -> None:
         simulate_pipelines(network, trace, FlowRouter(), events=[NetworkEvent(1.0, "x")])
     with pytest.raises(ParameterError, match="no end"):
         simulate_pipelines(network, trace, FlowRouter(), feed=Feed())
+    with pytest.raises(ParameterError, match="not served to the clients"):
+        simulate_pipelines(network, trace.closed_loop(2), FlowRouter())
     with pytest.raises(ParameterError, match="high_water"):
         FlowRouter(high_water=1.5)
     with pytest.raises(ParameterError, match="no method"):

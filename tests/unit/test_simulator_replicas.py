@@ -481,6 +481,96 @@ def test_events_that_cannot_be(events, words) -> None:
         served(several(), [0.0], [1], [1], events=events)
 
 
+def looped(deployment, inputs, outputs, clients, think_s=0.0, router=None, **options):
+    trace = Trace(np.zeros(len(inputs)), inputs, outputs).closed_loop(clients, think_s)
+    return simulate(deployment, trace, router or RoundRobin(), **options)
+
+
+def test_a_client_sends_its_next_request_when_its_last_is_answered() -> None:
+    # Each prefill of 8 tokens takes 2 s; the second request decodes for a step of 1.125 s.
+    run = looped(one(), [8, 8, 8, 8], [1, 2, 1, 1], clients=1)
+    assert run.requests["arrival_s"].tolist() == [0.0, 2.0, 5.125, 7.125]
+    assert run.ttft_s.tolist() == [2.0, 2.0, 2.0, 2.0]
+    thinking = looped(one(), [8, 8, 8, 8], [1, 2, 1, 1], clients=1, think_s=10.0)
+    assert thinking.requests["arrival_s"].tolist() == [0.0, 12.0, 25.125, 37.125]
+    assert thinking.trace.arrival_s.tolist() == [0.0, 12.0, 25.125, 37.125]
+    assert not thinking.trace.clients
+
+
+def test_requests_are_dealt_to_whichever_client_is_free_next() -> None:
+    # Both prefills end at 3. The client of the second is free then, that of the first at 7.5.
+    run = looped(one(), [8, 8, 8, 8], [5, 1, 1, 1], clients=2)
+    assert run.requests["arrival_s"].tolist() == [0.0, 0.0, 3.0, 5.0]
+    assert finishes(run) == [3.0 + 4 * 1.125 + 2 * 2.0, 3.0, 5.0, 7.0]
+
+
+def test_clients_wait_for_the_way_of_an_answer_too() -> None:
+    run = looped(one(network_s=0.25), [8, 8], [1, 1], clients=1)
+    assert finishes(run) == [2.5, 5.0]
+    assert run.requests["arrival_s"].tolist() == [0.0, 2.5]
+
+
+def test_a_client_whose_request_is_refused_goes_on() -> None:
+    # The second and third are longer than the cache.
+    run = looped(one(), [8, 101, 101, 8], [1, 1, 1, 1], clients=1, think_s=1.0)
+    assert run.counts == {"finished": 2, "rejected": 2}
+    assert run.requests["arrival_s"].tolist() == [0.0, 3.0, 4.0, 5.0]
+
+
+def test_clients_of_requests_that_are_held_for_good_go_on_in_the_end() -> None:
+    # Only b holds the long ones; it fails at 5, and a serves the short ones.
+    events = [Event(5.0, "b"), Event(30.0, "b")]
+    fleet, inputs = several((40, 100)), [80, 80, 8, 8, 80, 8]
+    for router in (LeastRequests(), Chooses(0), AlwaysFirst()):
+        run = looped(fleet, inputs, [1] * 6, clients=2, router=router, events=events)
+        assert sum(run.counts.values()) == 6
+        assert run.counts["finished"] == (0 if isinstance(router, AlwaysFirst) else 3)
+        assert (np.diff(run.requests["arrival_s"]) >= 0).all()
+    held = looped(fleet, inputs, [1] * 6, clients=2, router=LeastRequests(), events=events)
+    assert held.requests["arrival_s"].tolist() == [0.0, 0.0, 30.0, 30.0, 33.0, 33.0]
+    assert held.frame().reason.tolist() == [*[NONE_CAME_BACK] * 2, "", "", NONE_CAME_BACK, ""]
+
+
+class AlwaysFirst:
+    """A router in plain Python that holds everything."""
+
+    name = "holds"
+
+    def choose(self, request, fleet):
+        return DEFER
+
+
+@pytest.mark.parametrize("router", [LeastRequests(), PowerOfTwo(), RoundRobin()])
+@pytest.mark.parametrize("think_s", [0.0, 0.3])
+def test_a_closed_loop_is_an_open_one_with_the_arrivals_that_it_made(router, think_s) -> None:
+    rng = np.random.default_rng(3)
+    inputs, outputs = rng.integers(1, 30, 400), rng.integers(0, 20, 400)
+    events = [Event(90.0, "a"), Event(150.0, "a", "recover")]
+    options = {"router": router, "events": events, "seed": 4}
+    run = looped(several((60, 60, 90)), inputs, outputs, 12, think_s, **options)
+    assert run.requests["retries"].sum() > 0
+    again = simulate(several((60, 60, 90)), run.trace, router, events=events, seed=4)
+    assert again.requests.tobytes() == run.requests.tobytes()
+    sampled = looped(several((60, 60, 90)), inputs, outputs, 12, think_s, sample_s=0.7, **options)
+    assert sampled.requests.tobytes() == run.requests.tobytes()
+    assert sampled.samples.time_s[-1] >= np.nanmax(run.requests["finish_s"]) - 0.7
+
+
+@pytest.mark.parametrize("think_s", [0.0, 2.0])
+def test_no_more_requests_are_in_flight_than_clients(think_s) -> None:
+    rng = np.random.default_rng(5)
+    inputs, outputs = rng.integers(1, 20, 300), rng.integers(1, 20, 300)
+    seen: list[int] = []
+    run = looped(several(), inputs, outputs, 5, think_s, progress=seen.append)
+    assert sum(seen) == 300
+    start, end = run.requests["arrival_s"], run.requests["finish_s"]
+    # At an arrival, those that came before (itself among them) and have not ended.
+    flight = [int((end[: k + 1] > start[k]).sum()) for k in range(300)]
+    assert max(flight) == 5
+    # Each request after the first five follows an answer by the time to think, to the bit.
+    assert set(start[5:]) <= set(end + think_s)
+
+
 class Chooses:
     """A router in plain Python that always answers the same."""
 

@@ -166,3 +166,19 @@ def test_lengths_only_description_has_no_rates(trace: Trace) -> None:
     assert "lengths only" in text
     assert "rate" not in text
     assert "burstiness" in str(trace)
+
+
+def test_a_closed_loop_ends_where_requests_get_arrivals(trace: Trace) -> None:
+    loop = trace.closed_loop(3, think_s=0.5)
+    assert (loop.clients, loop.think_s, loop.arrival_s.any()) == (3, 0.5, False)
+    assert loop.head(2).clients == 3
+    for other in (loop.all_at_once(), loop.poisson(1.0, np.random.default_rng(0))):
+        assert (other.clients, other.think_s) == (0, 0.0)
+    with pytest.raises(ParameterError, match="clients is 0"):
+        trace.closed_loop(0)
+    with pytest.raises(ParameterError, match="think_s is -1"):
+        trace.closed_loop(1, -1.0)
+    with pytest.raises(ParameterError, match="with its closed_loop"):
+        Trace([0.0, 1.0], [1, 1], [1, 1], clients=2)
+    with pytest.raises(ParameterError, match="with its closed_loop"):
+        Trace([0.0, 1.0], [1, 1], [1, 1], think_s=2.0)

@@ -101,6 +101,18 @@ Budget = Annotated[
 Rate = Annotated[
     float | None, typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once.")
 ]
+Clients = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Closed loop: so many clients, each of which sends its next request when its last is "
+        "answered.",
+    ),
+]
+Think = Annotated[
+    float | None,
+    typer.Option(help="With --clients: time from an answer to the next request [s]."),
+]
 Url = Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")]
 ServedModel = Annotated[str, typer.Option(help="Name under which the server knows the model.")]
 Engine = Annotated[
@@ -328,19 +340,39 @@ def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
 
 
 def arrivals(
-    trace: Requests, requests: int | None, rate: float | None, seed: int, chosen: str | None = None
+    trace: Requests,
+    requests: int | None,
+    rate: float | None,
+    seed: int,
+    chosen: str | None = None,
+    clients: int | None = None,
+    think: float | None = None,
 ) -> tuple[Requests, str]:
-    """The first requests as they came or, at a rate, as --arrivals or its default says; in words.
+    """The first requests as they came, at a rate as --arrivals says, or of clients; in words.
 
     Raises
     ------
     ParameterError
-        If a rate is not above 0, or --arrivals does not go with it.
+        If a rate is not above 0, or one of the options contradicts another.
     """
     from hetero.simulator import sustained
 
     if requests is not None:
         trace = trace.head(min(requests, len(trace)))
+    if clients is not None:
+        require(
+            rate is None and chosen is None,
+            "--clients send requests when others are answered, at no rate of their own.",
+            resolve="leave out --rate and --arrivals, or --clients.",
+        )
+        each = f"{clients} clients that each wait" if clients > 1 else "one client that waits"
+        after = f" and {think:g} s more" if think else ""
+        return trace.closed_loop(clients, think or 0.0), f"{each} for an answer{after}"
+    require(
+        think is None,
+        "--think is the time that clients take between an answer and their next request.",
+        resolve="give --clients, or leave it out.",
+    )
     if rate is None:
         require(
             chosen in (None, "trace"),

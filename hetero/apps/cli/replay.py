@@ -24,6 +24,8 @@ def replay(
     ] = None,
     rate: options.Rate = None,
     arrivals: options.Arrivals = None,
+    clients: options.Clients = None,
+    think: options.Think = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 1024,
     max_seconds: Annotated[float, typer.Option(help="No request is sent later [s].")] = 3600.0,
     timeout: Annotated[float, typer.Option(help="Longest wait for the next token [s].")] = 120.0,
@@ -35,7 +37,7 @@ def replay(
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
-    """Send the requests of a trace to an OpenAI-compatible server when the trace says.
+    """Send the requests of a trace to an OpenAI-compatible server when the trace or --clients say.
 
     Writes the same table, and prints the same metrics, as a simulation. Each request is kept in
     OUTPUT.journal as it ends, so a stopped replay goes on with the same command. A key for the
@@ -51,7 +53,8 @@ def replay(
     options.new_file(output, force, ".csv")
     settings = None if deployment is None else load(deployment)
     requested, came = options.arrivals(
-        options.opened(trace, source, seed, columns), requests, rate, seed, arrivals
+        options.opened(trace, source, seed, columns),
+        *(requests, rate, seed, arrivals, clients, think),
     )
     endpoint = options.endpoint(url, model, timeout)
     journal = output.with_name(output.name + ".journal")

@@ -58,6 +58,8 @@ def simulate(
     ] = None,
     rate: options.Rate = None,
     arrivals: options.Arrivals = None,
+    clients: options.Clients = None,
+    think: options.Think = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
     ] = None,
@@ -102,7 +104,8 @@ def simulate(
 
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
     and router, its targets and, with --rate, the arrivals that it was made for. Without --rate a
-    trace's own arrivals are played.
+    trace's own arrivals are played, or with --clients a closed loop, as most benchmarks of servers
+    are.
     """
     from hetero import catalog
     from hetero import cluster as clusters
@@ -126,7 +129,7 @@ def simulate(
     if card is not None and rate is not None and arrivals is None:
         arrivals = card.question.arrivals
     requested = options.opened(trace, source, seed, columns)
-    requested, came = options.arrivals(requested, requests, rate, seed, arrivals)
+    requested, came = options.arrivals(requested, requests, rate, seed, arrivals, clients, think)
     setting: dict[str, Any]
     notes: list[str] = []
     if card is not None:

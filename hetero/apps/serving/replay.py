@@ -1,8 +1,9 @@
 """Drive an endpoint with a trace, and keep what every request saw.
 
 Requests are sent when the trace says, whatever the server does (an open loop), so waiting shows as
-time to first token. What is found is a :class:`~hetero.simulator.run.Run` as the simulator makes
-it: real and simulated runs share tables, metrics and figures.
+time to first token; or by clients that each wait for an answer (a closed loop). What is found is a
+:class:`~hetero.simulator.run.Run` as the simulator makes it: real and simulated runs share tables,
+metrics and figures.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _PROBES = (8, 64)  # words of the prompts that show how many tokens a word has
-_FORMAT = "hetero replay 1"
+_FORMAT = "hetero replay 2"
 _LEAD_S = 0.2  # from the start to the first request
 
 
@@ -43,7 +44,8 @@ class Bounds:
     Attributes
     ----------
     in_flight
-        Requests at once; later ones wait at the client, which counts as their time.
+        Requests at once; later ones wait at the client, which counts as their time. In a closed
+        loop its clients are the limit.
     seconds
         No request is sent later than this after the start [s].
     """
@@ -67,6 +69,8 @@ class Sent:
     ----------
     index
         Its place in the trace.
+    arrival_s
+        When the trace says that it comes or, in a closed loop, when its client sent it.
     engine
         Who served it, where the server tells.
     error
@@ -76,24 +80,29 @@ class Sent:
     """
 
     index: int
+    arrival_s: float
     input_tokens: int
     output_tokens: int
     engine: str
     error: str
     chunk_s: tuple[float, ...]
 
+    @property
+    def last_s(self) -> float:
+        """When the last that is known of it happened."""
+        return max((self.arrival_s, *self.chunk_s))
+
     def line(self) -> str:
         """The request as one line of the journal."""
         chunks = [round(x, 6) for x in self.chunk_s]
-        return json.dumps(
-            [self.index, self.input_tokens, self.output_tokens, self.engine, self.error, chunks]
-        )
+        tokens = (self.input_tokens, self.output_tokens)
+        return json.dumps([self.index, self.arrival_s, *tokens, self.engine, self.error, chunks])
 
     @classmethod
     def read(cls, line: str) -> Sent:
         """The request of a line."""
-        index, inputs, outputs, engine, error, chunks = json.loads(line)
-        return cls(index, inputs, outputs, engine, error, tuple(chunks))
+        index, arrival_s, inputs, outputs, engine, error, chunks = json.loads(line)
+        return cls(index, arrival_s, inputs, outputs, engine, error, tuple(chunks))
 
 
 def replay(
@@ -111,12 +120,14 @@ def replay(
 
     Every request is kept in the journal as it ends. Where the journal of the same trace is there
     already, only what it lacks is sent, the first of that at once; what was answered is never
-    asked again.
+    asked again. In a closed loop every client sends the next request that nobody has sent when its
+    last has been answered, or has failed, and it has thought.
 
     Parameters
     ----------
     trace
-        When to send how long a prompt, and how many tokens to ask for; at least one each.
+        When to send how long a prompt, or which clients do, and how many tokens to ask for; at
+        least one each.
     deployment
         Engines behind the endpoint, for names and prices; by default those that it tells of.
     seed
@@ -140,7 +151,10 @@ def replay(
             progress(len(known))
         with path.open("a", encoding="utf-8") as out:
             work = _Work(endpoint, trace, bounds, seed, out, progress)
-            known |= asyncio.run(work.run(missing))
+            first_s = float(trace.arrival_s[missing[0]])
+            if trace.clients:
+                first_s = max((one.last_s for one in known.values()), default=0.0)
+            known |= asyncio.run(work.run(missing, first_s))
     return to_run([known[k] for k in sorted(known)], trace, deployment, router, seed)
 
 
@@ -156,8 +170,11 @@ def to_run(
         "No request was sent.",
         resolve="allow more time, or replay more of the trace.",
     )
-    index = np.array([one.index for one in sent])
-    part = trace.take(index)
+    # In a closed loop a request that had failed may have been sent again after later ones.
+    sent = sorted(sent, key=lambda one: one.arrival_s)
+    part = trace.take(np.array([one.index for one in sent]))
+    arrival_s = np.array([one.arrival_s for one in sent])
+    part = replace(part, arrival_s=arrival_s, clients=0, think_s=0.0)
     told = list(dict.fromkeys(one.engine or "server" for one in sent if not one.error))
     if deployment is None:
         deployment = Deployment("endpoint", tuple(map(_unknown, sorted(told) or ["server"])))
@@ -214,28 +231,58 @@ class _Work:
         self.ignore_eos = True
         self.found: dict[int, Sent] = {}
 
-    async def run(self, missing: list[int]) -> dict[int, Sent]:
+    async def run(self, missing: list[int], first_s: float) -> dict[int, Sent]:
+        """Send requests; the clock of the trace reads ``first_s`` when it begins to."""
         async with self.endpoint.client() as client:
             await self._learn(client)
-            room = asyncio.Semaphore(self.bounds.in_flight)
-            first_s = float(self.trace.arrival_s[missing[0]])
-            # The clock of the trace reads first_s when the first request goes out.
             self.zero_s = time.perf_counter() + _LEAD_S - first_s
-            last_s = first_s + self.bounds.seconds
-            async with asyncio.TaskGroup() as group:
-                for k in missing:
-                    due_s = float(self.trace.arrival_s[k])
-                    if due_s > last_s:
-                        break
-                    prompt = self._prompt(k)  # made ahead, not while it is due
-                    await asyncio.sleep(self.zero_s + due_s - time.perf_counter())
-                    await room.acquire()
-                    if time.perf_counter() - self.zero_s > last_s:
-                        room.release()
-                        break
-                    task = group.create_task(self._one(client, k, prompt))
-                    task.add_done_callback(lambda _: room.release())
+            self.last_s = first_s + self.bounds.seconds
+            await (self._closed if self.trace.clients else self._open)(client, missing)
         return self.found
+
+    @property
+    def now_s(self) -> float:
+        return time.perf_counter() - self.zero_s
+
+    async def _open(self, client: AsyncOpenAI, missing: list[int]) -> None:
+        room = asyncio.Semaphore(self.bounds.in_flight)
+        async with asyncio.TaskGroup() as group:
+            for k in missing:
+                due_s = float(self.trace.arrival_s[k])
+                if due_s > self.last_s:
+                    break
+                prompt = self._prompt(k)  # made ahead, not while it is due
+                await asyncio.sleep(due_s - self.now_s)
+                await room.acquire()
+                if self.now_s > self.last_s:
+                    room.release()
+                    break
+                task = group.create_task(self._one(client, k, prompt, due_s))
+                task.add_done_callback(lambda _: room.release())
+
+    async def _closed(self, client: AsyncOpenAI, missing: list[int]) -> None:
+        count = min(self.trace.clients, len(missing))
+        ready: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue(count)
+
+        async def write() -> None:
+            for k in missing:  # made ahead, not while a client waits for it
+                await ready.put((k, self._prompt(k)))
+            for _ in range(count):
+                await ready.put(None)
+
+        async def ask() -> None:
+            while (item := await ready.get()) is not None and self.now_s <= self.last_s:
+                await self._one(client, *item, self.now_s)
+                await asyncio.sleep(self.trace.think_s)
+
+        writer = asyncio.create_task(write())
+        await asyncio.sleep(_LEAD_S)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(ask())
+        finally:
+            writer.cancel()
 
     async def _learn(self, client: AsyncOpenAI) -> None:
         counts = []
@@ -258,15 +305,17 @@ class _Work:
         tokens = int(self.trace.input_tokens[k])
         return self.prompts.of_tokens(tokens, stream(self.seed, f"prompt/{k}"))
 
-    async def _one(self, client: AsyncOpenAI, k: int, prompt: str) -> None:
+    async def _one(self, client: AsyncOpenAI, k: int, prompt: str, arrival_s: float) -> None:
         outputs = max(int(self.trace.output_tokens[k]), 1)
         try:
             reply = await self._ask(client, prompt, outputs)
         except EndpointError as error:
-            found = Sent(k, int(self.trace.input_tokens[k]), outputs, "", error.what, ())
+            inputs = int(self.trace.input_tokens[k])
+            found = Sent(k, arrival_s, inputs, outputs, "", error.what, ())
         else:
             times = tuple(at - self.zero_s for at in reply.chunk_s)
-            found = Sent(k, reply.input_tokens, reply.output_tokens, reply.engine, "", times)
+            tokens = (reply.input_tokens, reply.output_tokens)
+            found = Sent(k, arrival_s, *tokens, reply.engine, "", times)
         self.found[k] = found
         self.out.write(found.line() + "\n")
         self.out.flush()
@@ -284,6 +333,8 @@ def _open(path: Path, trace: Trace, endpoint: Endpoint) -> dict[int, Sent]:
         "model": endpoint.model,
         "requests": len(trace),
         "last_s": round(float(trace.arrival_s[-1]), 6),
+        "clients": trace.clients,
+        "think_s": trace.think_s,
         "tokens": int(trace.input_tokens.sum()) + int(trace.output_tokens.sum()),
     }
     if not path.parent.is_dir():
