@@ -60,9 +60,11 @@ class Engine:
     swap_s_per_gb
         Time that moving 10^9 bytes of KV cache out or in holds the replica up [s];
         HeteroServe takes 2.
-    prefix_share
-        Share of the KV cache set aside for blocks of past prompts, evicted by age, where a trace
-        names blocks (prefix caching): what a prompt shares with them needs no prefill.
+    prefix_cache
+        Whether KV blocks that no request uses any more keep their text until they are taken, the
+        longest free first, where a trace names blocks (prefix caching): what a prompt shares with
+        blocks in the cache needs no prefill, and no memory where others use them. For ``"paged"``
+        admission.
     schedule_ahead
         Whether prompts join a step when the step before it begins, not when that ends
         (asynchronous scheduling, vLLM's default from 0.14 on): what has arrived, and the places and
@@ -78,7 +80,7 @@ class Engine:
     max_output_tokens: int = 2048
     block_tokens: int = 16
     swap_s_per_gb: float = 2.0
-    prefix_share: float = 0.0
+    prefix_cache: bool = False
     schedule_ahead: bool = False
 
     def __post_init__(self) -> None:
@@ -90,16 +92,12 @@ class Engine:
             )
         require_not_negative(swap_s_per_gb=self.swap_s_per_gb)
         require(
-            0 <= self.prefix_share < 1,
-            f"Engine prefix_share must be from 0 to below 1; received {self.prefix_share}.",
-            resolve="give the share of the KV cache that past prompts may keep.",
+            self.admission == "paged" or not self.prefix_cache,
+            "A prefix cache holds blocks of a paged KV cache; received admission "
+            f"'{self.admission}'.",
+            resolve="set admission='paged', or prefix_cache=False.",
         )
         static = self.batching == "static"
-        require(
-            not static or self.prefix_share == 0,
-            "Static batches are padded to their longest prompt, which prefix hits cannot shorten.",
-            resolve="set prefix_share=0, or use another batching.",
-        )
         require(
             self.batching == "chunked" or not self.schedule_ahead,
             "Steps are scheduled ahead where decoding and prefill share them; received "

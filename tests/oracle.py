@@ -8,7 +8,7 @@ fail or recover, requests arrive, batches form.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -58,6 +58,47 @@ def bend_seconds(bends: Bends, b: int, cached: float) -> float:
 
 
 @dataclass(eq=False)
+class Block:
+    """A KV block of a replica that caches prefixes."""
+
+    name: tuple[int, int] | None = None
+    users: int = 0
+
+
+class Pool:
+    """All KV blocks of a replica, one object each; the free ones in the order of their taking."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.free: dict[Block, None] = dict.fromkeys(Block() for _ in range(count))
+        self.named: dict[tuple[int, int], Block] = {}
+
+    @property
+    def used(self) -> int:
+        return self.count - len(self.free)
+
+    def new(self) -> Block:
+        block = next(iter(self.free))
+        del self.free[block]
+        if block.name is not None:
+            del self.named[block.name]
+        block.name, block.users = None, 1
+        return block
+
+    def share(self, block: Block) -> Block:
+        self.free.pop(block, None)
+        block.users += 1
+        return block
+
+    def release(self, job: Job) -> None:
+        while job.blocks:
+            block = job.blocks.pop()
+            block.users -= 1
+            if block.users == 0:
+                self.free[block] = None
+
+
+@dataclass(eq=False)
 class Job:
     """A request and all that happens to it."""
 
@@ -70,6 +111,7 @@ class Job:
     hit: int = 0
     done: int = 0
     reserved: int = 0  # tokens, where an engine reserves
+    blocks: list[Block] = field(default_factory=list)  # where prefixes are cached
     at_hand: bool = False
     swapped: bool = False
     first: float = math.nan
@@ -114,8 +156,8 @@ class Node:
 
     index: int
     spec: Replica
-    prefix_tokens: int = 0  # of a prefix block
-    kept: OrderedDict[int, None] = field(default_factory=OrderedDict)  # blocks, the oldest first
+    prefix_tokens: int = 0  # of a prefix block of the trace
+    pool: Pool | None = None
     up: bool = True
     queue: deque[Job] = field(default_factory=deque)
     running: list[Job] = field(default_factory=list)  # in the order in which they joined
@@ -145,31 +187,55 @@ class Node:
     def blocks(self, tokens: int) -> int:
         return -(-tokens // self.spec.engine.block_tokens)
 
-    @property
-    def prefix_blocks(self) -> int:
-        """Blocks of past prompts that the replica may keep."""
-        share = int(self.spec.engine.prefix_share * self.spec.kv_tokens)
-        return share // self.prefix_tokens if self.prefix_tokens else 0
+    def empty(self) -> None:
+        """Begin with an empty prefix cache, where the engine has one."""
+        engine = self.spec.engine
+        if engine.prefix_cache and self.prefix_tokens and self.spec.role != "decode":
+            self.pool = Pool(self.spec.kv_tokens // engine.block_tokens)
 
-    def known(self, job: Job) -> int:
-        """Tokens at the start of the prompt that are kept here; one is always left to prefill."""
-        run = 0
-        while run < len(job.chain) and job.chain[run] in self.kept:
-            run += 1
-        return min(run * self.prefix_tokens, job.inputs, job.held - 1)
+    def names(self, job: Job, tokens: int) -> list[tuple[int, int]]:
+        """Names of the full blocks among the first tokens of a prompt, each by where it ends."""
+        size, per = self.spec.engine.block_tokens, self.prefix_tokens
+        full = min(tokens, job.inputs, len(job.chain) * per) // size
+        return [(job.chain[((k + 1) * size - 1) // per], k) for k in range(full)]
 
-    def keep(self, job: Job) -> None:
-        """Keep the blocks of a prompt, from its last to its first."""
-        for block in reversed(job.chain[: self.prefix_blocks]):
-            self.kept[block] = None
-            self.kept.move_to_end(block)
-            if len(self.kept) > self.prefix_blocks:
-                self.kept.popitem(last=False)
+    def cached(self, job: Job) -> list[Block]:
+        """Blocks at the start of the prompt that are cached; one token is left to prefill."""
+        found: list[Block] = []
+        if self.pool is None or job.at_hand or job.swapped:
+            return found
+        for name in self.names(job, job.held - 1):
+            if name not in self.pool.named:
+                break
+            found.append(self.pool.named[name])
+        return found
+
+    def enlist(self, job: Job, tokens: int) -> None:
+        """The first tokens of a prompt are being computed: their blocks may be found from now."""
+        if self.pool is None:
+            return
+        for k, name in enumerate(self.names(job, tokens)):
+            if job.blocks[k].name == name:
+                continue
+            if name in self.pool.named:
+                break
+            job.blocks[k].name = name
+            self.pool.named[name] = job.blocks[k]
+
+    def resize(self, job: Job, count: int) -> None:
+        """Take blocks for a request until it has so many."""
+        while self.pool is not None and len(job.blocks) < count:
+            job.blocks.append(self.pool.new())
+
+    def release(self, job: Job) -> None:
+        job.reserved = 0
+        if self.pool is not None:
+            self.pool.release(job)
 
     @property
     def capacity(self) -> int:
         """Tokens, or blocks where the engine pages."""
-        tokens = self.spec.kv_tokens - self.prefix_blocks * self.prefix_tokens
+        tokens = self.spec.kv_tokens
         return tokens // self.spec.engine.block_tokens if self.paged else tokens
 
     @property
@@ -178,6 +244,8 @@ class Node:
 
     @property
     def used(self) -> int:
+        if self.pool is not None:
+            return self.pool.used
         whole = [*self.prompts, *self.leaving, *([self.partial] if self.partial else [])]
         whole += [*self.ahead.prompts]
         if not self.paged:
@@ -218,18 +286,22 @@ class Node:
         if not self.paged:
             return used + self.need(job) <= self.capacity
         spare = 0 if used == 0 else max(int(0.01 * self.capacity), self.growth)
-        return used + self.blocks(job.held) + spare <= self.capacity
+        shared = sum(block.users > 0 for block in self.cached(job))
+        return used + self.blocks(job.held) - shared + spare <= self.capacity
 
     def admit(self) -> Job:
         job = self.queue.popleft()
         if not self.paged:
             job.reserved = self.need(job)
+        if self.pool is not None:
+            job.blocks = [self.pool.share(block) for block in self.cached(job)]
+        self.resize(job, self.blocks(job.stored if job.at_hand or job.swapped else job.held))
         return job
 
     def evict(self, job: Job) -> None:
         self.running.remove(job)
         job.preemptions += 1
-        job.reserved = 0
+        self.release(job)
         if self.spec.engine.eviction == "swap":
             job.swapped = True
             self.stall += self.swap_seconds(job)
@@ -268,6 +340,7 @@ class Node:
             if q > 0:
                 tokens, pairs = q, q * (self.chunked + q / 2)
                 self.chunk = q
+                self.enlist(self.partial, self.chunked + q)
                 if self.chunked + q == self.partial.held:
                     self.prompts.append(self.partial)
                     self.partial, self.chunked, self.chunk = None, 0, 0
@@ -289,7 +362,7 @@ class Node:
                 continue
             if chunking and left < 1:
                 break
-            hit = self.known(job)
+            hit = len(self.cached(job)) * engine.block_tokens
             new = job.held - hit
             if not chunking and tokens and new > left:
                 break
@@ -297,6 +370,7 @@ class Node:
             job.hit = hit
             joining += 1
             q = min(new, left) if chunking else new
+            self.enlist(job, hit + q)
             tokens += q
             pairs += q * (hit + q / 2)
             if q < new:
@@ -342,12 +416,13 @@ class Node:
             places = [self.running, self.prompts, following.prompts, following.back]
             if sum(map(len, places)) >= engine.max_batch or not self.has_room(job):
                 break
+            hit = len(self.cached(job)) * engine.block_tokens
             self.admit()
             if job.at_hand or job.swapped:
                 following.back.append(job)
                 left -= 1
                 continue
-            job.hit = self.known(job)
+            job.hit = hit
             before = following.tokens
             self.feed(following, job, job.hit, left)
             left -= following.tokens - before
@@ -358,6 +433,7 @@ class Node:
         q = min(job.held - start, most)
         step.tokens += q
         step.pairs += q * (start + q / 2)
+        self.enlist(job, start + q)
         whole = start + q == job.held
         self.partial, self.chunked = (None, 0) if whole else (job, start + q)
         if whole:
@@ -414,6 +490,8 @@ class Fleet:
         self.nodes = [
             Node(k, replica, trace.block_tokens) for k, replica in enumerate(deployment.replicas)
         ]
+        for node in self.nodes:
+            node.empty()
         self.by_name = {node.spec.name: node for node in self.nodes}
         self.links = {(a, b): link for a, b, link in deployment.links}
         self.default_link = deployment.default_link
@@ -511,6 +589,7 @@ class Fleet:
             node.decodes = False
             for job in node.running:
                 self.token(job, now)
+                node.resize(job, node.blocks(job.stored))
             node.decoded += len(node.running)
             node.padding += 1
         if node.partial:
@@ -520,7 +599,6 @@ class Fleet:
         node.fed = 0
         prompts, node.prompts = node.prompts, []
         for job in prompts:
-            node.keep(job)
             later = now + (node.spec.lag_s + node.spec.lag_s_per_token * job.held)
             if job.outputs == 0:
                 job.first = later
@@ -541,7 +619,8 @@ class Fleet:
 
     def leave(self, node: Node, now: float) -> None:
         """Those that have all tokens leave, then those that outgrew their reservation ask."""
-        for job in [job for job in node.running if job.done >= job.outputs]:
+        done = [job for job in node.running if job.done >= job.outputs]
+        for job in sorted(done, key=lambda job: job.index):
             node.running.remove(job)
             self.finish(node, job, now)
         if node.paged or node.spec.engine.batching == "static":
@@ -556,7 +635,7 @@ class Fleet:
     def finish(self, node: Node, job: Job, now: float) -> None:
         job.finish = now
         self.changed = True
-        job.reserved = 0
+        node.release(job)
         self.ready.append(now + self.think)
         self.release(node, job)
 
@@ -571,15 +650,16 @@ class Fleet:
         self.transfers.append(job)
 
     def end_transfers(self, now: float) -> None:
-        for job in sorted(self.transfers, key=lambda job: job.index):
-            if job.transfer_end == now:
-                assert job.node is not None
-                assert job.target is not None
-                self.transfers.remove(job)
-                job.node.leaving.remove(job)
-                job.reserved = 0
-                job.at_hand = True
-                job.target.queue.append(job)
+        ended = [job for job in self.transfers if job.transfer_end == now]
+        for job in ended:
+            assert job.node is not None
+            self.transfers.remove(job)
+            job.node.leaving.remove(job)
+            job.node.release(job)
+        for job in sorted(ended, key=lambda job: job.index):
+            assert job.target is not None
+            job.at_hand = True
+            job.target.queue.append(job)
 
     # The dispatcher ------------------------------------------------------------------------
 
@@ -695,17 +775,19 @@ class Fleet:
             if node.spec.role == "prefill":
                 assert job.target is not None
                 self.release(job.target, job)
-        for job in [j for j in self.transfers if node in (j.node, j.target)]:
+        gone = [job for job in self.transfers if node in (job.node, job.target)]
+        for job in sorted(gone, key=lambda job: job.index):
             assert job.node is not None
             assert job.target is not None
             self.transfers.remove(job)
             job.node.leaving.remove(job)
+            job.node.release(job)
             self.release(job.target, job)
             if job.last > now:
                 job.first, job.last = min(job.first, now), now
             lost.append(job)
         node.queue.clear()
-        node.kept.clear()
+        node.empty()
         node.running, node.prompts, node.leaving, node.partial = [], [], [], None
         node.places, node.chunked, node.chunk, node.stall, node.end = [], 0, 0, 0.0, None
         node.decodes, node.fed = False, 0
@@ -713,6 +795,7 @@ class Fleet:
         for job in lost:
             job.retries += 1
             job.reserved = 0
+            job.blocks = []
             job.at_hand = job.swapped = False
             job.reason = NO_REPLICA
         self.held += lost
@@ -747,5 +830,6 @@ class Fleet:
                 node.ahead.prompts.remove(job)
             else:
                 node.partial, node.chunked, node.chunk = None, 0, 0
+            node.release(job)
             lost.append(job)
         return lost

@@ -28,7 +28,10 @@ def clear_stage(s):
 
 @compiled
 def _start(R, e, s, IM):
-    """Turn the step that was composed into the one that begins; its prefill tokens and pairs."""
+    """Turn the step that was composed into the one that begins.
+
+    Returns its prefill tokens and pairs, and whether requests were evicted for it.
+    """
     tokens, pairs = s.staged_tokens, s.staged_pairs
     r = np.int64(s.staged_head)
     clear_stage(s)
@@ -39,12 +42,11 @@ def _start(R, e, s, IM):
         else:
             into_batch(R, s, r)
         r = following
-    make_room(R, e, s, IM)
-    return tokens, pairs
+    return tokens, pairs, make_room(R, e, s, IM)
 
 
 @compiled
-def _stage(R, e, s, IM):
+def _stage(R, e, s, IM, evicted):
     """Compose the step after the one that begins."""
     head, tail = s.batch_head, s.batch_tail
     joining = np.int64(0)
@@ -54,7 +56,7 @@ def _stage(R, e, s, IM):
         r = np.int64(R[r].link)
     s.batch_head = s.batch_tail = -1
     budget = e.max_step_tokens - s.running - joining
-    s.staged_tokens, s.staged_pairs = compose(R, e, s, IM, budget, joining)
+    s.staged_tokens, s.staged_pairs = compose(R, e, s, IM, budget, joining, evicted)
     s.partial_tokens += s.chunk_tokens
     s.chunk_tokens = 0
     s.staged_head, s.staged_tail = s.batch_head, s.batch_tail
@@ -69,11 +71,11 @@ def _stage(R, e, s, IM):
 @compiled
 def next_step(R, e, s, IM):
     """Begin the step that was composed, and compose the next; prefill tokens and pairs of it."""
-    tokens, pairs = _start(R, e, s, IM)
-    _stage(R, e, s, IM)
+    tokens, pairs, evicted = _start(R, e, s, IM)
+    _stage(R, e, s, IM, evicted)
     if tokens == 0 and s.running == 0 and (s.staged_count > 0 or s.staged_tokens > 0):
-        tokens, pairs = _start(R, e, s, IM)
-        _stage(R, e, s, IM)
+        tokens, pairs, evicted = _start(R, e, s, IM)
+        _stage(R, e, s, IM, evicted)
     return tokens, pairs
 
 

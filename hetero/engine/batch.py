@@ -7,8 +7,7 @@ import numpy as np
 from hetero.engine.compiled import compiled
 from hetero.engine.gaps import count_gap
 from hetero.engine.heaps import due_step, entry, heap_pop, heap_push, item_of
-from hetero.engine.kv import at_hand, blocks, expected, need, unknown_tokens
-from hetero.engine.prefix import remember
+from hetero.engine.kv import at_hand, blocks, expected, hold, unknown_tokens, vacate
 from hetero.engine.state import (
     CHANGES,
     FINISHED,
@@ -74,13 +73,11 @@ def into_batch(R, s, r):
 
 
 @compiled
-def take(R, e, s):
-    """Admit the head of the queue: reserve its KV cache and return it."""
+def take(R, e, s, IM, hits):
+    """Admit the head of the queue, of whose KV cache ``hits`` blocks are cached, and return it."""
     r = s.head
-    size = need(R, e, r)
     pop_waiting(R, s)
-    s.used += size
-    R[r].reserved = size
+    hold(R, e, s, IM, r, hits)
     return r
 
 
@@ -103,8 +100,7 @@ def release(R, s, r):
 @compiled
 def finish(R, e, s, IM, r, released):
     """A request has its last token: free its KV cache and close its books."""
-    s.used -= released
-    R[r].reserved = 0
+    vacate(R, e, s, IM, r, released)
     R[r].done_tokens = R[r].output_tokens
     R[r].finish_s = s.clock_s
     R[r].status = FINISHED
@@ -199,13 +195,12 @@ def evict(R, e, s, IM, key):
     s.cached -= stored + 1
     if e.admission == PAGED:
         IM[e.residues + (stored - s.steps) % e.block_tokens] -= 1
-        s.used -= blocks(e, stored)
+        vacate(R, e, s, IM, r, blocks(e, stored))
         leave_order(e, s, IM, r)
     else:
-        s.used -= R[r].reserved
+        vacate(R, e, s, IM, r, R[r].reserved)
     if not leave_fresh(R, s, r):
         R[r].finish_s = s.last_emit_s
-    R[r].reserved = 0
     R[r].done_tokens = done
     R[r].preemptions += 1
     if e.eviction == SWAP:
@@ -256,7 +251,6 @@ def prefilled(R, e, s, FM, IM, r):
     now = s.clock_s
     if e.role == PREFILL_ONLY:
         now += e.lag_s + e.lag_s_per_token * (np.int64(R[r].input_tokens) + R[r].done_tokens)
-    remember(R, e, IM, e.prefix, r)
     done = min(np.int64(R[r].done_tokens) + 1, np.int64(R[r].output_tokens))
     if done == 0:  # a prompt that is only scored
         R[r].first_token_s = now

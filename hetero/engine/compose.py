@@ -8,7 +8,7 @@ from hetero.engine.batch import append, evict, into_batch, resume, take
 from hetero.engine.compiled import compiled
 from hetero.engine.heaps import heap_remove
 from hetero.engine.kv import at_hand, room, steps_until_full
-from hetero.engine.prefix import hit_tokens
+from hetero.engine.prefix import cached_blocks, enlist
 from hetero.engine.state import CHUNKED, PAGED, RUNNING
 
 
@@ -16,16 +16,19 @@ from hetero.engine.state import CHUNKED, PAGED, RUNNING
 def make_room(R, e, s, IM):
     """Evict requests, the last admitted first, until the next decode step has its KV blocks.
 
-    What is evicted then finds no room before a request has left.
+    Returns whether any was; nothing joins the step then.
     """
+    evicted = False
     while e.admission == PAGED and s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
         key = heap_remove(IM, e.keys, s.running, IM[e.order + s.running - 1])
         s.running -= 1
         evict(R, e, s, IM, key)
+        evicted = True
+    return evicted
 
 
 @compiled
-def compose(R, e, s, IM, budget, taken):
+def compose(R, e, s, IM, budget, taken, shut):
     """Let prompts join a step, in the order of the queue; its new tokens and pairs.
 
     Parameters
@@ -34,6 +37,8 @@ def compose(R, e, s, IM, budget, taken):
         Tokens that they may have together.
     taken
         Places of the batch that are taken by requests that do not decode yet.
+    shut
+        Whether none may join but the one whose prompt is partly prefilled.
     """
     chunked = e.batching == CHUNKED
     tokens = np.int64(0)
@@ -47,19 +52,21 @@ def compose(R, e, s, IM, budget, taken):
             tokens += q
             pairs += q * (s.partial_tokens + q * 0.5)
             s.chunk_tokens = q
+            if e.prefix > 0:
+                enlist(R, e, IM, r, s.partial_tokens + q)
             if s.partial_tokens + q == np.int64(R[r].input_tokens) + R[r].done_tokens:
                 s.partial = -1
                 s.partial_tokens = 0
                 s.chunk_tokens = 0
                 into_batch(R, s, r)
-    while s.head >= 0 and s.partial < 0 and s.running + count < e.max_batch:
+    while not shut and s.head >= 0 and s.partial < 0 and s.running + count < e.max_batch:
         r = s.head
         if not room(R, e, s, IM, r):
             break
         if at_hand(R, r):
             if chunked and budget - tokens < 1:
                 break
-            take(R, e, s)
+            take(R, e, s, IM, 0)
             if e.ahead:
                 append(R, s, r)
                 count += 1
@@ -67,7 +74,8 @@ def compose(R, e, s, IM, budget, taken):
                 resume(R, e, s, IM, r)
             budget -= 1 if chunked else 0
             continue
-        known = hit_tokens(R, e, IM, e.prefix, r)
+        hits = cached_blocks(R, e, IM, r)[0] if e.prefix > 0 else np.int64(0)
+        known = hits * e.block_tokens
         whole = np.int64(R[r].input_tokens) + R[r].done_tokens - known
         q = whole
         if chunked:
@@ -76,7 +84,9 @@ def compose(R, e, s, IM, budget, taken):
                 break
         elif tokens > 0 and tokens + whole > budget:
             break
-        take(R, e, s)
+        take(R, e, s, IM, hits)
+        if e.prefix > 0:
+            enlist(R, e, IM, r, known + q)
         R[r].hit_tokens = known
         count += 1
         tokens += q

@@ -15,7 +15,7 @@ from hetero.engine.batch import charge, release
 from hetero.engine.candidates import decode_replica
 from hetero.engine.compiled import compiled
 from hetero.engine.heaps import due_step, item_of
-from hetero.engine.kv import at_hand, unknown_tokens
+from hetero.engine.kv import at_hand, unknown_tokens, vacate
 from hetero.engine.prefix import clear
 from hetero.engine.replica import advance_all, settle_decode
 from hetero.engine.state import (
@@ -69,8 +69,10 @@ def wipe(e, s, FM, IM):
     if e.admission == PAGED:
         for k in range(e.block_tokens):
             IM[e.residues + k] = 0
-    clear(e, IM, e.prefix)
-    clear(e, IM, e.books)
+    if e.prefix > 0:
+        clear(IM, e.prefix)
+    if e.books > 0:
+        clear(IM, e.books)
     s.mode = DOWN
     FM[e.index] = np.inf
     s.running = s.cached = s.used = s.waiting = s.waiting_tokens = s.run_steps = 0
@@ -87,10 +89,12 @@ def is_active(R, r):
 
 
 @compiled
-def lose(R, held, count, r):
+def lose(R, e, IM, held, count, r):
     """A request has to start again with its input and the tokens it has."""
     R[r].status = WAITING
     R[r].reserved = 0
+    if e.references > 0:
+        IM[e.references + r] = 0
     R[r].retries += 1
     R[r].at = -1
     held[count] = r
@@ -111,9 +115,9 @@ def drop_transfers(R, E, FM, IM):
 
 
 @compiled
-def take_back(R, s, r):
+def take_back(R, e, s, IM, r):
     """Remove a request from the queue, or from the prefill in progress, of a replica."""
-    s.used -= R[r].reserved
+    vacate(R, e, s, IM, r, R[r].reserved)
     if s.partial == r:
         s.partial = -1
         s.partial_tokens = s.chunk_tokens = 0
@@ -167,15 +171,15 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
             release(R, S[i], r)
             if E[i].role == PREFILL_ONLY:
                 release(R, S[R[r].decode_node], r)
-            count = lose(R, held, count, r)
+            count = lose(R, E[i], IM, held, count, r)
         elif R[r].status == IN_TRANSFER and (R[r].node == i or R[r].decode_node == i):
             release(R, S[R[r].decode_node], r)
             if R[r].node != i:
-                abandon(R, S[R[r].node], FM, R[r].node, r, t)
+                abandon(R, E[R[r].node], S[R[r].node], FM, IM, r, t)
             if R[r].finish_s > t:  # in the later stages: its token counts as streamed at the end
                 R[r].first_token_s = min(R[r].first_token_s, t)
                 R[r].finish_s = t
-            count = lose(R, held, count, r)
+            count = lose(R, E[i], IM, held, count, r)
     wipe(E[i], S[i], FM, IM)
     if E[i].split:
         drop_transfers(R, E, FM, IM)
@@ -189,9 +193,9 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
                     charge(R, S[j], r)
                 else:
                     release(R, S[k], r)
-                    take_back(R, S[k], r)
+                    take_back(R, E[k], S[k], IM, r)
                     wake(S[k], FM, k, t)
-                    count = lose(R, held, count, r)
+                    count = lose(R, E[k], IM, held, count, r)
     return count
 
 

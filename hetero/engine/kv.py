@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.engine.compiled import compiled
+from hetero.engine.prefix import cached_blocks, let_go, refer, take_free
 from hetero.engine.state import (
     AT_HAND,
     EXPECT_KNOWN,
@@ -92,7 +93,10 @@ def growth(e, s, IM, n):
 def grow(e, s, IM, n):
     """Allocate the blocks of ``n`` decode steps."""
     if e.admission == PAGED:
-        s.used += growth(e, s, IM, n)
+        more = growth(e, s, IM, n)
+        s.used += more
+        if e.prefix > 0:
+            take_free(IM, e.prefix, more)
 
 
 @compiled
@@ -115,9 +119,26 @@ def room(R, e, s, IM, r):
     """Whether the KV cache admits a request now; an empty replica admits any that fits it."""
     if e.admission == PAGED:
         size = blocks(e, np.int64(R[r].input_tokens) + R[r].done_tokens)
+        if e.prefix > 0 and not at_hand(R, r):
+            size -= cached_blocks(R, e, IM, r)[1]
         total = e.kv_tokens // e.block_tokens
         if s.used == 0:
             return size <= total
         spare = max(np.int64(_WATERMARK * total), grows(e, s, IM, 0) if s.running else 0)
         return s.used + size + spare <= total
     return s.used + need(R, e, r) <= e.kv_tokens
+
+
+@compiled
+def hold(R, e, s, IM, r, hits):
+    """Give a request the KV cache that it needs, of which ``hits`` blocks are cached."""
+    size = need(R, e, r)
+    R[r].reserved = size
+    s.used += refer(e, IM, r, hits, size) if e.prefix > 0 else size
+
+
+@compiled
+def vacate(R, e, s, IM, r, size):
+    """Free the KV cache of a request, so many tokens or blocks."""
+    R[r].reserved = 0
+    s.used -= let_go(e, IM, r, size) if e.prefix > 0 else size

@@ -23,16 +23,14 @@ def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
     Parameters
     ----------
     prefix_tokens
-        Tokens of a prefix block of the workload, 0 where it names none.
+        Tokens of a prefix block of the trace, 0 where it names none.
     """
     engine = replica.engine
-    prefix_blocks = 0
-    if prefix_tokens:
-        prefix_blocks = int(engine.prefix_share * replica.kv_tokens) // prefix_tokens
-    usable = replica.kv_tokens - prefix_blocks * prefix_tokens
     paged = engine.admission == "paged"
+    # What only decodes gets its caches from elsewhere, each its own.
+    caches = engine.prefix_cache and replica.role != "decode"
     # A paged engine only has whole blocks.
-    usable -= usable % engine.block_tokens if paged else 0
+    spare = replica.kv_tokens % engine.block_tokens if paged else 0
     return {
         "role": _ROLE[replica.role],
         "batching": _BATCHING[engine.batching],
@@ -43,9 +41,8 @@ def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
         "max_batch": engine.max_batch,
         "max_step_tokens": engine.max_step_tokens,
         "ahead": int(engine.schedule_ahead),
-        "prefix_blocks": prefix_blocks,
-        "prefix_tokens": prefix_tokens,
-        "kv_tokens": usable,
+        "prefix_tokens": prefix_tokens if caches else 0,
+        "kv_tokens": replica.kv_tokens - spare,
         "block_tokens": engine.block_tokens,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
         "way_s": 2.0 * replica.network_s,

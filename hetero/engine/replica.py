@@ -136,10 +136,10 @@ def begin(R, e, s, FM, IM):
     if e.ahead:
         tokens, pairs = next_step(R, e, s, IM)
     else:
-        if chunked:  # it always decodes, so it must have its blocks before anything is admitted
-            make_room(R, e, s, IM)
+        # Where it always decodes it must have its blocks before anything is admitted.
+        evicted = chunked and make_room(R, e, s, IM)
         budget = e.max_step_tokens - (s.running if chunked else 0)
-        tokens, pairs = compose(R, e, s, IM, budget, 0)
+        tokens, pairs = compose(R, e, s, IM, budget, 0, evicted)
     if tokens > 0:
         mixed = chunked and s.running > 0
         b = s.running if mixed else 0
@@ -170,7 +170,7 @@ def advance(R, e, s, FM, IM, t):
             if s.clock_s >= t:
                 FM[e.index] = s.clock_s
                 return
-            left(R, s, s.clock_s)
+            left(R, e, s, IM, s.clock_s)
             begin(R, e, s, FM, IM)
             if s.mode == AT_BOUNDARY:
                 continue
@@ -179,6 +179,8 @@ def advance(R, e, s, FM, IM, t):
         if s.mode == IN_DECODE:
             settle_decode(R, e, s, IM)
         else:
+            if e.prefix > 0:  # what was free first is taken first
+                left(R, e, s, IM, np.nextafter(FM[e.index], -np.inf))
             settle_prefill(R, e, s, FM, IM)
         s.mode = AT_BOUNDARY
 
@@ -213,7 +215,7 @@ def deliver(R, E, S, FM, IM, t):
         when, r = FM[E[0].transfer_keys], IM[E[0].transfer_items]
         times_pop(FM, IM, E[0].transfer_keys, E[0].transfer_items, IM[TRANSFERS])
         IM[TRANSFERS] -= 1
-        left(R, S[R[r].node], when)
+        left(R, E[R[r].node], S[R[r].node], IM, when)
         j = R[r].decode_node
         if R[r].status == FINISHED:  # with its prefill
             R[r].decode_node = -1

@@ -125,11 +125,10 @@ ENGINE = np.dtype(
         # Prefix cache, see hetero.engine.prefix; 0 where there is none.
         ("prefix", "i8"),
         ("books", "i8"),  # the dispatcher's idea of it
-        ("prefix_blocks", "i8"),
-        ("prefix_table", "i8"),
-        ("prefix_tokens", "i8"),  # of a block
+        ("prefix_tokens", "i8"),  # of a block of the trace
         ("chains", "i8"),  # where the blocks of each request begin,
         ("chain_blocks", "i8"),  # and the blocks
+        ("references", "i8"),  # named KV blocks to which each request refers
     ],
     align=True,
 )
@@ -202,10 +201,11 @@ class Memory:
     extra times and their slopes); per prefill engine the latency and
     seconds per token of its links; the heap of transfer times.
     ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
-    :data:`SEEN_CHANGES`; the prefix blocks of the requests; per engine the heap of running
-    requests, their order of admission, their count by position within a block, its prefix cache
-    and the dispatcher's books of that; the requests in transfer; the log. Two plain arrays, because
-    compiled calls copy the description of every array they pass on.
+    :data:`SEEN_CHANGES`; the requests in transfer; the log; the prefix blocks of the requests, and
+    to how many KV blocks with names each refers; per engine the heap of running requests, their
+    order of admission, their count by position within a block, its prefix cache and the
+    dispatcher's books of that. Two plain arrays, because compiled calls copy the description of
+    every array they pass on.
     """
 
     def __init__(self) -> None:
@@ -308,6 +308,7 @@ def build(
     if chains is not None:
         engines["chains"] = memory.add("i8", chains[0])
         engines["chain_blocks"] = memory.add("i8", chains[1])
+        engines["references"] = memory.add("i8", np.zeros(request_count, np.int64))
     for m, step in enumerate(steps):
         engines["pieces"][m] = len(step.pieces)
         for p, piece in enumerate(step.pieces):
@@ -332,13 +333,12 @@ def build(
             engines["order"][m] = memory.add("i8", np.zeros(batch, np.int64))
             positions = np.zeros(int(engines["block_tokens"][m]), np.int64)
             engines["residues"][m] = memory.add("i8", positions)
-        if chains is not None and engines["prefix_blocks"][m] > 0:
-            size = int(engines["prefix_blocks"][m])
-            engines["prefix_table"][m] = prefix.table_size(size)
-            cache = np.zeros(prefix.HEADER + 3 * size + prefix.table_size(size), np.int64)
-            cache[1:3] = -1
-            engines["prefix"][m] = memory.add("i8", cache)
-            engines["books"][m] = memory.add("i8", cache)
+        size, block = int(engines["kv_tokens"][m]), int(engines["prefix_tokens"][m])
+        if chains is not None and block > 0:
+            pool = prefix.empty(size // int(engines["block_tokens"][m]))
+            engines["prefix"][m] = memory.add("i8", pool)
+            if size >= block:
+                engines["books"][m] = memory.add("i8", prefix.empty(size // block))
         if engines["role"][m] == PREFILL_ONLY:
             engines["link_latency_s"][m] = memory.add("f8", link_latency_s[m])
             engines["link_s_per_token"][m] = memory.add("f8", link_s_per_token[m])

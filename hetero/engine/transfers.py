@@ -11,6 +11,7 @@ import numpy as np
 
 from hetero.engine.compiled import compiled
 from hetero.engine.heaps import times_push
+from hetero.engine.kv import vacate
 from hetero.engine.state import AT_BOUNDARY, IN_TRANSFER, TRANSFERS
 
 
@@ -59,12 +60,11 @@ def begin_transfer(R, e, s, FM, IM, r):
 
 
 @compiled
-def left(R, s, t):
+def left(R, e, s, IM, t):
     """Free what requests whose transfers have ended by ``t`` held on their prefill replica."""
     r = s.leaving
     while r >= 0 and transfer_end_s(R, r) <= t:
-        s.used -= R[r].reserved
-        R[r].reserved = 0
+        vacate(R, e, s, IM, r, R[r].reserved)
         r = np.int64(R[r].link)
     s.leaving = r
 
@@ -78,8 +78,8 @@ def wake(s, FM, i, t):
 
 
 @compiled
-def abandon(R, s, FM, i, r, t):
-    """Free at ``t`` what a request in transfer holds on its prefill replica ``i``."""
+def abandon(R, e, s, FM, IM, r, t):
+    """Free at ``t`` what a request in transfer holds on its prefill replica."""
     previous = np.int64(-1)
     q = s.leaving
     while q != r:
@@ -88,6 +88,5 @@ def abandon(R, s, FM, i, r, t):
         s.leaving = R[r].link
     else:
         R[previous].link = R[r].link
-    s.used -= R[r].reserved
-    R[r].reserved = 0
-    wake(s, FM, i, t)
+    vacate(R, e, s, IM, r, R[r].reserved)
+    wake(s, FM, e.index, t)

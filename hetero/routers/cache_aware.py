@@ -25,7 +25,7 @@ import numpy as np
 from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take
 from hetero.engine.compiled import compiled
-from hetero.engine.prefix import hit_tokens
+from hetero.engine.prefix import known_tokens
 from hetero.errors import require
 from hetero.routers.base import CACHE_AWARE, Builtin, Floats
 
@@ -38,7 +38,7 @@ def cache_aware(R, E, S, IM, RM, r):
         if may_take(R, E, S, r, i):
             load = float(S[i].outstanding_tokens)
             # Weighed so that an infinite weight leaves the load for ties.
-            hits = float(hit_tokens(R, E[i], IM, E[i].books, r))
+            hits = float(known_tokens(R, E[i], IM, r))
             cost = load - RM[0] * hits if RM[0] < 1e300 else -hits
             if best < 0 or cost < least or (cost == least and load < lightest):
                 best, least, lightest = i, cost, load

@@ -60,7 +60,7 @@ from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take
 from hetero.engine.compiled import compiled
 from hetero.engine.held import is_deferred
-from hetero.engine.prefix import hit_tokens
+from hetero.engine.prefix import known_tokens
 from hetero.engine.state import (
     CHUNKED,
     DEFER,
@@ -203,7 +203,7 @@ def predictive(R, E, S, FM, IM, RM, r, t):
         full = np.int64(batch)
         cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
         step = step_s(e, FM, full, full, cached, 0.0)
-        known = float(hit_tokens(R, e, IM, e.books, r))
+        known = float(known_tokens(R, e, IM, r))
         fresh = inputs - known
         pairs = 0.5 * (inputs * inputs - known * known)
         if e.batching == CHUNKED:

@@ -19,7 +19,7 @@ from hetero.engine.held import (
     take_all,
 )
 from hetero.engine.kv import fits
-from hetero.engine.prefix import hit_tokens, remember
+from hetero.engine.prefix import known_tokens, write_down
 from hetero.engine.replica import advance, advance_all, enqueue
 from hetero.engine.state import (
     DECODE_ONLY,
@@ -69,8 +69,8 @@ def send(R, E, S, FM, IM, r, i, j, t):
     R[r].reason = NO_REASON
     R[r].node = i
     R[r].decode_node = j
-    R[r].believed_tokens = hit_tokens(R, E[i], IM, E[i].books, r)
-    remember(R, E[i], IM, E[i].books, r)
+    R[r].believed_tokens = known_tokens(R, E[i], IM, r)
+    write_down(E[i], IM, r)
     charge(R, S[i], r)
     if j >= 0:
         charge(R, S[j], r)
@@ -220,7 +220,7 @@ def look(R, E, S, FM, IM, r, t, eligible, known):
     advance_all(R, E, S, FM, IM, t)
     candidates(R, E, S, r, eligible)
     for i in range(len(E)):
-        known[i] = hit_tokens(R, E[i], IM, E[i].books, r)
+        known[i] = known_tokens(R, E[i], IM, r)
 
 
 @compiled

@@ -183,7 +183,7 @@ def _build(deployment: Deployment, trace: Trace, *, log: bool) -> tuple[Any, Any
     limits = [limits_of(replica, trace.block_tokens) for replica in deployment.replicas]
     chains = None
     ids, offsets = trace.prefix_ids, trace.prefix_offsets
-    if ids is not None and offsets is not None and any(one["prefix_blocks"] for one in limits):
+    if ids is not None and offsets is not None and any(one["prefix_tokens"] for one in limits):
         chains = (offsets, np.unique(ids, return_inverse=True)[1].astype(np.int64))
     size = len(deployment.replicas)
     latency, per_token = np.zeros((size, size)), np.zeros((size, size))

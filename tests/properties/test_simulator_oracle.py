@@ -88,9 +88,12 @@ def with_prefixes(trace: Trace, block_tokens: int, rng: np.random.Generator) -> 
 
 
 @st.composite
-def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = True):
+def settings_of_a_run(
+    draw: st.DrawFn, *, split: bool = False, dyadic: bool = True, cached: bool = False
+):
     """A deployment, a trace, predictions, events and a router.
 
+    Where prefixes are cached, all engines do and prompts begin alike.
     Dyadic times are sums of multiples of a power of two, so that nothing is rounded and step
     ends, arrivals, transfers and failures meet exactly.
     """
@@ -127,8 +130,10 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
     paged_block = draw(st.sampled_from([1, 2, 4, 16]))
 
     def engine(role: str) -> Engine:
-        batching = draw(st.sampled_from(BATCHING if role == "both" else BATCHING[:2]))
+        whole = role == "both" and not cached
+        batching = draw(st.sampled_from(BATCHING if whole else BATCHING[:2]))
         admission = "known" if batching == "static" else draw(st.sampled_from(ADMISSION))
+        admission = "paged" if cached else admission
         return Engine(
             batching=batching,
             admission=admission,
@@ -138,7 +143,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
             max_output_tokens=draw(st.sampled_from([1, 8, 50])),
             block_tokens=paged_block,
             swap_s_per_gb=draw(st.sampled_from([0.0, 1.0])),
-            prefix_share=0.0 if batching == "static" else draw(st.sampled_from([0.0, 0.25, 0.6])),
+            prefix_cache=cached,
             schedule_ahead=batching == "chunked" and draw(st.booleans()),
         )
 
@@ -175,7 +180,7 @@ def settings_of_a_run(draw: st.DrawFn, *, split: bool = False, dyadic: bool = Tr
     span = float(trace.arrival_s[-1]) + 50 * tick
     if draw(st.integers(0, 3)) == 0:
         trace = trace.closed_loop(draw(st.sampled_from([1, 2, 7, 50])), float(times(gap)))
-    if draw(st.booleans()):
+    if cached:
         trace = with_prefixes(trace, draw(st.sampled_from([1, 2, 5])), rng)
     predicted = None
     if draw(st.booleans()):
@@ -267,6 +272,18 @@ def test_dyadic_times_agree_bit_for_bit(drawn) -> None:
 @settings(max_examples=500)
 @given(settings_of_a_run(split=True))
 def test_dyadic_times_agree_bit_for_bit_where_phases_are_split(drawn) -> None:
+    compare(*both(*drawn), tolerance=0.0)
+
+
+@settings(max_examples=400)
+@given(settings_of_a_run(cached=True))
+def test_shared_blocks_agree_bit_for_bit(drawn) -> None:
+    compare(*both(*drawn), tolerance=0.0)
+
+
+@settings(max_examples=400)
+@given(settings_of_a_run(split=True, cached=True))
+def test_shared_blocks_agree_bit_for_bit_where_phases_are_split(drawn) -> None:
     compare(*both(*drawn), tolerance=0.0)
 
 

@@ -76,7 +76,7 @@ def test_bound_leaves_out_what_no_replica_holds_and_knows_when_there_is_none() -
     assert bound_rps(fleet(FAST), held) == pytest.approx(1000 / 101)
     assert bound_rps(fleet(FAST), Trace([0.0], [200_000], [2])) == 0.0
     shared = Trace([0.0], [32], [2], prefix_offsets=[0, 1], prefix_ids=[7], block_tokens=16)
-    caching = fleet(FAST, engine=Engine(prefix_share=0.5))
+    caching = fleet(FAST, engine=Engine(admission="paged", prefix_cache=True))
     assert bound_rps(caching, shared) is None
 
 
@@ -284,7 +284,12 @@ def test_a_router_without_a_bound_has_no_share_of_it() -> None:
         np.zeros(50), [32] * 50, [2] * 50, prefix_offsets=np.arange(51), prefix_ids=[7] * 50,
         block_tokens=16, name="shared",
     )  # fmt: skip
-    found = explore(fleet(FAST, engine=Engine(prefix_share=0.5)), shared, 2.0, Slo(ttft_s=1.0))
+    found = explore(
+        fleet(FAST, engine=Engine(admission="paged", prefix_cache=True)),
+        shared,
+        2.0,
+        Slo(ttft_s=1.0),
+    )
     assert found.setting.bound_rps is None
     assert math.isnan(found.of_bound)
     assert found.curve == ()

@@ -161,7 +161,7 @@ def test_routers_are_compared_and_their_latencies_drawn(bench):
 
 
 def test_prompts_that_begin_alike_are_found_in_the_cache():
-    engine = Engine(batching="chunked", admission="paged", prefix_share=0.7)
+    engine = Engine(batching="chunked", admission="paged", prefix_cache=True)
     same = Trace(
         10.0 * np.arange(4), [1024] * 4, [8] * 4, prefix_offsets=2 * np.arange(5),
         prefix_ids=[0, 1] * 4, block_tokens=512,

@@ -16,18 +16,20 @@ from hetero.workload import Trace
 from tests.unit.router_states import check, fleet, trace
 
 BLOCK = 64
-SHARE = 0.4
-ENGINE = Engine("chunked", "paged", max_batch=24, max_step_tokens=512, prefix_share=SHARE)
+ENGINE = Engine("chunked", "paged", max_batch=24, max_step_tokens=512, prefix_cache=True)
 
 
 def conversations(count=600, rate_rps=20.0, seed=0) -> Trace:
-    """Every prompt shares the first block of all and continues one of thirty conversations."""
+    """Every prompt shares the first block of all and continues one of thirty conversations.
+
+    Only whole blocks have ids, as in the hash chains of engines.
+    """
     served = trace(count, rate_rps, seed)
     rng = np.random.default_rng(seed)
     chains, fresh = [], 1
     talks = [[0] for _ in range(30)]
     for tokens in served.input_tokens.tolist():
-        length = -(-tokens // BLOCK)
+        length = tokens // BLOCK
         k = rng.integers(30)
         shared = talks[k][:length]
         talks[k] = [*shared, *range(fresh, fresh + length - len(shared))]
@@ -47,7 +49,7 @@ class Books:
     def __init__(self, served, deployment, weight):
         ids, offsets = served.prefix_ids.tolist(), served.prefix_offsets.tolist()
         self.chains = [ids[a:b] for a, b in itertools.pairwise(offsets)]
-        self.sizes = [int(SHARE * r.kv_tokens) // BLOCK for r in deployment.replicas]
+        self.sizes = [r.kv_tokens // 16 * 16 // BLOCK for r in deployment.replicas]
         self.kept = [OrderedDict() for _ in self.sizes]
         self.weight = weight
         self.differed = 0
@@ -58,7 +60,8 @@ class Books:
             if block not in self.kept[i]:
                 break
             run += 1
-        return min(run * BLOCK, request.input_tokens - 1)
+        # Engines find whole blocks of 16 tokens, and always compute the last token.
+        return min(run * BLOCK, request.input_tokens - 1) // 16 * 16
 
     def expected(self, request, fleet):
         hits = np.array([self.hits(request, i) for i in range(4)])

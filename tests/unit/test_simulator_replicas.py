@@ -282,36 +282,93 @@ def prefixed(arrivals, inputs, chains, block_tokens=4) -> Trace:
     )
 
 
+CACHING = replace(ENGINE, admission="paged", prefix_cache=True)
+
+
+def hits(run) -> list[int]:
+    return run.requests["hit_tokens"].tolist()
+
+
 def test_prefix_hits_shorten_the_prefill() -> None:
-    caching = one(replace(ENGINE, prefix_share=0.5))
-    chains = [[7, 8, 9], [7, 8, 1], [7, 8, 9], [5, 7], [7, 8, 9]]
+    chains = [[7, 8, 9], [7, 8, 1], [7, 8, 9], [5, 6], [7, 8, 9]]
     trace = prefixed([0.0, 10.0, 20.0, 30.0, 40.0], [12, 12, 12, 8, 10], chains)
-    run = simulate(caching, trace, RoundRobin())
-    # The last token of a prompt is always prefilled; a block counts only after those before it.
-    assert run.requests["hit_tokens"].tolist() == [0, 8, 11, 0, 9]
-    new = np.array([12, 4, 1, 8, 1])
+    run = simulate(one(CACHING), trace, RoundRobin())
+    # The last token of a prompt is always computed, and with it the block that it ends.
+    assert hits(run) == [0, 8, 8, 0, 8]
+    new = np.array([12, 4, 4, 8, 2])
     assert run.ttft_s.tolist() == (1 + new / 8).tolist()
     assert run.replicas["prefill_tokens"][0] == new.sum()
-    assert simulate(one(), trace, RoundRobin()).requests["hit_tokens"].sum() == 0
+    assert hits(simulate(one(replace(ENGINE, admission="paged")), trace, RoundRobin())) == [0] * 5
 
 
-def test_prefixes_are_known_from_the_end_of_their_prefill_and_go_by_age() -> None:
-    # Three blocks are kept. Together in one batch the second gains nothing from the first.
-    caching = one(replace(ENGINE, prefix_share=0.12))
-    chains = [[1, 2], [1, 2], [3, 4], [1, 2], [3, 4]]
-    trace = prefixed([0.0, 0.0, 20.0, 30.0, 40.0], [8] * 5, chains)
-    run = simulate(caching, trace, RoundRobin())
-    # 3 and 4 push out 2, which is older than 1: a prompt loses its last blocks first. Then 2
-    # pushes out 4, and 1 is newer than 3.
-    assert run.requests["hit_tokens"].tolist() == [0, 0, 0, 4, 4]
+def test_blocks_are_found_from_their_step_on_and_taken_in_the_order_of_release() -> None:
+    # Four blocks. The second request finds block 1 in its own step; its copy of 2 has no name.
+    # They leave the free blocks (none, 2, copy, 1), of which 3 and 4 take the first two.
+    chains = [[1, 2], [1, 2], [3, 4], [1, 2], [3, 4], [1, 2]]
+    trace = prefixed([0.0, 0.0, 20.0, 30.0, 40.0, 50.0], [8, 8, 8, 8, 9, 9], chains)
+    run = simulate(one(CACHING, 16), trace, RoundRobin())
+    # At 30 block 1 is found and 2 takes the copy, so that 4, 3, 2, 1 are free; at 40 the ninth
+    # token takes 2.
+    assert hits(run) == [0, 4, 0, 4, 8, 4]
+    assert firsts(run)[:2] == [1 + 12 / 8] * 2
+
+
+def test_running_requests_share_the_blocks_of_a_prompt() -> None:
+    # Six blocks: three for the first, and one more for each that begins with the same two.
+    trace = replace(prefixed([0.0] * 4, [9] * 4, [[1, 2]] * 4), output_tokens=np.full(4, 3))
+    together = simulate(one(CACHING, 24), trace, RoundRobin())
+    assert hits(together) == [0, 8, 8, 8]
+    assert firsts(together) == [1 + 12 / 8] * 4
+    assert finishes(together) == [2.5 + 2 * 1.5] * 4
+    apart = simulate(one(replace(CACHING, prefix_cache=False), 24), trace, RoundRobin())
+    # Two prompts of 9 tokens are more than a step takes, and three blocks each more than there are.
+    assert sorted(set(firsts(apart))) == [2.125, 4.25, 8.875, 11.0]
+
+
+def test_blocks_in_use_are_not_taken_and_cached_ones_never_keep_a_request_out() -> None:
+    # Block 1 stays with the first, which decodes on; what the second leaves goes for the third.
+    chains = [[1], [2, 3], [4, 5], [1]]
+    trace = prefixed([0.0, 2.0, 6.0, 60.0], [4, 8, 8, 5], chains)
+    long = replace(trace, output_tokens=np.array([4, 1, 1, 1]))
+    run = simulate(one(CACHING, 16), long, RoundRobin())
+    assert hits(run) == [0, 0, 0, 4]
+    assert run.requests["preemptions"].sum() == 0
+    plain = simulate(one(replace(CACHING, prefix_cache=False), 16), long, RoundRobin())
+    assert firsts(plain)[:3] == firsts(run)[:3]
+
+
+def test_blocks_of_the_trace_and_of_the_engine_need_not_be_the_same() -> None:
+    # Six tokens in common hold one block of four; twelve of thirteen hold three.
+    trace = prefixed([0.0, 10.0, 20.0], [12, 12, 13], [[1, 2], [1, 3], [1, 2, 5]], block_tokens=6)
+    assert hits(simulate(one(CACHING), trace, RoundRobin())) == [0, 4, 12]
+    large = prefixed([0.0, 10.0], [13, 13], [[1], [1]], block_tokens=512)
+    assert hits(simulate(one(CACHING), large, RoundRobin())) == [0, 12]
+
+
+def test_prompts_that_are_sent_again_are_found() -> None:
+    again = Trace(10.0 * np.arange(5), [12, 7, 12, 7, 12], [1] * 5).with_prompts([3, 0, 3, 0, 3])
+    run = simulate(one(CACHING), again, RoundRobin())
+    assert hits(run) == [0, 0, 8, 4, 8]
+    # The dispatcher counts on the same.
+    assert run.requests["believed_tokens"].tolist() == hits(run)
+
+
+def test_an_evicted_request_finds_its_prompt_again() -> None:
+    # Both grow out of four blocks; the younger, evicted, finds what nobody has taken of its own.
+    trace = replace(prefixed([0.0, 0.0], [8, 8], [[1, 2], [3, 4]]), output_tokens=np.full(2, 3))
+    run = simulate(one(CACHING, 16), trace, RoundRobin())
+    assert run.requests["preemptions"].tolist() == [0, 1]
+    # The older takes block 4 for its ninth token, so that 3 is left.
+    assert hits(run) == [0, 4]
+    assert finishes(run)[1] == 5.25 + 1 + 5 / 8 + 1.125
 
 
 def test_a_failing_replica_forgets_its_prefixes() -> None:
-    caching = one(replace(ENGINE, prefix_share=0.5))
     trace = prefixed([0.0, 10.0], [8, 8], [[1, 2], [1, 2]])
     events = [Event(5.0, "a"), Event(6.0, "a", "recover")]
-    run = simulate(caching, trace, RoundRobin(), events=events)
-    assert run.requests["hit_tokens"].tolist() == [0, 0]
+    run = simulate(one(CACHING), trace, RoundRobin(), events=events)
+    assert hits(run) == [0, 0]
+    assert hits(simulate(one(CACHING), trace, RoundRobin())) == [0, 4]
 
 
 def test_a_failure_loses_the_step_in_progress_only() -> None:

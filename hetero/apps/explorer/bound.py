@@ -41,7 +41,7 @@ def bound_rps(deployment: Deployment, trace: Trace) -> float | None:
     >>> round(bound_rps(two, Trace([0.0], [99], [2])), 6)  # 100 tokens, 1 s each
     2.0
     """
-    if trace.prefix_ids is not None and any(r.engine.prefix_share for r in deployment.replicas):
+    if trace.prefix_ids is not None and any(r.engine.prefix_cache for r in deployment.replicas):
         return None
     kinds: dict[tuple[object, ...], list[Replica]] = {}
     for one in deployment.replicas:

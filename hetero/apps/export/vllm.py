@@ -167,7 +167,7 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
             # Without chunks a step has to take the longest prompt whole.
             budget = max(engine.max_step_tokens, engine.max_batch, longest)
             argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
-        if engine.prefix_share > 0:
+        if engine.prefix_cache:
             argv += ["--enable-prefix-caching"]
     argv += ["--max-model-len", str(longest)]
     if serving.phase != "both":
