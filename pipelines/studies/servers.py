@@ -1,0 +1,572 @@
+r"""Runs of real servers beside their simulation: what a step model is worth where it is used.
+
+Each row of the published tables (dataset ``serving_runs``) is one run of one engine on one
+replica. It becomes a :class:`ServerRun`, a trace with what was measured, and is simulated as
+``hetero simulate`` would: chunked batches, paged admission, the nominal memory. What a run's
+record says of its engine (batch limit, token budget) counts.
+
+Lengths of ShareGPT are not published with the runs. Inputs are those of its twin, outputs
+lognormal, both scaled to the means of the run: in the A10G rows of 750 requests the latency over
+TPOT is 134 tokens at the median and 555 at P90, a ratio that the twin, that of a list cut
+otherwise, does not reach; and it is the longest requests that a run of 200 ends with.
+
+Errors are :math:`100 (simulated / measured - 1)` [%] of one statistic on both sides.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+from hetero.catalog import Llm, gpu, huggingface, llm
+from hetero.deployment import Deployment, Engine, replicas
+from hetero.display import Column, Table
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency import for_gpu
+from hetero.latency.step import StepModel
+from hetero.routers import SingleInstance
+from hetero.simulator import Run, simulate
+from hetero.streams import stream
+from hetero.workload import Trace, datasets, load
+
+Ints: TypeAlias = NDArray[np.int32]
+DATASET: Final = "serving_runs"
+QUANTITIES: Final = ("tpot_s", "e2e_s", "ttft_s", "output_tps")
+_LABELS = {"tpot_s": "TPOT", "e2e_s": "E2E", "ttft_s": "TTFT", "output_tps": "throughput"}
+
+Statistic: TypeAlias = Literal["median", "mean", "last"]
+"""Of the requests of a run; ``"last"`` for batches that are timed as a whole."""
+
+# What `hetero simulate` runs without options.
+_DEFAULT = Engine(batching="chunked", admission="paged", max_batch=256, max_step_tokens=2048)
+_MEDIAN, _SIGMA = 134.0, float(np.log(555 / 134) / 1.2816)  # of outputs
+_LONGEST = 1024  # inputs and outputs that the clients keep
+# vLLM's client draws the same gaps for every rate; at 1/s they end 189.5 s after the first request.
+_IOG_SPAN_S = 189.5
+_A10G_TOKENS = (245.0, 220.0)  # ShareGPT as the tokenizer of Llama 2 counts it
+
+_MODELS = {
+    "DeepSeek-R1-Distill-Llama-8B": "Llama-3.1-8B",
+    "DeepSeek-R1-Distill-Qwen-7B": "Qwen2.5-7B",
+    "DeepSeek-R1-Distill-Qwen-14B": "DeepSeek-R1-Distill-Qwen-14B",
+    "Meta-Llama-3-8B-Instruct": "Llama-3-8B",
+    "Meta-Llama-3-8B": "Llama-3-8B",
+    "Meta-Llama-3-70B": "Llama-3-70B",
+    "Llama-2-7b-chat-hf": "Llama-2-7B",
+    "Llama-2-7b-hf": "Llama-2-7B",
+    "Llama-2-70b-hf": "Llama-2-70B",
+    "llama-7b": "LLaMA-1-7B",
+    "OpenHermes-2.5-Mistral-7B": "Mistral-7B",
+    "Mistral-7B-v0.1": "Mistral-7B",
+    "CodeLlama-34b-Instruct-hf": "CodeLlama-34B",
+    "Qwen2-7B": "Qwen2.5-7B",  # of one shape
+    "Qwen2-72B": "Qwen2.5-72B",
+}
+_SMALL_QWEN = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 1536,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "intermediate_size": 8960,
+    "vocab_size": 151936,
+    "max_position_embeddings": 131072,
+}
+_ARGONNE_GPUS = {
+    "Nvidia A100 GPU": "A100-SXM-40GB",
+    "Nvidia H100 GPU": "H100-SXM",
+    "Nvidia GH200 GPU": "GH200-96GB",
+    "AMD MI300X GPU": "MI300X",
+    "Habana Gaudi2": "Gaudi2",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ServerRun:
+    """One run of one replica.
+
+    Attributes
+    ----------
+    load
+        How requests came, in words.
+    measured
+        By quantity, some of :data:`QUANTITIES` [s, tokens/s].
+    statistic
+        Of the requests that ``measured`` is.
+    kv_factor
+        KV capacity over what the replica's memory holds, see :func:`_blis`.
+    """
+
+    source: str
+    server: str
+    gpu: str
+    llm: Llm
+    tensor_parallel: int
+    load: str
+    trace: Trace
+    measured: Mapping[str, float]
+    statistic: Statistic = "median"
+    precision: str = "fp16"
+    kv_precision: str = "fp16"
+    engine: Engine = _DEFAULT
+    kv_factor: float = 1.0
+    labels: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Source, model, GPU, degree and load."""
+        return f"{self.source}: {self.llm.name} on {self.gpu} x{self.tensor_parallel}, {self.load}"
+
+
+StepsOfRun: TypeAlias = Callable[[ServerRun], StepModel]
+"""Where the step times of a run come from."""
+
+
+def calibrated_steps(run: ServerRun) -> StepModel:
+    """The calibrated roofline of the GPU."""
+    roofline = for_gpu(
+        gpu(run.gpu),
+        run.llm,
+        run.tensor_parallel,
+        precision=run.precision,
+        kv_precision=run.kv_precision,
+    )
+    return roofline.step_model()
+
+
+def served(run: ServerRun, steps: StepsOfRun = calibrated_steps) -> Run:
+    """The simulation of a run.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model does not fit the GPUs by our account of their memory.
+    """
+    (replica,) = replicas(
+        gpu(run.gpu),
+        run.llm,
+        steps(run),
+        tensor_parallel=run.tensor_parallel,
+        engine=run.engine,
+        name=run.gpu,
+        weight_precision=run.precision,
+        kv_precision=run.kv_precision,
+    )
+    replica = replace(replica, kv_tokens=int(run.kv_factor * replica.kv_tokens))
+    return simulate(Deployment(run.name, (replica,)), run.trace, SingleInstance(0))
+
+
+def simulated(run: ServerRun, result: Run) -> dict[str, float]:
+    """The quantities of a simulation by the statistic of the measured run."""
+    e2e, ttft, tpot = result.e2e_s, result.ttft_s, result.tpot_s
+    total = float(run.trace.output_tokens[result.finished].sum()) / max(result.span_s, 1e-300)
+    if run.statistic == "last":
+        values = {"e2e_s": float(np.nanmax(e2e))}
+    elif run.statistic == "mean":
+        values = {
+            "e2e_s": float(np.nanmean(e2e)),
+            "ttft_s": float(np.nanmean(ttft)),
+            # A mean of requests' means is not what these runs give.
+            "tpot_s": _tpot_of_means(result),
+        }
+    else:
+        values = {
+            # Where only the mean time between tokens is known, see `_client`.
+            "e2e_s": float(np.nanmedian(ttft) + np.nanmean(e2e - ttft))
+            if run.labels.get("e2e") == "derived"
+            else float(np.nanmedian(e2e)),
+            "ttft_s": float(np.nanmedian(ttft)),
+            "tpot_s": float(np.nanmedian(tpot)),
+        }
+    return values | {"output_tps": total}
+
+
+def _tpot_of_means(result: Run) -> float:
+    """(E2E - TTFT) / (output - 1), each a mean over requests [s]."""
+    span = np.nanmean(result.e2e_s - result.ttft_s)
+    return float(span / (result.trace.output_tokens[result.finished].mean() - 1.0))
+
+
+def errors(runs: Iterable[ServerRun], steps: StepsOfRun = calibrated_steps) -> pd.DataFrame:
+    """Error of every run.
+
+    Returns
+    -------
+    One row per run: source, server, gpu, llm, degree, load, steps (their source), and per quantity
+    its error [%], NaN where it was not measured. Runs that cannot be simulated have no errors,
+    and ``left_out`` says why.
+    """
+    rows = []
+    for run in runs:
+        row: dict[str, object] = {
+            "source": run.source,
+            "server": run.server,
+            "gpu": run.gpu,
+            "llm": run.llm.name,
+            "degree": run.tensor_parallel,
+            "load": run.load,
+            "left_out": "",
+        }
+        try:
+            result = served(run, steps)
+        except (InfeasibleError, ParameterError) as error:
+            row["left_out"] = str(error).partition("Resolve")[0].strip()
+        else:
+            own = simulated(run, result)
+            row["steps"] = result.deployment.replicas[0].step.source
+            row |= {
+                _LABELS[q]: 100.0 * (own[q] / run.measured[q] - 1.0)
+                for q in QUANTITIES
+                if q in run.measured
+            }
+        rows.append(row)
+    columns = ["source", "server", "gpu", "llm", "degree", "load", "left_out", "steps"]
+    return pd.DataFrame(rows, columns=[*columns, *_LABELS.values()])
+
+
+def medians(frame: pd.DataFrame, by: tuple[str, ...] = ("source", "gpu", "llm")) -> pd.DataFrame:
+    """Median size and median of the errors [%] of the runs of each group.
+
+    Examples
+    --------
+    >>> rows = pd.DataFrame({"gpu": ["a", "a", "a"], "TPOT": [-10.0, 2.0, 4.0]})
+    >>> medians(rows.reindex(columns=["gpu", *_LABELS.values()]), ("gpu",))["TPOT"].tolist()
+    [4.0]
+    """
+    groups = frame.groupby(list(by), sort=False)
+    found = {"runs": groups.size()}
+    for label in _LABELS.values():
+        sized = frame.assign(**{label: frame[label].abs()}).groupby(list(by), sort=False)
+        found |= {label: sized[label].median(), f"{label} bias": groups[label].median()}
+    return pd.DataFrame(found).reset_index()
+
+
+def table(frame: pd.DataFrame, by: tuple[str, ...] = ("source", "gpu", "llm")) -> Table:
+    """The medians of every group, and of all runs of a source."""
+    within = frame[frame["left_out"] == ""]
+    parts = [medians(within, by)]
+    if by != ("source",):
+        parts.append(medians(within, ("source",)).assign(**dict.fromkeys(by[1:], "all")))
+    found = pd.concat(parts, ignore_index=True)
+    columns = [Column(name) for name in by] + [Column("runs")]
+    for label in _LABELS.values():
+        columns += [Column(label, "%", 3), Column("bias", "%", 3)]
+    rest = [name for name in found.columns if name not in by]
+    rows = found[[*by, *rest]].itertuples(index=False)
+    left = int((frame["left_out"] != "").sum())
+    notes = ["Median of the sizes of errors, and of the errors, over runs."]
+    if left:
+        notes.append(f"{left} of {len(frame)} runs cannot be simulated; left_out says why.")
+    return Table("Simulated beside measured", tuple(columns), tuple(map(tuple, rows)), tuple(notes))
+
+
+# The published tables -------------------------------------------------------------------------
+
+
+def available() -> bool:
+    """Whether the published tables are here, fetched or in the mirror."""
+    return datasets.available(DATASET)
+
+
+def runs(source: str) -> tuple[ServerRun, ...]:
+    """The runs of one table.
+
+    Parameters
+    ----------
+    source
+        One of :data:`SOURCES`: ``iog`` (vLLM 0.8.5, RTX 4090), ``nm_vllm`` (A10G, the last
+        version's medians over nights), ``blis`` (vLLM 0.15.1, H100, stages that were not
+        overloaded), ``argonne`` (static batches, vLLM), ``dstack`` and ``dstack batches``
+        (405B in fp8), ``argonne other`` (static batches under other engines).
+
+    Raises
+    ------
+    DownloadError
+        If the tables are not here.
+    ParameterError
+        If there is no such source.
+    """
+    if source not in SOURCES:
+        raise ParameterError(
+            f"No runs of servers are called '{source}'.",
+            resolve=f"use one of {', '.join(SOURCES)}.",
+        )
+    return tuple(SOURCES[source]())
+
+
+def _read(file: str) -> pd.DataFrame:
+    return pd.read_csv(datasets.path(DATASET, file))
+
+
+@lru_cache(maxsize=32)
+def _model(name: str) -> Llm | None:
+    """Model of the catalog, or of that shape, by its name at Hugging Face."""
+    short = name.rpartition("/")[2]
+    if short == "DeepSeek-R1-Distill-Qwen-1.5B":
+        return huggingface.read(_SMALL_QWEN, name=short)
+    known = _MODELS.get(short)
+    return llm(known) if known else None
+
+
+@lru_cache(maxsize=256)
+def share_gpt(count: int, input_mean: float, output_mean: float) -> tuple[Ints, Ints]:
+    """Input and output tokens of ShareGPT requests, scaled to given means; shape (count,).
+
+    Quantiles in random order, so that few requests have the distribution of many.
+    """
+    rng = stream(0, "share gpt")
+    share = (np.arange(count) + 0.5) / count
+    inputs = rng.permutation(np.quantile(load("sharegpt").input_tokens, share))
+    outputs = rng.permutation(_MEDIAN * np.exp(_SIGMA * ndtri(share)))
+    return _to_mean(inputs, input_mean), _to_mean(outputs, output_mean)
+
+
+def _to_mean(values: NDArray[np.float64], mean: float) -> Ints:
+    """Values times one factor, none below 4 or above 1,024 tokens, with that mean."""
+
+    def off(factor: float) -> float:
+        return float(np.clip(factor * values, 4, _LONGEST).mean()) - mean
+
+    factor = brentq(off, 1e-3, 1e3)
+    return np.asarray(np.rint(np.clip(factor * values, 4, _LONGEST)), dtype=np.int32)
+
+
+def _poisson(count: int, rate_rps: float, lengths: tuple[Ints, Ints], span_s: float = 0.0) -> Trace:
+    """Poisson arrivals that last ``span_s`` where it is known."""
+    trace = Trace(np.zeros(count), *lengths, name="ShareGPT", source="twin:sharegpt, scaled")
+    trace = trace.poisson(rate_rps, stream(0, "arrivals"))
+    arrival = trace.arrival_s - trace.arrival_s[0]
+    factor = span_s / float(arrival[-1]) if span_s else 1.0
+    return replace(trace, arrival_s=factor * arrival)
+
+
+def _client(row: Mapping[Hashable, Any]) -> dict[str, float]:
+    """What vLLM's client prints.
+
+    Start-up makes the means of some runs' TTFT useless, so medians count. E2E is put together from
+    the median TTFT and the mean time between tokens.
+    """
+    later = row["total_output_tokens"] / row["completed"] - 1.0
+    ttft, itl = row["median_ttft_ms"] / 1e3, row["mean_itl_ms"] / 1e3
+    return {
+        "ttft_s": ttft,
+        "tpot_s": row["median_tpot_ms"] / 1e3,
+        "e2e_s": ttft + itl * later,
+        "output_tps": row["output_throughput"],
+    }
+
+
+def _means(row: Mapping[Hashable, Any]) -> tuple[float, float]:
+    done = row["completed"]
+    return row["total_input_tokens"] / done, row["total_output_tokens"] / done
+
+
+def _iog() -> Iterator[ServerRun]:
+    for row in _read("iog_rtx4090.csv").to_dict("records"):
+        model = _model(row["model_id"])
+        assert model is not None
+        lengths = share_gpt(row["num_prompts"], *_means(row))
+        rate = row["request_rate"]
+        yield ServerRun(
+            "iog",
+            "vLLM 0.8.5",
+            "RTX-4090",
+            model,
+            row["gpu_count"],
+            f"{rate:g} req/s",
+            _poisson(row["num_prompts"], rate, lengths, _IOG_SPAN_S / rate),
+            _client(row),
+            labels={"e2e": "derived"},
+        )
+
+
+def _nm_vllm() -> Iterator[ServerRun]:
+    frame = _read("nm_vllm_a10g.csv")
+    last = frame[frame["nm_vllm"] == frame["nm_vllm"].max()]
+    for (name, rate), rows in last.groupby(["model", "rate_rps"], sort=False):
+        # Sparse weights and GPTQ need kernels that nothing here describes.
+        model = _model(str(name))
+        if model is None or rows["sparsity"].notna().any():
+            continue
+        row = rows.median(numeric_only=True)
+        count = int(row["prompts"])
+        yield ServerRun(
+            "nm_vllm",
+            f"nm-vllm {last['nm_vllm'].iloc[0]}",
+            "A10G",
+            model,
+            1,
+            f"{rate:g} req/s",
+            _poisson(count, float(str(rate)), share_gpt(count, *_A10G_TOKENS)),
+            {
+                "ttft_s": row["median_ttft_ms"] / 1e3,
+                "tpot_s": row["median_tpot_ms"] / 1e3,
+                "e2e_s": row["median_request_latency"] / 1e3,
+            },
+        )
+
+
+def _blis() -> Iterator[ServerRun]:
+    """Stages of a steady load.
+
+    100 fixed prompts come in turn, and vLLM finds each whole in its prefix cache. There cached
+    blocks and running requests share one pool; here they are two, so the replica is given both:
+    half of twice its capacity for prompts, which never fill it.
+    """
+    frame = _read("blis_h100_vllm_0.15.1.csv")
+    for row in frame[(frame["stage"] >= 0) & (frame["overloaded"] == 0)].to_dict("records"):
+        model = _model(row["model"])
+        if model is None:
+            continue
+        count = min(row["completed"], int(240 * row["rate_rps"]))
+        prompt, output = round(row["mean_prompt_tokens"]), row["mean_output_tokens"]
+        blocks = (prompt - 1) // 16
+        ids = (np.arange(count) % 100)[:, None] * blocks + np.arange(blocks)
+        trace = Trace(
+            np.arange(count) / row["rate_rps"],
+            np.full(count, prompt),
+            np.floor((np.arange(count) + 1) * output) - np.floor(np.arange(count) * output),
+            name=row["workload"],
+            prefix_offsets=np.arange(count + 1) * blocks,
+            prefix_ids=ids.ravel(),
+            block_tokens=16,
+        )
+        yield ServerRun(
+            "blis",
+            row["engine"],
+            "H100-SXM",
+            model,
+            row["tensor_parallel"],
+            f"{row['workload']}, {row['rate_rps']:g} req/s",
+            trace,
+            {
+                "ttft_s": row["ttft_mean_s"],
+                "tpot_s": row["tpot_s"],
+                "e2e_s": row["e2e_mean_s"],
+                "output_tps": row["requests_per_s"] * output,
+            },
+            statistic="mean",
+            engine=replace(
+                _DEFAULT,
+                max_batch=row["max_num_seqs"],
+                max_step_tokens=row["max_num_batched_tokens"],
+                prefix_share=0.5,
+            ),
+            kv_factor=2.0,
+        )
+
+
+def _batch(size: int, inputs: int, outputs: int) -> Trace:
+    return Trace(np.zeros(size), np.full(size, inputs), np.full(size, outputs), name="batch")
+
+
+def _argonne(*, vllm: bool) -> Iterator[ServerRun]:
+    frame = _read("argonne_llm_inference_bench.csv")
+    frame = frame[(frame["Framework"] == "vLLM") == vllm]
+    frame = frame[frame["Hardware"].isin(list(_ARGONNE_GPUS)) & (frame["Latency"] > 0)]
+    frame = frame[~frame["Framework"].isin(["llama.cpp", "sambaflow"])]
+    keys = ["Hardware", "Framework", "Model", "Num of Hardware"]
+    keys += ["Input Output Length", "Batch Size"]
+    for key, rows in frame.groupby(keys):
+        hardware, framework, name, count, length, size = map(str, key)
+        model = _model(name)
+        if model is None:
+            continue
+        seconds = float(rows["Latency"].median())
+        tokens, batch = int(length), int(size)
+        yield ServerRun(
+            "argonne" if vllm else f"argonne {framework}",
+            f"{framework} 2024",
+            _ARGONNE_GPUS[hardware],
+            model,
+            int(count),
+            f"batch {size} of {length}",
+            _batch(batch, tokens, tokens),
+            {"e2e_s": seconds, "output_tps": batch * tokens / seconds},
+            statistic="last",
+        )
+
+
+def _dstack_gpus(text: str) -> tuple[str, int, int, str]:
+    """GPU, GPUs per replica, replicas, and whose weights."""
+    machine, _, rest = text.partition(" ")
+    count, _, name = machine.partition("x")
+    parts = int(rest.strip()[0])
+    gpu_name = "H100-SXM" if "H100" in name else "MI300X"
+    return gpu_name, int(count) // parts, parts, rest.rpartition("-")[2]
+
+
+def _dstack() -> Iterator[ServerRun]:
+    for row in _read("dstack_405b_serving.csv").to_dict("records"):
+        name, degree, parts, whose = _dstack_gpus(row["gpu"])
+        if parts > 1:  # one client before two replicas: no run of one
+            continue
+        rate, count = row["request_rate"], row["num_prompts"]
+        lengths = share_gpt(count, *_means(row))
+        budget = row["max-num-batched-tokens"]
+        own = _DEFAULT.max_step_tokens if budget == "default" else int(budget)
+        at_once = Trace(np.zeros(count), *lengths, name="ShareGPT")
+        yield ServerRun(
+            f"dstack {whose}",
+            "vLLM 0.6",
+            name,
+            llm("Llama-3.1-405B"),
+            degree,
+            f"{rate:g} req/s" if rate < 1000 else "at once",
+            _poisson(count, rate, lengths) if rate < 1000 else at_once,
+            _client(row),
+            precision="fp8",
+            engine=replace(_DEFAULT, max_batch=int(row["max-num-seqs"]), max_step_tokens=own),
+            labels={"e2e": "derived"},
+        )
+
+
+def _dstack_batches() -> Iterator[ServerRun]:
+    frame = _read("dstack_405b_batches.csv")
+    for row in frame[frame["table"] == "throughput_comparsion"].to_dict("records"):
+        name, degree, parts, whose = _dstack_gpus(row["gpu"])
+        size = int(row["batch_size"]) // parts
+        inputs, outputs = int(row["input_len"]), int(row["output_len"])
+        seconds = row["elapsed_time"]
+        yield ServerRun(
+            f"dstack batches {whose}",
+            "vLLM 0.6",
+            name,
+            llm("Llama-3.1-405B"),
+            degree,
+            f"batch {size} of {inputs} + {outputs}",
+            _batch(size, inputs, outputs),
+            {"e2e_s": seconds, "output_tps": size * outputs / seconds},
+            statistic="last",
+            precision="fp8",
+            engine=replace(
+                _DEFAULT,
+                max_batch=512 if name == "H100-SXM" else 1024,
+                max_step_tokens=512 if name == "H100-SXM" else _DEFAULT.max_step_tokens,
+            ),
+        )
+
+
+SOURCES: Final[dict[str, Callable[[], Iterator[ServerRun]]]] = {
+    "iog": _iog,
+    "nm_vllm": _nm_vllm,
+    "blis": _blis,
+    "argonne": lambda: _argonne(vllm=True),
+    "dstack": _dstack,
+    "dstack batches": _dstack_batches,
+    "argonne other": lambda: _argonne(vllm=False),
+}
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:] or list(SOURCES)
+    print(table(pd.concat([errors(runs(name)) for name in chosen], ignore_index=True)))

@@ -1,0 +1,135 @@
+"""Runs of real servers beside their simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hetero.catalog import llm
+from hetero.errors import DownloadError, ParameterError
+from hetero.latency.scaled import scaled
+from hetero.latency.step import StepModel
+from hetero.workload import Trace, datasets
+from pipelines.studies import servers
+
+STEP = StepModel.affine(floor_s=0.01, per_token_s=1e-4, per_cached_token_s=0.0)
+BATCH = servers.ServerRun(
+    "made up",
+    "none",
+    "H100-SXM",
+    llm("Llama-3-8B"),
+    1,
+    "batch 4 of 100",
+    Trace(np.zeros(4), [100] * 4, [11] * 4),
+    # One step of 400 tokens and ten of four.
+    {"e2e_s": 0.05 + 10 * 0.0104, "output_tps": 44 / (0.05 + 10 * 0.0104)},
+    statistic="last",
+)
+
+
+@pytest.fixture
+def raw():
+    if not servers.available():
+        pytest.skip(f"{servers.DATASET} is not here: set {datasets.MIRROR}")
+
+
+def test_a_batch_takes_its_steps() -> None:
+    (row,) = servers.errors([BATCH], lambda _: STEP).to_dict("records")
+    assert row["E2E"] == pytest.approx(0.0, abs=1e-9)
+    assert row["throughput"] == pytest.approx(0.0, abs=1e-9)
+    assert np.isnan(row["TPOT"])
+
+
+def test_steps_that_take_twice_as_long_err_by_so_much() -> None:
+    (row,) = servers.errors([BATCH], lambda _: scaled(STEP, 2.0, 2.0)).to_dict("records")
+    assert row["E2E"] == pytest.approx(100.0, rel=1e-6)
+    assert row["throughput"] == pytest.approx(-50.0, rel=1e-6)
+
+
+def test_mean_and_median_are_of_the_requests() -> None:
+    trace = Trace([0.0, 100.0, 200.0], [100, 100, 400], [11, 11, 21])
+    measured = dict.fromkeys(servers.QUANTITIES, 1.0)
+    run = replace(BATCH, trace=trace, measured=measured, statistic="median")
+    result = servers.served(run, lambda _: STEP)
+    # Alone: a prefill of 0.01 + 1e-4 n and decode steps of 0.0101 s.
+    assert servers.simulated(run, result)["ttft_s"] == pytest.approx(0.02)
+    assert servers.simulated(run, result)["tpot_s"] == pytest.approx(0.0101)
+    mean = servers.simulated(replace(run, statistic="mean"), result)
+    assert mean["ttft_s"] == pytest.approx((0.02 + 0.02 + 0.05) / 3)
+    assert mean["e2e_s"] == pytest.approx(mean["ttft_s"] + 40 * 0.0101 / 3)
+    together = replace(run, labels={"e2e": "derived"})
+    assert servers.simulated(together, result)["e2e_s"] == pytest.approx(0.02 + 40 * 0.0101 / 3)
+
+
+def test_a_model_that_does_not_fit_is_left_out_with_the_reason() -> None:
+    run = replace(BATCH, llm=llm("Llama-3-70B"))
+    frame = servers.errors([run, BATCH], lambda _: STEP)
+    assert "short" in frame["left_out"][0]
+    assert frame["left_out"][1] == ""
+    table = servers.table(frame)
+    assert "1 of 2 runs" in " ".join(table.notes)
+    assert [row[3] for row in table.rows] == [1, 1]
+
+
+def test_medians_are_of_sizes_and_of_errors() -> None:
+    frame = pd.DataFrame({"source": ["a"] * 3, "TPOT": [-30.0, 10.0, 20.0], "left_out": ""})
+    frame = frame.reindex(columns=[*frame.columns, "E2E", "TTFT", "throughput"])
+    row = servers.medians(frame, ("source",)).iloc[0]
+    assert (row["TPOT"], row["TPOT bias"]) == (20.0, 10.0)
+
+
+def test_lengths_have_the_means_of_the_run() -> None:
+    inputs, outputs = servers.share_gpt(200, 205.8, 213.7)
+    assert inputs.mean() == pytest.approx(205.8, abs=0.5)
+    assert outputs.mean() == pytest.approx(213.7, abs=0.5)
+    assert min(inputs.min(), outputs.min()) >= 4
+    assert max(inputs.max(), outputs.max()) <= 1024
+    assert outputs.max() > 4 * outputs.mean()
+
+
+def test_without_the_tables_it_says_how_to_get_them(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(datasets.MIRROR, str(tmp_path))
+    if servers.available():
+        pytest.skip("the tables were fetched")
+    with pytest.raises(DownloadError, match=datasets.MIRROR):
+        servers.runs("iog")
+
+
+def test_an_unknown_table_is_told() -> None:
+    with pytest.raises(ParameterError, match="blis"):
+        servers.runs("nowhere")
+
+
+@pytest.mark.usefixtures("raw")
+def test_every_row_that_can_be_simulated_becomes_a_run() -> None:
+    counts = {name: len(servers.runs(name)) for name in servers.SOURCES}
+    assert counts == {
+        "iog": 60,
+        "nm_vllm": 8,
+        "blis": 9,
+        "argonne": 1171,
+        "dstack": 12,
+        "dstack batches": 93,
+        "argonne other": 1034,
+    }
+
+
+@pytest.mark.usefixtures("raw")
+def test_arrivals_end_with_those_of_the_run() -> None:
+    for run in servers.runs("iog"):
+        rate = float(run.load.split()[0])
+        assert run.trace.arrival_s[-1] == pytest.approx(189.5 / rate)
+        tokens = run.trace.output_tokens.sum() / run.measured["output_tps"]
+        assert run.trace.arrival_s[-1] < tokens * 1.02
+
+
+@pytest.mark.usefixtures("raw")
+def test_fixed_prompts_are_found_in_the_cache() -> None:
+    """After the first hundred only the last block of a prompt is computed."""
+    run = servers.runs("blis")[0]
+    ttft = servers.served(run, lambda _: STEP).ttft_s
+    assert ttft[:100].min() > 0.06
+    assert ttft[150:].max() < 0.03
