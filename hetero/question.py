@@ -13,16 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final, cast
 
 import numpy as np
 
+from hetero.arrays import Floats
 from hetero.catalog import EngineName, Gpu, Llm, serving_engine
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.display import Shown, Table
 from hetero.errors import CatalogError, ParameterError, require, require_positive
-from hetero.latency.calibration.expected import StepError, error_of, expected_error
+from hetero.latency.calibration.expected import (
+    StepError,
+    error_of,
+    expected_error,
+    level_named,
+)
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
@@ -220,8 +227,16 @@ def sustained_rps(
 # The error of step times -----------------------------------------------------------------------
 
 
-def step_error(gpu: Gpu) -> StepError:
-    """Expected error of the roofline's step times on a GPU; one's own counts as never measured."""
+def step_error(gpu: Gpu, level: str = "") -> StepError:
+    """Expected error of step times on a GPU; one's own counts as never measured.
+
+    Parameters
+    ----------
+    level
+        Of the step model; empty for the roofline that is known for the GPU.
+    """
+    if level:
+        return error_of(level_named(level))
     try:
         return expected_error(gpu.name)
     except CatalogError:
@@ -271,15 +286,22 @@ def _factors(
     """Factors of the prefill and decode times of each replica, by draw."""
     if draws < 1 or not drawable(plan):
         return []
+    assert plan.deployment is not None
     weights = _weights(plan)
-    types = sorted({gpu for own in weights.values() for gpu in own})
-    errors = {name: step_error(gpus[name]) for name in types}
-    logs = {name: np.log(f) for name, f in draw_factors(errors, draws, seed=seed).items()}
+    levels = {one.name: one.step.level for one in plan.deployment.replicas}
+
+    @cache
+    def logs(gpu: str, level: str) -> Floats:
+        # A type draws the same numbers whatever is known of its steps, only scaled.
+        error = step_error(gpus[gpu], level)
+        return np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
+
     found: list[dict[str, tuple[float, float]]] = []
     for d in range(draws):
         found.append({})
         for name, own in weights.items():
-            prefill, decode = np.exp(sum(share * logs[gpu][d] for gpu, share in own.items()))
+            drawn = (share * logs(gpu, levels[name])[d] for gpu, share in own.items())
+            prefill, decode = np.exp(sum(drawn))
             found[-1][name] = (float(prefill), float(decode))
     return found
 

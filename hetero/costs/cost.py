@@ -19,6 +19,10 @@ Between stages activations move in :math:`\alpha + 2 h n / \beta`.
   every :math:`\max(\sum_s T_s(b/S) + hops,\; S \max_s T_s(b/S))`.
 - Memory: the stage that fills first decides, :math:`l \min_s (free_s / l_s)`.
 
+Where a table of the engine was measured for a machine's GPUs and the model
+(:mod:`hetero.latency.resolve`), a group of one stage takes its times, and the terms above have
+efficiencies fitted to it alone, so that all groups are compared on equal terms.
+
 ThunderServe (section 3.3 and appendix B) takes the cost model of HexGen; this one has its form,
 with the roofline's efficiencies in place of its constants.
 """
@@ -42,6 +46,7 @@ from hetero.costs.rates import CostSettings, PipelineStage, Rates
 from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
+from hetero.latency.resolve import ResolvedSteps, measured
 
 __all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
@@ -115,6 +120,20 @@ class CostModel:
             return np.array([[self.machines[0].gpu_link.latency_s]])
         return self.cluster.latency_s()
 
+    def measured(self, machine: Machine, gpus: int) -> ResolvedSteps | None:
+        """Table of the engine for so many GPUs of a machine and the whole model; None without."""
+        s = self.settings
+        if s.efficiency is not None:
+            return None
+        return measured(
+            machine.linked_gpu,
+            self.llm,
+            gpus,
+            engine=s.engine,
+            precision=s.precision,
+            kv_precision=s.kv_precision,
+        )
+
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
         return self.cluster.reach_s(self.machines[machine].name)
@@ -173,10 +192,12 @@ class CostModel:
             resolve="choose a degree that divides the heads.",
         )
         s, llm = self.settings, self.llm
+        table = self.measured(machine, gpus)
+        known = table.efficiency if table else efficiencies.efficiency(machine.gpu)
         roofline = Roofline(
             gpu=machine.linked_gpu,
             llm=llm,
-            efficiency=s.efficiency or efficiencies.efficiency(machine.gpu),
+            efficiency=s.efficiency or known,
             tensor_parallel=gpus,
             precision=s.precision,
             kv_precision=s.kv_precision,

@@ -16,7 +16,7 @@ _PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight 
 
 
 def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
-    """The step model of a pipeline that serves a phase.
+    """The step model of a pipeline that serves a phase: of one stage its table, where it has one.
 
     A replica that only prefills is busy as long as its slowest stage, which is chosen at a prompt
     of 1,024 tokens; what the other stages take is its :func:`lag`. Else ``S`` microbatches rotate:
@@ -24,6 +24,10 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
     another stage becomes the slowest as batch and contexts change; a prompt is then cut into ``S``
     chunks, which makes a lone first token early by less than the pipeline takes to fill.
     """
+    if len(pipeline.stages) == 1:
+        table = pipeline.model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
+        if table:
+            return table.step
     parts = 1 if role == "prefill" else len(pipeline.stages)
     knots = _knots(pipeline, parts)
     times = pipeline.stage_seconds(knots / parts)

@@ -1,6 +1,7 @@
 """How long a batch takes: fits, measured tables and the roofline, all as one step model.
 
-Read :mod:`~hetero.latency.step` first: everything else reduces to its ``StepModel``.
+Read :mod:`~hetero.latency.step` first: everything else reduces to its ``StepModel``; then
+:mod:`~hetero.latency.resolve`, which chooses among them for every command and planner.
 
 =================  ==============================================================================
 affine, phase,     Xiong et al. eq. 3-4: the eight coefficients, their fit and what data determine

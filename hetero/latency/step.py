@@ -257,6 +257,9 @@ class StepModel(Shown):
         Where the numbers come from, in words.
     provenance
         ``measured``, ``derived``, ``estimated`` or ``assumed``.
+    level
+        What is known of them, one of :data:`hetero.latency.calibration.expected.LEVELS`, by which
+        their error is expected; empty for what is known of the GPU.
     max_tokens, max_decoding
         Range of the measurements or of the validity of the model; beyond it the pieces
         extrapolate as :class:`Piece` says, and :meth:`inside` answers False.
@@ -275,6 +278,7 @@ class StepModel(Shown):
     provenance: str
     max_tokens: float = np.inf
     max_decoding: float = np.inf
+    level: str = ""
 
     def __post_init__(self) -> None:
         require(

@@ -11,6 +11,7 @@ from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica, replicas
 from hetero.errors import require
 from hetero.latency import for_gpu
+from hetero.latency.resolve import resolved_steps
 from hetero.latency.step import StepModel
 
 StepSource = Callable[[Gpu, Llm, int], StepModel]
@@ -62,7 +63,8 @@ def replicated(
         or the degrees of its instances one by one, such as ``(4, 1)``. Machines not named stay
         unused.
     steps
-        Where step times come from; by default :func:`roofline_steps`.
+        Where step times come from; by default what is known best under vLLM, see
+        :mod:`hetero.latency.resolve`.
     engine
         Engine of every replica.
 
@@ -88,7 +90,7 @@ def replicated(
         f"No machine of {cluster.name} is to serve {llm.name}.",
         resolve="give the degree of at least one machine.",
     )
-    steps = steps or roofline_steps()
+    steps = steps or resolved_steps(precision=weight_precision, kv_precision=kv_precision)
     found: list[Replica] = []
     for name, wanted in degrees.items():
         machine = cluster.machine(name)

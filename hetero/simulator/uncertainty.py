@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from typing import Literal, TypeAlias, get_args
 
@@ -20,7 +21,12 @@ from numpy.typing import NDArray
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
-from hetero.latency.calibration.expected import StepError, expected_error
+from hetero.latency.calibration.expected import (
+    StepError,
+    error_of,
+    expected_error,
+    level_named,
+)
 from hetero.latency.scaled import scaled
 from hetero.latency.step import StepModel
 from hetero.routers import Builtin, Router
@@ -177,7 +183,7 @@ def propagate(
     draws
         Number of draws; each plan is evaluated once per draw and once as it is.
     errors
-        Expected error per GPU type; by default
+        Expected error per GPU type; by default that of the level of each step model, else
         :func:`~hetero.latency.calibration.expected.expected_error`.
     common
         Correlation of the errors of different GPU types, from 0 to 1: an engine that is slower
@@ -190,9 +196,13 @@ def propagate(
         measure.
     """
     require(bool(cases), "There is no plan to evaluate.", resolve="give at least one.")
-    types = sorted({_gpu(r.name, r.gpu) for c in cases.values() for r in c.deployment.replicas})
-    chosen = {name: (errors or {}).get(name) or expected_error(name) for name in types}
-    factors = draw_factors(chosen, draws, seed=seed, common=common)
+    given = errors or {}
+
+    @cache
+    def factors(gpu: str, level: str) -> Floats:
+        known = error_of(level_named(level)) if level else expected_error(gpu)
+        return draw_factors({gpu: given.get(gpu, known)}, draws, seed=seed, common=common)[gpu]
+
     nominal = {name: dict(case.evaluate(case.deployment)) for name, case in cases.items()}
     measures = tuple(next(iter(nominal.values())))
     values = np.empty((len(cases), draws, len(measures)))
@@ -204,7 +214,10 @@ def propagate(
             resolve="let every plan give the same measures in the same order.",
         )
         for d in range(draws):
-            row = {gpu: factors[gpu][d] for gpu in types}
+            row = {
+                one.name: factors(_gpu(one.name, one.gpu), one.step.level)[d]
+                for one in case.deployment.replicas
+            }
             found = case.evaluate(perturbed(case.deployment, row))
             values[i, d] = [found[measure] for measure in measures]
     table = np.array([[nominal[name][m] for m in measures] for name in cases])
@@ -361,15 +374,14 @@ def draw_factors(
 
 
 def perturbed(deployment: Deployment, factors: Mapping[str, Floats]) -> Deployment:
-    """The deployment with the step times of each GPU type times its prefill and decode factor."""
+    """The deployment with the step times of each replica times its prefill and decode factor."""
     # Replicas often share a step model: one scaled copy serves them all.
     known: dict[Hashable, StepModel] = {}
     replicas = []
     for replica in deployment.replicas:
-        name = _gpu(replica.name, replica.gpu)
-        key = (id(replica.step), name)
+        prefill, decode = map(float, factors[replica.name])
+        key = (id(replica.step), prefill, decode)
         if key not in known:
-            prefill, decode = map(float, factors[name])
             known[key] = scaled(replica.step, prefill, decode)
         replicas.append(replace(replica, step=known[key]))
     return replace(deployment, replicas=tuple(replicas))

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
 
-from hetero.catalog import Llm, gpu, huggingface, llm
+from hetero.catalog import EngineName, Llm, gpu, huggingface, llm
 from hetero.deployment import Deployment, Engine, replicas
 from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency import for_gpu
+from hetero.latency.resolve import resolve
 from hetero.latency.step import StepModel
 from hetero.routers import SingleInstance
 from hetero.simulator import Run, simulate
@@ -102,6 +102,8 @@ class ServerRun:
         By quantity, some of :data:`QUANTITIES` [s, tokens/s].
     statistic
         Of the requests that ``measured`` is.
+    family
+        Engine whose tables step times may be from.
     kv_factor
         KV capacity over what the replica's memory holds, see :func:`_blis`.
     """
@@ -118,6 +120,7 @@ class ServerRun:
     precision: str = "fp16"
     kv_precision: str = "fp16"
     engine: Engine = _DEFAULT
+    family: EngineName = "vllm"
     kv_factor: float = 1.0
     labels: Mapping[str, object] = field(default_factory=dict)
 
@@ -131,19 +134,21 @@ StepsOfRun: TypeAlias = Callable[[ServerRun], StepModel]
 """Where the step times of a run come from."""
 
 
-def calibrated_steps(run: ServerRun) -> StepModel:
-    """The calibrated roofline of the GPU."""
-    roofline = for_gpu(
+def known_best(run: ServerRun) -> StepModel:
+    """What every command takes, see :mod:`hetero.latency.resolve`."""
+    found = resolve(
         gpu(run.gpu),
         run.llm,
         run.tensor_parallel,
+        engine=run.family,
         precision=run.precision,
         kv_precision=run.kv_precision,
+        trace=run.trace,
     )
-    return roofline.step_model()
+    return found.step
 
 
-def served(run: ServerRun, steps: StepsOfRun = calibrated_steps) -> Run:
+def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
     """The simulation of a run.
 
     Raises
@@ -196,7 +201,7 @@ def _tpot_of_means(result: Run) -> float:
     return float(span / (result.trace.output_tokens[result.finished].mean() - 1.0))
 
 
-def errors(runs: Iterable[ServerRun], steps: StepsOfRun = calibrated_steps) -> pd.DataFrame:
+def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.DataFrame:
     """Error of every run.
 
     Returns
@@ -493,6 +498,7 @@ def _argonne(*, vllm: bool) -> Iterator[ServerRun]:
             _batch(batch, tokens, tokens),
             {"e2e_s": seconds, "output_tps": batch * tokens / seconds},
             statistic="last",
+            family="vllm" if vllm else "trtllm" if "TensorRT" in framework else "any",
         )
 
 

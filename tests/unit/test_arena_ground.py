@@ -11,7 +11,7 @@ from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nod
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
 from hetero.errors import InfeasibleError
-from hetero.planners.replicated import replicated
+from hetero.planners.replicated import replicated, roofline_steps
 from hetero.question import MOST_REQUESTS, Question
 from hetero.simulator import Slo
 
@@ -31,7 +31,8 @@ def test_replicas_are_those_of_the_roofline(question: Question, machine: str, de
     costs = assumptions.costs(question)
     number = [m.name for m in MIXED.machines].index(machine)
     here = assumptions.replica(costs.pipeline([PipelineStage(number, degree, SEVENTY.layers)]), "r")
-    there = replicated(MIXED, SEVENTY, {machine: (degree,)}).replicas[0]
+    steps = roofline_steps()
+    there = replicated(MIXED, SEVENTY, {machine: (degree,)}, steps=steps).replicas[0]
     n = np.array([1.0, 17.0, 300.0, 2048.0])
     for one in ((n, n, 900.0 * n, 0.0), (n, 0, 0.0, n * n / 2)):
         assert here.step.seconds(*one) == pytest.approx(there.step.seconds(*one), rel=1e-8)

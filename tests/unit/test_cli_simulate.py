@@ -175,7 +175,18 @@ def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
     at = said["routers"][0]["percentiles"]
     assert at["tpot_s"]["50"] == pytest.approx(0.05)
     assert at["ttft_s"]["50"] == pytest.approx(0.05)
-    assert f"Step times of V100-SXM2-32GB: {file}" in said["notes"][-1]
+    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-1]
+
+
+def test_the_answer_says_where_step_times_come_from(capsys, tmp_path):
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text(
+        "machines:\n  - {name: a, gpu: RTX-PRO-6000-Server}\n  - {name: b, gpu: A40}\n"
+    )
+    assert call(str(fleet), "--requests", "20", "--model", "Llama-3.1-8B", "--json") == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert any("RTX-PRO-6000-Server x1: layer profile" in one for one in notes)
+    assert any("A40 x1: assumed: roofline" in one for one in notes)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_helix_step_models_state_a_small_error():
 def test_derived_step_models_hold_published_points(gpu, prefill_ms, decode_1_ms, decode_128_ms):
     # vLLM, Llama-3.1-8B on one GPU, 1,024 tokens.
     (model,) = (
-        m for m in measured.aiconfigurator_step_models()
+        m for m in measured.aiconfigurator_step_models().values()
         if m.source.startswith(f"Llama-3.1-8B on {gpu}, vllm")
     )  # fmt: skip
     assert 1e3 * float(model.prefill_seconds([1024])) == pytest.approx(prefill_ms, rel=0.02)
@@ -264,7 +264,7 @@ def test_derived_grids_match_the_raw_ones(need):
 def test_grid_reductions_stay_within_5_and_1_percent_of_every_decode_step(need):
     """Read off the committed models, against the published times."""
     need("aiconfigurator_grid")
-    models = measured.aiconfigurator_step_models()
+    models = measured.aiconfigurator_step_models().values()
     for raw, model in zip(measured.aiconfigurator(raw=True), models, strict=True):
         decode = raw.phase("decode")
         error = np.abs(model.seconds(*decode.step_arguments) / decode.seconds - 1.0)

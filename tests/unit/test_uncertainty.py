@@ -72,7 +72,7 @@ def test_scaling_reaches_every_part_of_a_step() -> None:
         own = both.seconds(n + b, b, cached, pairs)
         # Geometric steps between 256 and 1,024 tokens follow the table's knots closely.
         np.testing.assert_allclose(own, 3.0 * step.seconds(n + b, b, cached, pairs), rtol=0.01)
-    levels = measured.aiconfigurator_step_models()[0]
+    levels = next(iter(measured.aiconfigurator_step_models().values()))
     assert levels.pieces[0].decode_level_s is not None
     np.testing.assert_allclose(
         uncertainty.scaled(levels, 1.0, 2.0).decode_seconds([700] * 100),

@@ -418,12 +418,25 @@ def _tried(one: Contender) -> TriedPlanner:
     )
 
 
+def _step_times(plan: Plan, gpu: str) -> tuple[list[str], set[str]]:
+    """Tables that step times of a GPU type are from, and what is known of all of them."""
+    replicas = plan.deployment.replicas if plan.deployment else ()
+    steps = [one.step for one in replicas if one.gpu is not None and one.gpu.name == gpu]
+    sources = dict.fromkeys(one.source for one in steps if one.level)
+    piped = any(gpu in one.gpus for one in plan.groups if len(one.gpus) > 1)
+    levels = {one.level for one in steps} | ({""} if piped or not steps else set())
+    return ([f"measured ({'; '.join(sources)})"] if sources else []), levels
+
+
 def _sources(plan: Plan, cluster: Cluster, *, experts: bool) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
     for name, count in plan.gpus.items():
         machine = next(m for m in cluster.machines if m.gpu.name == name)
-        error, row = step_error(machine.gpu), rows.get(name)
+        row = rows.get(name)
+        other = _EXPERTS if experts else str(row[3]) if row else "assumed"
+        tables, levels = _step_times(plan, name)
+        errors = [step_error(machine.gpu, level) for level in levels]
         each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         listed = each is not None and machine.gpu.usd_per_h == each
         place = (machine.gpu.price_source or "cluster file") if listed else "cluster file"
@@ -431,9 +444,9 @@ def _sources(plan: Plan, cluster: Cluster, *, experts: bool) -> tuple[Source, ..
             Source(
                 gpu=name,
                 count=count,
-                step_times=_EXPERTS if experts else str(row[3]) if row else "assumed",
-                prefill_error_percent=error.prefill_p90_percent,
-                decode_error_percent=error.decode_p90_percent,
+                step_times=", ".join([*tables, *([other] if "" in levels else [])]),
+                prefill_error_percent=max(one.prefill_p90_percent for one in errors),
+                decode_error_percent=max(one.decode_p90_percent for one in errors),
                 data_sheet=str(row[1]) if row else "given in the cluster file",
                 usd_per_gpu_h=each,
                 price=place if each is not None else "none",

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
     from hetero.display import Table
+    from hetero.latency.resolve import ResolvedSteps
     from hetero.latency.step import StepModel
     from hetero.planners.replicated import StepSource
     from hetero.plans import Plan
@@ -98,8 +100,9 @@ def simulate(
 ) -> None:
     """Serve a trace with whole replicas of a model and compare routers.
 
-    Every machine is divided into instances of its tensor-parallel degree; step times are those
-    of the calibrated roofline, or of files that were fitted to servers (--steps), KV cache is
+    Every machine is divided into instances of its tensor-parallel degree; step times are those of
+    files that were fitted to servers (--steps), else of the table that was measured under vLLM for
+    GPU, model and degree, else of the calibrated roofline: the answer says which. KV cache is
     paged. The simulation is exact for these step times.
 
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
@@ -112,6 +115,7 @@ def simulate(
     from hetero.apps.cards.card import PlanCard
     from hetero.deployment import Engine
     from hetero.errors import CatalogError, DataError, require
+    from hetero.latency.resolve import resolve
     from hetero.planners.replicated import replicated
     from hetero.plans import Plan
     from hetero.progress import progress
@@ -157,16 +161,28 @@ def simulate(
     else:
         machines, llm = clusters.find(cluster), catalog.find_llm(model)
         requested, too_long = within_context(requested, llm)
-        measured, fitted = _steps(steps or [], machines, degree)
-        degrees, notes = _degrees(machines, llm, degree, requested, seed)
-        notes += [*fitted, *too_long]
+        own = _own(steps or [], machines, degree)
+
+        @cache
+        def resolved(gpu: Gpu, llm: Llm, tensor_parallel: int) -> ResolvedSteps:
+            return resolve(gpu, llm, tensor_parallel, own=own, trace=requested)
+
+        def times(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
+            return resolved(gpu, llm, tensor_parallel).step
+
+        degrees, notes = _degrees(machines, llm, degree, requested, seed, times)
+        notes += too_long
         made = Engine(
             batching=steps_of,  # type: ignore[arg-type]
             admission="paged",
             max_batch=max_batch,
             max_step_tokens=2048 if steps_of == "chunked" else 8192,
         )
-        deployment = replicated(machines, llm, degrees, steps=measured, engine=made)
+        deployment = replicated(machines, llm, degrees, steps=times, engine=made)
+        for name, count in degrees.items():
+            gpu = machines.machine(name).linked_gpu
+            said = f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}."
+            notes += [said] if said not in notes else []
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
         about = steps_of
@@ -229,7 +245,7 @@ def _routers(names: list[str]) -> list[Builtin]:
 
 
 def _degrees(
-    machines: Cluster, llm: Any, text: str, trace: Trace, seed: int
+    machines: Cluster, llm: Any, text: str, trace: Trace, seed: int, steps: StepSource
 ) -> tuple[dict[str, int], list[str]]:
     """Degree of each machine, and what a reader should know of the choice."""
     from hetero.planners.xiong import tensor_parallel
@@ -238,7 +254,13 @@ def _degrees(
     names = [machine.name for machine in machines.machines]
     if text == "best":
         sample = trace.sample(min(_SAMPLE, len(trace)), stream(seed, "degrees"))
-        best = tensor_parallel.search(machines, llm, sample, require_longest=False).best
+        best = tensor_parallel.search(
+            machines,
+            llm,
+            sample,
+            latency=tensor_parallel.padded(steps),
+            require_longest=False,
+        ).best
         degrees = {one.machine.name: one.tensor_parallel for one in best}
         idle = [name for name in names if name not in degrees]
         left = [f"Left out, since {llm.name} does not fit: {', '.join(idle)}."] if idle else []
@@ -252,22 +274,18 @@ def _degrees(
     return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
 
 
-def _steps(texts: list[str], machines: Cluster, degree: str) -> tuple[StepSource | None, list[str]]:
-    """Step times that files bring for some GPU types, the roofline for the others, and a note."""
+def _own(texts: list[str], machines: Cluster, degree: str) -> dict[str, StepModel]:
+    """Step models that files bring, by GPU type."""
     from hetero import catalog
     from hetero.errors import CatalogError, require
     from hetero.latency import storage
-    from hetero.planners.replicated import roofline_steps
 
-    if not texts:
-        return None, []
     require(
-        degree != "best",
+        not texts or degree != "best",
         "--steps brings times of the one tensor-parallel degree that was measured.",
         resolve="say which with --degree.",
     )
     found: dict[str, StepModel] = {}
-    notes = []
     hint = "write a GPU and a file, as L40S=a.json."
     for given, file in options.pairs("--steps", texts, options.word, hint).items():
         name = given
@@ -279,14 +297,9 @@ def _steps(texts: list[str], machines: Cluster, degree: str) -> tuple[StepSource
             f"--steps: {machines.name} has no GPU '{given}'.",
             resolve=f"use {' or '.join(machines.gpu_types)}.",
         )
-        found[name] = storage.load(file)
-        notes.append(f"Step times of {name}: {file} ({found[name].provenance}).")
-    other = roofline_steps()
-
-    def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
-        return found[gpu.name] if gpu.name in found else other(gpu, llm, tensor_parallel)
-
-    return steps, notes
+        own = storage.load(file)
+        found[name] = replace(own, source=f"{file} ({own.provenance})")
+    return found
 
 
 def _write(path: Path, frames: list[Any], force: bool) -> None:

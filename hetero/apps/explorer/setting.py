@@ -14,6 +14,7 @@ from hetero.cluster import Cluster
 from hetero.deployment import Deployment, Engine
 from hetero.display import Shown, Table
 from hetero.errors import ParameterError
+from hetero.latency.resolve import resolved_steps
 from hetero.planners.replicated import replicated
 from hetero.planners.xiong import tensor_parallel
 from hetero.streams import stream
@@ -118,7 +119,8 @@ def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: in
         deployment = at
     else:
         sample = requests.head(_SAMPLE)
-        found = tensor_parallel.search(at, llm, sample, require_longest=False)
+        known = tensor_parallel.padded(resolved_steps())
+        found = tensor_parallel.search(at, llm, sample, latency=known, require_longest=False)
         degrees = {best.machine.name: best.tensor_parallel for best in found.best}
         deployment = replicated(at, llm, degrees, engine=ENGINE)
         idle = [machine.name for machine in at.machines if machine.name not in degrees]

@@ -36,8 +36,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
+from hetero.costs.cost import CostModel
 from hetero.costs.rates import Rates
 from hetero.display import Column, Shown, Table
+from hetero.latency.step import StepModel
 from hetero.programs import Program
 from hetero.question import Question
 from hetero.workload import Trace
@@ -144,9 +146,39 @@ def _bound(question: Question) -> Bound:
     longest = float(question.trace.input_tokens.max())
     for number, machine in enumerate(costs.machines):
         found = _costs(costs.rates(number, 1), question.llm.layers, longest)
+        if costs.engine.limited:  # tables were measured under it, each for one degree
+            for gpus in range(1, machine.count + 1):
+                found = np.minimum(found, _of_degree(costs, number, gpus, longest))
         # One type may stand in machines with other figures: the better counts.
         cost[machine.gpu.name] = np.minimum(cost.get(machine.gpu.name, found), found)
     return Bound(question.name, question.cluster.gpu_counts, cost, amounts(question.trace))
+
+
+def _of_degree(costs: CostModel, machine: int, gpus: int, longest: float) -> Floats:
+    """GPU seconds per unit of work on some GPUs that share every layer; infinite if they cannot."""
+    if not costs.divides(gpus):
+        return np.full(len(WORK), np.inf)
+    found = gpus * _costs(costs.rates(machine, gpus), costs.llm.layers, longest)
+    table = costs.measured(costs.machines[machine], gpus)
+    return np.minimum(found, gpus * _costs_of_table(table.step, longest)) if table else found
+
+
+def _costs_of_table(table: StepModel, longest: float) -> Floats:
+    """Seconds per unit of work by a table; the steps themselves are in the times per token."""
+    (piece,) = table.pieces
+    prompt = max(float(assumptions.ENGINE.max_step_tokens), longest)
+    inner = piece.knots_tokens[(piece.knots_tokens >= 1) & (piece.knots_tokens <= prompt)]
+    tokens, batch = np.append(inner, prompt), np.arange(1.0, assumptions.ENGINE.max_batch + 1.0)
+    return np.array(
+        [
+            float((piece.seconds(tokens, 0, 0.0, 0.0) / tokens).min()),
+            piece.per_pair_s,
+            float((piece.seconds(batch, batch, 0.0, 0.0) / batch).min()),
+            float(piece.per_cached_token_s.min()),
+            0.0,
+            0.0,
+        ]
+    )
 
 
 def amounts(trace: Trace) -> Floats:

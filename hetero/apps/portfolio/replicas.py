@@ -10,19 +10,17 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import of_baseline, plan_of
-from hetero.catalog import Gpu, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
-from hetero.latency import for_gpu
+from hetero.latency.resolve import resolved_steps
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.homogeneous import colocated, distserve
 from hetero.planners.baselines.plan import BaselinePlan
 from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
-from hetero.planners.xiong.estimate import BatchLatency, Padded
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Workload
@@ -50,7 +48,9 @@ class TensorParallelSearch(Adapter):
                 one_each,
                 question.llm,
                 assumptions.requests(question, 200),
-                latency=_latency(question.precision),
+                latency=tensor_parallel.padded(
+                    resolved_steps(engine=question.engine, precision=question.precision)
+                ),
                 weight_precision=question.precision,
                 require_longest=False,
                 divides=costs.divides,
@@ -228,10 +228,3 @@ def _best_kind(question: Question, name: str, requests: int, ask: Equal) -> Plan
 def _linked(machine: Machine) -> Machine:
     """The machine with its link among the figures of its GPU, where estimates look for it."""
     return replace(machine, gpu=machine.linked_gpu)
-
-
-def _latency(precision: str) -> tensor_parallel.LatencySource:
-    def source(gpu: Gpu, llm: Llm, degree: int) -> BatchLatency:
-        return Padded(for_gpu(gpu, llm, degree, precision=precision).step_model())
-
-    return source

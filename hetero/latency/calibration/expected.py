@@ -105,6 +105,21 @@ def _measured_pairs() -> frozenset[tuple[str, str]]:
     return frozenset(pd.concat(frames).itertuples(index=False, name=None))
 
 
+def level_named(name: str) -> Level:
+    """The level of that name.
+
+    Raises
+    ------
+    ParameterError
+        If there is none.
+    """
+    if name not in LEVELS:
+        raise ParameterError(
+            f"'{name}' is no kind of source.", resolve=f"use one of {', '.join(LEVELS)}."
+        )
+    return name
+
+
 def expected_error(name: str, llm: str | None = None) -> StepError:
     """Expected error of the best source there is for a GPU, and for a model on it.
 
@@ -129,11 +144,7 @@ def error_of(level: Level) -> StepError:
     ParameterError
         If there is no such level.
     """
-    if level not in LEVELS:
-        raise ParameterError(
-            f"'{level}' is no kind of source.", resolve=f"use one of {', '.join(LEVELS)}."
-        )
-    if level == "measured":
+    if level_named(level) == "measured":
         return _between_engines()
     frame = held_out()
     frame = frame[frame["level"] == ("carried" if level == "same chip" else level)]

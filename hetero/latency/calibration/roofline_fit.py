@@ -32,6 +32,9 @@ from hetero.latency.frames import SOURCES, Source
 from hetero.latency.models.efficiencies import PRIOR, calibrated
 from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
 from hetero.latency.sources import measured
+from hetero.latency.sources.measured import GRID_BATCHES, GRID_LENGTHS
+from hetero.latency.sources.profiles import MOST_CACHED_TOKENS
+from hetero.latency.step import StepModel
 from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
 
 Floats = NDArray[np.float64]
@@ -47,9 +50,13 @@ def takes_part(table: Measurements) -> bool:
     host's PCIe topology (3.4 GB/s with four GPUs, 0.9 GB/s with eight), no property of the L40S.
     And layer profiles that are themselves estimated, two GPUs from one.
     """
-    return table.provenance != "estimated" and not (
-        table.source == "aiconfigurator" and table.gpu == "L40S" and table.tensor_parallel > 2
-    )
+    one_host = table.source == "aiconfigurator" and of_one_host(table.gpu, table.tensor_parallel)
+    return table.provenance != "estimated" and not one_host
+
+
+def of_one_host(gpu: str, tensor_parallel: int) -> bool:
+    """Whether aiconfigurator's all-reduce of a replica is that of one host and of no other."""
+    return gpu == "L40S" and tensor_parallel > 2
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -239,6 +246,33 @@ def calibrate(tables: Iterable[Measurements], *, hold_out: bool = True) -> Calib
         held_out=held,
         tables=len(used),
     )
+
+
+def efficiency_of_step(step: StepModel, gpu: str, llm: str, tensor_parallel: int = 1) -> Efficiency:
+    """Efficiencies of the roofline that comes nearest to a step model of a replica.
+
+    Asked for prompts and decode steps within its range.
+    """
+    batch, length = (
+        values.ravel() for values in np.meshgrid(GRID_BATCHES, GRID_LENGTHS, indexing="ij")
+    )
+    prompts = batch * length <= step.max_tokens
+    decodes = (batch <= step.max_decoding) & (batch * length <= MOST_CACHED_TOKENS)
+    count = (int(prompts.sum()), int(decodes.sum()))
+    table = Measurements(
+        decode=np.repeat([False, True], count),
+        batch=np.concatenate([batch[prompts], batch[decodes]]),
+        length_tokens=np.concatenate([length[prompts], length[decodes]]),
+        seconds=np.ones(sum(count)),
+        gpu=gpu,
+        llm=llm,
+        tensor_parallel=tensor_parallel,
+        engine=step.source,
+        source="step model",
+        provenance=step.provenance,
+    )
+    table = replace(table, seconds=step.seconds(*table.step_arguments))
+    return _efficiency(*_solve([table]), f"fitted to {step.source}")
 
 
 def _fold(table: Measurements, kind: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,6 +23,8 @@ from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements
 
 Floats = NDArray[np.float64]
+Replica: TypeAlias = tuple[str, str, str, int]
+"""GPU, engine, model and tensor-parallel degree that a table is of."""
 SPLITWISE_ENGINE = "vLLM 2023"
 
 
@@ -85,7 +87,7 @@ def aiconfigurator(*, raw: bool = False) -> tuple[Measurements, ...]:
     if not raw:
         return tuple(
             replace(grid, seconds=model.seconds(*grid.step_arguments))
-            for grid, model in _derived_steps()
+            for grid, model in _derived_steps().values()
         )
     return tuple(
         _grid(
@@ -102,9 +104,9 @@ def aiconfigurator(*, raw: bool = False) -> tuple[Measurements, ...]:
     )
 
 
-def aiconfigurator_step_models() -> tuple[StepModel, ...]:
-    """The derived step models, one per GPU, engine, model and degree; the smallest error there."""
-    return tuple(model for _, model in _derived_steps())
+def aiconfigurator_step_models() -> dict[Replica, StepModel]:
+    """The derived step models by GPU, engine, model and degree; the smallest error there."""
+    return {key: model for key, (_, model) in _derived_steps().items()}
 
 
 def _grid(
@@ -125,8 +127,8 @@ def _grid(
 
 
 @lru_cache(maxsize=1)
-def _derived_steps() -> tuple[tuple[Measurements, StepModel], ...]:
-    found = []
+def _derived_steps() -> dict[Replica, tuple[Measurements, StepModel]]:
+    found = {}
     for row in derived_frame("aiconfigurator_steps").to_dict("records"):
         numbers = {
             name: np.array(str(row[name]).split(), dtype=np.float64)
@@ -172,8 +174,8 @@ def _derived_steps() -> tuple[tuple[Measurements, StepModel], ...]:
             max_tokens=float(numbers["knots_tokens"][-1]),
             max_decoding=float(batches[-1]),
         )
-        found.append((grid, model))
-    return tuple(found)
+        found[grid.gpu, grid.engine, grid.llm, grid.tensor_parallel] = (grid, model)
+    return found
 
 
 def tables(source: Source, *, raw: bool = False) -> tuple[Measurements, ...]:

@@ -15,7 +15,7 @@ from hetero.errors import InfeasibleError
 from hetero.latency.models.affine import Affine
 from hetero.latency.models.phase import fit_phase
 from hetero.memory import Budget, OverheadPer
-from hetero.planners.replicated import roofline_steps
+from hetero.planners.replicated import StepSource, roofline_steps
 from hetero.planners.xiong import estimate
 from hetero.planners.xiong.estimate import BatchEstimate, BatchLatency, Padded, Scaling
 from hetero.workload import Trace
@@ -35,7 +35,11 @@ def roofline_source(*, link: Link | None = None, **efficiency: Any) -> LatencySo
         Values of :class:`hetero.latency.models.roofline.Efficiency` to set instead of the
         calibrated ones, such as ``step_overhead_s=5e-3``.
     """
-    steps = roofline_steps(link=link, **efficiency)
+    return padded(roofline_steps(link=link, **efficiency))
+
+
+def padded(steps: StepSource) -> LatencySource:
+    """Batch times of a source of step times, batches padded to their longest input."""
     return lambda gpu, llm, tensor_parallel: Padded(steps(gpu, llm, tensor_parallel))
 
 

@@ -1,0 +1,283 @@
+"""Which step times a replica gets: measured ones where they exist, else the next best.
+
+In this order:
+
+1. a file of one's own (``hetero fit``, ``hetero profile --fit``),
+2. a layer profile of the engine with that GPU, model and degree
+   (:mod:`~hetero.latency.sources.profiles`),
+3. operators measured under the engine and added up (:mod:`~hetero.latency.sources.measured`),
+4. the roofline calibrated on that GPU,
+5. the roofline calibrated on another variant of its chip,
+6. the roofline with the medians over all calibrated GPUs.
+
+Models of one shape share their tables, whatever they are called. A replica has the times of one
+source, and so of one engine generation. Tables of 2023 (Splitwise, Helix) are older than any engine
+that is planned for and serve their own studies alone, and aiconfigurator's all-reduce among four
+and more L40S is that of one host. The engine ``"any"`` stands for the papers' systems, which no
+table is of: it begins with 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from hetero.catalog import EngineName, Gpu, Llm, llms
+from hetero.catalog import gpu as find_gpu
+from hetero.display import Column, Shown, Table
+from hetero.errors import CatalogError
+from hetero.latency.calibration.expected import (
+    Level,
+    StepError,
+    error_of,
+    level_named,
+    level_of,
+)
+from hetero.latency.calibration.roofline_fit import efficiency_of_step, of_one_host
+from hetero.latency.models.efficiencies import for_gpu, sources
+from hetero.latency.models.roofline import Efficiency
+from hetero.latency.sources.measured import aiconfigurator_step_models
+from hetero.latency.sources.profiles import ProfiledStep, profiled_steps
+from hetero.latency.sources.raggedness import longest_over_mean
+from hetero.latency.step import StepModel
+from hetero.workload import Trace
+
+SourceKind: TypeAlias = Literal[
+    "own file", "layer profile", "operators", "calibrated", "same chip", "assumed"
+]
+"""Kind of source of step times, the nearest to the replica first."""
+
+_LEVELS: dict[SourceKind, Level] = {
+    "own file": "measured",
+    "layer profile": "measured",
+    "operators": "measured",
+    "calibrated": "calibrated",
+    "same chip": "same chip",
+    "assumed": "carried",
+}
+# What two models may differ in and still take the same time.
+_NAMES = {"name", "max_position", "params_nominal_b", "aliases", "in_papers", "source"}
+_NAMES |= {"checked", "notes"}
+_FIGURES = ("mem_bw_gbs", "fp16_tflops")
+_OF_TABLES = ("fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ResolvedSteps(Shown):
+    """Step times of a replica, and which kind of source they are from.
+
+    Attributes
+    ----------
+    step
+        The step model; its ``source`` names table, engine and release.
+    kind
+        Which of the six.
+    key
+        GPU, model and degree of the catalog that a measured table is of.
+    """
+
+    step: StepModel
+    kind: SourceKind
+    key: tuple[str, str, int] = ("", "", 0)
+
+    @property
+    def error(self) -> StepError:
+        """Error to expect of them."""
+        return error_of(level_named(self.step.level))
+
+    @property
+    def efficiency(self) -> Efficiency:
+        """Efficiencies of the roofline that comes nearest to a measured table, fitted to it alone.
+
+        For what the table does not say: parts of the layers, in pipelines.
+        """
+        return _nearest(self.step.source, self.key, self.step)
+
+    @property
+    def label(self) -> str:
+        """Kind and source in words."""
+        return f"{self.kind}: {self.step.source}"
+
+    def table(self) -> Table:
+        """Source, and the error to expect of nine steps of ten."""
+        rows = (
+            ("source", self.step.source, ""),
+            ("kind", self.kind, ""),
+            ("prefill +-", self.error.prefill_p90_percent, "%"),
+            ("decode +-", self.error.decode_p90_percent, "%"),
+        )
+        columns = (Column("step times"), Column("value", digits=2), Column("unit"))
+        return Table("Step times", columns, rows)
+
+
+def resolve(
+    gpu: Gpu,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    *,
+    engine: EngineName = "vllm",
+    precision: str = "fp16",
+    kv_precision: str = "fp16",
+    own: Mapping[str, StepModel] | None = None,
+    trace: Trace | None = None,
+) -> ResolvedSteps:
+    """Step times of a model on some GPUs of one type under an engine, by the order of this module.
+
+    Parameters
+    ----------
+    gpu
+        With the link of its machine, see :attr:`hetero.cluster.Machine.linked_gpu`. Tables hold for
+        the catalog's figures, and for several GPUs for its link.
+    own
+        One's own step models by GPU type; they count first.
+    trace
+        Requests whose ragged batches a layer profile is to account for; without it they are equal.
+
+    Raises
+    ------
+    ParameterError
+        If the degree does not exist.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu, llm
+    >>> resolve(gpu("RTX-PRO-6000-Server"), llm("Llama-3-8B")).label
+    'layer profile: Llama-3.1-8B on RTX-PRO-6000-Server, layer profile, vLLM 0.19.0'
+    >>> resolve(gpu("H100-SXM"), llm("Llama-3.1-70B"), 4, engine="sglang").kind
+    'operators'
+    >>> [resolve(gpu(name), llm("Qwen2.5-14B")).kind for name in ("H100-SXM", "H100-NVL", "A40")]
+    ['calibrated', 'same chip', 'assumed']
+    """
+    if own and gpu.name in own:
+        return _resolved(own[gpu.name], "own file")
+    if found := measured(
+        gpu,
+        llm,
+        tensor_parallel,
+        engine=engine,
+        precision=precision,
+        kv_precision=kv_precision,
+        trace=trace,
+    ):
+        return found
+    source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
+    roofline = for_gpu(
+        gpu,
+        llm,
+        tensor_parallel,
+        source=source if source in sources(gpu.name) else None,
+        precision=precision,
+        kv_precision=kv_precision,
+    )
+    kinds = {level: kind for kind, level in _LEVELS.items()}
+    return _resolved(roofline.step_model(), kinds[level_of(gpu.name)])
+
+
+def resolved_steps(
+    *,
+    engine: EngineName = "vllm",
+    precision: str = "fp16",
+    kv_precision: str = "fp16",
+    own: Mapping[str, StepModel] | None = None,
+    trace: Trace | None = None,
+) -> Callable[[Gpu, Llm, int], StepModel]:
+    """:func:`resolve` as a source of step times, a function of GPU, model and degree."""
+
+    def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
+        found = resolve(
+            gpu,
+            llm,
+            tensor_parallel,
+            engine=engine,
+            precision=precision,
+            kv_precision=kv_precision,
+            own=own,
+            trace=trace,
+        )
+        return found.step
+
+    return steps
+
+
+def measured(
+    gpu: Gpu,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    *,
+    engine: EngineName = "vllm",
+    precision: str = "fp16",
+    kv_precision: str = "fp16",
+    trace: Trace | None = None,
+) -> ResolvedSteps | None:
+    """The measured table of a replica, None without one; arguments as of :func:`resolve`."""
+    if engine == "any" or {precision, kv_precision} - set(_OF_TABLES):
+        return None
+    if not _as_catalogued(gpu, tensor_parallel):
+        return None
+    key = (gpu.name, _shape(llm), tensor_parallel)
+    if found := _profiles(engine).get(key):
+        step = found.model
+        if trace is not None:
+            step = found.ragged(longest_over_mean(trace, int(step.max_decoding)))
+        return _resolved(step, "layer profile", (gpu.name, found.llm, tensor_parallel))
+    if operators := _operators(engine).get(key):
+        name, step = operators
+        return _resolved(step, "operators", (gpu.name, name, tensor_parallel))
+    return None
+
+
+def _resolved(
+    step: StepModel, kind: SourceKind, key: tuple[str, str, int] = ("", "", 0)
+) -> ResolvedSteps:
+    # A table that is itself estimated, two GPUs from one, is no measurement.
+    level = "calibrated" if step.provenance == "estimated" and key[0] else _LEVELS[kind]
+    return ResolvedSteps(replace(step, level=level), kind, key)
+
+
+_FITTED: dict[tuple[object, ...], Efficiency] = {}
+
+
+def _nearest(source: str, key: tuple[str, str, int], step: StepModel) -> Efficiency:
+    if (source, key) not in _FITTED:
+        _FITTED[source, key] = efficiency_of_step(step, *key)
+    return _FITTED[source, key]
+
+
+def _shape(llm: Llm) -> tuple[object, ...]:
+    """What the times of a model depend on."""
+    return tuple(getattr(llm, one.name) for one in fields(llm) if one.name not in _NAMES)
+
+
+def _as_catalogued(gpu: Gpu, tensor_parallel: int) -> bool:
+    try:
+        known = find_gpu(gpu.name)
+    except CatalogError:
+        return False
+    names = _FIGURES if tensor_parallel == 1 else (*_FIGURES, "link_type", "link_gbs")
+    return all(getattr(gpu, name) == getattr(known, name) for name in names)
+
+
+def _shapes() -> dict[str, tuple[object, ...]]:
+    return {one.name: _shape(one) for one in llms()}
+
+
+@lru_cache(maxsize=8)
+def _profiles(engine: EngineName) -> dict[tuple[object, ...], ProfiledStep]:
+    shapes = _shapes()
+    return {
+        (one.gpu, shapes[one.llm], one.tensor_parallel): one
+        for one in profiled_steps()
+        if one.engine.lower().startswith(f"{engine} ")
+    }
+
+
+@lru_cache(maxsize=8)
+def _operators(engine: EngineName) -> dict[tuple[object, ...], tuple[str, StepModel]]:
+    shapes = _shapes()
+    return {
+        (name, shapes[llm], degree): (llm, step)
+        for (name, of, llm, degree), step in aiconfigurator_step_models().items()
+        if of.startswith(f"{engine} ") and not of_one_host(name, degree)
+    }
