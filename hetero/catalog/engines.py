@@ -12,7 +12,7 @@ from hetero.catalog.gpus import Gpu
 from hetero.catalog.models import Llm
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import ParameterError, require_not_negative
 from hetero.rows import read_records
 
 EngineName: TypeAlias = Literal["vllm", "sglang", "trtllm", "any"]
@@ -88,6 +88,55 @@ class EnginePlatform:
         return not gpu.startswith(self.without)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOverheads:
+    """What releases of an engine take beside the kernels of a step; a row of ``overheads.csv``.
+
+    :mod:`hetero.latency.overheads` has the equation.
+
+    Attributes
+    ----------
+    releases
+        The releases that it holds for, such as ``0.4-0.6``.
+    step_s, worker_s
+        Per step, and on top where several GPUs share the layers [s].
+    decoding_s
+        Per decoding request and step [s].
+    launch_s
+        Per layer: no step is faster than its launches [s].
+    staged_s
+        Per all-reduce that goes through the host's memory, beyond what its link takes [s].
+    request_s
+        Of a request before its first step and after its first token, together [s].
+    """
+
+    engine: str
+    releases: str
+    step_s: float = 0.0
+    worker_s: float = 0.0
+    decoding_s: float = 0.0
+    launch_s: float = 0.0
+    staged_s: float = 0.0
+    request_s: float = 0.0
+    source: str
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        require_not_negative(
+            step_s=self.step_s,
+            worker_s=self.worker_s,
+            decoding_s=self.decoding_s,
+            launch_s=self.launch_s,
+            staged_s=self.staged_s,
+            request_s=self.request_s,
+        )
+
+    @property
+    def name(self) -> str:
+        """Engine and releases."""
+        return f"{self.engine} {self.releases}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServingEngine(Shown):
     """An engine with its rules; a row of ``engines.csv``, whose columns its README describes.
@@ -114,6 +163,29 @@ class ServingEngine(Shown):
     version: str = ""
     notes: str = ""
     platforms: tuple[EnginePlatform, ...] = ()
+    overheads: tuple[EngineOverheads, ...] = ()
+
+    def overheads_of(self, release: str) -> EngineOverheads:
+        """What the releases named so take beside the kernels of a step.
+
+        Raises
+        ------
+        ParameterError
+            If nothing was fitted to such releases.
+
+        Examples
+        --------
+        >>> 0.0 < serving_engine("vllm").overheads_of("0.8-0.15").step_s < 0.01
+        True
+        """
+        for one in self.overheads:
+            if one.releases == release:
+                return one
+        known = ", ".join(one.releases for one in self.overheads) or "none"
+        raise ParameterError(
+            f"No overheads of {self.title} {release} are known.",
+            resolve=f"use one of its fitted releases ({known}), or kernels alone.",
+        )
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -293,11 +365,17 @@ def serving_engines() -> Records[ServingEngine]:
     """All engines of ``data/engines``."""
     path = paths.data("engines", "platforms.csv")
     known = [EnginePlatform(**row) for row in read_records(path, EnginePlatform)]  # type: ignore[arg-type]
+    path = paths.data("engines", "overheads.csv")
+    fitted = [EngineOverheads(**row) for row in read_records(path, EngineOverheads)]  # type: ignore[arg-type]
     found = read_table(paths.data("engines", "engines.csv"), "engine", ServingEngine)
     return Records(
         "engine",
         [
-            replace(one, platforms=tuple(row for row in known if row.engine == one.name))
+            replace(
+                one,
+                platforms=tuple(row for row in known if row.engine == one.name),
+                overheads=tuple(row for row in fitted if row.engine == one.name),
+            )
             for one in found
         ],
     )

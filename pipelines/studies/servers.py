@@ -28,9 +28,11 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from hetero.catalog import EngineName, Llm, gpu, huggingface, llm
+from hetero.catalog.engines import EngineOverheads
 from hetero.deployment import Deployment, Engine, replicas
 from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency.overheads import with_overheads
 from hetero.latency.resolve import resolve
 from hetero.latency.step import StepModel
 from hetero.routers import SingleInstance
@@ -148,25 +150,39 @@ def known_best(run: ServerRun) -> StepModel:
     return found.step
 
 
-def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
+def served(
+    run: ServerRun, steps: StepsOfRun = known_best, overheads: EngineOverheads | None = None
+) -> Run:
     """The simulation of a run.
+
+    Parameters
+    ----------
+    overheads
+        What its engine takes beside the kernels.
 
     Raises
     ------
     InfeasibleError
         If the model does not fit the GPUs by our account of their memory.
     """
+    step = steps(run)
+    if overheads is not None:
+        step = with_overheads(step, overheads, run.llm, run.tensor_parallel)
     (replica,) = replicas(
         gpu(run.gpu),
         run.llm,
-        steps(run),
+        step,
         tensor_parallel=run.tensor_parallel,
         engine=run.engine,
         name=run.gpu,
         weight_precision=run.precision,
         kv_precision=run.kv_precision,
     )
-    replica = replace(replica, kv_tokens=int(run.kv_factor * replica.kv_tokens))
+    replica = replace(
+        replica,
+        kv_tokens=int(run.kv_factor * replica.kv_tokens),
+        network_s=overheads.request_s / 2.0 if overheads else 0.0,
+    )
     return simulate(Deployment(run.name, (replica,)), run.trace, SingleInstance(0))
 
 
@@ -201,8 +217,12 @@ def _tpot_of_means(result: Run) -> float:
     return float(span / (result.trace.output_tokens[result.finished].mean() - 1.0))
 
 
-def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.DataFrame:
-    """Error of every run.
+def errors(
+    runs: Iterable[ServerRun],
+    steps: StepsOfRun = known_best,
+    overheads: Callable[[ServerRun], EngineOverheads | None] = lambda _: None,
+) -> pd.DataFrame:
+    """Error of every run; arguments as of :func:`served`.
 
     Returns
     -------
@@ -222,7 +242,7 @@ def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.Data
             "left_out": "",
         }
         try:
-            result = served(run, steps)
+            result = served(run, steps, overheads(run))
         except (InfeasibleError, ParameterError) as error:
             row["left_out"] = str(error).partition("Resolve")[0].strip()
         else:

@@ -1,0 +1,132 @@
+"""What an engine takes beside its kernels, and how it is fitted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetero.catalog import gpu, llm, serving_engine
+from hetero.catalog.engines import EngineOverheads
+from hetero.deployment import Deployment, Engine, Replica
+from hetero.errors import ParameterError
+from hetero.latency.overheads import with_overheads
+from hetero.latency.resolve import resolve
+from hetero.latency.step import StepModel
+from hetero.routers import SingleInstance
+from hetero.simulator import simulate
+from hetero.workload import Trace
+from pipelines.studies import server_fit, servers
+
+EIGHT = llm("Llama-3.1-8B")
+KERNELS = StepModel.affine(floor_s=0.01, per_token_s=1e-4, per_cached_token_s=1e-8)
+NONE = EngineOverheads(engine="vllm", releases="none", source="made up")
+
+
+def added(overheads: EngineOverheads, kernels: StepModel = KERNELS, degree: int = 1):
+    """What steps take on top: a decode step of 30, a prompt of 500, and both at once."""
+    arguments = ([30.0, 500.0, 530.0], [30, 0, 30], [3e4, 0.0, 3e4], [0.0, 125e3, 125e3])
+    step = with_overheads(kernels, overheads, EIGHT, degree)
+    return (step.seconds(*arguments) - kernels.seconds(*arguments)).tolist()
+
+
+def test_each_overhead_is_added_where_it_belongs() -> None:
+    assert added(NONE) == pytest.approx([0, 0, 0])
+    assert added(replace(NONE, step_s=1e-3)) == pytest.approx([1e-3] * 3)
+    assert added(replace(NONE, decoding_s=1e-4)) == pytest.approx([3e-3, 0, 3e-3])
+    assert added(replace(NONE, worker_s=1e-3)) == pytest.approx([0] * 3)
+    assert added(replace(NONE, worker_s=1e-3), degree=2) == pytest.approx([1e-3] * 3)
+    # Two all-reduces in each of 32 layers.
+    assert added(replace(NONE, staged_s=1e-5), degree=4) == pytest.approx([64e-5] * 3)
+
+
+def test_launches_are_a_floor() -> None:
+    kernels = KERNELS.seconds([30.0, 500.0], [30, 0], [3e4, 0.0])
+    slow = replace(NONE, launch_s=0.02 / 32, step_s=1e-3)
+    assert kernels[0] < 0.02 < kernels[1]
+    assert added(slow)[:2] == pytest.approx([0.021 - kernels[0], 1e-3])
+
+
+def test_tables_with_bends_and_mixed_steps_take_them_too() -> None:
+    both = replace(NONE, step_s=2e-3, decoding_s=1e-4)
+    for name, model in (("H100-SXM", EIGHT), ("RTX-PRO-6000-Server", EIGHT)):
+        table = resolve(gpu(name), model).step
+        assert added(both, table) == pytest.approx([5e-3, 2e-3, 5e-3])
+    # Also with more requests than the table knows.
+    many = with_overheads(table, both, EIGHT).decode_seconds([100] * 400)
+    assert many == pytest.approx(float(table.decode_seconds([100] * 400)) + 2e-3 + 0.04)
+
+
+def test_a_run_takes_its_steps_with_floor_and_overheads() -> None:
+    """The simulator plays the two pieces, whose arrays differ in length, as they say."""
+    slow = replace(NONE, launch_s=1e-3, step_s=1e-3, decoding_s=1e-4)
+    step = with_overheads(KERNELS, slow, EIGHT)
+    engine = Engine(batching="chunked", admission="paged", max_step_tokens=4096)
+    deployment = Deployment("d", (Replica("r", step, 10**6, engine=engine),))
+    run = simulate(deployment, Trace(np.zeros(20), [50] * 20, [11] * 20), SingleInstance(0))
+    lengths = 50 + np.arange(1, 11)
+    steps = [float(step.decode_seconds([n] * 20)) for n in lengths]
+    assert min(steps) == max(steps) == pytest.approx(0.032 + 1e-3 + 2e-3)
+    prefill = float(step.seconds(1000.0, 0, 0.0, 20 * 50.0**2 / 2))
+    assert float(run.span_s) == pytest.approx(prefill + sum(steps), rel=1e-6)
+
+
+def test_fitted_overheads_are_data() -> None:
+    engine = serving_engine("vllm")
+    assert {one.releases for one in engine.overheads} == {
+        one.releases for one in server_fit.GENERATIONS.values()
+    }
+    assert all("serving_runs" in one.source for one in engine.overheads)
+    with pytest.raises(ParameterError, match=r"0\.4-0\.6"):
+        engine.overheads_of("0.1")
+    with pytest.raises(ParameterError, match="0 or more"):
+        replace(NONE, step_s=-1.0)
+
+
+def runs_with(truth: EngineOverheads) -> tuple[servers.ServerRun, ...]:
+    """Batches whose measured times are those of a simulation with given overheads."""
+    found = []
+    for degree in (1, 2):
+        for size in (1, 8, 64):
+            trace = Trace(np.zeros(size), [100] * size, [50] * size)
+            run = servers.ServerRun(
+                "made up", "vLLM", "H100-SXM", EIGHT, degree, f"{size}", trace, {}, "last"
+            )
+            own = servers.simulated(run, servers.served(run, overheads=truth))
+            found.append(replace(run, measured={"e2e_s": own["e2e_s"]}))
+    return tuple(found)
+
+
+def test_the_fit_finds_what_made_the_times() -> None:
+    truth = replace(NONE, step_s=2e-3, worker_s=1.5e-3, decoding_s=6e-5)
+    runs = runs_with(truth)
+    generation = server_fit.Generation(
+        "made up", lambda: list(runs), ("step_s", "worker_s", "decoding_s")
+    )
+    fit = server_fit.Fit.of(generation)
+    found = fit.fit(runs)
+    assert found.step_s == pytest.approx(truth.step_s, rel=0.02)
+    assert found.worker_s == pytest.approx(truth.worker_s, rel=0.03)
+    assert found.decoding_s == pytest.approx(truth.decoding_s, rel=0.03)
+    assert fit.errors(runs, found)["E2E"].abs().max() < 0.5
+
+
+def test_what_no_run_shows_stays_none() -> None:
+    runs = runs_with(replace(NONE, step_s=2e-3))
+    generation = server_fit.Generation("made up", lambda: list(runs), ("step_s", "launch_s"))
+    found = server_fit.Fit.of(generation).fit(runs)
+    assert found.launch_s == 0.0
+    assert found.step_s == pytest.approx(2e-3, rel=0.02)
+
+
+def test_the_time_of_a_request_is_in_its_first_token() -> None:
+    trace = Trace([0.0, 10.0], [100, 100], [5, 5])
+    run = servers.ServerRun("made up", "vLLM", "H100-SXM", EIGHT, 1, "two", trace, {})
+    slow = replace(NONE, request_s=0.02)
+    with_it, without = (
+        servers.simulated(run, servers.served(run, overheads=one)) for one in (slow, None)
+    )
+    assert with_it["ttft_s"] - without["ttft_s"] == pytest.approx(0.02)
+    assert with_it["e2e_s"] - without["e2e_s"] == pytest.approx(0.02)
+    assert with_it["tpot_s"] == pytest.approx(without["tpot_s"])
