@@ -186,7 +186,7 @@ class Fit:
             for run in runs:
                 of = "tpot_s" if "tpot_s" in run.measured else "e2e_s"
                 rows.append(np.log(self.simulated(run, found)[of] / run.measured[of]))
-            return weight * np.array(rows)
+            return np.multiply(weight, rows)
 
         solved = least_squares(
             residuals,
@@ -194,7 +194,7 @@ class Fit:
             bounds=(_AWAY - 5.0, _AWAY + 3.0),
             loss="soft_l1",
             f_scale=0.05,
-            diff_step=0.05 / _AWAY,
+            diff_step=np.array(0.05 / _AWAY),
             xtol=3e-3,
             ftol=3e-3,
         )

@@ -106,8 +106,6 @@ class ServerRun:
         Of the requests that ``measured`` is.
     family
         Engine whose tables step times may be from.
-    kv_factor
-        KV capacity over what the replica's memory holds, see :func:`_blis`.
     """
 
     source: str
@@ -123,7 +121,6 @@ class ServerRun:
     kv_precision: str = "fp16"
     engine: Engine = _DEFAULT
     family: EngineName = "vllm"
-    kv_factor: float = 1.0
     labels: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -178,11 +175,7 @@ def served(
         weight_precision=run.precision,
         kv_precision=run.kv_precision,
     )
-    replica = replace(
-        replica,
-        kv_tokens=int(run.kv_factor * replica.kv_tokens),
-        network_s=overheads.request_s / 2.0 if overheads else 0.0,
-    )
+    replica = replace(replica, network_s=overheads.request_s / 2.0 if overheads else 0.0)
     return simulate(Deployment(run.name, (replica,)), run.trace, SingleInstance(0))
 
 
@@ -443,9 +436,7 @@ def _nm_vllm() -> Iterator[ServerRun]:
 def _blis() -> Iterator[ServerRun]:
     """Stages of a steady load.
 
-    100 fixed prompts come in turn, and vLLM finds each whole in its prefix cache. There cached
-    blocks and running requests share one pool; here they are two, so the replica is given both:
-    half of twice its capacity for prompts, which never fill it.
+    100 fixed prompts come in turn, and vLLM finds each in its prefix cache.
     """
     frame = _read("blis_h100_vllm_0.15.1.csv")
     for row in frame[(frame["stage"] >= 0) & (frame["overloaded"] == 0)].to_dict("records"):
@@ -484,9 +475,8 @@ def _blis() -> Iterator[ServerRun]:
                 _DEFAULT,
                 max_batch=row["max_num_seqs"],
                 max_step_tokens=row["max_num_batched_tokens"],
-                prefix_share=0.5,
+                prefix_cache=True,
             ),
-            kv_factor=2.0,
         )
 
 
