@@ -101,7 +101,8 @@ def test_memory_batch_and_clock_at_every_event(engine: Engine) -> None:
     deployment = fleet(engine)
     arrays = (requests, *simulation._build(deployment, trace, log=False))
     _, engines, replicas, floats, _ = arrays
-    driver = simulation.Compiled(arrays, RoundRobin.code, np.zeros(1), np.zeros((1, 2)))
+    router = (np.zeros(1), np.zeros((1, 2)), RoundRobin.code)
+    driver = simulation.Compiled(arrays, trace, None, router)
     capacity = engines["kv_tokens"] // np.where(
         engines["admission"] == state.PAGED, engines["block_tokens"], 1
     )
