@@ -141,10 +141,12 @@ def application(dispatcher: Dispatcher) -> Starlette:
 
     async def plan(request: Request) -> Response:
         check_key(dispatcher, request)
+        dispatcher.mend()  # an engine may have come or gone since the last decision
         return JSONResponse(dispatcher.plan.record())
 
     async def metrics(request: Request) -> Response:
         check_key(dispatcher, request)
+        dispatcher.mend()
         return Response(dispatcher.meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     @asynccontextmanager
