@@ -189,9 +189,50 @@ def test_the_answer_says_where_step_times_come_from(capsys, tmp_path):
     assert any("A40 x1: assumed: roofline" in one for one in notes)
 
 
+def test_an_engine_is_as_its_log_says(tmp_path, capsys):
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("machines:\n  - {name: a, gpu: A40}\n  - {name: b, gpu: A40}\n")
+    own = tmp_path / "own.csv"
+    rows = "".join("0.0,1000,200\n" for _ in range(60))
+    own.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    one = (fleet, "--trace", own, "--degree", "1", "--router", "round-robin", "--json")
+
+    def run(*options):
+        assert call(*one, *options) == 0
+        said = json.loads(capsys.readouterr().out)
+        at = said["routers"][0]["percentiles"]
+        return at["ttft_s"]["50"], at["e2e_s"]["99"], said["notes"]
+
+    plain = run()
+    assert run("--chunk", 2048, "--memory", 0.9, "--kv-precision", "fp16") == plain
+    # A step of 128 tokens takes eight and more for each prompt.
+    assert run("--chunk", 128)[0] > 1.1 * plain[0]
+    # Caches for ten requests at a time: the last wait for the first.
+    small = run("--kv-tokens", 12_000)
+    assert small[1] > 1.5 * plain[1]
+    assert plain[1] < run("--kv-tokens", "a=12000")[1] <= small[1]
+    # The weights of 16 GB leave a cache of a few thousand tokens in 21 GB.
+    assert run("--memory", 0.44)[1] > 1.1 * plain[1]
+    # Half the bytes are read for the same context.
+    assert run("--kv-precision", "fp8")[1] < plain[1]
+    # Prompts that come while a step runs wait for one more.
+    late = ("--rate", 4, "--arrivals", "poisson")
+    assert run(*late, "--schedule-ahead")[0] > run(*late)[0]
+    # Prompts that share nothing by name have nothing in a cache.
+    again = run("--prefix-cache")
+    assert again[:2] == plain[:2]
+    assert "names no blocks" in again[2][-2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--kv-tokens", "3"), "at least 16"),
+        (("--kv-tokens", "v10=64"), "no machine 'v10'"),
+        (("--kv-tokens", "much"), "one per machine"),
+        (("--memory", "1.2"), "memory_fraction"),
+        (("--kv-precision", "fp3"), "fp16"),
+        (("--schedule-ahead", "--batching", "prefill-first"), "chunked"),
         (("--steps", "V100-SXM2-32GB=a.json"), "say which with --degree"),
         (("--degree", "2", "--steps", "a.json"), "write a GPU and a file"),
         (("--degree", "2", "--steps", "A40=a.json"), "has no GPU 'A40'"),

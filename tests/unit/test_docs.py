@@ -174,7 +174,7 @@ def test_every_command_is_listed(group):
     for name, command in group.commands.items():
         for leaf in getattr(command, "commands", None) or [""]:
             assert f"## hetero {name} {leaf}".strip() in text
-    assert "`--memory-fraction`" in text
+    assert "`--memory`" in text
 
 
 def test_the_fields_of_a_routing_table_are_documented():

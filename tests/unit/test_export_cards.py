@@ -172,7 +172,7 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
         (("my_fleet", "--to", "vllm", "-o", "x"), "No model is named"),
         (("plan.json", "--to", "vllm", "-o", "no/x"), "does not exist"),
         (("plan.json", "--to", "vllm", "-o", "x", "--hosts", "moon"), "does not know 'moon'"),
-        (("plan.json", "--to", "vllm", "-o", "x", "--memory-fraction", "2"), "starts no engine"),
+        (("plan.json", "--to", "vllm", "-o", "x", "--memory", "2"), "starts no engine"),
     ],
 )
 def test_errors_are_one_sentence_and_leave_nothing(tmp_path, capsys, monkeypatch, words, says):

@@ -36,9 +36,7 @@ def estimate(
         ),
     ] = "gpu",
     overhead_gib: Annotated[float, typer.Option(min=0, help="Engine overhead [GiB].")] = 2.0,
-    memory_fraction: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of GPU memory that the engine may use.")
-    ] = 0.9,
+    memory: options.Memory = 0.9,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:
@@ -65,7 +63,7 @@ def estimate(
         kv_formula=kv_formula,
         overhead_per=overhead_per,
         overhead_gib=overhead_gib,
-        memory_fraction=memory_fraction,
+        memory_fraction=memory,
     )
     about = f"Requests: {len(sample)} of {requested.source}, seed {seed}."
     options.show(

@@ -46,9 +46,7 @@ def export(
     precision: Annotated[
         str, typer.Option(help="Data type of weights, or 'auto'; a card has its own.")
     ] = "fp16",
-    memory_fraction: Annotated[
-        float, typer.Option(help="Share of the GPU memory that an engine may take.")
-    ] = 0.9,
+    memory: options.Memory = 0.9,
     router: Annotated[
         str | None,
         typer.Option(help="Router of the dispatcher instead of the plan's, such as hetero."),
@@ -88,7 +86,7 @@ def export(
         card = _planned(
             plan, model, trace, source, slo, rate, budget, precision, engine=engine, seed=seed
         )
-    service = Service.of_card(card, llm, weights=weights, memory_fraction=memory_fraction)
+    service = Service.of_card(card, llm, weights=weights, memory_fraction=memory)
     if chosen is not None:
         service = replace(service, router=makers[chosen](), routing=chosen)
     try:

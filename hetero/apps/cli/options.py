@@ -122,6 +122,9 @@ Engine = Annotated[
         "Engine that has to be able to run the plan: vllm, sglang, trtllm, or any.",
     ),
 ]
+Memory = Annotated[
+    float, typer.Option("--memory", help="Share of a GPU's memory that an engine may use (0 to 1).")
+]
 Seed = Annotated[
     int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
 ]

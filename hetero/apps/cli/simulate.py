@@ -17,6 +17,7 @@ from hetero.apps.cli import options
 if TYPE_CHECKING:
     from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
+    from hetero.deployment import Deployment
     from hetero.display import Table
     from hetero.latency.resolve import ResolvedSteps
     from hetero.latency.step import StepModel
@@ -76,6 +77,40 @@ def simulate(
     max_batch: Annotated[
         int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
     ] = _MAX_BATCH,
+    chunk: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a step, at most: of prompts alone where they go first; by default "
+            "2,048, or 8,192 there.",
+        ),
+    ] = None,
+    schedule_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--schedule-ahead",
+            help="Requests join a step when the one before it begins (vLLM's default from 0.14).",
+        ),
+    ] = False,
+    prefix_cache: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-cache", help="Keep KV blocks for prompts that share them (block hashes)."
+        ),
+    ] = False,
+    memory: options.Memory = 0.9,
+    kv_tokens: Annotated[
+        str,
+        typer.Option(
+            help="KV cache of a replica [tokens], as its engine prints it, instead of what "
+            "--memory leaves: one number for all, or one per machine, as in a=469072,b=93312."
+        ),
+    ] = "",
+    kv_precision: Annotated[
+        Any,
+        options.one_of("hetero.catalog.precision:PRECISION_BITS", "Data type of the KV cache."),
+    ] = "fp16",
+    engine: options.Engine = "vllm",
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,9 +136,10 @@ def simulate(
     """Serve a trace with whole replicas of a model and compare routers.
 
     Every machine is divided into instances of its tensor-parallel degree; step times are those of
-    files that were fitted to servers (--steps), else of the table that was measured under vLLM for
-    GPU, model and degree, else of the calibrated roofline: the answer says which. KV cache is
-    paged. The simulation is exact for these step times.
+    files that were fitted to servers (--steps), else of the table that was measured under --engine
+    for GPU, model and degree, else of the calibrated roofline: the answer says which. KV cache is
+    paged. The simulation is exact for these step times. What the log of an engine says of it goes
+    into --max-batch, --chunk, --kv-tokens and the other options of the engine.
 
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
     and router, its targets and, with --rate, the arrivals that it was made for. Without --rate a
@@ -138,9 +174,11 @@ def simulate(
     notes: list[str] = []
     if card is not None:
         require(
-            (degree, steps_of, max_batch, steps or []) == ("best", "chunked", _MAX_BATCH, []),
+            (degree, steps_of, max_batch, chunk, memory, engine, kv_tokens, kv_precision)
+            == ("best", "chunked", _MAX_BATCH, None, 0.9, "vllm", "", "fp16")
+            and not (steps or schedule_ahead or prefix_cache),
             "A plan card says itself how its machines are divided and what its engines do.",
-            resolve="leave out --degree, --steps, --batching and --max-batch.",
+            resolve="leave out --degree, --steps, and the options of engines and their memory.",
         )
         served = card.plan
         require(
@@ -165,7 +203,15 @@ def simulate(
 
         @cache
         def resolved(gpu: Gpu, llm: Llm, tensor_parallel: int) -> ResolvedSteps:
-            return resolve(gpu, llm, tensor_parallel, own=own, trace=requested)
+            return resolve(
+                gpu,
+                llm,
+                tensor_parallel,
+                engine=engine,
+                kv_precision=kv_precision,
+                own=own,
+                trace=requested,
+            )
 
         def times(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
             return resolved(gpu, llm, tensor_parallel).step
@@ -176,9 +222,23 @@ def simulate(
             batching=steps_of,  # type: ignore[arg-type]
             admission="paged",
             max_batch=max_batch,
-            max_step_tokens=2048 if steps_of == "chunked" else 8192,
+            max_step_tokens=chunk or (2048 if steps_of == "chunked" else 8192),
+            schedule_ahead=schedule_ahead,
+            prefix_cache=prefix_cache,
         )
-        deployment = replicated(machines, llm, degrees, steps=times, engine=made)
+        deployment = replicated(
+            machines,
+            llm,
+            degrees,
+            steps=times,
+            engine=made,
+            memory_fraction=memory,
+            kv_precision=kv_precision,
+        )
+        if prefix_cache and requested.prefix_ids is None:
+            notes.append("Nothing is cached: the trace names no blocks that prompts share.")
+        if kv_tokens:
+            deployment = _holding(deployment, _by_machine("--kv-tokens", kv_tokens, machines))
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
             said = f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}."
@@ -265,13 +325,28 @@ def _degrees(
         idle = [name for name in names if name not in degrees]
         left = [f"Left out, since {llm.name} does not fit: {', '.join(idle)}."] if idle else []
         return degrees, left
-    if text.isdecimal():
-        return {name: int(text) for name in names}, []
-    hint = "write 'best', a number such as 2, or one per machine such as a=4,b=1."
-    given = options.pairs("--degree", text.split(","), options.natural, hint)
-    degrees = {machines.machine(name).name: value for name, value in given.items()}
+    degrees = _by_machine("--degree", text, machines)
     idle = [name for name in names if name not in degrees]
     return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
+
+
+def _by_machine(option: str, text: str, machines: Cluster) -> dict[str, int]:
+    """Numbers of an option that takes one for all machines, or one for each that it names."""
+    if text.isdecimal():
+        return {machine.name: int(text) for machine in machines.machines}
+    hint = "write a number such as 2, or one per machine such as a=4,b=1."
+    given = options.pairs(option, text.split(","), options.natural, hint)
+    return {machines.machine(name).name: value for name, value in given.items()}
+
+
+def _holding(deployment: Deployment, kv_tokens: dict[str, int]) -> Deployment:
+    """The deployment with caches of so many tokens on the machines named."""
+    held = (kv_tokens.get(one.name.partition(" t=")[0]) for one in deployment.replicas)
+    own = (
+        one if tokens is None else replace(one, kv_tokens=tokens)
+        for one, tokens in zip(deployment.replicas, held, strict=True)
+    )
+    return replace(deployment, replicas=tuple(own))
 
 
 def _own(texts: list[str], machines: Cluster, degree: str) -> dict[str, StepModel]:
