@@ -28,6 +28,7 @@ from hetero.catalog import serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import around
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Engine, Replica, Role
 from hetero.errors import InfeasibleError
@@ -124,9 +125,8 @@ def _slowest(pipeline: Pipeline, made: Replica) -> StepModel:
     slowest = Piece(
         knots, parts * times.max(axis=0), np.array([float(cached.max())]), float(pairs.max())
     )
-    return StepModel(
-        (slowest, *made.step.pieces[1:]), source=made.step.source, provenance=made.step.provenance
-    )
+    alone = around(pipeline, replace(made.step, pieces=(slowest,)))
+    return replace(made.step, pieces=(*alone.pieces, *made.step.pieces[1:]))
 
 
 def _turns(pipeline: Pipeline) -> Floats:
