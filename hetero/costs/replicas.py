@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from hetero.arrays import Floats
+from hetero.catalog import serving_engine
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.rates import CostSettings
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Engine, Replica, Role
 from hetero.latency.overheads import with_overheads
@@ -102,10 +105,20 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
     return max(0.0, float(low) - slope * float(prompts[0])), slope
 
 
+@cache
+def engine_of(settings: CostSettings) -> Engine:
+    """Engine of every replica: chunks beside what decodes where it exists, else prompts first."""
+    made = Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048)
+    known = serving_engine(settings.engine)
+    if not known.limited:
+        return made
+    return replace(made, batching="chunked", schedule_ahead=known.ahead())
+
+
 def replica(
     pipeline: Pipeline, name: str, role: Role = "both", *, engine: Engine | None = None
 ) -> Replica:
-    """A pipeline as a replica that serves a phase; by default its KV cache is paged.
+    """A pipeline as a replica that serves a phase, by default under :func:`engine_of`.
 
     Examples
     --------
@@ -125,8 +138,7 @@ def replica(
         step=step_model(pipeline, role),
         kv_tokens=pipeline.kv_tokens,
         kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(settings.kv_precision)),
-        engine=engine
-        or Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048),
+        engine=engine or engine_of(settings),
         role=role,
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,

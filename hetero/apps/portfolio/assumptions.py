@@ -2,9 +2,10 @@ r"""The equal ground: one source of step times, one engine and one rule of memor
 
 Step times are those of the calibrated roofline (:mod:`hetero.latency.models.roofline`) by way of
 the cost model of :mod:`hetero.costs.cost`, which agrees with it to rounding for one stage and adds
-pipelines. Memory is 90 % of each GPU less 2 GiB, the rest after the weights is KV cache. The engine
-prefills first, at most 2,048 tokens a step unless one prompt is longer, decodes up to 256 requests
-together, and pages its cache.
+pipelines. Memory is 90 % of each GPU less 2 GiB, the rest after the weights is KV cache. Steps have
+at most 2,048 tokens, up to 256 requests decode together, and the cache is paged. Engines that exist
+cut prompts into chunks beside what decodes; the papers' systems, the engine ``"any"``, prefill
+first, and a prompt that is longer than a step goes through whole.
 
 A pipeline whose stages differ has no single slowest one: it is played with
 
@@ -24,11 +25,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.catalog import serving_engine
+from hetero.catalog import EngineName, serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import around
+from hetero.costs.replicas import around, engine_of
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Engine, Replica, Role
 from hetero.errors import InfeasibleError
@@ -41,9 +42,14 @@ from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
-ENGINE: Final = Engine(admission="paged", max_batch=256, max_step_tokens=2048)
-"""Engine of every replica of a dense model."""
+ENGINE: Final = engine_of(CostSettings())
+"""Engine of every replica of a dense model, where any may run it."""
 _SHORT_S = 20.0
+
+
+def engine(name: EngineName) -> Engine:
+    """Engine of every replica of a dense model under an engine of that name."""
+    return engine_of(CostSettings(engine=name))
 
 
 @lru_cache(maxsize=16)
@@ -102,13 +108,12 @@ def short(question: Question, most: int) -> Question:
 
 def replica(pipeline: Pipeline, name: str, role: Role = "both") -> Replica:
     """A costed pipeline as it is played in the arena."""
-    made = costed_replica(pipeline, name, role, engine=ENGINE)
-    return grounded(made, pipeline)
+    return grounded(costed_replica(pipeline, name, role), pipeline)
 
 
 def grounded(made: Replica, pipeline: Pipeline) -> Replica:
     """A planner's replica with the arena's engine and, where its stages differ, step times."""
-    made = replace(made, engine=ENGINE)
+    made = replace(made, engine=engine_of(pipeline.model.settings))
     if len({(stage.machine, stage.gpus, stage.layers) for stage in pipeline.stages}) == 1:
         return made
     return replace(made, step=_slowest(pipeline, made))
