@@ -230,7 +230,7 @@ def simulate(
             own, chunked = engine_on(gpu, *engine), steps_of == "chunked"
             return replace(
                 own,
-                batching=steps_of,
+                batching=steps_of,  # type: ignore[arg-type]
                 max_batch=max_batch or own.max_batch,
                 max_step_tokens=chunk or (own.max_step_tokens if chunked else 8192),
                 schedule_ahead=own.schedule_ahead and chunked
@@ -254,12 +254,12 @@ def simulate(
             deployment = _holding(deployment, _by_machine("--kv-tokens", kv_tokens, machines))
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
-            runs = made(gpu)
-            ahead = ", the next step prepared ahead" if runs.schedule_ahead else ""
+            limits = made(gpu)
+            ahead = ", the next step prepared ahead" if limits.schedule_ahead else ""
             said = [
                 f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
-                f"{runs.max_batch:,} requests and {runs.max_step_tokens:,} tokens a step{ahead}.",
+                f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step{ahead}.",
             ]
             notes += [one for one in said if one not in notes]
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
