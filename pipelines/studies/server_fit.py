@@ -82,11 +82,7 @@ def _prefill_first(run: ServerRun, tokens: int) -> ServerRun:
 
 def _second() -> list[ServerRun]:
     """Releases 0.8 to 0.15: prompts in chunks, from 0.14 on with the next step scheduled ahead."""
-    ahead = [
-        replace(run, engine=replace(run.engine, schedule_ahead=True))
-        for run in servers.runs("blis")
-    ]
-    return [*servers.runs("iog"), *ahead]
+    return [*servers.runs("iog"), *servers.runs("blis")]
 
 
 GENERATIONS: Final = {

@@ -473,6 +473,7 @@ def _blis() -> Iterator[ServerRun]:
                 _DEFAULT,
                 max_batch=row["max_num_seqs"],
                 max_step_tokens=row["max_num_batched_tokens"],
+                schedule_ahead=True,
                 prefix_cache=True,
             ),
         )

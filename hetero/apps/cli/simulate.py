@@ -259,7 +259,8 @@ def simulate(
             said = [
                 f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
-                f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step{ahead}.",
+                f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"
+                f"{ahead}.",
             ]
             notes += [one for one in said if one not in notes]
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
