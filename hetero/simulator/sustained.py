@@ -295,8 +295,7 @@ def saturation(
 
     Examples
     --------
-    >>> from hetero.deployment import Engine
-    >>> from hetero.latency.step import StepModel
+    >>> from hetero.deployment import Engine, Replica
     >>> from hetero.routers import RoundRobin
     >>> step = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
     >>> engine = Engine(max_step_tokens=100)
