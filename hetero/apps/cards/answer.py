@@ -140,7 +140,7 @@ def plan(
     >>> card = plan(
     ...     "thunderserve-a5000-pair", model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0
     ... )
-    >>> card.goodput_rps.value > 1.0 and sum(group.count for group in card.groups) > 1
+    >>> card.goodput_rps.value > 1.0 and card.plan.gpus == {"RTX-A5000": 2}
     True
     >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
     True
