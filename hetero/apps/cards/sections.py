@@ -13,6 +13,7 @@ from hetero.display import Column, Table
 from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
+    from hetero.deployment import Deployment
     from hetero.apps.cards.card import PlanCard, Sampled
 
 WIDTH = 100
@@ -122,8 +123,28 @@ def replicas(card: PlanCard) -> Table:
         rows.append((*row, textwrap.shorten(", ".join(one.names), 36, placeholder=" ...")))
     idle = ", ".join(f"{count} x {name}" for name, count in card.idle.items())
     notes = [f"Routing: {card.routing}.", f"Weights in {card.precision}."]
+    notes += [_steps(card.plan.deployment)] if card.plan.deployment else []
     notes += [f"Idle: {idle}."] if idle else []
     return Table(f"Plan ({card.planner})", tuple(columns), tuple(rows), tuple(notes))
+
+
+def _steps(deployment: Deployment) -> str:
+    """How engines form steps, in words."""
+    ways: dict[tuple[str, int, int], list[str]] = {}
+    for one in deployment.replicas:
+        engine = one.engine
+        way = (engine.batching, engine.max_step_tokens, engine.max_batch)
+        where = f"{one.gpu.name}{' ' + one.role if one.role != 'both' else ''}" if one.gpu else ""
+        ways.setdefault(way, [])
+        ways[way] += [where] if where and where not in ways[way] else []
+    said = [
+        f"{tokens:,} tokens and {batch:,} requests{' on ' * (len(ways) > 1)}"
+        f"{', '.join(names) * (len(ways) > 1)}"
+        for (_, tokens, batch), names in ways.items()
+    ]
+    batching = {"chunked": "prompts in chunks", "prefill first": "prompts first"}
+    kinds = dict.fromkeys(batching.get(way, way) for way, *_ in ways)
+    return f"Steps: {' or '.join(kinds)}, at most {'; '.join(said)}."
 
 
 def delivers(card: PlanCard) -> Table:

@@ -44,6 +44,8 @@ Floats = NDArray[np.float64]
 
 ENGINE: Final = engine_of(CostSettings())
 """Engine of every replica of a dense model, where any may run it."""
+STEP_TOKENS: Final = (512, 1024, 2048, 4096, 8192)
+"""Sizes of steps that are tried where prompts are cut into chunks."""
 _SHORT_S = 20.0
 
 

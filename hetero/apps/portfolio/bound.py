@@ -17,10 +17,10 @@ them, pipelines add hops and turns of waiting; neither takes any of this work aw
 A step of b decode and m prompt tokens that takes T seconds is a point (m / T, b / T) of prompt and
 decode tokens per second, and what a GPU does in any time is a mean of such points. T is straight
 between its knots, so all of them lie in the convex hull of the steps at the knots: b up to the
-engine's largest batch, b + m up to the tokens of its steps (or the longest prompt, where prompts
-are not cut). Where prompts go first a step has one of the two; chunks share it. With x the GPUs of
-type g at corner k of its hull, y those busy with the other work c, and :math:`W` the work of a mean
-request,
+engine's largest batch, b + m up to the tokens of its largest steps (or of the longest prompt, where
+prompts are not cut). Where prompts go first a step has one of the two; chunks share it. With x the
+GPUs of type g at corner k of its hull, y those busy with the other work c, and :math:`W` the work
+of a mean request,
 
 .. math::
     \max \lambda \quad\text{s.t.}\quad \sum_{gk} x_{gk} rate_{gkp} = \lambda W_p \;\forall p,
@@ -35,7 +35,7 @@ targets, no memory and no waiting: a gap to it is no proof that a better plan ex
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -166,6 +166,8 @@ def bound(question: Question) -> Bound | None:
 @lru_cache(maxsize=32)
 def _bound(question: Question) -> Bound:
     costs, engine = assumptions.costs(question), assumptions.engine(question.engine)
+    if engine.batching == "chunked":
+        engine = replace(engine, max_step_tokens=max(assumptions.STEP_TOKENS))
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
     longest = float(question.trace.input_tokens.max())
