@@ -13,8 +13,8 @@ from hetero.display import Column, Table
 from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
-    from hetero.deployment import Deployment
     from hetero.apps.cards.card import PlanCard, Sampled
+    from hetero.deployment import Deployment
 
 WIDTH = 100
 _APART = 0.2  # of a goodput, beyond which its seeds do not agree
