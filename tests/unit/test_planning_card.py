@@ -169,9 +169,13 @@ def test_text_fits_a_terminal_and_says_the_figures(card):
 
 def test_the_headline_says_when_arrivals_decide(card):
     assert "Arrivals alone" not in str(card)
+    assert card.met_idle is None  # its seeds agree
     rates = replace(card.goodput_rps, seeds=(1.0, 2.0, 4.0, 9.0), value=4.0)
-    said = " ".join(sections.headline(replace(card, goodput_rps=rates)))
-    assert "Arrivals alone make it 1.00 to 9.00" in said
+    for met, says in ((0.91, True), (0.99, False)):  # 90 % are asked for
+        one = replace(card, goodput_rps=rates, met_idle=met)
+        said = " ".join(sections.headline(one))
+        assert ("Arrivals alone make it 1.00 to 9.00: at a tenth of it 91.0 %" in said) == says
+        assert PlanCard.from_json(one.to_json()).met_idle == met
 
 
 def test_pages_need_no_network_and_hold_every_table(card, tmp_path):

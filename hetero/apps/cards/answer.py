@@ -62,6 +62,7 @@ from hetero.workload import Trace, TraceSource
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
 _EXPERTS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
+_APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _POOL = 4  # plans that are tried again after every change
 
 
@@ -246,6 +247,8 @@ def _card(
 ) -> tuple[PlanCard, tuple[Plan | None, ...]]:
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
+    seen_rps = carried.seeds
+    apart = max(seen_rps) - min(seen_rps) > _APART * carried.value > 0.0
     say("latencies")
     seen = delivered(plan, question, rate, effort)
     say("what binds")
@@ -313,6 +316,7 @@ def _card(
         notes=tuple(notes),
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
+        met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
     )
     return card, tuple(after for _, after in changed)
 

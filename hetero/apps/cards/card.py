@@ -19,7 +19,7 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
 ``plan``
     The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
-``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``, ``met_idle``
     What binds, what would change it, what was tried, where the figures come from, and what part of
     the plan would do where the whole carries twice what is asked for.
 
@@ -256,6 +256,9 @@ class PlanCard(Shown):
         The plan itself, which can be simulated, drawn, exported and served.
     smaller
         Part of the plan that carries what was asked for, where the whole carries twice as much.
+    met_idle
+        Share of the requests within the targets at a tenth of the goodput, where arrivals alone
+        change that by much.
     """
 
     question: CardQuestion
@@ -277,6 +280,7 @@ class PlanCard(Shown):
     plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()
     smaller: str = ""
+    met_idle: Number | None = None
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

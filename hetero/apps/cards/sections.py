@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hetero.deployment import Deployment
 
 WIDTH = 100
-_APART = 0.2  # of a goodput, beyond which its seeds do not agree
+_NEAR_GOAL = 0.02  # where so little more than the goal is met without load, requests decide
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
     "output_tps": ("output tokens", "tokens/s", 1.0),
@@ -56,10 +56,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
     ]
     draws, seeds = np.array(card.goodput_rps.draws), np.array(card.goodput_rps.seeds)
-    if np.ptp(seeds) > _APART * card.goodput_rps.value:
+    if card.met_idle is not None and card.met_idle < asked.goal + _NEAR_GOAL:
         said.append(
-            f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at these rates "
-            f"about {goal} are within the targets whatever the load, so that it hangs on which "
+            f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at a tenth of it "
+            f"{100 * card.met_idle:.1f} % are within the targets, so that it hangs on which "
             "requests come. A slightly lower goal, or longer targets, may carry far more."
         )
     if asked.rate_given and len(draws):
