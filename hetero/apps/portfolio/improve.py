@@ -41,6 +41,7 @@ _OURS = 2  # routers that come first
 _TUNED = 4  # rounds of fixed shares
 _STEP = 0.5  # change of the logarithm of a share when all of its requests miss and no others do
 _LEAST_SHARE = 1e-3  # of the case's load that a plan must carry where the one before carries none
+_SIZES = 12  # sizes of steps that are tried
 _LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
 
 
@@ -103,8 +104,15 @@ def improve(
         while search.left and search.layouts():
             search.routers(every=False)
             search.shares()
-        search.steps()
     return Improved(search.plan, search.carried_rps, tuple(search.changes), moves - search.left)
+
+
+def resized(found: Improved, question: Question, *, seeds: Sequence[int]) -> Improved:
+    """The same with steps of the size that carries most, where prompts are cut into chunks."""
+    search = _Search(question, tuple(seeds), _SIZES, found.plan, found.carried_rps)
+    search.steps()
+    changes, played = (*found.changes, *search.changes), found.played + _SIZES - search.left
+    return Improved(search.plan, search.carried_rps, changes, played)
 
 
 class _Search:
