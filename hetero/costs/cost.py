@@ -130,6 +130,7 @@ class CostModel:
             self.llm,
             gpus,
             engine=s.engine,
+            release=s.release,
             precision=s.precision,
             kv_precision=s.kv_precision,
         )
@@ -138,7 +139,7 @@ class CostModel:
         """What the engine takes around the kernels of a stage, where its table has it not."""
         if self.settings.efficiency is not None or (table and table.step is table.kernels):
             return None
-        return self.engine.overheads_of()
+        return self.engine.overheads_of(self.settings.release)
 
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""

@@ -112,7 +112,7 @@ def engine_of(settings: CostSettings) -> Engine:
     known = serving_engine(settings.engine)
     if not known.limited:
         return made
-    return replace(made, batching="chunked", schedule_ahead=known.ahead())
+    return replace(made, batching="chunked", schedule_ahead=known.ahead(settings.release))
 
 
 def replica(

@@ -191,6 +191,7 @@ def resolve(
 def resolved_steps(
     *,
     engine: EngineName = "vllm",
+    release: str = "",
     precision: str = "fp16",
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
@@ -204,6 +205,7 @@ def resolved_steps(
             llm,
             tensor_parallel,
             engine=engine,
+            release=release,
             precision=precision,
             kv_precision=kv_precision,
             own=own,

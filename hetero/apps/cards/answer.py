@@ -81,6 +81,9 @@ def plan(
     effort: str = "quick",
     seed: int = 0,
     engine: EngineName = "vllm",
+    release: str = "",
+    memory_fraction: float = 0.9,
+    kv_precision: str = "fp16",
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -118,6 +121,10 @@ def plan(
     engine
         Engine that can run the plan: ``"vllm"``, ``"sglang"`` or ``"trtllm"``; ``"any"`` for what
         the papers' own systems do, such as pipelines of mixed GPUs.
+    release
+        Release of the engine, such as ``"0.12"``; by default the newest known.
+    memory_fraction, kv_precision
+        Share of each GPU's memory that engines may use, and data type of their caches.
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine
         sends, its own data type.
@@ -160,6 +167,9 @@ def plan(
         effort=effort,
         seed=seed,
         engine=engine,
+        release=release,
+        memory_fraction=memory_fraction,
+        kv_precision=kv_precision,
         kv_transfer_bits=kv_transfer_bits,
         columns=columns,
         arrivals=arrivals,
@@ -297,6 +307,9 @@ def _card(
             requests=len(question.load().trace),
             engine=question.engine,
             arrivals=question.process,
+            release=question.release,
+            memory_fraction=question.memory_fraction,
+            kv_precision=question.kv_precision,
         ),
         planner=best.asked.planner,
         precision="fp8" if question.llm.experts else question.precision,
@@ -325,7 +338,8 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
     """Which engine runs the plan, which GPUs it leaves, and how KV caches travel."""
     engine, precision = serving_engine(question.engine), question.precision
     found = [
-        f"Engine: {engine.title} {engine.version}; every replica keeps its rules."
+        f"Engine: {engine.title} {question.release or engine.version}; every replica keeps its "
+        "rules."
         if engine.limited
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]

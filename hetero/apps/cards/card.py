@@ -8,7 +8,8 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
     ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
-    ``arrivals`` (``"poisson"`` or ``"scaled"``).
+    ``release``, ``memory_fraction``, ``kv_precision``, ``arrivals`` (``"poisson"`` or
+    ``"scaled"``).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
@@ -156,6 +157,9 @@ class CardQuestion:
     requests: _Count
     engine: EngineName = "any"
     arrivals: Annotated[str, Field(pattern="^(poisson|scaled)$")] = "poisson"
+    release: Annotated[str, Field(pattern=r"^[0-9.]*$")] = ""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_precision: Line = "fp16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,9 @@ EngineRelease = Annotated[
         parser=lambda text: engine_release(text),
     ),
 ]
+KvPrecision = Annotated[
+    Any, one_of("hetero.catalog.precision:PRECISION_BITS", "Data type of the KV cache.")
+]
 Seed = Annotated[
     int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
 ]

@@ -110,10 +110,7 @@ def simulate(
             "--memory leaves: one number for all, or one per machine, as in a=469072,b=93312."
         ),
     ] = "",
-    kv_precision: Annotated[
-        Any,
-        options.one_of("hetero.catalog.precision:PRECISION_BITS", "Data type of the KV cache."),
-    ] = "fp16",
+    kv_precision: options.KvPrecision = "fp16",
     engine: options.EngineRelease = "vllm",
     steps: Annotated[
         list[str] | None,

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.catalog import EngineName, serving_engine
+from hetero.catalog import serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
@@ -49,9 +49,20 @@ STEP_TOKENS: Final = (512, 1024, 2048, 4096, 8192)
 _SHORT_S = 20.0
 
 
-def engine(name: EngineName) -> Engine:
-    """Engine of every replica of a dense model under an engine of that name."""
-    return engine_of(CostSettings(engine=name))
+def settings(question: Question) -> CostSettings:
+    """Assumptions of the cost model for a case."""
+    return CostSettings(
+        precision=question.precision,
+        kv_precision=question.kv_precision,
+        memory_fraction=question.memory_fraction,
+        engine=question.engine,
+        release=question.release,
+    )
+
+
+def engine(question: Question) -> Engine:
+    """Engine of every replica of a dense model in a case."""
+    return engine_of(settings(question))
 
 
 @lru_cache(maxsize=16)
@@ -63,8 +74,7 @@ def costs(question: Question) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    settings = CostSettings(precision=question.precision, engine=question.engine)
-    return CostModel(question.cluster, question.llm, settings)
+    return CostModel(question.cluster, question.llm, settings(question))
 
 
 @lru_cache(maxsize=16)

@@ -165,7 +165,7 @@ def bound(question: Question) -> Bound | None:
 
 @lru_cache(maxsize=32)
 def _bound(question: Question) -> Bound:
-    costs, engine = assumptions.costs(question), assumptions.engine(question.engine)
+    costs, engine = assumptions.costs(question), assumptions.engine(question)
     if engine.batching == "chunked":
         engine = replace(engine, max_step_tokens=max(assumptions.STEP_TOKENS))
     rates: dict[str, Floats] = {}
