@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Literal, TypeAlias
 
-from hetero.catalog import Gpu, KvFormula, Llm
+from hetero.catalog import EngineName, Gpu, KvFormula, Llm, serving_engine
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require, require_not_negative
 from hetero.latency.step import StepModel
@@ -112,6 +112,29 @@ class Engine:
         )
 
 
+def engine_on(gpu: Gpu, name: EngineName = "vllm", release: str = "") -> Engine:
+    """An engine with the limits that it starts with on a GPU: prompts in chunks, a paged cache.
+
+    Source: the documentation of the engines, see ``data/engines``.
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu
+    >>> found = engine_on(gpu("H100-SXM"))
+    >>> found.max_batch, found.max_step_tokens, found.schedule_ahead
+    (1024, 8192, True)
+    """
+    known = serving_engine(name)
+    limits = known.batches_on(gpu)
+    return Engine(
+        batching="chunked",
+        admission="paged",
+        max_batch=limits.max_batch,
+        max_step_tokens=limits.max_step_tokens,
+        schedule_ahead=known.ahead(release),
+    )
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Replica(Shown):
     """One copy of the model and the engine that serves it.
@@ -174,6 +197,11 @@ class Replica(Shown):
             "request from its prefill to its last token.",
             resolve="use another batching, or the role 'both'.",
         )
+
+    @property
+    def way_s(self) -> float:
+        """Way of a request to its steps and of a token back, through network and front end [s]."""
+        return 2.0 * self.network_s + self.step.request_s
 
     def table(self) -> Table:
         """What it stands on, what it holds and how it serves."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -223,9 +223,7 @@ class Plan(Shown):
         See :func:`hetero.simulator.sustained.life_s`; of layers over a network, the slowest node
         that holds a layer counts.
         """
-        inputs, outputs = (
-            float(np.median(tokens)) for tokens in (trace.input_tokens, trace.output_tokens)
-        )
+        inputs, outputs = _median_tokens(trace)
         if isinstance(self.serving, Deployment):
             return life_s(self.serving, inputs, outputs)
         placement = self.serving.placement
@@ -370,3 +368,8 @@ def _known() -> tuple[type, ...]:
         *(Placement, Problem, Node, LayerLatency, Links, OperatingPoint, FlowRouter),
         *of_replicas,
     )
+
+
+@lru_cache(maxsize=16)  # searches ask for those of one trace at every rate
+def _median_tokens(trace: Trace) -> tuple[float, float]:
+    return float(np.median(trace.input_tokens)), float(np.median(trace.output_tokens))

@@ -21,9 +21,16 @@ import numpy as np
 from hetero.arrays import Floats
 from hetero.catalog import EngineName, Gpu, Llm, serving_engine
 from hetero.catalog.engines import Bits
+from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster
 from hetero.display import Shown, Table
-from hetero.errors import CatalogError, ParameterError, require, require_positive
+from hetero.errors import (
+    CatalogError,
+    ParameterError,
+    require,
+    require_positive,
+    require_share,
+)
 from hetero.latency.calibration.expected import (
     StepError,
     error_of,
@@ -400,8 +407,11 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
-    engine
-        Engine that has to be able to run the plan, see :mod:`hetero.catalog.engines`.
+    engine, release
+        Engine that has to be able to run the plan, see :mod:`hetero.catalog.engines`, and its
+        release; empty for the newest known.
+    memory_fraction, kv_precision
+        Share of each GPU's memory that engines may use, and data type of their caches.
     kv_transfer_bits
         Bits per value in which KV caches may travel; None for what the engine sends.
     process
@@ -422,8 +432,14 @@ class Question(Shown):
     engine: EngineName = "any"
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"
+    release: str = ""
+    memory_fraction: float = 0.9
+    kv_precision: str = "fp16"
 
     def __post_init__(self) -> None:
+        require_share(memory_fraction=self.memory_fraction)
+        bytes_of(1, self.kv_precision)
+        serving_engine(self.engine).ahead(self.release)
         if not 0 < self.rate_rps < math.inf:
             raise ParameterError(
                 f"A rate of {self.rate_rps:g} requests/s cannot be planned for.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -89,6 +90,34 @@ class EnginePlatform:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBatches:
+    """Limits that an engine starts with on some GPUs; a row of ``batches.csv``.
+
+    Attributes
+    ----------
+    least_gib, without
+        GPUs of at least so much memory, but for those whose names begin so.
+    max_batch
+        Requests that decode together, at most.
+    max_step_tokens
+        Tokens of a step, at most.
+    """
+
+    engine: str
+    max_batch: int
+    max_step_tokens: int
+    source: str
+    date: str
+    least_gib: float = 0.0
+    without: tuple[str, ...] = ()
+    notes: str = ""
+
+    def has(self, gpu: Gpu) -> bool:
+        """Whether a GPU is one of these."""
+        return gpu.mem_gib >= self.least_gib and not gpu.name.startswith(self.without)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverheads:
     """What releases of an engine take beside the kernels of a step; a row of ``overheads.csv``.
 
@@ -160,32 +189,70 @@ class ServingEngine(Shown):
     divides_weights: bool
     transfer_bits: int
     source: str
+    ahead_from: str = ""
     version: str = ""
     notes: str = ""
     platforms: tuple[EnginePlatform, ...] = ()
+    batches: tuple[EngineBatches, ...] = ()
     overheads: tuple[EngineOverheads, ...] = ()
 
-    def overheads_of(self, release: str) -> EngineOverheads:
-        """What the releases named so take beside the kernels of a step.
+    def batches_on(self, gpu: Gpu) -> EngineBatches:
+        """Limits that it starts with on a GPU.
+
+        Examples
+        --------
+        >>> from hetero.catalog import gpu
+        >>> engine = serving_engine("vllm")
+        >>> [engine.batches_on(gpu(one)).max_batch for one in ("H100-SXM", "A100-SXM-80GB", "L4")]
+        [1024, 256, 256]
+        """
+        return next(one for one in self.batches if one.has(gpu))
+
+    def ahead(self, release: str = "") -> bool:
+        """Whether a release, by default the newest, prepares the next step while one runs.
+
+        Examples
+        --------
+        >>> [serving_engine("vllm").ahead(one) for one in ("", "0.19", "0.13.1")]
+        [True, True, False]
+        """
+        if not self.ahead_from:
+            return False
+        return not release or release_numbers(release) >= release_numbers(self.ahead_from)
+
+    def overheads_of(self, release: str = "") -> EngineOverheads | None:
+        """What a release takes beside the kernels of a step, as every command takes it.
+
+        It is that of the newest releases fitted that are not newer, else of the oldest; None where
+        nothing was fitted to the engine. Launches and staged all-reduces, which the servers of one
+        GPU show and others do not, are left out.
+
+        Parameters
+        ----------
+        release
+            By default the newest.
 
         Raises
         ------
         ParameterError
-            If nothing was fitted to such releases.
+            If it is no release.
 
         Examples
         --------
-        >>> 0.0 < serving_engine("vllm").overheads_of("0.8-0.15").step_s < 0.01
+        >>> engine = serving_engine("vllm")
+        >>> [engine.overheads_of(one).releases for one in ("", "0.19.1", "0.6", "0.2")]
+        ['0.8-0.15', '0.8-0.15', '0.4-0.6', '0.4-0.6']
+        >>> serving_engine("any").overheads_of() is None
         True
         """
-        for one in self.overheads:
-            if one.releases == release:
-                return one
-        known = ", ".join(one.releases for one in self.overheads) or "none"
-        raise ParameterError(
-            f"No overheads of {self.title} {release} are known.",
-            resolve=f"use one of its fitted releases ({known}), or kernels alone.",
+        if not self.overheads:
+            return None
+        wanted = release_numbers(release) if release else (math.inf,)
+        by_age = sorted(
+            self.overheads, key=lambda one: release_numbers(one.releases.partition("-")[0])
         )
+        older = [one for one in by_age if release_numbers(one.releases.partition("-")[0]) <= wanted]
+        return replace((older or by_age[:1])[-1], launch_s=0.0, staged_s=0.0)
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -365,6 +432,8 @@ def serving_engines() -> Records[ServingEngine]:
     """All engines of ``data/engines``."""
     path = paths.data("engines", "platforms.csv")
     known = [EnginePlatform(**row) for row in read_records(path, EnginePlatform)]  # type: ignore[arg-type]
+    path = paths.data("engines", "batches.csv")
+    limits = [EngineBatches(**row) for row in read_records(path, EngineBatches)]  # type: ignore[arg-type]
     path = paths.data("engines", "overheads.csv")
     fitted = [EngineOverheads(**row) for row in read_records(path, EngineOverheads)]  # type: ignore[arg-type]
     found = read_table(paths.data("engines", "engines.csv"), "engine", ServingEngine)
@@ -374,6 +443,7 @@ def serving_engines() -> Records[ServingEngine]:
             replace(
                 one,
                 platforms=tuple(row for row in known if row.engine == one.name),
+                batches=tuple(row for row in limits if row.engine == one.name),
                 overheads=tuple(row for row in fitted if row.engine == one.name),
             )
             for one in found
@@ -395,3 +465,24 @@ def serving_engine(name: str) -> ServingEngine:
     raise ParameterError(
         f"There is no engine '{name}'.", resolve=f"use {', '.join(serving_engines().names)}."
     )
+
+
+def release_numbers(release: str) -> tuple[float, ...]:
+    """Numbers of a release, by which releases are in order.
+
+    Raises
+    ------
+    ParameterError
+        If it is no release.
+
+    Examples
+    --------
+    >>> release_numbers("0.9") < release_numbers("0.12.1")
+    True
+    """
+    try:
+        return tuple(float(int(part)) for part in release.split("."))
+    except ValueError:
+        raise ParameterError(
+            f"'{release}' is no release of an engine.", resolve="give numbers, such as 0.19."
+        ) from None

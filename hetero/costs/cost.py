@@ -38,7 +38,7 @@ import numpy as np
 from hetero import memory
 from hetero.arrays import Floats
 from hetero.catalog import Llm, ServingEngine, serving_engine
-from hetero.catalog.engines import EngineStage, Misfit
+from hetero.catalog.engines import EngineOverheads, EngineStage, Misfit
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.costs.pipeline import Pipeline
@@ -130,9 +130,16 @@ class CostModel:
             self.llm,
             gpus,
             engine=s.engine,
+            release=s.release,
             precision=s.precision,
             kv_precision=s.kv_precision,
         )
+
+    def overheads(self, table: ResolvedSteps | None) -> EngineOverheads | None:
+        """What the engine takes around the kernels of a stage, where its table has it not."""
+        if self.settings.efficiency is not None or (table and table.step is table.kernels):
+            return None
+        return self.engine.overheads_of(self.settings.release)
 
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
@@ -209,6 +216,8 @@ class CostModel:
         whole = memory.Budget(llm, machine.gpu, tensor_parallel=gpus, weight_precision=s.precision)
         ends = bytes_of(llm.embedding_params + llm.output_params, s.precision)
         kv = memory.kv_bytes_per_token(llm, tensor_parallel=gpus, precision=s.kv_precision)
+        around = self.overheads(table)
+        around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
         usable = machine.gpu.mem_bytes * s.memory_fraction - s.overhead_gib * _GIB
         return Rates(
             product_s=slope["products"],
@@ -219,7 +228,7 @@ class CostModel:
             reduce_s=slope["all-reduce"],
             fixed_s=zero["all-reduce"] + zero["overhead"],
             logits_s=float(replace(roofline, layers=None).terms(0.0)["logits"]),
-            step_s=roofline.efficiency.step_overhead_s,
+            step_s=roofline.efficiency.step_overhead_s + around_s,
             usable_bytes=gpus * usable,
             layer_bytes=(whole.weight_bytes - ends) / llm.layers,
             kv_layer_bytes=kv / llm.layers,

@@ -32,8 +32,9 @@ class CostSettings:
         failure stops them all; the paper's plans have up to 2.
     efficiency
         Efficiencies of all GPUs; by default those calibrated for each type.
-    engine
-        Engine whose rules groups keep, see :mod:`hetero.catalog.engines`.
+    engine, release
+        Engine whose rules groups keep, see :mod:`hetero.catalog.engines`, and its release; empty
+        for the newest known.
     """
 
     precision: str = "fp16"
@@ -46,6 +47,7 @@ class CostSettings:
     max_stages: int = 4
     efficiency: Efficiency | None = None
     engine: EngineName = "any"
+    release: str = ""
 
     def __post_init__(self) -> None:
         require_share(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from hetero.arrays import Floats
+from hetero.catalog import serving_engine
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.rates import CostSettings
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Engine, Replica, Role
+from hetero.latency.overheads import with_overheads
 from hetero.latency.step import Piece, StepModel
 
 _PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight line
@@ -24,10 +29,9 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
     another stage becomes the slowest as batch and contexts change; a prompt is then cut into ``S``
     chunks, which makes a lone first token early by less than the pipeline takes to fill.
     """
-    if len(pipeline.stages) == 1:
-        table = pipeline.model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
-        if table:
-            return table.step
+    table = pipeline.model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
+    if table and len(pipeline.stages) == 1:
+        return table.step
     parts = 1 if role == "prefill" else len(pipeline.stages)
     knots = _knots(pipeline, parts)
     times = pipeline.stage_seconds(knots / parts)
@@ -48,11 +52,25 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
         rotation = times.sum(axis=0) + fixed + pipeline.return_s + per_token * knots / parts
         rates = np.array([cached.sum() / parts])
         pieces.append(Piece(knots, rotation, rates, float(pairs.sum() / parts)))
-    return StepModel(
+    found = StepModel(
         tuple(pieces),
         source=f"roofline of {pipeline.model.llm.name} on {pipeline.label}",
         provenance="derived",
     )
+    return around(pipeline, found)
+
+
+def around(pipeline: Pipeline, step: StepModel) -> StepModel:
+    """A step model of a pipeline's terms with what its engine takes per request.
+
+    What it takes per step is a term of its first stage.
+    """
+    model = pipeline.model
+    table = model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
+    overheads = model.overheads(table)
+    if overheads is None:
+        return step
+    return with_overheads(step, replace(overheads, step_s=0.0, worker_s=0.0), model.llm)
 
 
 def _slowest(pipeline: Pipeline, role: Role) -> int:
@@ -87,10 +105,20 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
     return max(0.0, float(low) - slope * float(prompts[0])), slope
 
 
+@cache
+def engine_of(settings: CostSettings) -> Engine:
+    """Engine of every replica: chunks beside what decodes where it exists, else prompts first."""
+    made = Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048)
+    known = serving_engine(settings.engine)
+    if not known.limited:
+        return made
+    return replace(made, batching="chunked", schedule_ahead=known.ahead(settings.release))
+
+
 def replica(
     pipeline: Pipeline, name: str, role: Role = "both", *, engine: Engine | None = None
 ) -> Replica:
-    """A pipeline as a replica that serves a phase; by default its KV cache is paged.
+    """A pipeline as a replica that serves a phase, by default under :func:`engine_of`.
 
     Examples
     --------
@@ -110,8 +138,7 @@ def replica(
         step=step_model(pipeline, role),
         kv_tokens=pipeline.kv_tokens,
         kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(settings.kv_precision)),
-        engine=engine
-        or Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048),
+        engine=engine or engine_of(settings),
         role=role,
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,

@@ -45,7 +45,7 @@ def limits_of(replica: Replica, prefix_tokens: int = 0) -> dict[str, Any]:
         "kv_tokens": replica.kv_tokens - spare,
         "block_tokens": engine.block_tokens,
         "swap_s_per_token": engine.swap_s_per_gb * replica.kv_bytes_per_token / 1e9,
-        "way_s": 2.0 * replica.network_s,
+        "way_s": replica.way_s,
         "lag_s": replica.lag_s,
         "lag_s_per_token": replica.lag_s_per_token,
     }

@@ -98,7 +98,7 @@ ENGINE = np.dtype(
         ("kv_tokens", "i8"),  # capacity
         ("block_tokens", "i8"),
         ("swap_s_per_token", "f8"),
-        ("way_s", "f8"),  # of a request from the dispatcher and a token back to it
+        ("way_s", "f8"),  # of a request from the dispatcher and a token back, with the front end
         ("lag_s", "f8"),  # from the end of a prefill step to the first token,
         ("lag_s_per_token", "f8"),  # and per token of the prompt
         ("pieces", "i8"),  # 1 or 2

@@ -9,7 +9,8 @@ samples around it. With ``l`` layers on ``t`` GPUs and ``b`` decoding requests a
 with the time per step ``o``, of handing it to several workers ``w``, per decoding request ``r``,
 and the launch of a layer ``k`` (a floor: kernels are launched while others run, so that it shows
 only where they are shorter). Between GPUs without access to each other's memory an all-reduce is
-staged through the host, which takes ``s`` more.
+staged through the host, which takes ``s`` more. A request takes a time of its own besides, before
+its first step and after its first token.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def with_overheads(
         launched = Piece(np.array([0.0, 1.0]), np.full(2, floor), np.zeros(1))
         pieces.append(_on_top(launched, fixed, overheads.decoding_s))
     source = f"{step.source}, with the overheads of {overheads.name}"
-    return replace(step, pieces=tuple(pieces), source=source)
+    request_s = step.request_s + overheads.request_s
+    return replace(step, pieces=tuple(pieces), source=source, request_s=request_s)
 
 
 def _on_top(piece: Piece, fixed_s: float, decoding_s: float) -> Piece:

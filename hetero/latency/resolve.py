@@ -15,6 +15,10 @@ source, and so of one engine generation. Tables of 2023 (Splitwise, Helix) are o
 that is planned for and serve their own studies alone, and aiconfigurator's all-reduce among four
 and more L40S is that of one host. The engine ``"any"`` stands for the papers' systems, which no
 table is of: it begins with 4.
+
+Operators and rooflines are kernels; what the engine takes around them
+(:mod:`hetero.latency.overheads`) is added where it was fitted to servers. Files of one's own have
+it in their steps, and layer profiles, for releases that prepare a step while another runs.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
-from hetero.catalog import EngineName, Gpu, Llm, llms
+from hetero.catalog import EngineName, Gpu, Llm, llms, serving_engine
 from hetero.catalog import gpu as find_gpu
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
@@ -38,6 +42,7 @@ from hetero.latency.calibration.expected import (
 from hetero.latency.calibration.roofline_fit import efficiency_of_step, of_one_host
 from hetero.latency.models.efficiencies import for_gpu, sources
 from hetero.latency.models.roofline import Efficiency
+from hetero.latency.overheads import with_overheads
 from hetero.latency.sources.measured import aiconfigurator_step_models
 from hetero.latency.sources.profiles import ProfiledStep, profiled_steps
 from hetero.latency.sources.raggedness import longest_over_mean
@@ -74,12 +79,15 @@ class ResolvedSteps(Shown):
         The step model; its ``source`` names table, engine and release.
     kind
         Which of the six.
+    kernels
+        The step model without what the engine takes around its kernels.
     key
         GPU, model and degree of the catalog that a measured table is of.
     """
 
     step: StepModel
     kind: SourceKind
+    kernels: StepModel
     key: tuple[str, str, int] = ("", "", 0)
 
     @property
@@ -93,7 +101,7 @@ class ResolvedSteps(Shown):
 
         For what the table does not say: parts of the layers, in pipelines.
         """
-        return _nearest(self.step.source, self.key, self.step)
+        return _nearest(self.kernels.source, self.key, self.kernels)
 
     @property
     def label(self) -> str:
@@ -118,6 +126,7 @@ def resolve(
     tensor_parallel: int = 1,
     *,
     engine: EngineName = "vllm",
+    release: str = "",
     precision: str = "fp16",
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
@@ -130,6 +139,8 @@ def resolve(
     gpu
         With the link of its machine, see :attr:`hetero.cluster.Machine.linked_gpu`. Tables hold for
         the catalog's figures, and for several GPUs for its link.
+    release
+        Release of the engine whose overheads count, by default the newest known.
     own
         One's own step models by GPU type; they count first.
     trace
@@ -157,6 +168,7 @@ def resolve(
         llm,
         tensor_parallel,
         engine=engine,
+        release=release,
         precision=precision,
         kv_precision=kv_precision,
         trace=trace,
@@ -172,12 +184,14 @@ def resolve(
         kv_precision=kv_precision,
     )
     kinds = {level: kind for kind, level in _LEVELS.items()}
-    return _resolved(roofline.step_model(), kinds[level_of(gpu.name)])
+    found = _resolved(roofline.step_model(), kinds[level_of(gpu.name)])
+    return _under(found, engine, release, llm, tensor_parallel)
 
 
 def resolved_steps(
     *,
     engine: EngineName = "vllm",
+    release: str = "",
     precision: str = "fp16",
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
@@ -191,6 +205,7 @@ def resolved_steps(
             llm,
             tensor_parallel,
             engine=engine,
+            release=release,
             precision=precision,
             kv_precision=kv_precision,
             own=own,
@@ -207,6 +222,7 @@ def measured(
     tensor_parallel: int = 1,
     *,
     engine: EngineName = "vllm",
+    release: str = "",
     precision: str = "fp16",
     kv_precision: str = "fp16",
     trace: Trace | None = None,
@@ -221,10 +237,14 @@ def measured(
         step = found.model
         if trace is not None:
             step = found.ragged(longest_over_mean(trace, int(step.max_decoding)))
-        return _resolved(step, "layer profile", (gpu.name, found.llm, tensor_parallel))
+        kernels = _resolved(step, "layer profile", (gpu.name, found.llm, tensor_parallel))
+        if serving_engine(engine).ahead(release):  # as the engine that was profiled
+            return kernels
+        return _under(kernels, engine, release, llm, tensor_parallel)
     if operators := _operators(engine).get(key):
         name, step = operators
-        return _resolved(step, "operators", (gpu.name, name, tensor_parallel))
+        kernels = _resolved(step, "operators", (gpu.name, name, tensor_parallel))
+        return _under(kernels, engine, release, llm, tensor_parallel)
     return None
 
 
@@ -233,7 +253,18 @@ def _resolved(
 ) -> ResolvedSteps:
     # A table that is itself estimated, two GPUs from one, is no measurement.
     level = "calibrated" if step.provenance == "estimated" and key[0] else _LEVELS[kind]
-    return ResolvedSteps(replace(step, level=level), kind, key)
+    step = replace(step, level=level)
+    return ResolvedSteps(step, kind, step, key)
+
+
+def _under(
+    found: ResolvedSteps, engine: EngineName, release: str, llm: Llm, tensor_parallel: int
+) -> ResolvedSteps:
+    """The same under an engine, which takes time around its kernels."""
+    overheads = serving_engine(engine).overheads_of(release)
+    if overheads is None:
+        return found
+    return replace(found, step=with_overheads(found.kernels, overheads, llm, tensor_parallel))
 
 
 _FITTED: dict[tuple[object, ...], Efficiency] = {}

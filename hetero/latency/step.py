@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError, require
+from hetero.errors import ParameterError, require, require_not_negative
 
 Floats = NDArray[np.float64]
 
@@ -260,6 +260,9 @@ class StepModel(Shown):
     level
         What is known of them, one of :data:`hetero.latency.calibration.expected.LEVELS`, by which
         their error is expected; empty for what is known of the GPU.
+    request_s
+        What the engine takes for a request beside its steps: before the first, and from the end of
+        a step to the token at the client [s].
     max_tokens, max_decoding
         Range of the measurements or of the validity of the model; beyond it the pieces
         extrapolate as :class:`Piece` says, and :meth:`inside` answers False.
@@ -279,8 +282,10 @@ class StepModel(Shown):
     max_tokens: float = np.inf
     max_decoding: float = np.inf
     level: str = ""
+    request_s: float = 0.0
 
     def __post_init__(self) -> None:
+        require_not_negative(request_s=self.request_s)
         require(
             1 <= len(self.pieces) <= 2,
             f"A step model has one or two pieces; received {len(self.pieces)}.",

@@ -47,7 +47,7 @@ def replicated(
     degrees: Mapping[str, int | Sequence[int]],
     *,
     steps: StepSource | None = None,
-    engine: Engine | None = None,
+    engine: Engine | Callable[[Gpu], Engine] | None = None,
     memory_fraction: float = 0.9,
     overhead_gib: float = 2.0,
     kv_formula: KvFormula = "model",
@@ -66,7 +66,7 @@ def replicated(
         Where step times come from; by default what is known best under vLLM, see
         :mod:`hetero.latency.resolve`.
     engine
-        Engine of every replica.
+        Engine of every replica, or by its GPU.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def replicated(
                 steps(gpu, llm, t),
                 count=chosen.count(t),
                 tensor_parallel=t,
-                engine=engine,
+                engine=engine(gpu) if callable(engine) else engine,
                 name=f"{name} t={t}",
                 memory_fraction=memory_fraction,
                 overhead_gib=overhead_gib,

@@ -218,9 +218,9 @@ def _seen(deployment: Deployment, requests: Any) -> None:
     """Turn times on the clock of a replica into those at which the dispatcher sees tokens.
 
     A replica lives by a clock that is late by the way of a request to it, and what it sends back
-    takes that way once more.
+    takes that way once more; both ways with the time in its front end.
     """
-    back_s = 2.0 * np.array([*(replica.network_s for replica in deployment.replicas), 0.0])
+    back_s = np.array([*(replica.way_s for replica in deployment.replicas), 0.0])
     if back_s.any():
         node, last = requests["node"], requests["decode_node"]
         requests["first_token_s"] += back_s[node]

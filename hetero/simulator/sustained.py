@@ -22,15 +22,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.deployment import Deployment, Replica
+from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.engine import state
 from hetero.errors import ParameterError, require
+from hetero.latency.step import StepModel
 from hetero.routers import Builtin, Predictor, Router
 from hetero.simulator.metrics import Slo
 from hetero.simulator.replicas import simulate
@@ -179,7 +181,9 @@ def life_s(deployment: Deployment, input_tokens: float, output_tokens: float) ->
     """
     phases = {"prefill": 0.0, "decode": 0.0}
     for replica in deployment.replicas:
-        prefill_s, decode_s = _phases_s(replica, input_tokens, output_tokens)
+        prefill_s, decode_s = _phases_s(
+            replica.step, replica.engine.max_batch, replica.kv_tokens, input_tokens, output_tokens
+        )
         if replica.role != "decode":
             phases["prefill"] = max(phases["prefill"], prefill_s)
         if replica.role != "prefill":
@@ -187,12 +191,14 @@ def life_s(deployment: Deployment, input_tokens: float, output_tokens: float) ->
     return sum(phases.values())
 
 
-def _phases_s(replica: Replica, inputs: float, outputs: float) -> tuple[float, float]:
-    held = min(float(replica.engine.max_batch), replica.kv_tokens / max(inputs + outputs, 1.0))
-    batch = max(1, int(held))
+@lru_cache(maxsize=4096)  # searches ask for the same replicas at many rates
+def _phases_s(
+    step: StepModel, max_batch: int, kv_tokens: int, inputs: float, outputs: float
+) -> tuple[float, float]:
+    batch = max(1, int(min(float(max_batch), kv_tokens / max(inputs + outputs, 1.0))))
     cached = batch * (inputs + outputs / 2.0)
-    prefill = replica.step.seconds(inputs, 0, 0.0, inputs * inputs / 2.0)
-    decode = replica.step.seconds(batch, batch, cached)
+    prefill = step.seconds(inputs, 0, 0.0, inputs * inputs / 2.0)
+    decode = step.seconds(batch, batch, cached)
     return float(np.asarray(prefill)), outputs * float(np.asarray(decode))
 
 
@@ -289,8 +295,7 @@ def saturation(
 
     Examples
     --------
-    >>> from hetero.deployment import Engine
-    >>> from hetero.latency.step import StepModel
+    >>> from hetero.deployment import Engine, Replica
     >>> from hetero.routers import RoundRobin
     >>> step = StepModel.affine(floor_s=0.1, per_token_s=0.0, per_cached_token_s=0.0)
     >>> engine = Engine(max_step_tokens=100)

@@ -3,7 +3,7 @@ r"""Overheads of vLLM fitted to runs of real servers, and tested on GPUs and mod
 The form is that of :mod:`hetero.latency.overheads`: constants per step, per decoding request, per
 layer's launch, per staged all-reduce and per request, one set for a generation of the engine. No
 GPU and no model has a factor of its own. Step times of the kernels are
-:func:`pipelines.studies.servers.known_best` and stay as they are.
+:func:`pipelines.studies.servers.kernels` and stay as they are.
 
 What is fitted minimises :math:`\rho(\ln(simulated / measured))`, ``rho`` scipy's ``soft_l1``, of
 TPOT or, where only the whole batch was timed, of its time; every pair of GPU and model weighs the
@@ -29,9 +29,10 @@ from scipy.optimize import least_squares
 from hetero.arrays import Floats
 from hetero.catalog.engines import EngineOverheads
 from hetero.display import Column, Table
+from hetero.latency.overheads import with_overheads
 from hetero.latency.step import StepModel
 from pipelines.studies import servers
-from pipelines.studies.servers import ServerRun
+from pipelines.studies.servers import ServerRun, StepsOfRun
 
 Fold: TypeAlias = Literal["gpu", "llm"]
 FOLDS: Final[tuple[Fold, ...]] = ("gpu", "llm")
@@ -81,11 +82,7 @@ def _prefill_first(run: ServerRun, tokens: int) -> ServerRun:
 
 def _second() -> list[ServerRun]:
     """Releases 0.8 to 0.15: prompts in chunks, from 0.14 on with the next step scheduled ahead."""
-    ahead = [
-        replace(run, engine=replace(run.engine, schedule_ahead=True))
-        for run in servers.runs("blis")
-    ]
-    return [*servers.runs("iog"), *ahead]
+    return [*servers.runs("iog"), *servers.runs("blis")]
 
 
 GENERATIONS: Final = {
@@ -107,7 +104,7 @@ class Fit:
     def of(cls, generation: Generation) -> Fit:
         """The runs of a generation that our account of the memory holds."""
         runs = tuple(generation.runs())
-        return cls(generation, runs, {run: servers.known_best(run) for run in runs})
+        return cls(generation, runs, {run: servers.kernels(run) for run in runs})
 
     def overheads(
         self, values: Floats, request_s: float = 0.0, *, digits: int = 3
@@ -132,6 +129,12 @@ class Fit:
         }
         return replace(found, **absent)
 
+    def steps(self, found: EngineOverheads) -> StepsOfRun:
+        """Step times of the runs with overheads."""
+        return lambda run: with_overheads(
+            self.kernels[run], self.of_run(found, run), run.llm, run.tensor_parallel
+        )
+
     def simulated(self, run: ServerRun, found: EngineOverheads) -> dict[str, float]:
         """Quantities of a run with overheads.
 
@@ -140,7 +143,7 @@ class Fit:
         """
         own = self.of_run(found, run)
         if run.statistic != "last" or run.engine.batching != "prefill first" or own.launch_s:
-            return servers.simulated(run, servers.served(run, self.kernels.__getitem__, own))
+            return servers.simulated(run, servers.served(run, self.steps(found)))
         if run not in self.alone:
             result = servers.served(run, self.kernels.__getitem__)
             self.alone[run] = servers.simulated(run, result)["e2e_s"]
@@ -209,7 +212,7 @@ class Fit:
 
     def errors(self, runs: Sequence[ServerRun], found: EngineOverheads) -> pd.DataFrame:
         """Errors of some runs with overheads."""
-        return servers.errors(runs, self.kernels.__getitem__, lambda run: self.of_run(found, run))
+        return servers.errors(runs, self.steps(found))
 
 
 def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:

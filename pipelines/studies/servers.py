@@ -28,12 +28,10 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from hetero.catalog import EngineName, Llm, gpu, huggingface, llm
-from hetero.catalog.engines import EngineOverheads
 from hetero.deployment import Deployment, Engine, replicas
 from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency.overheads import with_overheads
-from hetero.latency.resolve import resolve
+from hetero.latency.resolve import ResolvedSteps, resolve
 from hetero.latency.step import StepModel
 from hetero.routers import SingleInstance
 from hetero.simulator import Run, simulate
@@ -124,6 +122,12 @@ class ServerRun:
     labels: Mapping[str, object] = field(default_factory=dict)
 
     @property
+    def release(self) -> str:
+        """Release of its engine; empty where it is not known."""
+        last = self.server.split()[-1]
+        return last if last[0].isdigit() else ""
+
+    @property
     def name(self) -> str:
         """Source, model, GPU, degree and load."""
         return f"{self.source}: {self.llm.name} on {self.gpu} x{self.tensor_parallel}, {self.load}"
@@ -135,47 +139,45 @@ StepsOfRun: TypeAlias = Callable[[ServerRun], StepModel]
 
 def known_best(run: ServerRun) -> StepModel:
     """What every command takes, see :mod:`hetero.latency.resolve`."""
-    found = resolve(
+    return _resolved(run).step
+
+
+def kernels(run: ServerRun) -> StepModel:
+    """The same without what the engine takes around its kernels."""
+    return _resolved(run).kernels
+
+
+def _resolved(run: ServerRun) -> ResolvedSteps:
+    return resolve(
         gpu(run.gpu),
         run.llm,
         run.tensor_parallel,
         engine=run.family,
+        release=run.release,
         precision=run.precision,
         kv_precision=run.kv_precision,
         trace=run.trace,
     )
-    return found.step
 
 
-def served(
-    run: ServerRun, steps: StepsOfRun = known_best, overheads: EngineOverheads | None = None
-) -> Run:
+def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
     """The simulation of a run.
-
-    Parameters
-    ----------
-    overheads
-        What its engine takes beside the kernels.
 
     Raises
     ------
     InfeasibleError
         If the model does not fit the GPUs by our account of their memory.
     """
-    step = steps(run)
-    if overheads is not None:
-        step = with_overheads(step, overheads, run.llm, run.tensor_parallel)
     (replica,) = replicas(
         gpu(run.gpu),
         run.llm,
-        step,
+        steps(run),
         tensor_parallel=run.tensor_parallel,
         engine=run.engine,
         name=run.gpu,
         weight_precision=run.precision,
         kv_precision=run.kv_precision,
     )
-    replica = replace(replica, network_s=overheads.request_s / 2.0 if overheads else 0.0)
     return simulate(Deployment(run.name, (replica,)), run.trace, SingleInstance(0))
 
 
@@ -210,11 +212,7 @@ def _tpot_of_means(result: Run) -> float:
     return float(span / (result.trace.output_tokens[result.finished].mean() - 1.0))
 
 
-def errors(
-    runs: Iterable[ServerRun],
-    steps: StepsOfRun = known_best,
-    overheads: Callable[[ServerRun], EngineOverheads | None] = lambda _: None,
-) -> pd.DataFrame:
+def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.DataFrame:
     """Error of every run; arguments as of :func:`served`.
 
     Returns
@@ -235,7 +233,7 @@ def errors(
             "left_out": "",
         }
         try:
-            result = served(run, steps, overheads(run))
+            result = served(run, steps)
         except (InfeasibleError, ParameterError) as error:
             row["left_out"] = str(error).partition("Resolve")[0].strip()
         else:
@@ -475,6 +473,7 @@ def _blis() -> Iterator[ServerRun]:
                 _DEFAULT,
                 max_batch=row["max_num_seqs"],
                 max_step_tokens=row["max_num_batched_tokens"],
+                schedule_ahead=True,
                 prefix_cache=True,
             ),
         )
@@ -500,7 +499,7 @@ def _argonne(*, vllm: bool) -> Iterator[ServerRun]:
         tokens, batch = int(length), int(size)
         yield ServerRun(
             "argonne" if vllm else f"argonne {framework}",
-            f"{framework} 2024",
+            f"{framework} 0.6" if vllm else framework,  # of 2024
             _ARGONNE_GPUS[hardware],
             model,
             int(count),

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio import bound as bounds
-from hetero.apps.portfolio.bound import WORK, Bound, amounts, bound
+from hetero.apps.portfolio.bound import PARTS, Bound, amounts, bound
+from hetero.catalog import EngineName
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
 from hetero.costs.cost import PipelineStage
 from hetero.costs.transfer import KvTransfer
-from hetero.deployment import Deployment, Role
+from hetero.deployment import Batching, Deployment, Engine, Role
 from hetero.errors import InfeasibleError
 from hetero.latency import for_gpu
 from hetero.question import Question
@@ -65,15 +66,45 @@ def test_one_type_is_the_work_of_the_roofline_alone() -> None:
     assert found.rps() == pytest.approx(3.0 * len(CHATS) / busy_s, rel=1e-6)
 
 
+def test_chunks_share_the_reading_of_the_weights() -> None:
+    """Steps of 256 decode and 256 prompt tokens cost what reading the weights does."""
+    # Two corners do one kind of work, the third both in the time of either.
+    rates = {"a": np.array([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])}
+    cost, work = {"a": np.full(4, 1e-9)}, np.zeros((6, 1))
+    work[[0, 2], 0] = 1.0
+    one = Bound("one", {"a": 1}, rates, cost, work)
+    assert one.rps() == pytest.approx(1.0, rel=1e-6)
+    apart = Bound("apart", {"a": 1}, {"a": rates["a"][:2]}, cost, work)
+    assert apart.rps() == pytest.approx(2.0 / 3.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("batching", ["chunked", "prefill first"])
+def test_corners_of_an_engine_by_hand(batching: Batching) -> None:
+    """A millisecond per token, but not less than 100 ms; up to 10 decode in up to 200 tokens."""
+    engine = Engine(batching, "paged", max_batch=10, max_step_tokens=200)
+    found = bounds._steps(
+        lambda n, _: np.maximum(n * 1e-3, 0.1), np.array([0.0, 100.0]), engine, longest=150.0
+    )
+    # (1,000, 0) prompts alone, (900, 100) with ten that decode in a step of 100 tokens.
+    both = {(1000.0, 0.0), (900.0, 100.0), (0.0, 100.0)}
+    apart = {(1000.0, 0.0), (0.0, 100.0)}
+    corners = {tuple(one) for one in found.round(6).tolist()}
+    assert (both if batching == "chunked" else apart) <= corners
+    # What else the hull names lies between these, on their sides.
+    assert all(p + d <= 1000.0 + 1e-6 and d <= 100.0 + 1e-6 for p, d in corners)
+    if batching != "chunked":
+        assert all(p / 1000.0 + d / 100.0 <= 1.0 + 1e-9 for p, d in corners)
+
+
 def test_two_types_divide_the_work_where_each_is_better() -> None:
-    cost = {"a": np.full(6, 1e-9), "b": np.full(6, 1e-9)}
-    cost["a"][[0, 2]], cost["b"][[0, 2]] = (1.0, 4.0), (4.0, 1.0)
+    cost = {"a": np.full(4, 1e-9), "b": np.full(4, 1e-9)}
+    rates = {"a": np.diag([1.0, 0.25]), "b": np.diag([0.25, 1.0])}
     work = np.zeros((6, 1))
     work[[0, 2], 0] = 1.0
     # One GPU each: each does what it is good at, one request per second.
-    assert Bound("two", {"a": 1, "b": 1}, cost, work).rps() == pytest.approx(1.0, rel=1e-6)
+    assert Bound("two", {"a": 1, "b": 1}, rates, cost, work).rps() == pytest.approx(1.0, rel=1e-6)
     # Three of a: it also does x of the other part, 3 = r + 4 x, r = 1 + x, so r = 1.4.
-    assert Bound("two", {"a": 3, "b": 1}, cost, work).rps() == pytest.approx(1.4, rel=1e-6)
+    assert Bound("two", {"a": 3, "b": 1}, rates, cost, work).rps() == pytest.approx(1.4, rel=1e-6)
 
 
 def test_use_fills_every_gpu_and_names_every_part() -> None:
@@ -81,7 +112,7 @@ def test_use_fills_every_gpu_and_names_every_part() -> None:
     assert found is not None
     for shares in found.use().values():
         assert shares.sum() == pytest.approx(1.0, rel=1e-6)
-        assert len(shares) == len(WORK)
+        assert len(shares) == 1 + len(PARTS)
     assert "No plan serves more than" in str(found)
 
 
@@ -118,6 +149,7 @@ def test_work_of_a_request_by_hand() -> None:
     mixed=st.booleans(),
     split=st.booleans(),
     long=st.booleans(),
+    engine=st.sampled_from(("any", "vllm")),
 )
 def test_no_run_exceeds_it(
     kinds: list[tuple[str, int]],
@@ -125,11 +157,12 @@ def test_no_run_exceeds_it(
     mixed: bool,
     split: bool,
     long: bool,
+    engine: EngineName,
 ) -> None:
     """Random replicas, pipelines of mixed stages and split phases, flooded with requests."""
     where = fleet(*kinds)
     trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
-    question = Question(where, EIGHT, trace, 1.0)
+    question = Question(where, EIGHT, trace, 1.0, engine=engine)
     costs = assumptions.costs(question)
     left = [machine.count for machine in where.machines]
     pipelines = []
@@ -174,9 +207,10 @@ def test_no_run_exceeds_it(
         assert run.finished.sum() / run.span_s <= found.rps(served) * (1 + 1e-9)
 
 
-def test_it_is_not_far_from_what_a_good_plan_reaches() -> None:
+@pytest.mark.parametrize("engine", ["any", "vllm"])
+def test_it_is_not_far_from_what_a_good_plan_reaches(engine: EngineName) -> None:
     """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
-    question = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0)
+    question = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0, engine=engine)
     costs = assumptions.costs(question)
     nodes = tuple(
         assumptions.replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), f"r{k}")

@@ -13,7 +13,7 @@ from hetero.apps.portfolio.improve import improve, met_by_replica
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import IMPROVED, Portfolio, portfolio
 from hetero.apps.portfolio.score import goodput, score
-from hetero.cluster import cluster
+from hetero.cluster import Cluster, Machine, cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.question import Question
 from hetero.simulator import Slo
@@ -115,6 +115,30 @@ def test_improvement_keeps_gpus_once_and_carries_more() -> None:
     # The other kind of machine stands idle: dividing it is the first thing to find.
     assert len(better.plan.gpus) == 2
     assert goodput(better.plan, question)[0] > 1.2 * before
+
+
+def test_steps_are_as_large_as_targets_allow() -> None:
+    """Short time between tokens: those that decode wait for less in small steps."""
+    machine = Machine("one", catalog.gpu("H100-SXM"), 1)
+    fleet = Cluster("one", (machine,))
+    sizes = {}
+    for tpot_s in (0.02, 0.1):
+        question = replace(
+            CASES["two kinds"],
+            cluster=fleet,
+            llm=catalog.llm("Llama-3.1-8B"),
+            rate_rps=10.0,
+            slo=Slo(ttft_s=0.5, tpot_s=tpot_s),
+            engine="vllm",
+        )
+        one = portfolio(question, effort=LITTLE)
+        (node,) = one.plan.deployment.replicas
+        sizes[tpot_s] = node.engine.max_step_tokens
+        default = replace(node, engine=replace(node.engine, max_step_tokens=2048))
+        usual = replace(one.plan, serving=replace(one.plan.deployment, replicas=(default,)))
+        gained = one.score.goodput_rps.mean / goodput(usual, question)[0]
+        assert gained > (1.05 if tpot_s < 0.05 else 0.95)  # what short runs find, long ones judge
+    assert sizes[0.02] < 2048 <= sizes[0.1]
 
 
 def test_shares_move_away_from_replicas_that_miss() -> None:

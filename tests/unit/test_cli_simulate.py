@@ -175,7 +175,7 @@ def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
     at = said["routers"][0]["percentiles"]
     assert at["tpot_s"]["50"] == pytest.approx(0.05)
     assert at["ttft_s"]["50"] == pytest.approx(0.05)
-    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-1]
+    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-2]
 
 
 def test_the_answer_says_where_step_times_come_from(capsys, tmp_path):
@@ -217,11 +217,17 @@ def test_an_engine_is_as_its_log_says(tmp_path, capsys):
     assert run("--kv-precision", "fp8")[1] < plain[1]
     # Prompts that come while a step runs wait for one more.
     late = ("--rate", 4, "--arrivals", "poisson")
-    assert run(*late, "--schedule-ahead")[0] > run(*late)[0]
+    ahead, then = run(*late), run(*late, "--no-schedule-ahead")
+    assert ahead[0] > then[0]
+    assert "prepared ahead" in ahead[2][-1]
+    assert "prepared ahead" not in then[2][-1]
+    old = run(*late, "--engine", "vllm@0.12")
+    assert old[:2] == then[:2]  # nothing else is known of that release
+    assert run("--engine", "any")[1] < plain[1]  # no time but that of kernels
     # Prompts that share nothing by name have nothing in a cache.
     again = run("--prefix-cache")
     assert again[:2] == plain[:2]
-    assert "names no blocks" in again[2][-2]
+    assert any("names no blocks" in one for one in again[2])
 
 
 @pytest.mark.parametrize(
@@ -232,6 +238,8 @@ def test_an_engine_is_as_its_log_says(tmp_path, capsys):
         (("--kv-tokens", "much"), "one per machine"),
         (("--memory", "1.2"), "memory_fraction"),
         (("--kv-precision", "fp3"), "fp16"),
+        (("--engine", "vlm"), "did you mean 'vllm'"),
+        (("--engine", "vllm@next"), "no release"),
         (("--schedule-ahead", "--batching", "prefill-first"), "chunked"),
         (("--steps", "V100-SXM2-32GB=a.json"), "say which with --degree"),
         (("--degree", "2", "--steps", "a.json"), "write a GPU and a file"),

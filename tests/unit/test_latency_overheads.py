@@ -78,10 +78,15 @@ def test_fitted_overheads_are_data() -> None:
         one.releases for one in server_fit.GENERATIONS.values()
     }
     assert all("serving_runs" in one.source for one in engine.overheads)
-    with pytest.raises(ParameterError, match=r"0\.4-0\.6"):
-        engine.overheads_of("0.1")
+    assert engine.overheads_of().launch_s == 0.0  # one host's
+    with pytest.raises(ParameterError, match="no release"):
+        engine.overheads_of("new")
     with pytest.raises(ParameterError, match="0 or more"):
         replace(NONE, step_s=-1.0)
+
+
+def under(overheads: EngineOverheads) -> servers.StepsOfRun:
+    return lambda run: with_overheads(servers.kernels(run), overheads, run.llm, run.tensor_parallel)
 
 
 def runs_with(truth: EngineOverheads) -> tuple[servers.ServerRun, ...]:
@@ -93,7 +98,7 @@ def runs_with(truth: EngineOverheads) -> tuple[servers.ServerRun, ...]:
             run = servers.ServerRun(
                 "made up", "vLLM", "H100-SXM", EIGHT, degree, f"{size}", trace, {}, "last"
             )
-            own = servers.simulated(run, servers.served(run, overheads=truth))
+            own = servers.simulated(run, servers.served(run, under(truth)))
             found.append(replace(run, measured={"e2e_s": own["e2e_s"]}))
     return tuple(found)
 
@@ -125,7 +130,7 @@ def test_the_time_of_a_request_is_in_its_first_token() -> None:
     run = servers.ServerRun("made up", "vLLM", "H100-SXM", EIGHT, 1, "two", trace, {})
     slow = replace(NONE, request_s=0.02)
     with_it, without = (
-        servers.simulated(run, servers.served(run, overheads=one)) for one in (slow, None)
+        servers.simulated(run, servers.served(run, under(one))) for one in (slow, NONE)
     )
     assert with_it["ttft_s"] - without["ttft_s"] == pytest.approx(0.02)
     assert with_it["e2e_s"] - without["e2e_s"] == pytest.approx(0.02)

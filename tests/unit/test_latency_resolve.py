@@ -9,7 +9,7 @@ import pytest
 
 from hetero import cluster
 from hetero.apps.portfolio.bound import bound
-from hetero.catalog import gpu, link, llm
+from hetero.catalog import gpu, link, llm, serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment
@@ -60,7 +60,7 @@ def test_the_nearest_source_counts() -> None:
     # No table of three.
     three = resolve(PRO, llm("Llama-3.1-70B"), 1)
     assert three.kind == "calibrated"
-    assert times(three.step) == times(for_gpu(PRO, llm("Llama-3.1-70B")).step_model())
+    assert times(three.kernels) == times(for_gpu(PRO, llm("Llama-3.1-70B")).step_model())
 
 
 def test_models_of_one_shape_share_a_table_and_others_do_not() -> None:
@@ -106,11 +106,11 @@ def test_the_nearest_roofline_is_near() -> None:
         found = resolve(gpu(name), EIGHT, degree)
         near = replace(for_gpu(gpu(name), EIGHT, degree), efficiency=found.efficiency)
         for batch in (1, 16, 64):
-            table = float(found.step.decode_seconds([1024] * batch))
+            table = float(found.kernels.decode_seconds([1024] * batch))
             assert float(near.step_model().decode_seconds([1024] * batch)) == pytest.approx(
                 table, rel=0.1
             )
-        table = float(found.step.prefill_seconds([1024]))
+        table = float(found.kernels.prefill_seconds([1024]))
         assert float(near.step_model().prefill_seconds([1024])) == pytest.approx(table, rel=0.15)
 
 
@@ -120,6 +120,25 @@ def test_the_expected_error_is_that_of_the_source() -> None:
     step = resolve(PRO, EIGHT).step
     assert step_error(PRO, step.level) == error_of("measured")
     assert step_error(PRO) == error_of("calibrated")
+
+
+def test_an_engine_takes_its_time_around_its_kernels() -> None:
+    newest = serving_engine("vllm").overheads_of()
+    for name in ("H100-SXM", "A40"):  # operators, roofline
+        found = resolve(gpu(name), EIGHT)
+        more = found.step.decode_seconds([100] * 20) - found.kernels.decode_seconds([100] * 20)
+        assert more == pytest.approx(newest.step_s + 20 * newest.decoding_s)
+        assert found.step.request_s == newest.request_s > 0.0
+        assert newest.releases in found.label
+        old = resolve(gpu(name), EIGHT, release="0.5").step
+        assert "0.4-0.6" in old.source
+    # A profile has what its own release takes; older ones prepare a step when the last has ended.
+    assert resolve(PRO, EIGHT).step.request_s == resolve(PRO, EIGHT, release="0.19").step.request_s
+    early = resolve(PRO, EIGHT, release="0.12")
+    assert early.step.decode_seconds([9]) > early.kernels.decode_seconds([9])
+    for engine in ("any", "sglang"):  # nothing was fitted to it
+        found = resolve(gpu("H100-SXM"), EIGHT, engine=engine)
+        assert times(found.step) == times(found.kernels)
 
 
 def test_ragged_batches_take_longer_where_the_profile_knows_it() -> None:
@@ -147,8 +166,11 @@ def test_costs_follow_the_table_of_the_engine(fleet) -> None:
     paper = CostModel(fleet, EIGHT)
     assert replica(paper.pipeline([stage]), "one").step.source.startswith("roofline")
     a40 = [PipelineStage(1, 1, EIGHT.layers)]
-    same = [times(replica(costs.pipeline(a40), "one").step) for costs in (vllm, paper)]
-    assert same[0] == same[1]
+    for costs, engine in ((vllm, "vllm"), (paper, "any")):
+        made = replica(costs.pipeline(a40), "one").step
+        roofline = resolve(gpu("A40"), EIGHT, engine=engine).step
+        assert times(made) == pytest.approx(times(roofline), rel=1e-9)
+        assert made.request_s == roofline.request_s
 
 
 def test_no_run_with_measured_steps_exceeds_the_bound(fleet) -> None:

@@ -16,6 +16,8 @@ from hetero.apps.cards.delivery import goodput, redeployed
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
+from hetero.apps.export import vllm
+from hetero.apps.export.service import Service
 from hetero.apps.portfolio.planners import planner
 from hetero.catalog import Link
 from hetero.errors import DataError, ParameterError
@@ -169,9 +171,13 @@ def test_text_fits_a_terminal_and_says_the_figures(card):
 
 def test_the_headline_says_when_arrivals_decide(card):
     assert "Arrivals alone" not in str(card)
+    assert card.met_idle is None  # its seeds agree
     rates = replace(card.goodput_rps, seeds=(1.0, 2.0, 4.0, 9.0), value=4.0)
-    said = " ".join(sections.headline(replace(card, goodput_rps=rates)))
-    assert "Arrivals alone make it 1.00 to 9.00" in said
+    for met, says in ((0.91, True), (0.99, False)):  # 90 % are asked for
+        one = replace(card, goodput_rps=rates, met_idle=met)
+        said = " ".join(sections.headline(one))
+        assert ("Arrivals alone make it 1.00 to 9.00: at a tenth of it 91.0 %" in said) == says
+        assert PlanCard.from_json(one.to_json()).met_idle == met
 
 
 def test_pages_need_no_network_and_hold_every_table(card, tmp_path):
@@ -317,3 +323,29 @@ def test_the_way_between_regions_is_in_every_answer():
     # A second there and back leaves one for the first token: less is carried, but more than by one.
     assert alone < less <= 1.05 * beside
     assert {one.network_s for one in away.deployment.replicas} == {1e-4, 0.5}
+
+
+def test_engines_are_as_asked_and_exports_follow(tmp_path):
+    one = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 1.0}
+    card = hetero.plan("thunderserve-a5000-pair", **one)
+    tight = hetero.plan(
+        "thunderserve-a5000-pair",
+        **one,
+        release="0.12",
+        memory_fraction=0.8,
+        kv_precision="fp8",
+    )
+    for made, ahead in ((card, True), (tight, False)):
+        assert {one.engine.batching for one in made.plan.deployment.replicas} == {"chunked"}
+        assert {one.engine.schedule_ahead for one in made.plan.deployment.replicas} == {ahead}
+    assert "vLLM 0.12" in str(tight)
+    read = PlanCard.from_json(tight.to_json()).question
+    assert (read.release, read.memory_fraction, read.kv_precision) == ("0.12", 0.8, "fp8")
+    service = Service.of_card(tight)
+    words = [one.argv for part in service.servings for one in vllm.commands(service, part)]
+    for argv in words:
+        assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.8"
+        assert argv[argv.index("--kv-cache-dtype") + 1] == "fp8"
+    for wrong in ({"release": "new"}, {"memory_fraction": 1.5}, {"kv_precision": "fp3"}):
+        with pytest.raises(ParameterError):
+            hetero.plan("thunderserve-a5000-pair", **one, **wrong)

@@ -40,11 +40,13 @@ def test_prices_follow_the_machine() -> None:
 
 def test_link_of_the_machine_and_of_the_caller_change_the_step() -> None:
     nvlink = catalog.link("NVLink2")
-    printed = replicated(V100, LLAMA, {"v100": 4}).replicas[0].step
+    kernels = roofline_steps()
+    printed = replicated(V100, LLAMA, {"v100": 4}, steps=kernels).replicas[0].step
     fast = replicated(V100, LLAMA, {"v100": 4}, steps=roofline_steps(link=nvlink)).replicas[0].step
     assert float(fast.decode_seconds([512] * 64)) < float(printed.decode_seconds([512] * 64))
     machine = replace(V100.machines[0], link=nvlink)
-    own = replicated(Cluster("linked", (machine,)), LLAMA, {"v100": 4}).replicas[0].step
+    linked = Cluster("linked", (machine,))
+    own = replicated(linked, LLAMA, {"v100": 4}, steps=kernels).replicas[0].step
     assert float(own.decode_seconds([512] * 64)) == float(fast.decode_seconds([512] * 64))
 
 

@@ -132,4 +132,5 @@ def test_fixed_prompts_are_found_in_the_cache() -> None:
     run = servers.runs("blis")[0]
     ttft = servers.served(run, lambda _: STEP).ttft_s
     assert ttft[:100].min() > 0.06
-    assert ttft[150:].max() < 0.03
+    # A step, and what is left of the one before it: the next is scheduled ahead.
+    assert ttft[150:].max() < 0.04

@@ -26,6 +26,7 @@ from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
 from hetero.apps.capacity.trial import Outcome
+from hetero.apps.portfolio import assumptions
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
@@ -319,7 +320,7 @@ def cheapest_part(
     """
     load = question.load(seeds=seeds)
     listed = PriceList.of_cluster(question.cluster)
-    settings = CostSettings(precision=question.precision, engine=question.engine)
+    settings = assumptions.settings(question)
     market = Market(listed, question.llm, load, settings)
     found = cheapest(market, near=1.0, progress=progress)
     budget = question.budget_usd_per_h

@@ -18,7 +18,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
-from hetero.costs.cost import CostSettings
+from hetero.apps.portfolio import assumptions
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
@@ -123,7 +123,7 @@ def spare(
         prices,
         question.llm,
         load,
-        CostSettings(precision=question.precision, engine=question.engine),
+        assumptions.settings(question),
     )
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
     tried = 0

@@ -62,6 +62,7 @@ from hetero.workload import Trace, TraceSource
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
 _EXPERTS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
+_APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _POOL = 4  # plans that are tried again after every change
 
 
@@ -80,6 +81,9 @@ def plan(
     effort: str = "quick",
     seed: int = 0,
     engine: EngineName = "vllm",
+    release: str = "",
+    memory_fraction: float = 0.9,
+    kv_precision: str = "fp16",
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -117,6 +121,10 @@ def plan(
     engine
         Engine that can run the plan: ``"vllm"``, ``"sglang"`` or ``"trtllm"``; ``"any"`` for what
         the papers' own systems do, such as pipelines of mixed GPUs.
+    release
+        Release of the engine, such as ``"0.12"``; by default the newest known.
+    memory_fraction, kv_precision
+        Share of each GPU's memory that engines may use, and data type of their caches.
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine
         sends, its own data type.
@@ -140,7 +148,7 @@ def plan(
     >>> card = plan(
     ...     "thunderserve-a5000-pair", model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0
     ... )
-    >>> card.goodput_rps.value > 1.0 and sum(group.count for group in card.groups) > 1
+    >>> card.goodput_rps.value > 1.0 and card.plan.gpus == {"RTX-A5000": 2}
     True
     >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
     True
@@ -159,6 +167,9 @@ def plan(
         effort=effort,
         seed=seed,
         engine=engine,
+        release=release,
+        memory_fraction=memory_fraction,
+        kv_precision=kv_precision,
         kv_transfer_bits=kv_transfer_bits,
         columns=columns,
         arrivals=arrivals,
@@ -246,6 +257,8 @@ def _card(
 ) -> tuple[PlanCard, tuple[Plan | None, ...]]:
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
+    seen_rps = carried.seeds
+    apart = max(seen_rps) - min(seen_rps) > _APART * carried.value > 0.0
     say("latencies")
     seen = delivered(plan, question, rate, effort)
     say("what binds")
@@ -294,6 +307,9 @@ def _card(
             requests=len(question.load().trace),
             engine=question.engine,
             arrivals=question.process,
+            release=question.release,
+            memory_fraction=question.memory_fraction,
+            kv_precision=question.kv_precision,
         ),
         planner=best.asked.planner,
         precision="fp8" if question.llm.experts else question.precision,
@@ -313,6 +329,7 @@ def _card(
         notes=tuple(notes),
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
+        met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
     )
     return card, tuple(after for _, after in changed)
 
@@ -321,7 +338,8 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
     """Which engine runs the plan, which GPUs it leaves, and how KV caches travel."""
     engine, precision = serving_engine(question.engine), question.precision
     found = [
-        f"Engine: {engine.title} {engine.version}; every replica keeps its rules."
+        f"Engine: {engine.title} {question.release or engine.version}; every replica keeps its "
+        "rules."
         if engine.limited
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]

@@ -8,7 +8,8 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     What was asked: ``cluster``, ``gpus`` (number by type), ``model``, ``trace``, ``rate_rps``,
     ``rate_given``, ``targets_s`` (by ``ttft``, ``tpot``, ``e2e``), ``goal``,
     ``budget_usd_per_h``, ``precision``, ``choose``, ``seed``, ``requests``, ``engine``,
-    ``arrivals`` (``"poisson"`` or ``"scaled"``).
+    ``release``, ``memory_fraction``, ``kv_precision``, ``arrivals`` (``"poisson"`` or
+    ``"scaled"``).
 ``planner``, ``precision``, ``groups``, ``idle``, ``routing``
     The plan: which GPUs form which replicas. A group has ``count``, ``gpus`` (by type, of one
     replica), ``parallelism``, ``phase``, ``share`` (of the requests, all of them together; null
@@ -19,7 +20,7 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
 ``plan``
     The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
-``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``, ``met_idle``
     What binds, what would change it, what was tried, where the figures come from, and what part of
     the plan would do where the whole carries twice what is asked for.
 
@@ -156,6 +157,9 @@ class CardQuestion:
     requests: _Count
     engine: EngineName = "any"
     arrivals: Annotated[str, Field(pattern="^(poisson|scaled)$")] = "poisson"
+    release: Annotated[str, Field(pattern=r"^[0-9.]*$")] = ""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
+    kv_precision: Line = "fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +260,9 @@ class PlanCard(Shown):
         The plan itself, which can be simulated, drawn, exported and served.
     smaller
         Part of the plan that carries what was asked for, where the whole carries twice as much.
+    met_idle
+        Share of the requests within the targets at a tenth of the goodput, where arrivals alone
+        change that by much.
     """
 
     question: CardQuestion
@@ -277,6 +284,7 @@ class PlanCard(Shown):
     plan: Annotated[InstanceOf[Plan], BeforeValidator(_planned)]
     notes: tuple[str, ...] = ()
     smaller: str = ""
+    met_idle: Number | None = None
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

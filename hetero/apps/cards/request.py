@@ -118,6 +118,9 @@ def request(
     effort: str = "quick",
     seed: int = 0,
     engine: EngineName = "vllm",
+    release: str = "",
+    memory_fraction: float = 0.9,
+    kv_precision: str = "fp16",
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -197,6 +200,9 @@ def request(
         engine=engine,
         kv_transfer_bits=kv_transfer_bits,
         process=arrivals,
+        release=release,
+        memory_fraction=memory_fraction,
+        kv_precision=kv_precision,
     )
     made = CardRequest(
         question,

@@ -14,9 +14,10 @@ from hetero.simulator.sustained import ARRIVING
 
 if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard, Sampled
+    from hetero.deployment import Deployment
 
 WIDTH = 100
-_APART = 0.2  # of a goodput, beyond which its seeds do not agree
+_NEAR_GOAL = 0.02  # where so little more than the goal is met without load, requests decide
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
     "output_tps": ("output tokens", "tokens/s", 1.0),
@@ -55,10 +56,10 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
     ]
     draws, seeds = np.array(card.goodput_rps.draws), np.array(card.goodput_rps.seeds)
-    if np.ptp(seeds) > _APART * card.goodput_rps.value:
+    if card.met_idle is not None and card.met_idle < asked.goal + _NEAR_GOAL:
         said.append(
-            f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at these rates "
-            f"about {goal} are within the targets whatever the load, so that it hangs on which "
+            f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at a tenth of it "
+            f"{100 * card.met_idle:.1f} % are within the targets, so that it hangs on which "
             "requests come. A slightly lower goal, or longer targets, may carry far more."
         )
     if asked.rate_given and len(draws):
@@ -122,8 +123,28 @@ def replicas(card: PlanCard) -> Table:
         rows.append((*row, textwrap.shorten(", ".join(one.names), 36, placeholder=" ...")))
     idle = ", ".join(f"{count} x {name}" for name, count in card.idle.items())
     notes = [f"Routing: {card.routing}.", f"Weights in {card.precision}."]
+    notes += [_steps(card.plan.deployment)] if card.plan.deployment else []
     notes += [f"Idle: {idle}."] if idle else []
     return Table(f"Plan ({card.planner})", tuple(columns), tuple(rows), tuple(notes))
+
+
+def _steps(deployment: Deployment) -> str:
+    """How engines form steps, in words."""
+    ways: dict[tuple[str, int, int], list[str]] = {}
+    for one in deployment.replicas:
+        engine = one.engine
+        way = (engine.batching, engine.max_step_tokens, engine.max_batch)
+        where = f"{one.gpu.name}{' ' + one.role if one.role != 'both' else ''}" if one.gpu else ""
+        ways.setdefault(way, [])
+        ways[way] += [where] if where and where not in ways[way] else []
+    said = [
+        f"{tokens:,} tokens and {batch:,} requests{' on ' * (len(ways) > 1)}"
+        f"{', '.join(names) * (len(ways) > 1)}"
+        for (_, tokens, batch), names in ways.items()
+    ]
+    batching = {"chunked": "prompts in chunks", "prefill first": "prompts first"}
+    kinds = dict.fromkeys(batching.get(way, way) for way, *_ in ways)
+    return f"Steps: {' or '.join(kinds)}, at most {'; '.join(said)}."
 
 
 def delivers(card: PlanCard) -> Table:

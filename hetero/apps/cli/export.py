@@ -46,7 +46,10 @@ def export(
     precision: Annotated[
         str, typer.Option(help="Data type of weights, or 'auto'; a card has its own.")
     ] = "fp16",
-    memory: options.Memory = 0.9,
+    memory: Annotated[
+        float | None,
+        typer.Option(help="Share of a GPU's memory that an engine may use; by default the card's."),
+    ] = None,
     router: Annotated[
         str | None,
         typer.Option(help="Router of the dispatcher instead of the plan's, such as hetero."),
@@ -72,6 +75,7 @@ def export(
     """
     from hetero import catalog
     from hetero.apps.export import Service, write
+    from hetero.apps.export.service import EngineOptions
     from hetero.errors import ExportError
     from hetero.routers.named import factories
 
@@ -86,7 +90,10 @@ def export(
         card = _planned(
             plan, model, trace, source, slo, rate, budget, precision, engine=engine, seed=seed
         )
-    service = Service.of_card(card, llm, weights=weights, memory_fraction=memory)
+    how: EngineOptions = {"weights": weights}
+    if memory is not None:
+        how["memory_fraction"] = memory
+    service = Service.of_card(card, llm, **how)
     if chosen is not None:
         service = replace(service, router=makers[chosen](), routing=chosen)
     try:

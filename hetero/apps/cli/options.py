@@ -18,6 +18,7 @@ from hetero.files import check_new, writing
 
 if TYPE_CHECKING:
     from hetero.apps.profiling import Endpoint
+    from hetero.catalog import EngineName
     from hetero.simulator import Metrics, Slo
     from hetero.workload import Trace as Requests
 
@@ -125,6 +126,17 @@ Engine = Annotated[
 Memory = Annotated[
     float, typer.Option("--memory", help="Share of a GPU's memory that an engine may use (0 to 1).")
 ]
+EngineRelease = Annotated[
+    Any,
+    typer.Option(
+        help="Engine, and its release where it matters: vllm, vllm@0.12, sglang, trtllm or any.",
+        metavar="<str>",
+        parser=lambda text: engine_release(text),
+    ),
+]
+KvPrecision = Annotated[
+    Any, one_of("hetero.catalog.precision:PRECISION_BITS", "Data type of the KV cache.")
+]
 Seed = Annotated[
     int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
 ]
@@ -167,6 +179,28 @@ def choice(option: str, value: str, allowed: Any) -> Any:
         resolve=f"{hint}use one of {', '.join(values)}.",
     )
     return value
+
+
+def engine_release(text: str) -> tuple[EngineName, str]:
+    """Engine and release of a text such as ``vllm@0.12``; an empty release for the newest.
+
+    Raises
+    ------
+    ParameterError
+        If there is no such engine, or the release is no number.
+
+    Examples
+    --------
+    >>> engine_release("vllm@0.12"), engine_release("any")
+    (('vllm', '0.12'), ('any', ''))
+    """
+    from hetero.catalog import engines
+
+    name, at, release = text.partition("@")
+    choice("--engine", name, engines.EngineName)
+    if at:
+        engines.release_numbers(release)
+    return name, release  # type: ignore[return-value]
 
 
 def new_file(path: Path | None, force: bool, *endings: str) -> None:

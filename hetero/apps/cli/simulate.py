@@ -17,7 +17,7 @@ from hetero.apps.cli import options
 if TYPE_CHECKING:
     from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
-    from hetero.deployment import Deployment
+    from hetero.deployment import Deployment, Engine
     from hetero.display import Table
     from hetero.latency.resolve import ResolvedSteps
     from hetero.latency.step import StepModel
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 BATCHING = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
-_MAX_BATCH = 256
 _SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
 
 
@@ -75,23 +74,28 @@ def simulate(
         ),
     ] = "chunked",
     max_batch: Annotated[
-        int, typer.Option(min=1, help="Requests that an engine decodes together, at most.")
-    ] = _MAX_BATCH,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Requests that an engine decodes together, at most; by default its own limit for "
+            "the GPU.",
+        ),
+    ] = None,
     chunk: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a step, at most: of prompts alone where they go first; by default "
-            "2,048, or 8,192 there.",
+            help="Tokens of a step, at most; by default the engine's own limit for the GPU, or "
+            "8,192 where prompts go first.",
         ),
     ] = None,
     schedule_ahead: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--schedule-ahead",
-            help="Requests join a step when the one before it begins (vLLM's default from 0.14).",
+            help="Whether requests join a step when the one before it begins; by default as the "
+            "engine's release does (vLLM from 0.14).",
         ),
-    ] = False,
+    ] = None,
     prefix_cache: Annotated[
         bool,
         typer.Option(
@@ -106,11 +110,8 @@ def simulate(
             "--memory leaves: one number for all, or one per machine, as in a=469072,b=93312."
         ),
     ] = "",
-    kv_precision: Annotated[
-        Any,
-        options.one_of("hetero.catalog.precision:PRECISION_BITS", "Data type of the KV cache."),
-    ] = "fp16",
-    engine: options.Engine = "vllm",
+    kv_precision: options.KvPrecision = "fp16",
+    engine: options.EngineRelease = "vllm",
     steps: Annotated[
         list[str] | None,
         typer.Option(
@@ -149,7 +150,7 @@ def simulate(
     from hetero import catalog
     from hetero import cluster as clusters
     from hetero.apps.cards.card import PlanCard
-    from hetero.deployment import Engine
+    from hetero.deployment import engine_on
     from hetero.errors import CatalogError, DataError, require
     from hetero.latency.resolve import resolve
     from hetero.planners.replicated import replicated
@@ -174,9 +175,10 @@ def simulate(
     notes: list[str] = []
     if card is not None:
         require(
-            (degree, steps_of, max_batch, chunk, memory, engine, kv_tokens, kv_precision)
-            == ("best", "chunked", _MAX_BATCH, None, 0.9, "vllm", "", "fp16")
-            and not (steps or schedule_ahead or prefix_cache),
+            (degree, steps_of, memory, engine, kv_tokens, kv_precision, prefix_cache)
+            == ("best", "chunked", 0.9, ("vllm", ""), "", "fp16", False)
+            and not (steps or max_batch or chunk)
+            and schedule_ahead is None,
             "A plan card says itself how its machines are divided and what its engines do.",
             resolve="leave out --degree, --steps, and the options of engines and their memory.",
         )
@@ -207,7 +209,8 @@ def simulate(
                 gpu,
                 llm,
                 tensor_parallel,
-                engine=engine,
+                engine=engine[0],
+                release=engine[1],
                 kv_precision=kv_precision,
                 own=own,
                 trace=requested,
@@ -218,14 +221,21 @@ def simulate(
 
         degrees, notes = _degrees(machines, llm, degree, requested, seed, times)
         notes += too_long
-        made = Engine(
-            batching=steps_of,  # type: ignore[arg-type]
-            admission="paged",
-            max_batch=max_batch,
-            max_step_tokens=chunk or (2048 if steps_of == "chunked" else 8192),
-            schedule_ahead=schedule_ahead,
-            prefix_cache=prefix_cache,
-        )
+
+        @cache
+        def made(gpu: Gpu) -> Engine:
+            own, chunked = engine_on(gpu, *engine), steps_of == "chunked"
+            return replace(
+                own,
+                batching=steps_of,  # type: ignore[arg-type]
+                max_batch=max_batch or own.max_batch,
+                max_step_tokens=chunk or (own.max_step_tokens if chunked else 8192),
+                schedule_ahead=own.schedule_ahead and chunked
+                if schedule_ahead is None
+                else schedule_ahead,
+                prefix_cache=prefix_cache,
+            )
+
         deployment = replicated(
             machines,
             llm,
@@ -241,8 +251,15 @@ def simulate(
             deployment = _holding(deployment, _by_machine("--kv-tokens", kv_tokens, machines))
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
-            said = f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}."
-            notes += [said] if said not in notes else []
+            limits = made(gpu)
+            ahead = ", the next step prepared ahead" if limits.schedule_ahead else ""
+            said = [
+                f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}.",
+                f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
+                f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"
+                f"{ahead}.",
+            ]
+            notes += [one for one in said if one not in notes]
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
         about = steps_of

@@ -206,7 +206,13 @@ class Service(Shown):
     ) -> Service:
         """Service of a plan card, fresh or read back; ``llm`` by default as the card names it."""
         asked = card.question
-        how = {"precision": card.precision, "engine": asked.engine, **how}
+        how = {
+            "precision": card.precision,
+            "kv_precision": asked.kv_precision,
+            "memory_fraction": asked.memory_fraction,
+            "engine": asked.engine,
+            **how,
+        }
         return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
 
     @classmethod

@@ -2,9 +2,10 @@ r"""The equal ground: one source of step times, one engine and one rule of memor
 
 Step times are those of the calibrated roofline (:mod:`hetero.latency.models.roofline`) by way of
 the cost model of :mod:`hetero.costs.cost`, which agrees with it to rounding for one stage and adds
-pipelines. Memory is 90 % of each GPU less 2 GiB, the rest after the weights is KV cache. The engine
-prefills first, at most 2,048 tokens a step unless one prompt is longer, decodes up to 256 requests
-together, and pages its cache.
+pipelines. Memory is 90 % of each GPU less 2 GiB, the rest after the weights is KV cache. Steps have
+at most 2,048 tokens, up to 256 requests decode together, and the cache is paged. Engines that exist
+cut prompts into chunks beside what decodes; the papers' systems, the engine ``"any"``, prefill
+first, and a prompt that is longer than a step goes through whole.
 
 A pipeline whose stages differ has no single slowest one: it is played with
 
@@ -28,6 +29,7 @@ from hetero.catalog import serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import around, engine_of
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Engine, Replica, Role
 from hetero.errors import InfeasibleError
@@ -40,9 +42,27 @@ from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
-ENGINE: Final = Engine(admission="paged", max_batch=256, max_step_tokens=2048)
-"""Engine of every replica of a dense model."""
+ENGINE: Final = engine_of(CostSettings())
+"""Engine of every replica of a dense model, where any may run it."""
+STEP_TOKENS: Final = (512, 1024, 2048, 4096, 8192)
+"""Sizes of steps that are tried where prompts are cut into chunks."""
 _SHORT_S = 20.0
+
+
+def settings(question: Question) -> CostSettings:
+    """Assumptions of the cost model for a case."""
+    return CostSettings(
+        precision=question.precision,
+        kv_precision=question.kv_precision,
+        memory_fraction=question.memory_fraction,
+        engine=question.engine,
+        release=question.release,
+    )
+
+
+def engine(question: Question) -> Engine:
+    """Engine of every replica of a dense model in a case."""
+    return engine_of(settings(question))
 
 
 @lru_cache(maxsize=16)
@@ -54,8 +74,7 @@ def costs(question: Question) -> CostModel:
     ParameterError
         If the model is a mixture of experts.
     """
-    settings = CostSettings(precision=question.precision, engine=question.engine)
-    return CostModel(question.cluster, question.llm, settings)
+    return CostModel(question.cluster, question.llm, settings(question))
 
 
 @lru_cache(maxsize=16)
@@ -101,13 +120,12 @@ def short(question: Question, most: int) -> Question:
 
 def replica(pipeline: Pipeline, name: str, role: Role = "both") -> Replica:
     """A costed pipeline as it is played in the arena."""
-    made = costed_replica(pipeline, name, role, engine=ENGINE)
-    return grounded(made, pipeline)
+    return grounded(costed_replica(pipeline, name, role), pipeline)
 
 
 def grounded(made: Replica, pipeline: Pipeline) -> Replica:
     """A planner's replica with the arena's engine and, where its stages differ, step times."""
-    made = replace(made, engine=ENGINE)
+    made = replace(made, engine=engine_of(pipeline.model.settings))
     if len({(stage.machine, stage.gpus, stage.layers) for stage in pipeline.stages}) == 1:
         return made
     return replace(made, step=_slowest(pipeline, made))
@@ -124,9 +142,8 @@ def _slowest(pipeline: Pipeline, made: Replica) -> StepModel:
     slowest = Piece(
         knots, parts * times.max(axis=0), np.array([float(cached.max())]), float(pairs.max())
     )
-    return StepModel(
-        (slowest, *made.step.pieces[1:]), source=made.step.source, provenance=made.step.provenance
-    )
+    alone = around(pipeline, replace(made.step, pieces=(slowest,)))
+    return replace(made.step, pieces=(*alone.pieces, *made.step.pieces[1:]))
 
 
 def _turns(pipeline: Pipeline) -> Floats:

@@ -12,14 +12,20 @@ and every step ends in the logits. One GPU of type g spends on one layer at leas
 
 seconds per token of a step of n tokens, per pair, and per cached token: the terms of the roofline
 on a single GPU. Sharing a layer among t GPUs adds all-reduces and repeats the fixed part on each of
-them, pipelines add hops and turns of waiting; neither takes any of this work away. The first
-falls with n, and a step has no more than :math:`n` = the engine's largest batch (decode) or step
-(prefill; or the longest prompt). With y the GPUs of type g busy with work c, and
-:math:`W_c` the work of a mean request,
+them, pipelines add hops and turns of waiting; neither takes any of this work away.
+
+A step of b decode and m prompt tokens that takes T seconds is a point (m / T, b / T) of prompt and
+decode tokens per second, and what a GPU does in any time is a mean of such points. T is straight
+between its knots, so all of them lie in the convex hull of the steps at the knots: b up to the
+engine's largest batch, b + m up to the tokens of its largest steps (or of the longest prompt, where
+prompts are not cut). Where prompts go first a step has one of the two; chunks share it. With x the
+GPUs of type g at corner k of its hull, y those busy with the other work c, and :math:`W` the work
+of a mean request,
 
 .. math::
-    \max \lambda \quad\text{s.t.}\quad \sum_g y_{gc} / cost_{gc} = \lambda W_c \;\forall c,
-    \qquad \sum_c y_{gc} \le N_g \;\forall g .
+    \max \lambda \quad\text{s.t.}\quad \sum_{gk} x_{gk} rate_{gkp} = \lambda W_p \;\forall p,
+    \quad \sum_g y_{gc} / cost_{gc} = \lambda W_c \;\forall c,
+    \quad \sum_k x_{gk} + \sum_c y_{gc} \le N_g \;\forall g .
 
 Leaving every part of the work to whichever type does it best relaxes every plan, so no plan
 finishes more requests per second from its first arrival to its last token. The bound knows no
@@ -28,16 +34,17 @@ targets, no memory and no waiting: a gap to it is no proof that a better plan ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial import ConvexHull
 
 from hetero.apps.portfolio import assumptions
-from hetero.costs.cost import CostModel
 from hetero.costs.rates import Rates
+from hetero.deployment import Engine
 from hetero.display import Column, Shown, Table
 from hetero.latency.step import StepModel
 from hetero.programs import Program
@@ -46,8 +53,8 @@ from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
-WORK = ("prefill tokens", "prefill pairs", "decode tokens", "cached tokens", "steps", "logits")
-"""Parts of the work of a request, see the module."""
+PARTS = ("prefill pairs", "cached tokens", "steps", "logits")
+"""Parts of the work of a request beside its tokens, see the module."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -58,14 +65,17 @@ class Bound(Shown):
     ----------
     gpus
         Number of GPUs of each type.
+    rates
+        Corners of what one GPU of a type does: prompt and decode tokens per second, shape (K, 2).
     cost_s
-        GPU seconds per unit of each part of the work by type, in the order of :data:`WORK`.
+        GPU seconds per unit of each other part of the work by type, in the order of :data:`PARTS`.
     amounts
-        Work of each request, sorted, shape (6, N).
+        Work of each request, sorted: prompt and decode tokens and :data:`PARTS`, shape (6, N).
     """
 
     name: str
     gpus: Mapping[str, int]
+    rates: Mapping[str, Floats]
     cost_s: Mapping[str, Floats]
     amounts: Floats
 
@@ -84,26 +94,40 @@ class Bound(Shown):
         return self._solve(work)[0]
 
     def use(self) -> dict[str, Floats]:
-        """Share of the GPUs of each type that each part of the work takes at the bound."""
+        """Share of the GPUs of each type that tokens and :data:`PARTS` take at the bound."""
         busy = self._solve(self.amounts.mean(axis=1))[1]
-        return {name: busy[k] / count for k, (name, count) in enumerate(self.gpus.items())}
+        return {
+            name: np.array([one[: -len(PARTS)].sum(), *one[-len(PARTS) :]]) / self.gpus[name]
+            for name, one in busy.items()
+        }
 
-    def _solve(self, work: Floats) -> tuple[float, Floats]:
-        speed = np.array([1.0 / np.maximum(self.cost_s[name], 1e-300) for name in self.gpus])
+    def _solve(self, work: Floats) -> tuple[float, dict[str, Floats]]:
+        speed = {name: self._speed(name) for name in self.gpus}
         # Parts that no request has cost 0; the rate is in units of its largest coefficient.
-        scale = speed.max(axis=0)
+        scale = np.max([one.max(axis=0) for one in speed.values()], axis=0)
         unit = float((work / scale).max())
         program = Program()
-        busy = program.variables(speed.size).reshape(speed.shape)
         rate = program.variables(1, objective=1.0)
-        held = program.rows(len(speed), upper=list(self.gpus.values()))
-        program.entries(held[:, None], busy, 1.0)
         balance = program.rows(len(work), lower=0.0, upper=0.0)
-        program.entries(balance, busy, speed / scale)
         program.entries(balance, rate, -(work / scale) / unit)
+        busy = {}
+        for name, one in speed.items():
+            busy[name] = program.variables(len(one))
+            held = program.rows(1, upper=self.gpus[name])
+            program.entries(held, busy[name], 1.0)
+            program.entries(balance[None, :], busy[name][:, None], one / scale)
         # HiGHS: where types are equally good at a part, GLOP would share it out otherwise.
         values = program.solve(solver="highs", names=f"the bound of {self.name}").values
-        return float(values[rate[0]] / unit), values[busy]
+        return float(values[rate[0]] / unit), {name: values[at] for name, at in busy.items()}
+
+    def _speed(self, name: str) -> Floats:
+        """Work per second of a GPU at each of its corners and at each other part, (K + 4, 6)."""
+        rates, others = self.rates[name], 1.0 / np.maximum(self.cost_s[name], 1e-300)
+        # The order of `amounts`: prompt tokens, pairs, decode tokens, and the rest.
+        speed = np.zeros((len(rates) + len(others), 2 + len(others)))
+        speed[: len(rates), [0, 2]] = rates
+        speed[len(rates) :, [1, 3, 4, 5]] = np.diag(others)
+        return speed
 
     def table(self) -> Table:
         """Where the GPUs' time goes at the bound."""
@@ -114,7 +138,7 @@ class Bound(Shown):
         columns = (
             Column("GPU"),
             Column("number"),
-            *(Column(part, "% of time", 3) for part in WORK),
+            *(Column(part, "% of time", 3) for part in ("tokens", *PARTS)),
         )
         note = f"No plan serves more than {self.rps():.4g} requests/s."
         return Table(f"Bound: {self.name}", columns, rows, (note,))
@@ -141,71 +165,91 @@ def bound(question: Question) -> Bound | None:
 
 @lru_cache(maxsize=32)
 def _bound(question: Question) -> Bound:
-    costs = assumptions.costs(question)
+    costs, engine = assumptions.costs(question), assumptions.engine(question)
+    if engine.batching == "chunked":
+        engine = replace(engine, max_step_tokens=max(assumptions.STEP_TOKENS))
+    rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
     longest = float(question.trace.input_tokens.max())
     for number, machine in enumerate(costs.machines):
-        found = _costs(costs.rates(number, 1), question.llm.layers, longest)
-        if costs.engine.limited:  # tables were measured under it, each for one degree
-            for gpus in range(1, machine.count + 1):
-                found = np.minimum(found, _of_degree(costs, number, gpus, longest))
-        # One type may stand in machines with other figures: the better counts.
-        cost[machine.gpu.name] = np.minimum(cost.get(machine.gpu.name, found), found)
-    return Bound(question.name, question.cluster.gpu_counts, cost, amounts(question.trace))
+        # Tables were measured under an engine, each for one degree.
+        degrees = range(1, machine.count + 1) if costs.engine.limited else (1,)
+        for gpus in degrees:
+            if gpus > 1 and not costs.divides(gpus):
+                continue
+            table = costs.measured(costs.machines[number], gpus)
+            found = [_of_roofline(costs.rates(number, gpus), costs.llm.layers, engine, longest)]
+            found += [_of_table(table.step, engine, longest)] if table else []
+            # One type may stand in machines with other figures: the better counts.
+            for corners, others in found:
+                name, alone = machine.gpu.name, gpus * others
+                known = [rates[name]] if name in rates else []
+                rates[name] = _corners([*known, corners / gpus])
+                cost[name] = np.minimum(cost.get(name, alone), alone)
+    return Bound(question.name, question.cluster.gpu_counts, rates, cost, amounts(question.trace))
 
 
-def _of_degree(costs: CostModel, machine: int, gpus: int, longest: float) -> Floats:
-    """GPU seconds per unit of work on some GPUs that share every layer; infinite if they cannot."""
-    if not costs.divides(gpus):
-        return np.full(len(WORK), np.inf)
-    found = gpus * _costs(costs.rates(machine, gpus), costs.llm.layers, longest)
-    table = costs.measured(costs.machines[machine], gpus)
-    return np.minimum(found, gpus * _costs_of_table(table.step, longest)) if table else found
-
-
-def _costs_of_table(table: StepModel, longest: float) -> Floats:
-    """Seconds per unit of work by a table; the steps themselves are in the times per token."""
+def _of_table(table: StepModel, engine: Engine, longest: float) -> tuple[Floats, Floats]:
+    """Corners and seconds per part by a table; the steps themselves are in its times."""
     (piece,) = table.pieces
-    prompt = max(float(assumptions.ENGINE.max_step_tokens), longest)
-    inner = piece.knots_tokens[(piece.knots_tokens >= 1) & (piece.knots_tokens <= prompt)]
-    tokens, batch = np.append(inner, prompt), np.arange(1.0, assumptions.ENGINE.max_batch + 1.0)
-    return np.array(
-        [
-            float((piece.seconds(tokens, 0, 0.0, 0.0) / tokens).min()),
-            piece.per_pair_s,
-            float((piece.seconds(batch, batch, 0.0, 0.0) / batch).min()),
-            float(piece.per_cached_token_s.min()),
-            0.0,
-            0.0,
-        ]
+    cached_s = piece.per_cached_token_s.min()
+    if engine.batching == "chunked":
+        cached_s = min(cached_s, piece.mixed_rows[0].min())
+    corners = _steps(
+        lambda n, b: piece.seconds(n, b, 0.0, 0.0), piece.knots_tokens, engine, longest
     )
+    return corners, np.array([piece.per_pair_s, float(cached_s), 0.0, 0.0])
+
+
+def _of_roofline(one: Rates, layers: int, engine: Engine, longest: float) -> tuple[Floats, Floats]:
+    """Corners and seconds per part by the terms of a layer, see the module."""
+
+    def seconds(n: Floats, _: Floats) -> Floats:
+        products = np.maximum(one.product_s * (n + one.padding_tokens), one.weights_s)
+        return np.asarray(layers * (products + one.fixed_s))
+
+    bend = max(one.weights_s / one.product_s - one.padding_tokens, 1.0)
+    batch = float(engine.max_batch)
+    others = np.array(
+        [layers * one.pair_s, layers * one.cached_s, one.step_s / batch, one.logits_s / batch]
+    )
+    return _steps(seconds, np.array([bend]), engine, longest), others
+
+
+def _steps(
+    seconds: Callable[[Floats, Floats], Floats], knots: Floats, engine: Engine, longest: float
+) -> Floats:
+    """Corners of the prompt and decode tokens per second of the steps that an engine forms."""
+    chunked, most = engine.batching == "chunked", float(engine.max_step_tokens)
+    prompt = most if chunked else max(most, longest)
+    inner = knots[(knots >= 1.0) & (knots < prompt)]
+    alone = np.append(inner, prompt)
+    batch = np.arange(1.0, engine.max_batch + 1.0)
+    tokens, decoding = [alone, batch], [np.zeros_like(alone), batch]
+    if chunked:
+        # From one prompt token beside the batch on, a step is a mixed one.
+        n = np.concatenate([np.repeat(alone[None, :], len(batch), axis=0), batch[:, None] + 1.0], 1)
+        b = np.repeat(batch[:, None], n.shape[1], axis=1)
+        good = (n > b) & (n <= prompt)
+        tokens, decoding = [*tokens, n[good]], [*decoding, b[good]]
+    n, b = np.concatenate(tokens), np.concatenate(decoding)
+    return _corners([np.stack([n - b, b], axis=1) / seconds(n, b)[:, None]])
+
+
+def _corners(points: Sequence[Floats]) -> Floats:
+    """Corners of the convex hull of points and the origin, the origin left out."""
+    found = np.concatenate(points)
+    hull = ConvexHull(np.concatenate([found, np.zeros((1, 2))]))
+    return np.asarray(found[[k for k in hull.vertices if k < len(found)]])
 
 
 def amounts(trace: Trace) -> Floats:
-    """Work of every request by part, each part sorted by itself; shape (6, N)."""
+    """Work of every request, each part sorted by itself; shape (6, N).
+
+    The parts are prompt tokens, pairs, decode tokens, cached tokens, steps and logits.
+    """
     inputs = trace.input_tokens.astype(np.float64)
     steps = np.maximum(trace.output_tokens.astype(np.float64) - 1.0, 0.0)
     cached = steps * inputs + steps * (steps - 1.0) / 2.0
     found = np.array([inputs, inputs**2 / 2.0, steps, cached, steps, steps])
     return np.sort(found, axis=1)
-
-
-def _costs(one: Rates, layers: int, longest: float) -> Floats:
-    """GPU seconds per unit of work on a single GPU, see the module."""
-    batch = float(assumptions.ENGINE.max_batch)
-    prompt = max(float(assumptions.ENGINE.max_step_tokens), longest)
-
-    def token(n: float) -> float:
-        busy = max(one.product_s * (n + one.padding_tokens), one.weights_s) + one.fixed_s
-        return layers * busy / n
-
-    return np.array(
-        [
-            token(prompt),
-            layers * one.pair_s,
-            token(batch),
-            layers * one.cached_s,
-            one.step_s / batch,
-            one.logits_s / batch,
-        ]
-    )

@@ -1,4 +1,4 @@
-"""What makes a plan better: another router, another division of a machine, another phase.
+"""What makes a plan better: another router, division of a machine, phase, or size of its steps.
 
 Every change is played on the same requests, gaps and seeds as the plan that it changes, and kept
 where the changed plan carries more. Changes are tried in a fixed order and counted, so that the
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.score import margin, screened
+from hetero.catalog import Gpu
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import Bits, KvTransfer
@@ -40,6 +41,7 @@ _OURS = 2  # routers that come first
 _TUNED = 4  # rounds of fixed shares
 _STEP = 0.5  # change of the logarithm of a share when all of its requests miss and no others do
 _LEAST_SHARE = 1e-3  # of the case's load that a plan must carry where the one before carries none
+_SIZES = 12  # sizes of steps that are tried
 _LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
 
 
@@ -105,6 +107,14 @@ def improve(
     return Improved(search.plan, search.carried_rps, tuple(search.changes), moves - search.left)
 
 
+def resized(found: Improved, question: Question, *, seeds: Sequence[int]) -> Improved:
+    """The same with steps of the size that carries most, where prompts are cut into chunks."""
+    search = _Search(question, tuple(seeds), _SIZES, found.plan, found.carried_rps)
+    search.steps()
+    changes, played = (*found.changes, *search.changes), found.played + _SIZES - search.left
+    return Improved(search.plan, search.carried_rps, changes, played)
+
+
 class _Search:
     """A plan, what it carries, and how many changes may still be tried."""
 
@@ -167,6 +177,23 @@ class _Search:
             if self._try(what, partial(_entry, self.plan, changed, *self.general)) > 0:
                 return True
         return False
+
+    def steps(self) -> None:
+        """Try steps of half and of twice as many tokens, one GPU type after the other.
+
+        Large ones prefill more at once, small ones keep those that decode waiting for less.
+        """
+        made = self.plan.deployment
+        if made is None or made.replicas[0].engine.batching != "chunked":
+            return
+        for gpu in dict.fromkeys(one.gpu for one in made.replicas if one.role != "decode"):
+            for factor in (0.5, 2.0):
+                kept = len(self.changes)
+                what = f"steps of {factor:g} times the tokens on {gpu.name if gpu else 'a GPU'}"
+                while self._try(what, partial(_stepping, self.plan, gpu, factor)) > 0:
+                    pass
+                if len(self.changes) > kept:
+                    break
 
     def _try(self, what: str, make: Callable[[], Plan]) -> float:
         """Play a changed plan and keep it if it carries more: above 0 if so, else how near it is.
@@ -236,6 +263,26 @@ def met_by_replica(run: Run, slo: Slo) -> Floats:
     node, whole = np.asarray(run.requests["node"]), attainment(run, slo)
     sent = [node == k for k in range(len(run.replicas))]
     return np.array([attainment(run, slo, own) - whole if own.any() else 0.0 for own in sent])
+
+
+def _stepping(plan: Plan, gpu: Gpu | None, factor: float) -> Plan:
+    """The plan with so many times the tokens in the steps of a GPU type.
+
+    Raises
+    ------
+    InfeasibleError
+        If no step has so many.
+    """
+    made, nodes = plan.deployment, []
+    assert made is not None
+    for one in made.replicas:
+        tokens = round(factor * one.engine.max_step_tokens)
+        if one.gpu == gpu:
+            if tokens not in assumptions.STEP_TOKENS:
+                raise InfeasibleError("No step has so many tokens.", resolve="keep its size.")
+            one = replace(one, engine=replace(one.engine, max_step_tokens=tokens))
+        nodes.append(one)
+    return replace(plan, serving=replace(made, replicas=tuple(nodes)))
 
 
 def _design(plan: Plan) -> _Design:

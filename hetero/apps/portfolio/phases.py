@@ -101,7 +101,7 @@ class PhaseSplitting(Adapter):
         title = f"{self.name} on {question.cluster.name}"
         return plan_of(
             self.name,
-            found.deployment(engine=assumptions.ENGINE, name=title),
+            found.deployment(engine=assumptions.engine(question), name=title),
             [*found.prefill, *found.decode],
             found.router(),
             "fixed shares of pairs of replicas, in rotation",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import Bound, bound
 from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.improve import Change, Improved, improve
+from hetero.apps.portfolio.improve import Change, Improved, improve, resized
 from hetero.apps.portfolio.planners import planners as all_planners
 from hetero.apps.portfolio.score import Score, score
 from hetero.display import Column, Shown, Table
@@ -171,9 +171,13 @@ def portfolio(
         )
     ranked = sorted(good, key=_key, reverse=True)
     improved = _improved(question, ranked[: effort.improved], tuple(seeds), effort.moves)
+    found = max(improved, key=lambda one: sum(one.carried_rps))
+    if effort.moves:
+        improved.remove(found)
+        found = resized(found, question, seeds=tuple(seeds))
+        improved.append(found)
     changes = {one.plan.planner: one.changes for one in improved if one.changes}
     played = sum(one.played for one in improved)
-    found = max(improved, key=lambda one: sum(one.carried_rps))
     if found.changes:
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
         plan = replace(

@@ -49,9 +49,15 @@ class TensorParallelSearch(Adapter):
                 question.llm,
                 assumptions.requests(question, 200),
                 latency=tensor_parallel.padded(
-                    resolved_steps(engine=question.engine, precision=question.precision)
+                    resolved_steps(
+                        engine=question.engine,
+                        release=question.release,
+                        precision=question.precision,
+                        kv_precision=question.kv_precision,
+                    )
                 ),
                 weight_precision=question.precision,
+                memory_fraction=question.memory_fraction,
                 require_longest=False,
                 divides=costs.divides,
             )

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from hetero.catalog import gpu, llm
 from hetero.display import Column, Shown, Table
@@ -139,6 +138,8 @@ def accuracy(tables: Iterable[Measurements], efficiency: Efficiency) -> dict[Pha
 
 def _solve(tables: list[Measurements]) -> tuple[Floats, Floats]:
     """Fitted values and the standard deviation of their logarithms."""
+    from scipy.optimize import least_squares
+
     centre, spread, low, high = np.array([PRIOR[name] for name in VALUES]).T
     logs = np.log(np.concatenate([t.seconds for t in tables]))
     rounding = np.concatenate(

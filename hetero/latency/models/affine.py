@@ -17,7 +17,6 @@ from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import lsq_linear
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError
@@ -160,6 +159,8 @@ class Affine(Shown):
         squared relative error over :attr:`prefills`. Knots of the decode steps come first; those
         of prefills follow and do not fall below them.
         """
+        from scipy.optimize import lsq_linear
+
         batch, length = self.prefills or self._grid()
         tokens = (batch * length).astype(np.float64)
         printed = self.prefill_batch_s(batch, length)

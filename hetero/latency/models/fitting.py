@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import nnls
-from scipy.stats import t as student
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError
@@ -287,7 +285,9 @@ def fit_linear(
         If there are not more rows than coefficients, a time is not positive and finite, or the
         rows do not determine every coefficient.
     """
-    # Half a second to import, and only fits need it.
+    # Half a second and more to import, and only fits need them.
+    from scipy.optimize import nnls
+    from scipy.stats import t as student
     from statsmodels.regression.linear_model import WLS
 
     x = np.asarray(design, dtype=np.float64)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import least_squares
-from scipy.stats import t as student
 
 from hetero.errors import FitError
 from hetero.latency.accuracy import Accuracy
@@ -59,6 +57,8 @@ class FloorFit(Coefficients):
 
     def predict(self, batch: ArrayLike, length_tokens: ArrayLike) -> Prediction:
         """Time [s] and prediction interval (first order in the coefficients); inputs broadcast."""
+        from scipy.stats import t as student
+
         b, i = np.broadcast_arrays(np.asarray(batch, float), np.asarray(length_tokens, float))
         jacobian = _jacobian(self.coefficients, b.ravel(), i.ravel())
         seconds = jacobian @ self.coefficients
@@ -113,6 +113,9 @@ def fit_floor(
     >>> round(fit.floor_s, 6), round(fit.bend_tokens)
     (0.05, 500)
     """
+    from scipy.optimize import least_squares
+    from scipy.stats import t as student
+
     b = np.asarray(batch, dtype=np.float64)
     i = np.asarray(length_tokens, dtype=np.float64)
     y = np.asarray(seconds, dtype=np.float64)

@@ -48,7 +48,9 @@ def card(
     cheapest: Annotated[
         bool, typer.Option(help="Plan for the cheapest part of the cluster that carries --rate.")
     ] = False,
-    engine: options.Engine = "vllm",
+    engine: options.EngineRelease = "vllm",
+    memory: options.Memory = 0.9,
+    kv_precision: options.KvPrecision = "fp16",
     kv_transfer_bits: Annotated[
         int | None,
         typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
@@ -96,7 +98,10 @@ def card(
                 effort=effort,
                 seed=seed,
                 cheapest=cheapest,
-                engine=engine,
+                engine=engine[0],
+                release=engine[1],
+                memory_fraction=memory,
+                kv_precision=kv_precision,
                 kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
                 arrivals=process,
                 progress=lambda what: advance(1, what),
