@@ -139,7 +139,7 @@ class HelixServing:
         rows, waits = [], []
         for cluster, count in (("single-24", 240), ("geo-24", 180)):
             network = artifact_network(f"{cluster} 70B helix-scheduling", raw=self.raw)
-            flow = artifact_flow(network, cluster)
+            flow = artifact_flow(network)
             for method in SCHEDULERS:
                 run = helix.run_offline(
                     network, helix.router(method, "offline", flow), self.source,

@@ -146,7 +146,7 @@ def simulated(
     for cluster, methods in (compared | {"hetero-42": ("helix", "helix-no-prune")}).items():
         for name in (f"{cluster} 70B {method}" for method in methods):
             network = artifact_network(name)
-            runs[name] = serve(network, router("helix", "offline", artifact_flow(network, cluster)))
+            runs[name] = serve(network, router("helix", "offline", artifact_flow(network)))
             if name.split()[2] in METHODS and cluster in compared:
                 use[name] = network.max_flow().utilisation
         if cluster in compared and f"{cluster} 70B" in plans:

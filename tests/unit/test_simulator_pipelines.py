@@ -252,7 +252,7 @@ def test_pruning_leaves_the_links_of_table_8() -> None:
 def test_preflow_push_finds_a_maximum_flow() -> None:
     for name in ("geo-24 70B helix", "hetero-42 70B helix", "single-24 70B petals"):
         network = artifact_network(name)
-        flow = artifact_flow(network, name.split()[0])
+        flow = artifact_flow(network)
         assert flow[-1].sum() == pytest.approx(network.max_flow().tokens_per_s, rel=1e-4)
 
 
@@ -261,7 +261,7 @@ def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
         "import hashlib\n"
         "from pipelines.studies.helix_artifact import artifact_flow, artifact_network\n"
         "for name in ('geo-24 70B petals', 'hetero-42 70B helix'):\n"
-        "    flow = artifact_flow(artifact_network(name), name.split()[0])\n"
+        "    flow = artifact_flow(artifact_network(name))\n"
         "    print(hashlib.sha256(flow.tobytes()).hexdigest())\n"
     )
     found = [
