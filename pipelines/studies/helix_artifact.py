@@ -245,9 +245,10 @@ def links_in_order(network: FlowNetwork) -> list[tuple[int, int]]:
     starts, stops = bounds(network.placement)
     ends = [(n, k) for k in used if valid[n, k]], [(k, n) for k in used if valid[k, n]]
     if method == "swarm":
-        drawn, stages = random.Random(0), defaultdict(list)
+        drawn = random.Random(0)
+        stages: dict[int, list[int]] = defaultdict(list)
         for k in sorted(used, key=lambda k: (network.placement.tokens_per_s(k), number[k])):
-            stages[starts[k]].insert(0, k)
+            stages[int(starts[k])].insert(0, k)
         rows = [stages[start] for start in sorted(stages)]
         return [
             *((n, k) for k in rows[0]),
