@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from hetero import paths
@@ -209,7 +210,7 @@ def placement(name: str, *, raw: bool = False) -> Placement:
 
 
 def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
-    """Network of a published placement: on pruned links and with partial inference as it was found.
+    """Network of a published placement: links, their order and partial inference as it was found.
 
     Helix's own placements of LLaMA-70B on several regions or many types were found on pruned
     links; only Petals starts in the middle of a node.
@@ -221,7 +222,8 @@ def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
     if was_pruned and method in ("helix", "helix-scheduling", "helix-no-start"):
         whole = found.problem
         links = pruned(whole, order=[whole.index(node) for node in numbering(cluster)])
-    return FlowNetwork(found, method == "petals", links)
+    network = FlowNetwork(found, method == "petals", links)
+    return replace(network, order=tuple(links_in_order(network)))
 
 
 def links_in_order(network: FlowNetwork) -> list[tuple[int, int]]:
@@ -298,7 +300,7 @@ def artifact_flow(network: FlowNetwork) -> Floats:
     """
     import networkx
 
-    links = links_in_order(network)
+    links = network.order
     whole = network.placement.problem
     n, both = len(whole.nodes), whole.activation_bytes + whole.token_bytes
     graph = networkx.DiGraph()
@@ -357,3 +359,40 @@ def expected(
     frame = _table("expected")
     frame = frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
     return dict(zip(frame["metric"], frame["value"], strict=True))
+
+
+def printed_tps(case: str, *, experiment: str | None = None) -> tuple[float, float]:
+    """Decode throughput offline that the artifact prints [tokens/s]; NaN where it prints none.
+
+    Returns
+    -------
+    tuple
+        Of its simulator, and of its 24 real nodes.
+
+    Examples
+    --------
+    >>> printed_tps("geo-24 70B swarm", experiment="model_placement")
+    (41.6, nan)
+    """
+    found = (
+        expected(case, "offline", how=how, experiment=experiment)
+        for how in ("simulation", "prototype")
+    )
+    simulated, real = (printed.get("decode_throughput", np.nan) for printed in found)
+    return simulated, real
+
+
+def mark_printed(axis: Axes, printed: list[list[tuple[float, float]]]) -> None:
+    """Mark on grouped bars what the artifact prints: a line its simulator, a cross its nodes.
+
+    Parameters
+    ----------
+    printed
+        As :func:`printed_tps` gives them, by hue and then by group.
+    """
+    for bars, values in zip(axis.containers, printed, strict=True):
+        for bar, pair in zip(bars, values, strict=False):
+            for value, marker, size in zip(pair, ("_", "x"), (9, 5), strict=True):
+                at = bar.get_x() + bar.get_width() / 2
+                axis.plot(at, value, marker, color="black", ms=size, mew=1.2)
+        axis.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=5)  # type: ignore[arg-type]
