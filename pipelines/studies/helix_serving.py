@@ -352,7 +352,7 @@ def _box(axis: Axes, at: int, latency: Latency, colour: str) -> None:
 
 
 def schedulers(table: pd.DataFrame) -> Figure:
-    """Decode throughput by scheduler, and what Helix prints (its Fig. 10a)."""
+    """Decode throughput by scheduler, printed and ours (Helix Fig. 10a)."""
     fig, axis = plt.subplots(figsize=(6.0, 3.0))
     sns.barplot(
         table, x="cluster", y="decoded", hue="scheduler", hue_order=SCHEDULERS, saturation=1,

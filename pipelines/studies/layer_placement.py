@@ -174,7 +174,7 @@ def simulated(
 
 
 def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataFrame:
-    """Decode throughput by placement beside what Helix prints, and how busy nodes are (Fig. 9)."""
+    """Decode throughput by placement, printed and ours, and how busy nodes are (Helix Fig. 9)."""
     columns = ["cluster", "model", "placement", DECODED, *PRINTED]
     columns += ["over its simulator [%]", "time in batches [%]", "use by the flow [%]"]
     rows = []
@@ -188,7 +188,7 @@ def methods(runs: Mapping[str, PipelineRun], use: Mapping[str, Any]) -> pd.DataF
 
 
 def method_bars(table: pd.DataFrame) -> Figure:
-    """Decode throughput by cluster and placement, and what Helix prints (its Fig. 9a)."""
+    """Decode throughput by cluster and placement, printed and ours (Helix Fig. 9a)."""
     fig, axis = plt.subplots(figsize=(6.0, 3.0))
     sns.barplot(
         table, x="cluster", y=DECODED, hue="placement", palette=_COLOURS, saturation=1, ax=axis
