@@ -34,8 +34,8 @@ Setting = tuple[str, str]
 
 PUBLISHED_RPS: Final = 49.8
 OWN, PUBLISHED = "own saturation", "49.8 requests/s"
-#: The first is judged: appendix C gives the simulator's prefill rates, and of the decode models that
-#: prefill so only this one comes near the printed 49.8 requests/s. The calibrated one is physical.
+#: The first is judged: appendix C gives the simulator's prefill rates, and of the decode models
+#: beside them only this one comes near the printed 49.8 requests/s. The calibrated one is physical.
 SETTINGS: Final[list[Setting]] = list(product(("weights only", "calibrated"), (OWN, PUBLISHED)))
 MAIN, CALIBRATED = SETTINGS[0], SETTINGS[2]
 

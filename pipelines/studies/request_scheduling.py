@@ -67,9 +67,7 @@ def two_instances(
     )
 
 
-def two_machines(
-    link: Link | None, engine: Engine, kv_formula: KvFormula = "full"
-) -> Deployment:
+def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "full") -> Deployment:
     """DeepSeek-R1-Distill-Qwen-14B four times on two V100 with this link, and once on an A800."""
     sources = {True: roofline_steps(link=link), False: roofline_steps()}
     return replicated(

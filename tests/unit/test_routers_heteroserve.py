@@ -116,9 +116,7 @@ def test_regimes_change_with_the_lower_median_of_128_prompts():
     """192 tokens are still short, 193 are medium; 768 medium, 769 long."""
     deployment = fleet()
     for tokens, exponents in ((192, 0), (193, 1), (768, 1), (769, 2)):
-        router = HeteroServe(
-            feedback=False, binning=False, dispatch="proportional", queue_max=1e9
-        )
+        router = HeteroServe(feedback=False, binning=False, dispatch="proportional", queue_max=1e9)
         served = dataclasses.replace(trace(1200), input_tokens=np.full(1200, tokens, np.int32))
         run = simulate(deployment, served, router)
         share = np.bincount(run.requests["node"], minlength=4) / 1200
