@@ -30,6 +30,7 @@ from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import (
     ENGINES,
+    FORMULAS,
     SETTINGS,
     TPS,
     links,
@@ -152,7 +153,7 @@ class Workbench:
         """Orders, and the gain of OS over RR, by link, KV cache, input length and step overhead."""
         rows = []
         for (name, link), (formula, kv), factor, overhead in product(
-            links().items(), (("full", "2 l h"), ("model", "grouped")), (1, 3), overheads_ms
+            links().items(), FORMULAS, (1, 3), overheads_ms
         ):
             deployment = two_instances(
                 link,

@@ -40,7 +40,7 @@ SETTINGS: Final[dict[str, tuple[Engine, KvFormula]]] = {
     "grouped queries": (ENGINES["prefill first"], "model"),
 }
 _BARS: Final = {"x": "t", "hue": "series", "saturation": 1, "errorbar": None}
-_FORMULAS: Final = (("full", "2 l h"), ("model", "grouped queries"))
+FORMULAS: Final[tuple[tuple[KvFormula, str], ...]] = (("full", "2 l h"), ("model", "grouped"))
 
 #: :func:`hetero.planners.xiong.tensor_parallel.search` with its machine and model given: it takes a
 #: sample of requests and a reading.
@@ -67,7 +67,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
 def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
     """Order and throughput of the degrees by sample and reading of Xiong et al.'s Algorithm 1."""
     choices = product(
-        links().items(), _FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
+        links().items(), FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
     )
     rows = []
     for (name, link), (formula, told), scaling, overhead_per, (seed, sample) in choices:
@@ -147,7 +147,7 @@ def sensitivity(
     """Order of the degrees by link, KV formula, engine time per step and input length."""
     rows = []
     for (name, link), (formula, told), overhead, factor in product(
-        links().items(), (("full", "2 l h"), ("model", "grouped")), overheads_ms, (1, 3)
+        links().items(), FORMULAS, overheads_ms, (1, 3)
     ):
         latency = roofline_source(link=link, step_overhead_s=overhead / 1e3)
         orders = [
