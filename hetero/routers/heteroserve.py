@@ -79,7 +79,7 @@ def capability_scores(deployment: Deployment, exponents: tuple[float, float, flo
 
 
 def _spare_tokens(deployment: Deployment, safety: float) -> Floats:
-    """KV cache of each replica [tokens] less a share of its memory, in the GB of the paper (1e9)."""
+    """KV cache of each replica [tokens] less a share of its memory, a GB counted as 1e9."""
     return np.array(
         [
             r.kv_tokens - safety * r.gpus * g.mem_gib * 1e9 / max(r.kv_bytes_per_token, 1.0)
