@@ -79,10 +79,10 @@ def capability_scores(deployment: Deployment, exponents: tuple[float, float, flo
 
 
 def _spare_tokens(deployment: Deployment, safety: float) -> Floats:
-    """KV cache of each replica [tokens] less a share of its whole memory; weights are out of it."""
+    """KV cache of each replica [tokens] less a share of its memory, a GB counted as 1e9."""
     return np.array(
         [
-            r.kv_tokens - safety * r.gpus * g.mem_bytes / max(r.kv_bytes_per_token, 1.0)
+            r.kv_tokens - safety * r.gpus * g.mem_gib * 1e9 / max(r.kv_bytes_per_token, 1.0)
             for r, g in _gpus(deployment)
         ]
     )
@@ -150,7 +150,7 @@ def heteroserve(R, E, S, RM, r):
             weight = RM[regime + i]
             if RM[FEEDBACK] != 0.0:
                 weight *= math.exp(-RM[DAMPENING] * RM[queues + i] / RM[QUEUE_MAX])
-            full = RM[FEEDBACK] != 0.0 and RM[queues + i] >= RM[QUEUE_MAX]
+            full = RM[queues + i] >= RM[QUEUE_MAX]
             barred = RM[admits + which * count + i] == 0.0
             open_ = not ((attempt < 1 and full) or (attempt < 2 and barred))
             RM[scratch + i] = weight if open_ and may_take(R, E, S, r, i) else 0.0
@@ -211,7 +211,8 @@ class HeteroServe(Builtin):
     dispatch, queue
         Readings, see :data:`Dispatch` and :data:`Queue`.
     feedback, binning, dynamic
-        Switches of the ablation: eq. 5, eq. 4, and the exponents by regime (else medium).
+        Switches of the ablation: eq. 5 (the test against Q_max of section 3.3 stays), eq. 4, and
+        the exponents by regime (else medium).
     """
 
     bins_tokens: Sequence[int] = (256, 512, 2048)

@@ -21,16 +21,27 @@ from hetero.catalog import Link, llm
 from hetero.cluster import cluster
 from hetero.deployment import Deployment, Engine
 from hetero.intervals import interval, ranking
+from hetero.memory import KvFormula
 from hetero.planners.replicated import replicated, roofline_steps
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
 from hetero.routers import Builtin, Normal, Predictor, Router
 from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.workload import Trace
-from pipelines.studies.tensor_parallel_search import ENGINES, TPS, links, settings_map, stretched
+from pipelines.studies.tensor_parallel_search import (
+    ENGINES,
+    FORMULAS,
+    SETTINGS,
+    TPS,
+    links,
+    settings_map,
+    stretched,
+)
 
 #: Arrival rates of Fig. 5 and 6 [requests/s].
 RATES: Final = (8.0, 16.0, 24.0, np.inf)
+#: And of Fig. 6 here: five instances keep up with the paper's rates, so that nothing is seen there.
+RATES_6: Final = (8.0, 16.0, 24.0, 32.0, 48.0, 64.0, np.inf)
 RATE: Final = "rate [req/s]"
 CACHED: Final = "cached [% of prompts]"
 GAP: Final = "gap of completion [s]"
@@ -44,20 +55,20 @@ Values = NDArray[np.float64]
 
 
 def two_instances(
-    link: Link | None, engine: Engine, *, full_kv: bool = False, **efficiency: float
+    link: Link | None, engine: Engine, kv_formula: KvFormula = "full", **efficiency: float
 ) -> Deployment:
-    """Llama-3-8B on four V100 and on a single one; ``full_kv`` counts its KV cache as 2 l h."""
+    """Llama-3-8B on four V100 and on a single one; ``"full"`` counts its KV cache as 2 l h."""
     return replicated(
         cluster("xiong-8xv100"),
         llm("Llama-3-8B"),
         {"v100": (4, 1)},
         steps=roofline_steps(link=link, **efficiency),
         engine=engine,
-        kv_formula="full" if full_kv else "model",
+        kv_formula=kv_formula,
     )
 
 
-def two_machines(link: Link | None, engine: Engine) -> Deployment:
+def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "full") -> Deployment:
     """DeepSeek-R1-Distill-Qwen-14B four times on two V100 with this link, and once on an A800."""
     sources = {True: roofline_steps(link=link), False: roofline_steps()}
     return replicated(
@@ -66,14 +77,16 @@ def two_machines(link: Link | None, engine: Engine) -> Deployment:
         {"v100": 2, "a800": 1},
         steps=lambda gpu, model, degree: sources["V100" in gpu.name](gpu, model, degree),
         engine=engine,
+        kv_formula=kv_formula,
     )
 
 
 def by_setting(
-    build: Callable[[Link | None, Engine], Deployment], engines: Collection[str] = tuple(ENGINES)
+    build: Callable[[Link | None, Engine, KvFormula], Deployment],
+    engines: Collection[str] = tuple(SETTINGS),
 ) -> dict[tuple[str, str], Deployment]:
-    """A deployment for each link and engine."""
-    return {(name, e): build(link, ENGINES[e]) for name, link in links().items() for e in engines}
+    """A deployment for each link and label of :data:`SETTINGS`; the first is what is judged."""
+    return {(name, e): build(link, *SETTINGS[e]) for name, link in links().items() for e in engines}
 
 
 def rate_name(rate_rps: float) -> str:
@@ -112,6 +125,7 @@ class Workbench:
         *,
         predictors: Mapping[str, Predictor] | None = None,
         factor: int = 1,
+        rates: Sequence[float] = RATES,
     ) -> pd.DataFrame:
         """A row per deployment (by link and engine), predictor, rate, seed and strategy.
 
@@ -119,7 +133,7 @@ class Workbench:
         """
         predictors = predictors or {"normal (paper)": Normal()}
         rows = []
-        settings = list(product(deployments.items(), predictors.items(), RATES))
+        settings = list(product(deployments.items(), predictors.items(), rates))
         with progress(len(settings), "rates", unit="rates", show=self.show) as advance:
             for ((link, engine), deployment), (told, predictor), rate in settings:
                 labels = {"link": link, "engine": engine, "predictor": told, RATE: rate}
@@ -138,13 +152,13 @@ class Workbench:
     def sensitivity(self, routers: Routers, overheads_ms: Sequence[float]) -> pd.DataFrame:
         """Orders, and the gain of OS over RR, by link, KV cache, input length and step overhead."""
         rows = []
-        for (name, link), kv, factor, overhead in product(
-            links().items(), ("grouped", "2 l h"), (1, 3), overheads_ms
+        for (name, link), (formula, kv), factor, overhead in product(
+            links().items(), FORMULAS, (1, 3), overheads_ms
         ):
             deployment = two_instances(
                 link,
                 ENGINES["prefill first"],
-                full_kv=kv == "2 l h",
+                formula,
                 step_overhead_s=overhead / 1e3,
             )
             frame = self.serve({(name, "prefill first"): deployment}, routers, factor=factor)
@@ -184,6 +198,13 @@ def gain_percent(frame: pd.DataFrame, rate_rps: float) -> Values:
     """Throughput of OS over that of RR by seed [%]."""
     tps = values(frame, rate_rps, ("OS", "RR"))
     return 100 * (tps["OS"] / tps["RR"] - 1)
+
+
+def largest_gain(frame: pd.DataFrame) -> str:
+    """Largest mean gain of OS over RR among the rates, and where."""
+    gains = {rate: float(gain_percent(frame, rate).mean()) for rate in frame[RATE].unique()}
+    rate = max(gains, key=gains.__getitem__)
+    return f"{gains[rate]:+.1f} % at {rate_name(rate)}"
 
 
 def memory_ratio(frame: pd.DataFrame) -> Values:
@@ -304,7 +325,7 @@ def throughput_figure(frame: pd.DataFrame, bench: Workbench) -> Figure:
 
     count = frame["link"].nunique()
     fig = _panels(frame, 0.9 + 0.23 * len(names) * count + 0.45 * count, draw)
-    for axis in fig.axes[-len(RATES) :]:
+    for axis in fig.axes[-frame[RATE].nunique() :]:
         axis.set_xlabel("[1,000 tokens/s]")
         axis.set_xlim(left=0)
     handles = [
@@ -343,15 +364,15 @@ def _panels(
     frame: pd.DataFrame, height: float, draw: Callable[[Axes, pd.DataFrame, float], None]
 ) -> Figure:
     """A panel per link (rows) and rate (columns), each drawn from its part of ``frame``."""
-    names = list(frame["link"].unique())
+    names, rates = list(frame["link"].unique()), list(frame[RATE].unique())
     fig, axes = plt.subplots(
-        len(names), len(RATES), figsize=(10.2, height), sharex="col", sharey=True, squeeze=False
+        len(names), len(rates), figsize=(10.2, height), sharex="col", sharey=True, squeeze=False
     )
     for row, link in zip(axes, names, strict=True):
-        for axis, rate in zip(row, RATES, strict=True):
+        for axis, rate in zip(row, rates, strict=True):
             draw(axis, pick(frame, rate, link=link), rate)
         row[0].set_ylabel(link)
-    for axis, rate in zip(axes[0], RATES, strict=True):
+    for axis, rate in zip(axes[0], rates, strict=True):
         axis.set_title(rate_name(rate))
     return fig
 

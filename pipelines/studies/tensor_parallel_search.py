@@ -17,6 +17,7 @@ from hetero import catalog
 from hetero.catalog import Link, Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Engine
+from hetero.memory import KvFormula
 from hetero.planners.replicated import replicated, roofline_steps
 from hetero.planners.xiong.tensor_parallel import DegreeSearch, roofline_source
 from hetero.plots.figures import CYCLE, heat_map, shared_legend
@@ -32,8 +33,14 @@ ENGINES: Final = {
     "prefill first": Engine(batching="prefill first", admission="paged", max_batch=256),
     "chunked": Engine(batching="chunked", admission="paged", max_batch=256, max_step_tokens=2048),
 }
+#: Engine and KV formula by label. Eq. 2, 5 and 8 of Xiong et al. print 2 l h; the model itself has
+#: grouped queries.
+SETTINGS: Final[dict[str, tuple[Engine, KvFormula]]] = {
+    **{name: (engine, "full") for name, engine in ENGINES.items()},
+    "grouped queries": (ENGINES["prefill first"], "model"),
+}
 _BARS: Final = {"x": "t", "hue": "series", "saturation": 1, "errorbar": None}
-_FORMULAS: Final = (("full", "2 l h"), ("model", "grouped queries"))
+FORMULAS: Final[tuple[tuple[KvFormula, str], ...]] = (("full", "2 l h"), ("model", "grouped"))
 
 #: :func:`hetero.planners.xiong.tensor_parallel.search` with its machine and model given: it takes a
 #: sample of requests and a reading.
@@ -42,8 +49,12 @@ Search = Callable[..., DegreeSearch]
 
 @cache
 def links() -> dict[str, Link | None]:
-    """Links of the machine with eight V100: the one printed, and the one of the SXM2 module."""
-    return {"PCIe 3 (printed)": None, "NVLink 2": catalog.link("NVLink2")}
+    """Links of the machine with eight V100: that of the SXM2 module, and the one printed.
+
+    The first is what the text of Xiong et al. implies: with PCIe between the GPUs four serve no
+    faster than one, which section 5.2 excludes, and PCIe is how an SXM2 module reaches its host.
+    """
+    return {"NVLink 2": catalog.link("NVLink2"), "PCIe 3 (printed)": None}
 
 
 def stretched(trace: Trace, factor: int) -> Trace:
@@ -56,7 +67,7 @@ def stretched(trace: Trace, factor: int) -> Trace:
 def readings(estimate: Search, samples: Mapping[int, Trace]) -> pd.DataFrame:
     """Order and throughput of the degrees by sample and reading of Xiong et al.'s Algorithm 1."""
     choices = product(
-        links().items(), _FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
+        links().items(), FORMULAS, ("instances", "line 17"), ("gpu", "instance"), samples.items()
     )
     rows = []
     for (name, link), (formula, told), scaling, overhead_per, (seed, sample) in choices:
@@ -86,9 +97,15 @@ def simulations(
     Column ``ends_s`` holds the completion times of all instances.
     """
     rows = []
-    for (name, link), (told, engine), t in product(links().items(), ENGINES.items(), degrees):
+    for (name, link), told, t in product(links().items(), SETTINGS, degrees):
+        engine, formula = SETTINGS[told]
         deployment = replicated(
-            machine, model, {"v100": t}, steps=roofline_steps(link=link), engine=engine
+            machine,
+            model,
+            {"v100": t},
+            steps=roofline_steps(link=link),
+            engine=engine,
+            kv_formula=formula,
         )
         for seed, work in works.items():
             run = simulate(deployment, work, RoundRobin(), seed=seed)
@@ -130,7 +147,7 @@ def sensitivity(
     """Order of the degrees by link, KV formula, engine time per step and input length."""
     rows = []
     for (name, link), (formula, told), overhead, factor in product(
-        links().items(), (("full", "2 l h"), ("model", "grouped")), overheads_ms, (1, 3)
+        links().items(), FORMULAS, overheads_ms, (1, 3)
     ):
         latency = roofline_source(link=link, step_overhead_s=overhead / 1e3)
         orders = [
@@ -186,7 +203,7 @@ def simulated_figure(simulated: pd.DataFrame, estimated: Mapping[str, DegreeSear
     )
     both = pd.concat([estimates, simulated.assign(series=series)])
     both["k"] = both[TPS] / 1e3
-    colours = ["#888888", *_shades(CYCLE[: len(ENGINES)], len(seeds))]
+    colours = ["#888888", *_shades(CYCLE[: len(SETTINGS)], len(seeds))]
     fig, axes = plt.subplots(1, 3, figsize=(10.2, 3.7), width_ratios=(1, 1, 0.9))
     for axis, (link, rows) in zip(axes, both.groupby("link", sort=False), strict=False):
         sns.barplot(rows, y="k", **_BARS, palette=colours, ax=axis)

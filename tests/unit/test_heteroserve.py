@@ -9,7 +9,7 @@ from hetero.intervals import interval
 from pipelines.studies import heteroserve as hs
 from pipelines.studies.heteroserve import MAIN, PAPER, SETTINGS, SLO, TPS, Study
 
-WEIGHTS_AT_PUBLISHED = SETTINGS[3]
+WEIGHTS_AT_PUBLISHED = SETTINGS[1]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,9 @@ def test_printed_steps_prefill_at_table_4_and_decode_at_the_speed_of_memory():
 def test_limits_of_the_schedulers():
     fleet = hs.fleet("calibrated")
     limits = [replica.engine.max_batch for replica in fleet.replicas]
-    assert len(limits) == 8
+    # Eq. 6 with what section 4.1 prints: ((1 - 0.1) M - 26 GB) over 1,166 tokens of 0.8192 MB.
+    assert limits == [int((0.9 * gb - 26) / (1166 * 0.0008192)) for gb in [80] * 6 + [48] * 2]
+    assert limits == [48] * 6 + [18] * 2
     assert hs.as_is(fleet) is fleet
     scaled = hs.memory_limits(fleet)
     memory = [replica.gpu.mem_gib for replica in fleet.replicas]
@@ -74,7 +76,7 @@ def test_play_serves_the_workload_it_is_told(study):
 
 def test_load_factor_1_is_the_saturation_or_what_is_published(study):
     assert study.nominal_rps(WEIGHTS_AT_PUBLISHED) == 49.8
-    assert study.nominal_rps(MAIN) == study.saturated_rps("calibrated", "HeteroServe") > 0
+    assert study.nominal_rps(MAIN) == study.saturated_rps(MAIN[0], "HeteroServe") > 0
 
 
 def test_experiments_vary_what_they_say(study):

@@ -103,7 +103,7 @@ def test_figures_have_a_panel_per_metric_or_setting(study, runs):
     fig = results.compared(runs["table1"], list(PAPER), results.table1(), 5.6)
     assert [axis.get_title() for axis in fig.axes] == ["Throughput", "SLO attainment", "P95 TTFT"]
     assert fig.axes[2].get_xscale() == "log"
-    fig = results.first_tokens(study, (MAIN, SETTINGS[3]))
+    fig = results.first_tokens(study, (MAIN, SETTINGS[2]))
     assert len(fig.axes[0].lines) == len(PAPER | OURS) + 1
     drawn = {
         results.over_load: ("loads", 2, "load [% of the own saturation]"),

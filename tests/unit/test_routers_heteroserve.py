@@ -64,7 +64,7 @@ class Dispatcher:
             ]
         able = [i for i in range(4) if fleet.eligible[i]]
         in_bin = [i for i in able if self.admits[which][i] or not r.binning]
-        short = [i for i in in_bin if self.queues[i] < r.queue_max or not r.feedback]
+        short = [i for i in in_bin if self.queues[i] < r.queue_max]
         open_ = short or in_bin or able
         self.window.append(request.input_tokens)
         if r.dispatch == "highest":
@@ -116,7 +116,7 @@ def test_regimes_change_with_the_lower_median_of_128_prompts():
     """192 tokens are still short, 193 are medium; 768 medium, 769 long."""
     deployment = fleet()
     for tokens, exponents in ((192, 0), (193, 1), (768, 1), (769, 2)):
-        router = HeteroServe(feedback=False, binning=False, dispatch="proportional")
+        router = HeteroServe(feedback=False, binning=False, dispatch="proportional", queue_max=1e9)
         served = dataclasses.replace(trace(1200), input_tokens=np.full(1200, tokens, np.int32))
         run = simulate(deployment, served, router)
         share = np.bincount(run.requests["node"], minlength=4) / 1200
@@ -130,7 +130,7 @@ def test_bins_are_admitted_where_eq_4_holds():
     router = HeteroServe()
     for b, end in enumerate((256, 512, 2048, 4096)):
         for i, memory_gib in enumerate((80, 80, 80, 48)):
-            kept = 0.1 * memory_gib * 2**30
+            kept = 0.1 * memory_gib * 1e9
             left = deployment.replicas[i].kv_tokens * bytes_per_token - kept
             fits = (end + 589) * bytes_per_token <= left
             assert router.admissions(deployment)[b, i] == fits
@@ -140,7 +140,7 @@ def test_bins_are_admitted_where_eq_4_holds():
 
 def test_batch_limits_of_eq_6():
     limited = batch_limits(fleet(), safety=0.1, sequence_tokens=1300)
-    kept = [0.1 * m * 2**30 / 819_200 for m in (80, 80, 80, 48)]
+    kept = [0.1 * m * 1e9 / 819_200 for m in (80, 80, 80, 48)]
     room = [
         max(1, math.floor((r.kv_tokens - k) / 1300))
         for r, k in zip(fleet().replicas, kept, strict=True)

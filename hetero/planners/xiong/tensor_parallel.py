@@ -13,6 +13,7 @@ from hetero.cluster import Cluster, Machine
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError
 from hetero.latency.models.affine import Affine
+from hetero.latency.models.fitting import Weights
 from hetero.latency.models.phase import fit_phase
 from hetero.memory import Budget, OverheadPer
 from hetero.planners.replicated import StepSource, roofline_steps
@@ -48,11 +49,13 @@ def profiled(
     *,
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128),
     lengths_tokens: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024),
+    bounded: bool = True,
 ) -> LatencySource:
     """Profile a source and fit p1 to p8 to it, as Xiong et al. do with a running engine.
 
     Prefill is profiled at every batch size and input length, decode at every batch size and
-    cached length; both are fitted with relative weights and no negative coefficient.
+    cached length; both are fitted with relative weights and no negative coefficient, or, where not
+    ``bounded``, as ``scipy.optimize.curve_fit`` does unless told otherwise: neither.
 
     Parameters
     ----------
@@ -73,8 +76,13 @@ def profiled(
         prefill_s = np.array([float(times.prefill_batch_s(b, n)) for b, n in points])
         # One decode step: the difference of two sums would lose digits.
         decode_s = np.array([float(times.decode_batch_s(b, n - 1, 1)) for b, n in points])
-        prefill = fit_phase(batch, length, prefill_s, decode=False, non_negative=True)
-        decode = fit_phase(batch, length, decode_s, decode=True, non_negative=True)
+        weights: Weights = "relative" if bounded else "none"
+        prefill, decode = (
+            fit_phase(
+                batch, length, seconds, decode=of_decode, weights=weights, non_negative=bounded
+            )
+            for of_decode, seconds in ((False, prefill_s), (True, decode_s))
+        )
         name = f"{llm.name} on {tensor_parallel} x {gpu.name}"
         return Affine.from_fits(prefill, decode, source=f"p1 to p8 fitted to a profile of {name}")
 
