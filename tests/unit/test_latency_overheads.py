@@ -137,3 +137,27 @@ def test_the_time_of_a_request_is_in_its_first_token() -> None:
     assert with_it["ttft_s"] - without["ttft_s"] == pytest.approx(0.02)
     assert with_it["e2e_s"] - without["e2e_s"] == pytest.approx(0.02)
     assert with_it["tpot_s"] == pytest.approx(without["tpot_s"])
+
+
+def test_every_run_is_tested_in_every_way(monkeypatch) -> None:
+    truth = replace(NONE, step_s=2e-3)
+    runs = []
+    for name in ("H100-SXM", "A100-SXM-80GB", "MI300X"):
+        for model in (EIGHT, llm("Llama-2-7B")):
+            trace = Trace(np.zeros(8), [100] * 8, [20] * 8)
+            run = servers.ServerRun("made up", "vLLM 0.15", name, model, 1, "8", trace, {}, "last")
+            own = servers.simulated(run, servers.served(run, under(truth)))
+            runs.append(replace(run, measured={"e2e_s": own["e2e_s"]}))
+    generation = server_fit.Generation("made up", lambda: list(runs), ("step_s",))
+    monkeypatch.setitem(server_fit.GENERATIONS, "made up", generation)
+    found, frame = server_fit.left_out("made up")
+    assert found.step_s == pytest.approx(2e-3, rel=0.02)
+    assert frame.groupby("test").size().to_dict() == dict.fromkeys(
+        ("none", "in sample", "gpu", "llm"), len(runs)
+    )
+    # Nothing was measured of an MI300X's operators: it is tested alone, without its own runs.
+    assert set(frame[frame["fitted"]]["kind"]) <= {"operators", "calibrated"}
+    assert set(frame[~frame["fitted"]]["gpu"]) == {"MI300X"}
+    size = frame["E2E"].abs().groupby([frame["test"], frame["gpu"]]).max()
+    assert size["none"].min() > 5
+    assert size["gpu"][["H100-SXM", "A100-SXM-80GB"]].max() < 1 < size["gpu"]["MI300X"]
