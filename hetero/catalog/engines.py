@@ -13,7 +13,7 @@ from hetero.catalog.gpus import Gpu
 from hetero.catalog.models import Llm
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError, require_not_negative
+from hetero.errors import ParameterError, require_not_negative, require_share
 from hetero.rows import read_records
 
 EngineName: TypeAlias = Literal["vllm", "sglang", "trtllm", "any"]
@@ -118,6 +118,51 @@ class EngineBatches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """How releases of an engine divide the memory of a GPU; a row of ``memory.csv``.
+
+    :func:`hetero.memory.engine_room` has the equation.
+
+    Attributes
+    ----------
+    since
+        First release that it holds for.
+    share
+        Share of the visible memory that it takes by default.
+    live_factor
+        Bytes held by the profiling run over those of the activations that it needs at once.
+    logit_bytes
+        Bytes that its sampler holds per logit.
+    engine_gib, several_gib
+        What it holds per GPU beside weights and activations, and on top where several GPUs share
+        the layers [GiB].
+    graphs_gib
+        CUDA graphs, where it counts them within its share [GiB].
+    """
+
+    engine: str
+    since: str
+    share: float
+    live_factor: float
+    logit_bytes: float
+    engine_gib: float
+    several_gib: float
+    graphs_gib: float
+    source: str
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        require_share(share=self.share)
+        require_not_negative(
+            live_factor=self.live_factor,
+            logit_bytes=self.logit_bytes,
+            engine_gib=self.engine_gib,
+            several_gib=self.several_gib,
+            graphs_gib=self.graphs_gib,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOverheads:
     """What releases of an engine take beside the kernels of a step; a row of ``overheads.csv``.
 
@@ -190,11 +235,13 @@ class ServingEngine(Shown):
     transfer_bits: int
     source: str
     ahead_from: str = ""
+    caches_from: str = ""
     version: str = ""
     notes: str = ""
     platforms: tuple[EnginePlatform, ...] = ()
     batches: tuple[EngineBatches, ...] = ()
     overheads: tuple[EngineOverheads, ...] = ()
+    memory: tuple[EngineMemory, ...] = ()
 
     def batches_on(self, gpu: Gpu) -> EngineBatches:
         """Limits that it starts with on a GPU.
@@ -216,9 +263,17 @@ class ServingEngine(Shown):
         >>> [serving_engine("vllm").ahead(one) for one in ("", "0.19", "0.13.1")]
         [True, True, False]
         """
-        if not self.ahead_from:
-            return False
-        return not release or release_numbers(release) >= release_numbers(self.ahead_from)
+        return _has(self.ahead_from, release)
+
+    def caches(self, release: str = "") -> bool:
+        """Whether a release, by default the newest, keeps KV blocks for prompts that share them.
+
+        Examples
+        --------
+        >>> [serving_engine("vllm").caches(one) for one in ("", "0.6.3")]
+        [True, False]
+        """
+        return _has(self.caches_from, release)
 
     def overheads_of(self, release: str = "") -> EngineOverheads | None:
         """What a release takes beside the kernels of a step, as every command takes it.
@@ -253,6 +308,34 @@ class ServingEngine(Shown):
         )
         older = [one for one in by_age if release_numbers(one.releases.partition("-")[0]) <= wanted]
         return replace((older or by_age[:1])[-1], launch_s=0.0, staged_s=0.0)
+
+    def memory_of(self, release: str = "") -> EngineMemory | None:
+        """How a release, by default the newest, divides the memory; None for the papers' systems.
+
+        Raises
+        ------
+        ParameterError
+            If it is no release.
+
+        Examples
+        --------
+        >>> [serving_engine("vllm").memory_of(one).since for one in ("", "0.19.1", "0.2")]
+        ['0.21', '0.17', '0.4']
+        """
+        wanted = release_numbers(release) if release else (math.inf,)
+        older = [one for one in self.memory if release_numbers(one.since) <= wanted]
+        return (older or self.memory[:1] or (None,))[-1]
+
+    def share(self, release: str = "") -> float:
+        """Share of a GPU's memory that a release takes by default.
+
+        Examples
+        --------
+        >>> [serving_engine(name).share() for name in ("vllm", "any")]
+        [0.92, 0.9]
+        """
+        found = self.memory_of(release)
+        return found.share if found else 0.9
 
     @property
     def aliases(self) -> tuple[str, ...]:
@@ -436,6 +519,8 @@ def serving_engines() -> Records[ServingEngine]:
     limits = [EngineBatches(**row) for row in read_records(path, EngineBatches)]  # type: ignore[arg-type]
     path = paths.data("engines", "overheads.csv")
     fitted = [EngineOverheads(**row) for row in read_records(path, EngineOverheads)]  # type: ignore[arg-type]
+    path = paths.data("engines", "memory.csv")
+    rooms = [EngineMemory(**row) for row in read_records(path, EngineMemory)]  # type: ignore[arg-type]
     found = read_table(paths.data("engines", "engines.csv"), "engine", ServingEngine)
     return Records(
         "engine",
@@ -445,6 +530,7 @@ def serving_engines() -> Records[ServingEngine]:
                 platforms=tuple(row for row in known if row.engine == one.name),
                 batches=tuple(row for row in limits if row.engine == one.name),
                 overheads=tuple(row for row in fitted if row.engine == one.name),
+                memory=tuple(row for row in rooms if row.engine == one.name),
             )
             for one in found
         ],
@@ -465,6 +551,11 @@ def serving_engine(name: str) -> ServingEngine:
     raise ParameterError(
         f"There is no engine '{name}'.", resolve=f"use {', '.join(serving_engines().names)}."
     )
+
+
+def _has(since: str, release: str) -> bool:
+    """Whether a release, the newest if empty, has what came with another; none if that is empty."""
+    return bool(since) and (not release or release_numbers(release) >= release_numbers(since))
 
 
 def release_numbers(release: str) -> tuple[float, ...]:

@@ -82,8 +82,11 @@ def plan(
     seed: int = 0,
     engine: EngineName = "vllm",
     release: str = "",
-    memory_fraction: float = 0.9,
+    memory_fraction: float | None = None,
     kv_precision: str = "fp16",
+    max_step_tokens: int | None = None,
+    schedule_ahead: bool | None = None,
+    prefix_cache: bool | None = None,
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -124,7 +127,11 @@ def plan(
     release
         Release of the engine, such as ``"0.12"``; by default the newest known.
     memory_fraction, kv_precision
-        Share of each GPU's memory that engines may use, and data type of their caches.
+        Share of each GPU's memory that engines may use, by default the engine's own, and data type
+        of their caches.
+    max_step_tokens, schedule_ahead, prefix_cache
+        Tokens of a step, at most, and whether steps are prepared ahead and KV blocks kept for
+        prompts that share them; by default as the engine's release does.
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine
         sends, its own data type.
@@ -170,6 +177,9 @@ def plan(
         release=release,
         memory_fraction=memory_fraction,
         kv_precision=kv_precision,
+        max_step_tokens=max_step_tokens,
+        schedule_ahead=schedule_ahead,
+        prefix_cache=prefix_cache,
         kv_transfer_bits=kv_transfer_bits,
         columns=columns,
         arrivals=arrivals,
@@ -308,7 +318,7 @@ def _card(
             engine=question.engine,
             arrivals=question.process,
             release=question.release,
-            memory_fraction=question.memory_fraction,
+            memory_fraction=question.memory_share,
             kv_precision=question.kv_precision,
         ),
         planner=best.asked.planner,
@@ -344,6 +354,11 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]
     gpus = offered.gpu_types.values()
+    if engine.memory_of(question.release) is not None and not question.llm.experts:
+        found.append(
+            f"KV caches are what {100 * question.memory_share:g} % of the visible memory leaves "
+            "beside the weights and the engine's profiling run."
+        )
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
     links = plan.deployment.links if plan.deployment is not None else ()

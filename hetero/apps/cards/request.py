@@ -119,8 +119,11 @@ def request(
     seed: int = 0,
     engine: EngineName = "vllm",
     release: str = "",
-    memory_fraction: float = 0.9,
+    memory_fraction: float | None = None,
     kv_precision: str = "fp16",
+    max_step_tokens: int | None = None,
+    schedule_ahead: bool | None = None,
+    prefix_cache: bool | None = None,
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -203,6 +206,9 @@ def request(
         release=release,
         memory_fraction=memory_fraction,
         kv_precision=kv_precision,
+        max_step_tokens=max_step_tokens,
+        schedule_ahead=schedule_ahead,
+        prefix_cache=prefix_cache,
     )
     made = CardRequest(
         question,

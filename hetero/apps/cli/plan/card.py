@@ -49,8 +49,14 @@ def card(
         bool, typer.Option(help="Plan for the cheapest part of the cluster that carries --rate.")
     ] = False,
     engine: options.EngineRelease = "vllm",
-    memory: options.Memory = 0.9,
+    memory: options.Memory = None,
     kv_precision: options.KvPrecision = "fp16",
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a step, at most, of every engine.")
+    ] = None,
+    schedule_ahead: options.ScheduleAhead = None,
+    prefix_cache: options.PrefixCache = None,
+    prefix_share: options.PrefixShare = None,
     kv_transfer_bits: Annotated[
         int | None,
         typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
@@ -82,6 +88,8 @@ def card(
     options.new_file(output, force, ".json")
     other = None if against is None else PlanCard.load(against)
     requested = options.opened(trace, source, seed, columns)
+    if prefix_share is not None:
+        requested = requested.with_prefix(prefix_share)
     process, rate = options.arriving(arrivals, requested, rate)
     try:
         with progress(None, "plan", unit="steps") as advance:
@@ -102,6 +110,9 @@ def card(
                 release=engine[1],
                 memory_fraction=memory,
                 kv_precision=kv_precision,
+                max_step_tokens=chunk,
+                schedule_ahead=schedule_ahead,
+                prefix_cache=prefix_cache,
                 kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
                 arrivals=process,
                 progress=lambda what: advance(1, what),
