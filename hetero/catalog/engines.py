@@ -56,6 +56,9 @@ class EnginePlatform:
         Container image, resource of Kubernetes, and environment variable of the device numbers.
     weights, kv_caches
         Data types.
+    weight_only
+        Those of the weights that it reads, to compute in 16 bits, where a GPU does not compute in
+        them.
     connector
         What moves KV caches between engines; empty where phases are not split.
     prefill_pipelines, decode_pipelines
@@ -72,6 +75,7 @@ class EnginePlatform:
     pipelines: Reach
     source: str
     date: str
+    weight_only: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     connector: str = ""
@@ -370,6 +374,24 @@ class ServingEngine(Shown):
         if precision not in found.weights:
             return f"{self.title} has no {precision} on {gpu.name}"
         return ""
+
+    def serves(self, gpu: Gpu, precision: str) -> bool:
+        """Whether it serves weights of a data type on a GPU: as the GPU computes, or read alone.
+
+        Examples
+        --------
+        >>> from hetero.catalog import gpu
+        >>> engine = serving_engine("vllm")
+        >>> [engine.serves(gpu(one), "fp8") for one in ("H100-SXM", "A100-SXM-80GB", "Gaudi2")]
+        [True, True, False]
+        >>> serving_engine("any").serves(gpu("A100-SXM-80GB"), "fp8")
+        False
+        """
+        if self.lacks(gpu, precision):
+            return False
+        found = self.platform(gpu.name, gpu.vendor)
+        read = found.weight_only if found else ()
+        return precision in (*gpu.precisions, *read)
 
     def divides(self, llm: Llm, gpus: int) -> bool:
         """Whether so many GPUs can share every layer of a model.

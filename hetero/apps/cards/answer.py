@@ -361,6 +361,12 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
         )
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
+    read = [g.name for g in gpus if precision not in (*g.rated, "fp32", "fp16", "bf16")]
+    if read and not question.llm.experts:
+        found.append(
+            f"Weights in {precision} are read as such and multiplied in 16 bits on "
+            f"{', '.join(read)}."
+        )
     links = plan.deployment.links if plan.deployment is not None else ()
     bits = sorted({round(16 * link.compression) for *_, link in links})
     if bits and not any(note.startswith("KV caches travel") for note in plan.notes):

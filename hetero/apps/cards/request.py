@@ -226,13 +226,9 @@ def request(
 
 
 def able(cluster: Cluster, engine: str, precision: str) -> tuple[Machine, ...]:
-    """Machines whose GPUs compute in a precision, and that an engine runs on."""
+    """Machines on whose GPUs an engine serves weights of a precision."""
     rules = serving_engine(engine)
-    return tuple(
-        machine
-        for machine in cluster.machines
-        if precision in machine.gpu.precisions and not rules.lacks(machine.gpu, precision)
-    )
+    return tuple(machine for machine in cluster.machines if rules.serves(machine.gpu, precision))
 
 
 def counts(gpus: dict[str, int]) -> str:

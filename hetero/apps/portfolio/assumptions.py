@@ -216,7 +216,7 @@ def unfit_precision(question: Question) -> str | None:
         return f"{'; '.join(reasons)}."
     if wanted == "fp16":
         return None
-    lacking = ", ".join(name for name, gpu in gpus.items() if wanted not in gpu.precisions)
+    lacking = ", ".join(name for name, gpu in gpus.items() if not engine.serves(gpu, wanted))
     if lacking:
         return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
     return None
