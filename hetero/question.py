@@ -413,6 +413,8 @@ class Question(Shown):
     memory_fraction, kv_precision
         Share of each GPU's memory that engines may use, by default the engine's own, and data type
         of their caches.
+    kv_tokens
+        KV caches that engines print, as (GPU, number of GPUs, tokens).
     max_step_tokens, schedule_ahead, prefix_cache
         Of the engines, see :class:`hetero.deployment.Engine`; by default what is assumed of them.
     kv_transfer_bits
@@ -438,6 +440,7 @@ class Question(Shown):
     release: str = ""
     memory_fraction: float | None = None
     kv_precision: str = "fp16"
+    kv_tokens: tuple[tuple[str, int, int], ...] = ()
     max_step_tokens: int | None = None
     schedule_ahead: bool | None = None
     prefix_cache: bool | None = None

@@ -142,7 +142,39 @@ class CostModel:
         return self.engine.overheads_of(self.settings.release)
 
     def room(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
-        """What the engine takes of the memory of so many GPUs, and holds beside weights."""
+        """What the engine takes of the memory of so many GPUs, and holds beside weights.
+
+        Raises
+        ------
+        ParameterError
+            If an engine is said to have a larger cache than its memory leaves.
+        """
+        for name, number, tokens in self.settings.kv_tokens:
+            if name == gpu.name:
+                return self._printed(gpu, llm, number, tokens)
+        return self._assumed(gpu, llm, gpus)
+
+    def _printed(self, gpu: Gpu, llm: Llm, gpus: int, tokens: int) -> memory.Room:
+        share = self._assumed(gpu, llm, gpus).memory_fraction
+        empty = memory.Budget(
+            llm,
+            gpu,
+            tensor_parallel=gpus,
+            memory_fraction=share,
+            overhead_gib=0.0,
+            weight_precision=self.settings.precision,
+            kv_precision=self.settings.kv_precision,
+        )
+        held = empty.kv_capacity_bytes - tokens * empty.kv_bytes_per_token
+        require(
+            held >= 0,
+            f"No KV cache of {tokens:,} tokens fits {gpus} x {gpu.name} beside the weights of "
+            f"{llm.name}: {empty.max_tokens:,} do.",
+            resolve="check the data types, and the share of the memory.",
+        )
+        return memory.Room(share, held / gpus / _GIB)
+
+    def _assumed(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
         s, rule = self.settings, self.engine.memory_of(self.settings.release)
         if rule is None:
             return memory.Room(s.memory_fraction, s.overhead_gib)

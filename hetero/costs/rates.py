@@ -27,6 +27,9 @@ class CostSettings:
     inside_share
         Share of the line rate that a transfer between the GPUs of a machine reaches; PCIe
         reaches 75 to 80 %.
+    kv_tokens
+        KV caches that engines of the whole model print, as (GPU, number of GPUs, tokens): what is
+        held of such GPUs follows from them.
     max_batch, max_step_tokens
         Largest number of requests that decode together, and of tokens in a step.
     max_stages
@@ -45,6 +48,7 @@ class CostSettings:
     kv_precision: str = "fp16"
     memory_fraction: float = 0.9
     overhead_gib: float = 2.0
+    kv_tokens: tuple[tuple[str, int, int], ...] = ()
     network_share: float = 0.56
     inside_share: float = 0.75
     max_batch: int = 256

@@ -84,6 +84,7 @@ def plan(
     release: str = "",
     memory_fraction: float | None = None,
     kv_precision: str = "fp16",
+    kv_tokens: Mapping[str, int] | None = None,
     max_step_tokens: int | None = None,
     schedule_ahead: bool | None = None,
     prefix_cache: bool | None = None,
@@ -129,6 +130,10 @@ def plan(
     memory_fraction, kv_precision
         Share of each GPU's memory that engines may use, by default the engine's own, and data type
         of their caches.
+    kv_tokens
+        KV caches that engines of the model print [tokens], by their GPUs, as
+        ``{"L4": 30_000, "2xL4": 180_000}``: what an engine holds of such a GPU follows from the
+        first of them.
     max_step_tokens, schedule_ahead, prefix_cache
         Tokens of a step, at most, and whether steps are prepared ahead and KV blocks kept for
         prompts that share them; by default as the engine's release does.
@@ -177,6 +182,7 @@ def plan(
         release=release,
         memory_fraction=memory_fraction,
         kv_precision=kv_precision,
+        kv_tokens=kv_tokens,
         max_step_tokens=max_step_tokens,
         schedule_ahead=schedule_ahead,
         prefix_cache=prefix_cache,

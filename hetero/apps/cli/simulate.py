@@ -101,6 +101,9 @@ def simulate(
             "--memory leaves: one number for all, or one per machine, as in a=469072,b=93312."
         ),
     ] = "",
+    precision: Annotated[
+        Any, options.one_of("hetero.catalog:PRECISION_BITS", "Data type of the weights.")
+    ] = "fp16",
     kv_precision: options.KvPrecision = "fp16",
     engine: options.EngineRelease = "vllm",
     steps: Annotated[
@@ -170,8 +173,8 @@ def simulate(
     notes: list[str] = []
     if card is not None:
         require(
-            (degree, steps_of, engine, kv_tokens, kv_precision)
-            == ("best", "chunked", ("vllm", ""), "", "fp16")
+            (degree, steps_of, engine, kv_tokens, precision, kv_precision)
+            == ("best", "chunked", ("vllm", ""), "", "fp16", "fp16")
             and not (steps or max_batch or chunk)
             and (memory, schedule_ahead, prefix_cache) == (None, None, None),
             "A plan card says itself how its machines are divided and what its engines do.",
@@ -197,6 +200,16 @@ def simulate(
         machines, llm = clusters.find(cluster), catalog.find_llm(model)
         requested, too_long = within_context(requested, llm)
         own = _own(steps or [], machines, degree)
+        serving = catalog.serving_engine(engine[0])
+        cannot = [
+            name for name, g in machines.gpu_types.items() if not serving.serves(g, precision)
+        ]
+        require(
+            precision == "fp16" or not cannot,
+            f"{', '.join(cannot)} of {machines.name}: no weights in {precision} under "
+            f"{serving.title}.",
+            resolve="choose another precision or engine.",
+        )
 
         @cache
         def resolved(gpu: Gpu, llm: Llm, tensor_parallel: int) -> ResolvedSteps:
@@ -206,6 +219,7 @@ def simulate(
                 tensor_parallel,
                 engine=engine[0],
                 release=engine[1],
+                precision=precision,
                 kv_precision=kv_precision,
                 own=own,
                 trace=requested,
@@ -228,7 +242,7 @@ def simulate(
                 prefix_cache=own.prefix_cache if prefix_cache is None else prefix_cache,
             )
 
-        rule = catalog.serving_engine(engine[0]).memory_of(engine[1])
+        rule = serving.memory_of(engine[1])
 
         def room(gpu: Gpu, llm: Llm, tensor_parallel: int) -> Room:
             if rule is None:
@@ -244,7 +258,9 @@ def simulate(
                 share=memory,
             )
 
-        degrees, notes = _degrees(machines, llm, degree, requested, seed, times, room)
+        degrees, notes = _degrees(
+            machines, llm, degree, requested, seed, times, room, precision, kv_precision
+        )
         notes += too_long
         deployment = replicated(
             machines,
@@ -253,6 +269,7 @@ def simulate(
             steps=times,
             engine=made,
             room=room,
+            weight_precision=precision,
             kv_precision=kv_precision,
         )
         if prefix_cache and requested.prefix_ids is None:
@@ -267,7 +284,7 @@ def simulate(
                 ahead += ", prompts that share blocks found in the cache"
             held = next(r for r in deployment.replicas if r.name.startswith(f"{name} t=")).kv_tokens
             share, rest_gib = room(gpu, llm, count)
-            left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB"
+            left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
             left = "as given" if name in given else left
             said = [
                 f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}.",
@@ -346,6 +363,8 @@ def _degrees(
     seed: int,
     steps: StepSource,
     room: RoomSource,
+    precision: str,
+    kv_precision: str,
 ) -> tuple[dict[str, int], list[str]]:
     """Degree of each machine, and what a reader should know of the choice."""
     from hetero.planners.xiong import tensor_parallel
@@ -360,6 +379,8 @@ def _degrees(
             sample,
             latency=tensor_parallel.padded(steps),
             room=room,
+            weight_precision=precision,
+            kv_precision=kv_precision,
             require_longest=False,
         ).best
         degrees = {one.machine.name: one.tensor_parallel for one in best}

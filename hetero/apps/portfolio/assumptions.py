@@ -58,6 +58,7 @@ def settings(question: Question) -> CostSettings:
         memory_fraction=question.memory_share,
         engine=question.engine,
         release=question.release,
+        kv_tokens=question.kv_tokens,
         max_step_tokens=question.max_step_tokens or 2048,
         schedule_ahead=question.schedule_ahead,
         prefix_cache=question.prefix_cache,
