@@ -177,7 +177,8 @@ class CostModel:
     def _assumed(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
         s, rule = self.settings, self.engine.memory_of(self.settings.release)
         if rule is None:
-            return memory.Room(s.memory_fraction, s.overhead_gib)
+            share = self.engine.share() if s.memory_fraction is None else s.memory_fraction
+            return memory.Room(share, s.overhead_gib)
         return memory.engine_room(
             rule,
             gpu,

@@ -18,9 +18,9 @@ class CostSettings:
     precision, kv_precision
         Of the weights and of the cache.
     memory_fraction, overhead_gib
-        Share of each GPU's memory that the engine may use, and its static memory per GPU [GiB];
-        engines of which ``data/engines`` says more take that share of the visible memory, and
-        :func:`hetero.memory.engine_room`.
+        Share of each GPU's memory that the engine may use, by default its own, and its static
+        memory per GPU [GiB]; engines of which ``data/engines`` says more take that share of the
+        visible memory, and :func:`hetero.memory.engine_room`.
     network_share
         Share of the line rate that a transfer between machines reaches; ThunderServe's Table 8
         moves 1.64 GB in 584 ms over 40 Gbit/s, 56 %.
@@ -46,7 +46,7 @@ class CostSettings:
 
     precision: str = "fp16"
     kv_precision: str = "fp16"
-    memory_fraction: float = 0.9
+    memory_fraction: float | None = None
     overhead_gib: float = 2.0
     kv_tokens: tuple[tuple[str, int, int], ...] = ()
     network_share: float = 0.56
@@ -62,7 +62,7 @@ class CostSettings:
 
     def __post_init__(self) -> None:
         require_share(
-            memory_fraction=self.memory_fraction,
+            memory_fraction=1.0 if self.memory_fraction is None else self.memory_fraction,
             network_share=self.network_share,
             inside_share=self.inside_share,
         )

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from hetero.catalog import Gpu, Llm
 from hetero.catalog.engines import EngineMemory
+from hetero.errors import require_share
 
 _GIB = 2**30
 
@@ -54,6 +55,11 @@ def engine_room(
     share
         Share of the visible memory; by default the engine's own.
 
+    Raises
+    ------
+    ParameterError
+        If the share is not above 0, or above 1.
+
     Examples
     --------
     >>> from hetero.catalog import gpu, llm, serving_engine
@@ -65,11 +71,13 @@ def engine_room(
     >>> Budget(model, card, **room._asdict()).max_tokens
     574025
     """
+    taken = rule.share if share is None else share
+    require_share(memory_fraction=taken)
     width = max(llm.intermediate, llm.moe_intermediate * (llm.experts_active + llm.shared_experts))
     live = rule.live_factor * (6.0 * width / tensor_parallel + 4.0 * llm.hidden)
     peak = max(max_step_tokens * live, max_batch * llm.vocab * rule.logit_bytes)
     several = rule.several_gib if tensor_parallel > 1 else 0.0
     return Room(
-        (rule.share if share is None else share) * gpu.visible_bytes / gpu.mem_bytes,
+        taken * gpu.visible_bytes / gpu.mem_bytes,
         peak / _GIB + rule.engine_gib + several + rule.graphs_gib,
     )

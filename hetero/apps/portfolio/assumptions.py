@@ -55,7 +55,7 @@ def settings(question: Question) -> CostSettings:
     return CostSettings(
         precision=question.precision,
         kv_precision=question.kv_precision,
-        memory_fraction=question.memory_share,
+        memory_fraction=question.memory_fraction,
         engine=question.engine,
         release=question.release,
         kv_tokens=question.kv_tokens,
