@@ -175,7 +175,7 @@ def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
     at = said["routers"][0]["percentiles"]
     assert at["tpot_s"]["50"] == pytest.approx(0.05)
     assert at["ttft_s"]["50"] == pytest.approx(0.05)
-    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-2]
+    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-3]
 
 
 def test_the_answer_says_where_step_times_come_from(capsys, tmp_path):
