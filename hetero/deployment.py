@@ -132,6 +132,7 @@ def engine_on(gpu: Gpu, name: EngineName = "vllm", release: str = "") -> Engine:
         max_batch=limits.max_batch,
         max_step_tokens=limits.max_step_tokens,
         schedule_ahead=known.ahead(release),
+        prefix_cache=known.caches(release),
     )
 
 

@@ -411,7 +411,12 @@ class Question(Shown):
         Engine that has to be able to run the plan, see :mod:`hetero.catalog.engines`, and its
         release; empty for the newest known.
     memory_fraction, kv_precision
-        Share of each GPU's memory that engines may use, and data type of their caches.
+        Share of each GPU's memory that engines may use, by default the engine's own, and data type
+        of their caches.
+    kv_tokens
+        KV caches that engines print, as (GPU, number of GPUs, tokens).
+    max_step_tokens, schedule_ahead, prefix_cache
+        Of the engines, see :class:`hetero.deployment.Engine`; by default what is assumed of them.
     kv_transfer_bits
         Bits per value in which KV caches may travel; None for what the engine sends.
     process
@@ -433,11 +438,15 @@ class Question(Shown):
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"
     release: str = ""
-    memory_fraction: float = 0.9
+    memory_fraction: float | None = None
     kv_precision: str = "fp16"
+    kv_tokens: tuple[tuple[str, int, int], ...] = ()
+    max_step_tokens: int | None = None
+    schedule_ahead: bool | None = None
+    prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
-        require_share(memory_fraction=self.memory_fraction)
+        require_share(memory_fraction=self.memory_share)
         bytes_of(1, self.kv_precision)
         serving_engine(self.engine).ahead(self.release)
         if not 0 < self.rate_rps < math.inf:
@@ -459,6 +468,12 @@ class Question(Shown):
             f"{own.title}, not in {given}.",
             resolve="leave the bits out, or plan for the engine 'any'.",
         )
+
+    @property
+    def memory_share(self) -> float:
+        """Share of each GPU's memory that engines may use."""
+        own = serving_engine(self.engine).share(self.release)
+        return own if self.memory_fraction is None else self.memory_fraction
 
     @property
     def transfer_bits(self) -> Bits:

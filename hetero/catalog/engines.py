@@ -13,7 +13,7 @@ from hetero.catalog.gpus import Gpu
 from hetero.catalog.models import Llm
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError, require_not_negative
+from hetero.errors import ParameterError, require_not_negative, require_share
 from hetero.rows import read_records
 
 EngineName: TypeAlias = Literal["vllm", "sglang", "trtllm", "any"]
@@ -56,6 +56,9 @@ class EnginePlatform:
         Container image, resource of Kubernetes, and environment variable of the device numbers.
     weights, kv_caches
         Data types.
+    weight_only
+        Those of the weights that it reads, to compute in 16 bits, where a GPU does not compute in
+        them.
     connector
         What moves KV caches between engines; empty where phases are not split.
     prefill_pipelines, decode_pipelines
@@ -72,6 +75,7 @@ class EnginePlatform:
     pipelines: Reach
     source: str
     date: str
+    weight_only: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     connector: str = ""
@@ -115,6 +119,51 @@ class EngineBatches:
     def has(self, gpu: Gpu) -> bool:
         """Whether a GPU is one of these."""
         return gpu.mem_gib >= self.least_gib and not gpu.name.startswith(self.without)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMemory:
+    """How releases of an engine divide the memory of a GPU; a row of ``memory.csv``.
+
+    :func:`hetero.memory.engine_room` has the equation.
+
+    Attributes
+    ----------
+    since
+        First release that it holds for.
+    share
+        Share of the visible memory that it takes by default.
+    live_factor
+        Bytes held by the profiling run over those of the activations that it needs at once.
+    logit_bytes
+        Bytes that its sampler holds per logit.
+    engine_gib, several_gib
+        What it holds per GPU beside weights and activations, and on top where several GPUs share
+        the layers [GiB].
+    graphs_gib
+        CUDA graphs, where it counts them within its share [GiB].
+    """
+
+    engine: str
+    since: str
+    share: float
+    live_factor: float
+    logit_bytes: float
+    engine_gib: float
+    several_gib: float
+    graphs_gib: float
+    source: str
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        require_share(share=self.share)
+        require_not_negative(
+            live_factor=self.live_factor,
+            logit_bytes=self.logit_bytes,
+            engine_gib=self.engine_gib,
+            several_gib=self.several_gib,
+            graphs_gib=self.graphs_gib,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +245,13 @@ class ServingEngine(Shown):
     transfer_bits: int
     source: str
     ahead_from: str = ""
+    caches_from: str = ""
     version: str = ""
     notes: str = ""
     platforms: tuple[EnginePlatform, ...] = ()
     batches: tuple[EngineBatches, ...] = ()
     overheads: tuple[EngineOverheads, ...] = ()
+    memory: tuple[EngineMemory, ...] = ()
 
     def batches_on(self, gpu: Gpu) -> EngineBatches:
         """Limits that it starts with on a GPU.
@@ -222,9 +273,17 @@ class ServingEngine(Shown):
         >>> [serving_engine("vllm").ahead(one) for one in ("", "0.19", "0.13.1")]
         [True, True, False]
         """
-        if not self.ahead_from:
-            return False
-        return not release or release_numbers(release) >= release_numbers(self.ahead_from)
+        return _has(self.ahead_from, release)
+
+    def caches(self, release: str = "") -> bool:
+        """Whether a release, by default the newest, keeps KV blocks for prompts that share them.
+
+        Examples
+        --------
+        >>> [serving_engine("vllm").caches(one) for one in ("", "0.6.3")]
+        [True, False]
+        """
+        return _has(self.caches_from, release)
 
     def overheads_of(self, release: str = "") -> EngineOverheads | None:
         """What a release takes beside the kernels of a step, as every command takes it.
@@ -259,6 +318,34 @@ class ServingEngine(Shown):
         older = [one for one in by_age if release_numbers(one.releases.partition("-")[0]) <= wanted]
         return (older or by_age[:1])[-1].of(release)
 
+    def memory_of(self, release: str = "") -> EngineMemory | None:
+        """How a release, by default the newest, divides the memory; None for the papers' systems.
+
+        Raises
+        ------
+        ParameterError
+            If it is no release.
+
+        Examples
+        --------
+        >>> [serving_engine("vllm").memory_of(one).since for one in ("", "0.19.1", "0.2")]
+        ['0.21', '0.17', '0.4']
+        """
+        wanted = release_numbers(release) if release else (math.inf,)
+        older = [one for one in self.memory if release_numbers(one.since) <= wanted]
+        return (older or self.memory[:1] or (None,))[-1]
+
+    def share(self, release: str = "") -> float:
+        """Share of a GPU's memory that a release takes by default.
+
+        Examples
+        --------
+        >>> [serving_engine(name).share() for name in ("vllm", "any")]
+        [0.92, 0.9]
+        """
+        found = self.memory_of(release)
+        return found.share if found else 0.9
+
     @property
     def aliases(self) -> tuple[str, ...]:
         """Engines have no other names."""
@@ -292,6 +379,24 @@ class ServingEngine(Shown):
         if precision not in found.weights:
             return f"{self.title} has no {precision} on {gpu.name}"
         return ""
+
+    def serves(self, gpu: Gpu, precision: str) -> bool:
+        """Whether it serves weights of a data type on a GPU: as the GPU computes, or read alone.
+
+        Examples
+        --------
+        >>> from hetero.catalog import gpu
+        >>> engine = serving_engine("vllm")
+        >>> [engine.serves(gpu(one), "fp8") for one in ("H100-SXM", "A100-SXM-80GB", "Gaudi2")]
+        [True, True, False]
+        >>> serving_engine("any").serves(gpu("A100-SXM-80GB"), "fp8")
+        False
+        """
+        if self.lacks(gpu, precision):
+            return False
+        found = self.platform(gpu.name, gpu.vendor)
+        read = found.weight_only if found else ()
+        return precision in (*gpu.precisions, *read)
 
     def divides(self, llm: Llm, gpus: int) -> bool:
         """Whether so many GPUs can share every layer of a model.
@@ -441,6 +546,8 @@ def serving_engines() -> Records[ServingEngine]:
     limits = [EngineBatches(**row) for row in read_records(path, EngineBatches)]  # type: ignore[arg-type]
     path = paths.data("engines", "overheads.csv")
     fitted = [EngineOverheads(**row) for row in read_records(path, EngineOverheads)]  # type: ignore[arg-type]
+    path = paths.data("engines", "memory.csv")
+    rooms = [EngineMemory(**row) for row in read_records(path, EngineMemory)]  # type: ignore[arg-type]
     found = read_table(paths.data("engines", "engines.csv"), "engine", ServingEngine)
     return Records(
         "engine",
@@ -450,6 +557,7 @@ def serving_engines() -> Records[ServingEngine]:
                 platforms=tuple(row for row in known if row.engine == one.name),
                 batches=tuple(row for row in limits if row.engine == one.name),
                 overheads=tuple(row for row in fitted if row.engine == one.name),
+                memory=tuple(row for row in rooms if row.engine == one.name),
             )
             for one in found
         ],
@@ -470,6 +578,11 @@ def serving_engine(name: str) -> ServingEngine:
     raise ParameterError(
         f"There is no engine '{name}'.", resolve=f"use {', '.join(serving_engines().names)}."
     )
+
+
+def _has(since: str, release: str) -> bool:
+    """Whether a release, the newest if empty, has what came with another; none if that is empty."""
+    return bool(since) and (not release or release_numbers(release) >= release_numbers(since))
 
 
 def release_numbers(release: str) -> tuple[float, ...]:

@@ -14,6 +14,8 @@ from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
 from hetero.rows import read_records
 
+_VISIBLE = 0.99
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu(Shown):
@@ -21,8 +23,9 @@ class Gpu(Shown):
 
     Attributes
     ----------
-    mem_gib
-        Memory [GiB]; vendors write GB for it. Drivers and error correction hold some of it back.
+    mem_gib, visible_gib
+        Memory [GiB]; vendors write GB for it. Drivers and error correction hold some of it back:
+        the second is what CUDA and HIP report to a process, None where no source gives it.
     mem_bw_gbs
         Memory bandwidth [GB/s].
     fp16_tflops, fp8_tflops, fp4_tflops
@@ -60,6 +63,7 @@ class Gpu(Shown):
     link_gbs: float
     pcie_gbs: float
     vendor: str = ""
+    visible_gib: float | None = None
     fp8_tflops: float | None = None
     fp4_tflops: float | None = None
     peak: str = "dense tensor, fp32 accumulation"
@@ -76,7 +80,7 @@ class Gpu(Shown):
 
     def __post_init__(self) -> None:
         needed = ("mem_gib", "mem_bw_gbs", "fp16_tflops", "link_gbs", "pcie_gbs")
-        for field in (*needed, "fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
+        for field in (*needed, "visible_gib", "fp8_tflops", "fp4_tflops", "tdp_w", "usd_per_h"):
             value = getattr(self, field)
             if value is None and field not in needed:
                 continue
@@ -100,6 +104,18 @@ class Gpu(Shown):
     def mem_bytes(self) -> int:
         """Memory [bytes]."""
         return round(self.mem_gib * 2**30)
+
+    @property
+    def visible_bytes(self) -> float:
+        """Memory that a process sees [bytes]: 99 % where no source gives it, the usual share.
+
+        Examples
+        --------
+        >>> gpu("L4").visible_bytes < gpu("A10").visible_bytes < gpu("RTX-4090").visible_bytes
+        True
+        """
+        share = self.visible_gib / self.mem_gib if self.visible_gib else _VISIBLE
+        return min(share, 1.0) * self.mem_bytes
 
     @property
     def _rates(self) -> dict[str, float | None]:

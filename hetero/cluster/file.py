@@ -90,6 +90,7 @@ class GpuText(_Strict):
     link_gbs: _Positive = 32.0
     pcie_gbs: _Positive = 32.0
     vendor: str = ""
+    visible_gib: _Positive | None = None
     fp8_tflops: _Positive | None = None
     fp4_tflops: _Positive | None = None
     peak: str = "dense tensor, fp32 accumulation"

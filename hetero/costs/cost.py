@@ -37,7 +37,7 @@ import numpy as np
 
 from hetero import memory
 from hetero.arrays import Floats
-from hetero.catalog import Llm, ServingEngine, serving_engine
+from hetero.catalog import Gpu, Llm, ServingEngine, serving_engine
 from hetero.catalog.engines import EngineOverheads, EngineStage, Misfit
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
@@ -141,6 +141,54 @@ class CostModel:
             return None
         return self.engine.overheads_of(self.settings.release)
 
+    def room(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
+        """What the engine takes of the memory of so many GPUs, and holds beside weights.
+
+        Raises
+        ------
+        ParameterError
+            If an engine is said to have a larger cache than its memory leaves.
+        """
+        for name, number, tokens in self.settings.kv_tokens:
+            if name == gpu.name:
+                return self._printed(gpu, llm, number, tokens)
+        return self._assumed(gpu, llm, gpus)
+
+    def _printed(self, gpu: Gpu, llm: Llm, gpus: int, tokens: int) -> memory.Room:
+        share = self._assumed(gpu, llm, gpus).memory_fraction
+        empty = memory.Budget(
+            llm,
+            gpu,
+            tensor_parallel=gpus,
+            memory_fraction=share,
+            overhead_gib=0.0,
+            weight_precision=self.settings.precision,
+            kv_precision=self.settings.kv_precision,
+        )
+        held = empty.kv_capacity_bytes - tokens * empty.kv_bytes_per_token
+        require(
+            held >= 0,
+            f"No KV cache of {tokens:,} tokens fits {gpus} x {gpu.name} beside the weights of "
+            f"{llm.name}: {empty.max_tokens:,} do.",
+            resolve="check the data types, and the share of the memory.",
+        )
+        return memory.Room(share, held / gpus / _GIB)
+
+    def _assumed(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
+        s, rule = self.settings, self.engine.memory_of(self.settings.release)
+        if rule is None:
+            share = self.engine.share() if s.memory_fraction is None else s.memory_fraction
+            return memory.Room(share, s.overhead_gib)
+        return memory.engine_room(
+            rule,
+            gpu,
+            llm,
+            gpus,
+            max_batch=s.max_batch,
+            max_step_tokens=s.max_step_tokens,
+            share=s.memory_fraction,
+        )
+
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
         return self.cluster.reach_s(self.machines[machine].name)
@@ -218,7 +266,8 @@ class CostModel:
         kv = memory.kv_bytes_per_token(llm, tensor_parallel=gpus, precision=s.kv_precision)
         around = self.overheads(table)
         around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
-        usable = machine.gpu.mem_bytes * s.memory_fraction - s.overhead_gib * _GIB
+        room = self.room(machine.gpu, llm, gpus)
+        usable = machine.gpu.mem_bytes * room.memory_fraction - room.overhead_gib * _GIB
         return Rates(
             product_s=slope["products"],
             padding_tokens=roofline.efficiency.padding_tokens,

@@ -18,20 +18,27 @@ class CostSettings:
     precision, kv_precision
         Of the weights and of the cache.
     memory_fraction, overhead_gib
-        Share of each GPU's memory that the engine may use, and its static memory per GPU [GiB].
+        Share of each GPU's memory that the engine may use, by default its own, and its static
+        memory per GPU [GiB]; engines of which ``data/engines`` says more take that share of the
+        visible memory, and :func:`hetero.memory.engine_room`.
     network_share
         Share of the line rate that a transfer between machines reaches; ThunderServe's Table 8
         moves 1.64 GB in 584 ms over 40 Gbit/s, 56 %.
     inside_share
         Share of the line rate that a transfer between the GPUs of a machine reaches; PCIe
         reaches 75 to 80 %.
-    max_batch
-        Largest number of requests that decode together.
+    kv_tokens
+        KV caches that engines of the whole model print, as (GPU, number of GPUs, tokens): what is
+        held of such GPUs follows from them.
+    max_batch, max_step_tokens
+        Largest number of requests that decode together, and of tokens in a step.
     max_stages
         Largest number of pipeline stages. Long pipelines pool many GPUs into one queue, and one
         failure stops them all; the paper's plans have up to 2.
     efficiency
         Efficiencies of all GPUs; by default those calibrated for each type.
+    schedule_ahead, prefix_cache
+        Of the engine (:class:`hetero.deployment.Engine`); by default as its release has them.
     engine, release
         Engine whose rules groups keep, see :mod:`hetero.catalog.engines`, and its release; empty
         for the newest known.
@@ -39,23 +46,31 @@ class CostSettings:
 
     precision: str = "fp16"
     kv_precision: str = "fp16"
-    memory_fraction: float = 0.9
+    memory_fraction: float | None = None
     overhead_gib: float = 2.0
+    kv_tokens: tuple[tuple[str, int, int], ...] = ()
     network_share: float = 0.56
     inside_share: float = 0.75
     max_batch: int = 256
+    max_step_tokens: int = 2048
     max_stages: int = 4
     efficiency: Efficiency | None = None
     engine: EngineName = "any"
     release: str = ""
+    schedule_ahead: bool | None = None
+    prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
         require_share(
-            memory_fraction=self.memory_fraction,
+            memory_fraction=1.0 if self.memory_fraction is None else self.memory_fraction,
             network_share=self.network_share,
             inside_share=self.inside_share,
         )
-        require_positive(max_batch=self.max_batch, max_stages=self.max_stages)
+        require_positive(
+            max_batch=self.max_batch,
+            max_step_tokens=self.max_step_tokens,
+            max_stages=self.max_stages,
+        )
         require_not_negative(overhead_gib=self.overhead_gib)
 
 

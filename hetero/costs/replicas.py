@@ -108,11 +108,21 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
 @cache
 def engine_of(settings: CostSettings) -> Engine:
     """Engine of every replica: chunks beside what decodes where it exists, else prompts first."""
-    made = Engine(admission="paged", max_batch=settings.max_batch, max_step_tokens=2048)
+    made = Engine(
+        admission="paged",
+        max_batch=settings.max_batch,
+        max_step_tokens=settings.max_step_tokens,
+    )
     known = serving_engine(settings.engine)
     if not known.limited:
         return made
-    return replace(made, batching="chunked", schedule_ahead=known.ahead(settings.release))
+    ahead, caches = settings.schedule_ahead, settings.prefix_cache
+    return replace(
+        made,
+        batching="chunked",
+        schedule_ahead=known.ahead(settings.release) if ahead is None else ahead,
+        prefix_cache=known.caches(settings.release) if caches is None else caches,
+    )
 
 
 def replica(

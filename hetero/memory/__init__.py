@@ -8,11 +8,13 @@ This is arithmetic on bytes. Where the paper leaves a choice, both readings are 
   (Xiong et al., section 5.1) or once per ``"instance"`` (their eq. 1), 14 GiB apart on eight GPUs.
 
 GiB are 2**30 bytes. The capacity of a GPU is the nominal one: what a driver or error correction
-holds back belongs into ``overhead_gib``.
+holds back belongs into ``overhead_gib``, or comes with the rule of a released engine
+(:func:`engine_room`).
 """
 
 from hetero.catalog import KvFormula
 from hetero.memory.budget import Budget, OverheadPer, StageMemory
+from hetero.memory.engines import Room, RoomSource, engine_room
 from hetero.memory.kv import kv_bytes_per_token
 from hetero.memory.weight_share import max_layers, minimum_gpus
 
@@ -20,7 +22,10 @@ __all__ = [
     "Budget",
     "KvFormula",
     "OverheadPer",
+    "Room",
+    "RoomSource",
     "StageMemory",
+    "engine_room",
     "kv_bytes_per_token",
     "max_layers",
     "minimum_gpus",

@@ -13,6 +13,7 @@ from hetero.errors import require
 from hetero.latency import for_gpu
 from hetero.latency.resolve import resolved_steps
 from hetero.latency.step import StepModel
+from hetero.memory import Room, RoomSource
 
 StepSource = Callable[[Gpu, Llm, int], StepModel]
 """Step times of an instance of a model on some GPUs of one type: ``(gpu, llm, degree)``."""
@@ -50,6 +51,7 @@ def replicated(
     engine: Engine | Callable[[Gpu], Engine] | None = None,
     memory_fraction: float = 0.9,
     overhead_gib: float = 2.0,
+    room: RoomSource | None = None,
     kv_formula: KvFormula = "model",
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
@@ -67,6 +69,9 @@ def replicated(
         :mod:`hetero.latency.resolve`.
     engine
         Engine of every replica, or by its GPU.
+    room
+        Share of the memory and overhead by GPU, model and degree, in place of the two above, such
+        as :func:`hetero.memory.engine_room` has them.
 
     Raises
     ------
@@ -104,6 +109,7 @@ def replicated(
                 f"{name} cannot share equally.",
                 resolve="choose a degree that divides the heads.",
             )
+            own = room(gpu, llm, t) if room else Room(memory_fraction, overhead_gib)
             made = replicas(
                 gpu,
                 llm,
@@ -112,8 +118,8 @@ def replicated(
                 tensor_parallel=t,
                 engine=engine(gpu) if callable(engine) else engine,
                 name=f"{name} t={t}",
-                memory_fraction=memory_fraction,
-                overhead_gib=overhead_gib,
+                memory_fraction=own.memory_fraction,
+                overhead_gib=own.overhead_gib,
                 usd_per_gpu_h=price,
                 kv_formula=kv_formula,
                 weight_precision=weight_precision,

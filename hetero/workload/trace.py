@@ -13,7 +13,13 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from hetero.display import Shown, Table
-from hetero.errors import ParameterError, require, require_not_negative, require_positive
+from hetero.errors import (
+    ParameterError,
+    require,
+    require_not_negative,
+    require_positive,
+    require_share,
+)
 from hetero.files import writing
 from hetero.workload import statistics
 from hetero.workload.statistics import Description
@@ -252,6 +258,33 @@ class Trace(Shown):
             prefix_ids=ids,
             block_tokens=int(self.input_tokens.max()),
         )
+
+    def with_prefix(self, share: float, block_tokens: int = 16) -> Trace:
+        """The same requests, each of which begins like all others, by a share of its prompt.
+
+        A prefix cache finds about that share of all prompt tokens, as with a system prompt.
+
+        Parameters
+        ----------
+        share
+            Of every prompt, rounded down to whole blocks.
+
+        Raises
+        ------
+        ParameterError
+            If the share is not above 0, or above 1.
+
+        Examples
+        --------
+        >>> shared = Trace([0.0, 1.0], [80, 40], [5, 5]).with_prefix(0.5)
+        >>> shared.prefix_ids.tolist(), shared.prefix_offsets.tolist()
+        ([0, 1, 0], [0, 2, 3])
+        """
+        require_share(share=share)
+        blocks = np.floor(share * self.input_tokens / block_tokens).astype(np.int64)
+        offsets = np.concatenate([[0], np.cumsum(blocks)])
+        ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
+        return replace(self, prefix_offsets=offsets, prefix_ids=ids, block_tokens=block_tokens)
 
     def sample(self, count: int, rng: np.random.Generator) -> Trace:
         """``count`` requests drawn without replacement, in the order of their arrival."""

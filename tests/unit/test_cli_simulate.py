@@ -175,7 +175,7 @@ def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
     at = said["routers"][0]["percentiles"]
     assert at["tpot_s"]["50"] == pytest.approx(0.05)
     assert at["ttft_s"]["50"] == pytest.approx(0.05)
-    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-2]
+    assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-3]
 
 
 def test_the_answer_says_where_step_times_come_from(capsys, tmp_path):
@@ -204,30 +204,36 @@ def test_an_engine_is_as_its_log_says(tmp_path, capsys):
         return at["ttft_s"]["50"], at["e2e_s"]["99"], said["notes"]
 
     plain = run()
-    assert run("--chunk", 2048, "--memory", 0.9, "--kv-precision", "fp16") == plain
+    assert run("--chunk", 2048, "--memory", 0.92, "--kv-precision", "fp16") == plain
     # A step of 128 tokens takes eight and more for each prompt.
     assert run("--chunk", 128)[0] > 1.1 * plain[0]
     # Caches for ten requests at a time: the last wait for the first.
     small = run("--kv-tokens", 12_000)
     assert small[1] > 1.5 * plain[1]
     assert plain[1] < run("--kv-tokens", "a=12000")[1] <= small[1]
-    # The weights of 16 GB leave a cache of a few thousand tokens in 21 GB.
-    assert run("--memory", 0.44)[1] > 1.1 * plain[1]
+    # The weights of 16 GB leave a cache of a few thousand tokens in 19 GB.
+    assert run("--memory", 0.42)[1] > 1.1 * plain[1]
     # Half the bytes are read for the same context.
     assert run("--kv-precision", "fp8")[1] < plain[1]
     # Prompts that come while a step runs wait for one more.
     late = ("--rate", 4, "--arrivals", "poisson")
     ahead, then = run(*late), run(*late, "--no-schedule-ahead")
     assert ahead[0] > then[0]
-    assert "prepared ahead" in ahead[2][-1]
-    assert "prepared ahead" not in then[2][-1]
+    assert any("prepared ahead" in one for one in ahead[2])
+    assert not any("prepared ahead" in one for one in then[2])
     old = run(*late, "--engine", "vllm@0.12")
-    assert old[:2] == then[:2]  # nothing else is known of that release
+    assert old[:2] == then[:2]  # its cache is smaller, but not so small that it tells
+    assert old[2][-1] != then[2][-1]
     assert run("--engine", "any")[1] < plain[1]  # no time but that of kernels
     # Prompts that share nothing by name have nothing in a cache.
     again = run("--prefix-cache")
     assert again[:2] == plain[:2]
     assert any("names no blocks" in one for one in again[2])
+    # Half of every prompt is that of all others, and need not be computed again.
+    shared = run("--prefix-share", 0.5)
+    assert shared[0] < 0.7 * plain[0]
+    assert run("--prefix-share", 0.5, "--no-prefix-cache")[:2] == plain[:2]
+    assert run("--prefix-share", 0.5, "--engine", "any")[:2] == run("--engine", "any")[:2]
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 from engine_plans import CHATS, LITTLE, OF_GROUPS, SEEDS, planned, services
 from test_export_vllm import flags
 
-from hetero import catalog
+from hetero import catalog, memory
+from hetero.apps.cards.request import request
 from hetero.apps.export import Service, kubernetes, routing, vllm
+from hetero.apps.portfolio import assumptions
+from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.catalog import serving_engine
@@ -274,3 +278,65 @@ def test_a_plan_for_another_engine_is_written_as_a_routing_table() -> None:
     assert len(table.engines) == len(service.servings)
     with pytest.raises(ExportError, match="is for SGLang"):
         kubernetes.manifests(service)
+
+
+PAIR = fleet(("RTX-A5000", 2))
+
+
+def a_question(**more: Any) -> Question:
+    given: dict[str, Any] = {"engine": "vllm"} | more
+    return Question(PAIR, catalog.llm("Llama-3-8B"), CHATS, 1.0, **given)
+
+
+def kv_tokens(question: Question, gpus: int = 2) -> int:
+    costs = assumptions.costs(question)
+    return costs.pipeline([PipelineStage(0, gpus, question.llm.layers)]).kv_tokens
+
+
+def test_caches_of_plans_are_what_the_engine_leaves() -> None:
+    llm, card = catalog.llm("Llama-3-8B"), PAIR.machines[0].gpu
+    rule = serving_engine("vllm").memory_of()
+    assert rule is not None
+    room = memory.engine_room(rule, card, llm, 2, max_batch=256, max_step_tokens=2048)
+    own = memory.Budget(llm, card, tensor_parallel=2, **room._asdict())
+    assert kv_tokens(a_question()) == pytest.approx(own.max_tokens, abs=1)
+    # An older release takes less of the memory, and a larger step holds more of it.
+    assert kv_tokens(a_question(release="0.19")) != kv_tokens(a_question())
+    assert kv_tokens(a_question(max_step_tokens=16384)) < kv_tokens(a_question())
+    assert kv_tokens(a_question(memory_fraction=0.8)) < kv_tokens(a_question())
+    # The papers' systems: 90 % of the memory less 2 GiB.
+    plain = memory.Budget(llm, card, tensor_parallel=2)
+    assert kv_tokens(a_question(engine="any")) == pytest.approx(plain.max_tokens, abs=1)
+
+
+def test_printed_caches_take_the_place_of_assumed_ones() -> None:
+    asked = request(
+        PAIR, model="Llama-3-8B", trace=CHATS, slo="ttft=1s", kv_tokens={"2xRTX-A5000": 123_456}
+    ).question
+    assert asked.kv_tokens == (("RTX-A5000", 2, 123_456),)
+    assert kv_tokens(asked) == pytest.approx(123_456, abs=1)
+    alias = request(PAIR, model="Llama-3-8B", trace=CHATS, slo="ttft=1s", kv_tokens={"A5000": 9000})
+    assert kv_tokens(alias.question, 1) == pytest.approx(9000, abs=1)
+    for wrong in ({"L4": 9000}, {"0xA5000": 9000}, {"A5000": 0}):
+        with pytest.raises(ParameterError, match="is none of"):
+            request(PAIR, model="Llama-3-8B", trace=CHATS, slo="ttft=1s", kv_tokens=wrong)
+    with pytest.raises(ParameterError, match="No KV cache of 999,999 tokens"):
+        kv_tokens(a_question(kv_tokens=(("RTX-A5000", 1, 999_999),)))
+
+
+def test_engines_of_plans_are_as_asked() -> None:
+    made = assumptions.engine(a_question())
+    assert (made.max_step_tokens, made.schedule_ahead, made.prefix_cache) == (2048, True, True)
+    own = a_question(max_step_tokens=512, schedule_ahead=False, prefix_cache=False)
+    made = assumptions.engine(own)
+    assert (made.max_step_tokens, made.schedule_ahead, made.prefix_cache) == (512, False, False)
+    old = assumptions.engine(a_question(release="0.6.3"))
+    assert (old.schedule_ahead, old.prefix_cache) == (False, False)
+    assert not assumptions.engine(a_question(engine="any")).prefix_cache
+
+
+def test_no_bound_holds_where_prompts_are_found_in_a_cache() -> None:
+    assert bound(a_question()) is not None
+    shared = CHATS.with_prefix(0.5)
+    assert bound(replace(a_question(), trace=shared)) is None
+    assert bound(replace(a_question(prefix_cache=False), trace=shared)) is not None

@@ -7,12 +7,14 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from hetero import memory
-from hetero.catalog import gpu, llm
+from hetero import memory, paths
+from hetero.catalog import gpu, gpus, llm, serving_engine
+from hetero.catalog.engines import EngineMemory
 from hetero.errors import ParameterError
-from hetero.memory import Budget
+from hetero.memory import Budget, engine_room
 from hetero.workload import datasets
 
 GIB = 2**30
@@ -280,3 +282,85 @@ def test_equation_1_explains_the_blocks_of_a_real_engine(monkeypatch: pytest.Mon
     # The cards that the engine knew best: constant to 2 %.
     assert overhead["llama2_70b", "a100"] == pytest.approx([3.99] * 12, rel=0.02)
     assert overhead["llama1_30b", "v100"] == pytest.approx([1.73] * 7, rel=0.02)
+
+
+LIMITS = {"max_batch": 16, "max_step_tokens": 4096}
+
+
+def test_what_an_engine_holds_is_the_peak_of_its_profiling_run() -> None:
+    rule = EngineMemory(
+        engine="mine",
+        since="1",
+        share=0.9,
+        live_factor=1.0,
+        logit_bytes=10.0,
+        engine_gib=0.5,
+        several_gib=0.25,
+        graphs_gib=0.125,
+        source="",
+    )
+    card = gpu("L4")
+    one = engine_room(rule, card, LLAMA_8B, **LIMITS)
+    two = engine_room(rule, card, LLAMA_8B, 2, **LIMITS)
+    assert one.memory_fraction * card.mem_gib == pytest.approx(0.9 * 22.03)
+    # Gate, up and their product, the hidden states and the residual, of 4,096 tokens.
+    assert one.overhead_gib == pytest.approx(0.625 + 4096 * (6 * 14336 + 4 * 4096) / GIB)
+    assert two.overhead_gib == pytest.approx(0.875 + 4096 * (3 * 14336 + 4 * 4096) / GIB)
+    # Many requests: their logits are more than the activations of a step.
+    many = engine_room(rule, card, LLAMA_8B, max_batch=1024, max_step_tokens=4096, share=0.5)
+    assert many.overhead_gib == pytest.approx(0.625 + 1024 * 128256 * 10 / GIB)
+    assert many.memory_fraction * card.mem_gib == pytest.approx(0.5 * 22.03)
+
+
+def test_no_gpu_shows_more_than_it_has() -> None:
+    for one in gpus():
+        assert 0.9 * one.mem_bytes < one.visible_bytes <= one.mem_bytes, one.name
+
+
+def test_capacities_are_those_that_vllm_allocated() -> None:
+    """Block counts of vLLM on Helix's nodes, which hold some layers and both ends of a model.
+
+    Their profiling runs prefill the prompts of 2,048 tokens that the artifact allows at once. The
+    engine had kernels of its own for A100 and L4 alone.
+    """
+    rule = serving_engine("vllm").memory_of("0.4")
+    assert rule is not None
+    apart: dict[bool, list[float]] = {True: [], False: []}
+    nominal = []
+    with paths.data("measured", "helix_machine_limits.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            card, model, t = gpu(row["gpu"]), llm(row["llm"]), int(row["tensor_parallel"])
+            layers, prompts = int(row["layers"]), int(row["prompt_max_requests"])
+            room = engine_room(rule, card, model, t, max_batch=0, max_step_tokens=2048 * prompts)
+            ends = 2 * (model.embedding_params + model.output_params)
+            weights = layers * model.layer_weight_bytes() + ends
+            per_token = layers * model.kv_bytes_per_token() / model.layers
+            seen = 16 * int(row["kv_blocks"])
+
+            known = [
+                (t * (card.mem_bytes * share - gib * GIB) - weights) / per_token / seen - 1.0
+                for share, gib in (room, (0.9, 2.0))
+            ]
+            apart[row["gpu"] in ("A100-SXM-40GB", "L4")].append(abs(known[0]))
+            nominal.append(abs(known[1]))
+    assert len(apart[True]) == 84
+    assert max(apart[True]) < 0.02
+    assert np.median(apart[False]) < 0.03
+    together = [*apart[True], *apart[False]]
+    assert np.median(together) < 0.012
+    assert np.median(nominal) > 4 * np.median(together)
+
+
+def test_releases_divide_memory_as_they_do() -> None:
+    vllm = serving_engine("vllm")
+    model, card = llm("Llama-3.1-8B"), gpu("H100-SXM")
+
+    def room(release: str) -> memory.Room:
+        rule = vllm.memory_of(release)
+        assert rule is not None
+        return engine_room(rule, card, model, max_batch=1024, max_step_tokens=8192)
+
+    # Sorting the logits of 1,024 requests takes more than the activations.
+    assert room("0.10").overhead_gib > room("0.19").overhead_gib + 2.0
+    assert room("0.19").memory_fraction < room("").memory_fraction == room("0.33").memory_fraction
+    assert serving_engine("any").memory_of() is None

@@ -8,6 +8,7 @@ from hetero import catalog
 from hetero.apps.cards.request import PRECISIONS
 from hetero.errors import CatalogError
 from hetero.latency import for_gpu
+from hetero.latency.models.roofline import Efficiency, Roofline
 from hetero.memory import Budget
 
 MODEL = catalog.llm("Llama-3-8B")
@@ -54,3 +55,53 @@ def test_memory_and_decode_steps_follow_the_bits(precision: str, bits: int) -> N
     doubled = precision == "fp8"  # of 362 and 733 TFLOPS in 16 and 8 bits
     ratio = gpu.fp16_tflops / gpu.fp8_tflops if doubled else 1.0
     assert float(terms["products"]) == pytest.approx(ratio * float(whole["products"]))
+
+
+IDEAL = Efficiency(
+    compute_efficiency=1, bandwidth_efficiency=1, kv_efficiency=1, attention_efficiency=1,
+    link_efficiency=1, padding_tokens=0, layer_overhead_s=0, step_overhead_s=0, hop_latency_s=0,
+)  # fmt: skip
+
+
+def test_weights_alone_are_traffic_and_no_compute() -> None:
+    def of(name: str, precision: str) -> Roofline:
+        card = catalog.gpu(name)
+        return Roofline(gpu=card, llm=MODEL, efficiency=IDEAL, precision=precision)
+
+    def decode_s(name: str, precision: str) -> float:
+        return float(of(name, precision).seconds(1, 1))
+
+    def prefill_s(name: str, precision: str) -> float:
+        n = 2.0**20
+        line = of(name, precision)
+        return float(line.seconds(2 * n, 0, 0, n) - line.seconds(n, 0, 0, 0))
+
+    for name in ("A100-SXM-80GB", "H100-SXM", "B200-SXM"):
+        # A quarter of the bytes in decode, the rate of fp16 in prefill.
+        assert decode_s(name, "int4") == pytest.approx(decode_s(name, "fp16") / 4)
+        assert decode_s(name, "int8") == pytest.approx(decode_s(name, "fp16") / 2)
+        assert prefill_s(name, "int4") == pytest.approx(prefill_s(name, "fp16"))
+    # Eight bits on a GPU without the units are read alone as well.
+    assert prefill_s("A100-SXM-80GB", "fp8") == pytest.approx(prefill_s("A100-SXM-80GB", "fp16"))
+    assert decode_s("A100-SXM-80GB", "fp8") == pytest.approx(
+        decode_s("H100-SXM", "fp8") * 3350 / 2039
+    )
+    # With them the products are at their peak, and attention stays in 16 bits.
+    for name, precision, peak in (("H100-SXM", "fp8", 1979), ("B200-SXM", "fp4", 9000)):
+        native, plain = (
+            of(name, precision).terms(64, 0, 0, 64),
+            of(name, "fp16").terms(64, 0, 0, 64),
+        )
+        ratio = catalog.gpu(name).fp16_tflops / peak
+        assert float(native["products"]) == pytest.approx(ratio * float(plain["products"]))
+        assert float(native["attention"]) == float(plain["attention"])
+
+
+def test_engines_serve_what_they_read_where_gpus_do_not_compute_in_it() -> None:
+    vllm, sglang = catalog.serving_engine("vllm"), catalog.serving_engine("sglang")
+    h100, a100 = catalog.gpu("H100-SXM"), catalog.gpu("A100-SXM-80GB")
+    assert vllm.serves(h100, "int4")
+    assert vllm.serves(a100, "fp8")
+    assert not vllm.serves(a100, "fp4")  # no page says so
+    assert not sglang.serves(a100, "fp8")
+    assert not vllm.serves(catalog.gpu("V100-SXM2-32GB"), "int4")

@@ -189,3 +189,18 @@ def test_prompts_sent_again_have_the_same_length(trace: Trace) -> None:
         trace.with_prompts([0, 0, 1, 2])
     with pytest.raises(ParameterError, match="prompt_ids has 3 values where 4 belong"):
         trace.with_prompts([0, 1, 2])
+
+
+def test_a_shared_beginning_is_a_share_of_every_prompt() -> None:
+    lengths = np.array([1600, 400, 15, 4000])
+    trace = Trace(np.zeros(4), lengths, [1, 1, 1, 1]).with_prefix(0.25)
+    assert trace.prefix_offsets is not None
+    assert trace.prefix_ids is not None
+    blocks = np.diff(trace.prefix_offsets)
+    assert (blocks == 0.25 * lengths // 16).all()
+    # Whoever has fewer blocks has the first of those that others have.
+    for start, count in zip(trace.prefix_offsets, blocks, strict=False):
+        assert trace.prefix_ids[start : start + count].tolist() == list(range(count))
+    for share in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ParameterError, match="share"):
+            trace.with_prefix(share)

@@ -55,11 +55,7 @@ class Market:
         self.load = replace(self.load, trace=trace)
         self._drawn: dict[tuple[object, ...], tuple[bool, ...]] = {}
         precision, engine = self.settings.precision, serving_engine(self.settings.engine)
-        offers = tuple(
-            o
-            for o in self.prices.offers
-            if precision in o.gpu.precisions and not engine.lacks(o.gpu, precision)
-        )
+        offers = tuple(o for o in self.prices.offers if engine.serves(o.gpu, precision))
         if not offers:
             by = f" under {engine.title}" if engine.limited else ""
             raise InfeasibleError(

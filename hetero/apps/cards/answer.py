@@ -82,8 +82,12 @@ def plan(
     seed: int = 0,
     engine: EngineName = "vllm",
     release: str = "",
-    memory_fraction: float = 0.9,
+    memory_fraction: float | None = None,
     kv_precision: str = "fp16",
+    kv_tokens: Mapping[str, int] | None = None,
+    max_step_tokens: int | None = None,
+    schedule_ahead: bool | None = None,
+    prefix_cache: bool | None = None,
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -124,7 +128,15 @@ def plan(
     release
         Release of the engine, such as ``"0.12"``; by default the newest known.
     memory_fraction, kv_precision
-        Share of each GPU's memory that engines may use, and data type of their caches.
+        Share of each GPU's memory that engines may use, by default the engine's own, and data type
+        of their caches.
+    kv_tokens
+        KV caches that engines of the model print [tokens], by their GPUs, as
+        ``{"L4": 30_000, "2xL4": 180_000}``: what an engine holds of such a GPU follows from the
+        first of them.
+    max_step_tokens, schedule_ahead, prefix_cache
+        Tokens of a step, at most, and whether steps are prepared ahead and KV blocks kept for
+        prompts that share them; by default as the engine's release does.
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine
         sends, its own data type.
@@ -170,6 +182,10 @@ def plan(
         release=release,
         memory_fraction=memory_fraction,
         kv_precision=kv_precision,
+        kv_tokens=kv_tokens,
+        max_step_tokens=max_step_tokens,
+        schedule_ahead=schedule_ahead,
+        prefix_cache=prefix_cache,
         kv_transfer_bits=kv_transfer_bits,
         columns=columns,
         arrivals=arrivals,
@@ -308,7 +324,7 @@ def _card(
             engine=question.engine,
             arrivals=question.process,
             release=question.release,
-            memory_fraction=question.memory_fraction,
+            memory_fraction=question.memory_share,
             kv_precision=question.kv_precision,
         ),
         planner=best.asked.planner,
@@ -344,8 +360,19 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]
     gpus = offered.gpu_types.values()
+    if engine.memory_of(question.release) is not None and not question.llm.experts:
+        found.append(
+            f"KV caches are what {100 * question.memory_share:g} % of the visible memory leaves "
+            "beside the weights and the engine's profiling run."
+        )
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
+    read = [g.name for g in gpus if precision not in (*g.rated, "fp32", "fp16", "bf16")]
+    if read and not question.llm.experts:
+        found.append(
+            f"Weights in {precision} are read as such and multiplied in 16 bits on "
+            f"{', '.join(read)}."
+        )
     links = plan.deployment.links if plan.deployment is not None else ()
     bits = sorted({round(16 * link.compression) for *_, link in links})
     if bits and not any(note.startswith("KV caches travel") for note in plan.notes):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -17,7 +19,7 @@ from hetero.catalog.engines import Bits
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import CatalogError, ParameterError
 from hetero.question import Question, within_context
 from hetero.simulator import Slo
 from hetero.simulator.sustained import Arrivals
@@ -32,10 +34,10 @@ PRECISIONS = ("fp16", "fp8", "int8", "int4")
 """Data types of weights that are tried, the widest first.
 
 A GPU takes part in a type that its matrix units compute in, after the data sheet of its catalog
-row; kernels that only store a type on other GPUs are left out. What a type does to the quality of
-the replies is not modelled, nor what it takes to quantise a model. Not counted either: scales and
-zero points (a few percent of the bytes), and embeddings or logits that a checkpoint may keep in 16
-bits. Efficiencies were calibrated in 16 bits.
+row, or that the engine reads there to compute in 16 bits (``data/engines``). What a type does to
+the quality of the replies is not modelled, nor what it takes to quantise a model. Not counted
+either: scales and zero points (a few percent of the bytes), and embeddings or logits that a
+checkpoint may keep in 16 bits. Efficiencies were calibrated in 16 bits.
 """
 
 _MOST = "as much as it can"
@@ -119,8 +121,12 @@ def request(
     seed: int = 0,
     engine: EngineName = "vllm",
     release: str = "",
-    memory_fraction: float = 0.9,
+    memory_fraction: float | None = None,
     kv_precision: str = "fp16",
+    kv_tokens: Mapping[str, int] | None = None,
+    max_step_tokens: int | None = None,
+    schedule_ahead: bool | None = None,
+    prefix_cache: bool | None = None,
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -203,6 +209,10 @@ def request(
         release=release,
         memory_fraction=memory_fraction,
         kv_precision=kv_precision,
+        kv_tokens=_printed(offered, kv_tokens or {}),
+        max_step_tokens=max_step_tokens,
+        schedule_ahead=schedule_ahead,
+        prefix_cache=prefix_cache,
     )
     made = CardRequest(
         question,
@@ -219,14 +229,28 @@ def request(
     return replace(made, question=first) if first is not None else made
 
 
+def _printed(offered: Cluster, kv_tokens: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
+    """KV caches by the GPUs of an engine, as (GPU, number, tokens)."""
+    found = []
+    for text, tokens in kv_tokens.items():
+        number, by, name = text.partition("x")
+        count = int(number) if by and number.isdecimal() else 1
+        name = name if by and number.isdecimal() else text
+        with suppress(CatalogError):
+            name = name if name in offered.gpu_types else catalog.gpu(name).name
+        if name not in offered.gpu_types or count < 1 or tokens < 1:
+            raise ParameterError(
+                f"A KV cache of {tokens} tokens on '{text}' is none of {offered.name}.",
+                resolve=f"name one or several GPUs, as in 2x{next(iter(offered.gpu_types))}=90000.",
+            )
+        found.append((name, count, tokens))
+    return tuple(found)
+
+
 def able(cluster: Cluster, engine: str, precision: str) -> tuple[Machine, ...]:
-    """Machines whose GPUs compute in a precision, and that an engine runs on."""
+    """Machines on whose GPUs an engine serves weights of a precision."""
     rules = serving_engine(engine)
-    return tuple(
-        machine
-        for machine in cluster.machines
-        if precision in machine.gpu.precisions and not rules.lacks(machine.gpu, precision)
-    )
+    return tuple(machine for machine in cluster.machines if rules.serves(machine.gpu, precision))
 
 
 def counts(gpus: dict[str, int]) -> str:

@@ -36,7 +36,7 @@ def estimate(
         ),
     ] = "gpu",
     overhead_gib: Annotated[float, typer.Option(min=0, help="Engine overhead [GiB].")] = 2.0,
-    memory: options.Memory = 0.9,
+    memory: Annotated[float, typer.Option(help="Share of a GPU's memory that is used.")] = 0.9,
     seed: options.Seed = 0,
     as_json: options.AsJson = False,
 ) -> None:

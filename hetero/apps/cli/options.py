@@ -124,7 +124,29 @@ Engine = Annotated[
     ),
 ]
 Memory = Annotated[
-    float, typer.Option("--memory", help="Share of a GPU's memory that an engine may use (0 to 1).")
+    float | None,
+    typer.Option(
+        "--memory",
+        help="Share of a GPU's memory that an engine may use (0 to 1); by default its own.",
+    ),
+]
+ScheduleAhead = Annotated[
+    bool | None,
+    typer.Option(
+        help="Whether requests join a step when the one before it begins; by default as the "
+        "engine's release does (vLLM from 0.14).",
+    ),
+]
+PrefixCache = Annotated[
+    bool | None,
+    typer.Option(
+        help="Whether KV blocks are kept for prompts that share them, where the trace names blocks "
+        "(or --prefix-share says so); by default as the engine's release does (vLLM from 0.8).",
+    ),
+]
+PrefixShare = Annotated[
+    float | None,
+    typer.Option(help="Share of every prompt (0 to 1) that is the beginning of all others too."),
 ]
 EngineRelease = Annotated[
     Any,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hetero.display import Table
     from hetero.latency.resolve import ResolvedSteps
     from hetero.latency.step import StepModel
+    from hetero.memory import RoomSource
     from hetero.planners.replicated import StepSource
     from hetero.plans import Plan
     from hetero.routers import Builtin
@@ -89,20 +90,10 @@ def simulate(
             "8,192 where prompts go first.",
         ),
     ] = None,
-    schedule_ahead: Annotated[
-        bool | None,
-        typer.Option(
-            help="Whether requests join a step when the one before it begins; by default as the "
-            "engine's release does (vLLM from 0.14).",
-        ),
-    ] = None,
-    prefix_cache: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-cache", help="Keep KV blocks for prompts that share them (block hashes)."
-        ),
-    ] = False,
-    memory: options.Memory = 0.9,
+    schedule_ahead: options.ScheduleAhead = None,
+    prefix_cache: options.PrefixCache = None,
+    prefix_share: options.PrefixShare = None,
+    memory: options.Memory = None,
     kv_tokens: Annotated[
         str,
         typer.Option(
@@ -110,6 +101,9 @@ def simulate(
             "--memory leaves: one number for all, or one per machine, as in a=469072,b=93312."
         ),
     ] = "",
+    precision: Annotated[
+        Any, options.one_of("hetero.catalog:PRECISION_BITS", "Data type of the weights.")
+    ] = "fp16",
     kv_precision: options.KvPrecision = "fp16",
     engine: options.EngineRelease = "vllm",
     steps: Annotated[
@@ -139,8 +133,9 @@ def simulate(
     Every machine is divided into instances of its tensor-parallel degree; step times are those of
     files that were fitted to servers (--steps), else of the table that was measured under --engine
     for GPU, model and degree, else of the calibrated roofline: the answer says which. KV cache is
-    paged. The simulation is exact for these step times. What the log of an engine says of it goes
-    into --max-batch, --chunk, --kv-tokens and the other options of the engine.
+    paged, of the size that the engine's profiling run leaves for it. The simulation is exact for
+    these step times. What the log of an engine says of it goes into --max-batch, --chunk,
+    --kv-tokens and the other options of the engine.
 
     A plan card that `hetero plan ... --json` wrote is simulated as it stands: its replicas, engines
     and router, its targets and, with --rate, the arrivals that it was made for. Without --rate a
@@ -153,6 +148,7 @@ def simulate(
     from hetero.deployment import engine_on
     from hetero.errors import CatalogError, DataError, require
     from hetero.latency.resolve import resolve
+    from hetero.memory import Room, engine_room
     from hetero.planners.replicated import replicated
     from hetero.plans import Plan
     from hetero.progress import progress
@@ -171,14 +167,16 @@ def simulate(
         arrivals = card.question.arrivals
     requested = options.opened(trace, source, seed, columns)
     requested, came = options.arrivals(requested, requests, rate, seed, arrivals, clients, think)
+    if prefix_share is not None:
+        requested = requested.with_prefix(prefix_share)
     setting: dict[str, Any]
     notes: list[str] = []
     if card is not None:
         require(
-            (degree, steps_of, memory, engine, kv_tokens, kv_precision, prefix_cache)
-            == ("best", "chunked", 0.9, ("vllm", ""), "", "fp16", False)
+            (degree, steps_of, engine, kv_tokens, precision, kv_precision)
+            == ("best", "chunked", ("vllm", ""), "", "fp16", "fp16")
             and not (steps or max_batch or chunk)
-            and schedule_ahead is None,
+            and (memory, schedule_ahead, prefix_cache) == (None, None, None),
             "A plan card says itself how its machines are divided and what its engines do.",
             resolve="leave out --degree, --steps, and the options of engines and their memory.",
         )
@@ -202,6 +200,16 @@ def simulate(
         machines, llm = clusters.find(cluster), catalog.find_llm(model)
         requested, too_long = within_context(requested, llm)
         own = _own(steps or [], machines, degree)
+        serving = catalog.serving_engine(engine[0])
+        cannot = [
+            name for name, g in machines.gpu_types.items() if not serving.serves(g, precision)
+        ]
+        require(
+            precision == "fp16" or not cannot,
+            f"{', '.join(cannot)} of {machines.name}: no weights in {precision} under "
+            f"{serving.title}.",
+            resolve="choose another precision or engine.",
+        )
 
         @cache
         def resolved(gpu: Gpu, llm: Llm, tensor_parallel: int) -> ResolvedSteps:
@@ -211,6 +219,7 @@ def simulate(
                 tensor_parallel,
                 engine=engine[0],
                 release=engine[1],
+                precision=precision,
                 kv_precision=kv_precision,
                 own=own,
                 trace=requested,
@@ -218,9 +227,6 @@ def simulate(
 
         def times(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
             return resolved(gpu, llm, tensor_parallel).step
-
-        degrees, notes = _degrees(machines, llm, degree, requested, seed, times)
-        notes += too_long
 
         @cache
         def made(gpu: Gpu) -> Engine:
@@ -233,31 +239,59 @@ def simulate(
                 schedule_ahead=own.schedule_ahead and chunked
                 if schedule_ahead is None
                 else schedule_ahead,
-                prefix_cache=prefix_cache,
+                prefix_cache=own.prefix_cache if prefix_cache is None else prefix_cache,
             )
 
+        rule = serving.memory_of(engine[1])
+
+        def room(gpu: Gpu, llm: Llm, tensor_parallel: int) -> Room:
+            if rule is None:
+                return Room(0.9 if memory is None else memory, 2.0)
+            limits = made(gpu)
+            return engine_room(
+                rule,
+                gpu,
+                llm,
+                tensor_parallel,
+                max_batch=limits.max_batch,
+                max_step_tokens=limits.max_step_tokens,
+                share=memory,
+            )
+
+        degrees, notes = _degrees(
+            machines, llm, degree, requested, seed, times, room, precision, kv_precision
+        )
+        notes += too_long
         deployment = replicated(
             machines,
             llm,
             degrees,
             steps=times,
             engine=made,
-            memory_fraction=memory,
+            room=room,
+            weight_precision=precision,
             kv_precision=kv_precision,
         )
         if prefix_cache and requested.prefix_ids is None:
             notes.append("Nothing is cached: the trace names no blocks that prompts share.")
-        if kv_tokens:
-            deployment = _holding(deployment, _by_machine("--kv-tokens", kv_tokens, machines))
+        given = _by_machine("--kv-tokens", kv_tokens, machines) if kv_tokens else {}
+        deployment = _holding(deployment, given)
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
             limits = made(gpu)
             ahead = ", the next step prepared ahead" if limits.schedule_ahead else ""
+            if limits.prefix_cache and requested.prefix_ids is not None:
+                ahead += ", prompts that share blocks found in the cache"
+            held = next(r for r in deployment.replicas if r.name.startswith(f"{name} t=")).kv_tokens
+            share, rest_gib = room(gpu, llm, count)
+            left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
+            left = "as given" if name in given else left
             said = [
                 f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
                 f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"
                 f"{ahead}.",
+                f"KV cache on {gpu.name} x{count}: {held:,} tokens, {left}.",
             ]
             notes += [one for one in said if one not in notes]
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
@@ -322,7 +356,15 @@ def _routers(names: list[str]) -> list[Builtin]:
 
 
 def _degrees(
-    machines: Cluster, llm: Any, text: str, trace: Trace, seed: int, steps: StepSource
+    machines: Cluster,
+    llm: Any,
+    text: str,
+    trace: Trace,
+    seed: int,
+    steps: StepSource,
+    room: RoomSource,
+    precision: str,
+    kv_precision: str,
 ) -> tuple[dict[str, int], list[str]]:
     """Degree of each machine, and what a reader should know of the choice."""
     from hetero.planners.xiong import tensor_parallel
@@ -336,6 +378,9 @@ def _degrees(
             llm,
             sample,
             latency=tensor_parallel.padded(steps),
+            room=room,
+            weight_precision=precision,
+            kv_precision=kv_precision,
             require_longest=False,
         ).best
         degrees = {one.machine.name: one.tensor_parallel for one in best}

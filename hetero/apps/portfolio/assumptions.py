@@ -2,10 +2,11 @@ r"""The equal ground: one source of step times, one engine and one rule of memor
 
 Step times are those of the calibrated roofline (:mod:`hetero.latency.models.roofline`) by way of
 the cost model of :mod:`hetero.costs.cost`, which agrees with it to rounding for one stage and adds
-pipelines. Memory is 90 % of each GPU less 2 GiB, the rest after the weights is KV cache. Steps have
-at most 2,048 tokens, up to 256 requests decode together, and the cache is paged. Engines that exist
-cut prompts into chunks beside what decodes; the papers' systems, the engine ``"any"``, prefill
-first, and a prompt that is longer than a step goes through whole.
+pipelines. Memory is what the engine's release takes and leaves (:func:`hetero.memory.engine_room`),
+for the papers' systems, the engine ``"any"``, 90 % of each GPU less 2 GiB; the rest after the
+weights is KV cache. Steps have at most 2,048 tokens, up to 256 requests decode together, and the
+cache is paged. Engines that exist cut prompts into chunks beside what decodes; the papers' systems
+prefill first, and a prompt that is longer than a step goes through whole.
 
 A pipeline whose stages differ has no single slowest one: it is played with
 
@@ -57,6 +58,10 @@ def settings(question: Question) -> CostSettings:
         memory_fraction=question.memory_fraction,
         engine=question.engine,
         release=question.release,
+        kv_tokens=question.kv_tokens,
+        max_step_tokens=question.max_step_tokens or 2048,
+        schedule_ahead=question.schedule_ahead,
+        prefix_cache=question.prefix_cache,
     )
 
 
@@ -212,7 +217,7 @@ def unfit_precision(question: Question) -> str | None:
         return f"{'; '.join(reasons)}."
     if wanted == "fp16":
         return None
-    lacking = ", ".join(name for name, gpu in gpus.items() if wanted not in gpu.precisions)
+    lacking = ", ".join(name for name, gpu in gpus.items() if not engine.serves(gpu, wanted))
     if lacking:
         return f"{lacking} of {question.cluster.name} do not compute in {wanted}."
     return None

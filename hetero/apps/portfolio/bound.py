@@ -147,6 +147,8 @@ class Bound(Shown):
 def bound(question: Question) -> Bound | None:
     """The bound of a case; None for mixtures of experts, whose step times are others.
 
+    None as well where prefix caches shorten prompts by as much as the router makes of them.
+
     Where a budget is given, it holds for the whole offer, and so for every part of it.
 
     Examples
@@ -160,14 +162,18 @@ def bound(question: Question) -> Bound | None:
     >>> bool(5.0 < limit.rps() < limit.rps(0.9) < 50.0)
     True
     """
-    return None if question.llm.experts else _bound(question)
+    if question.llm.experts:
+        return None
+    shared = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
+    return None if shared else _bound(question)
 
 
 @lru_cache(maxsize=32)
 def _bound(question: Question) -> Bound:
     costs, engine = assumptions.costs(question), assumptions.engine(question)
     if engine.batching == "chunked":
-        engine = replace(engine, max_step_tokens=max(assumptions.STEP_TOKENS))
+        most = max(engine.max_step_tokens, *assumptions.STEP_TOKENS)
+        engine = replace(engine, max_step_tokens=most)
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
     longest = float(question.trace.input_tokens.max())

@@ -186,6 +186,8 @@ class _Search:
         made = self.plan.deployment
         if made is None or made.replicas[0].engine.batching != "chunked":
             return
+        if self.question.max_step_tokens is not None:
+            return
         for gpu in dict.fromkeys(one.gpu for one in made.replicas if one.role != "decode"):
             for factor in (0.5, 2.0):
                 kept = len(self.changes)

@@ -57,7 +57,7 @@ class TensorParallelSearch(Adapter):
                     )
                 ),
                 weight_precision=question.precision,
-                memory_fraction=question.memory_fraction,
+                room=costs.room,
                 require_longest=False,
                 divides=costs.divides,
             )

@@ -143,7 +143,7 @@ class Roofline(Shown):
     precision, kv_precision
         Of the weights and of the cache. Products run at the peak rate of the weights' precision
         where the GPU computes in it and the catalog has that rate, else at the fp16 rate (weights
-        converted on the fly).
+        converted on the fly, as int8 and int4 always are); attention runs at the fp16 rate.
     layers
         Layers held, ``None`` for all of them; a part of the model has no logits and no overhead
         per step.
@@ -241,7 +241,8 @@ class Roofline(Shown):
             "weights": self._weight_bytes(n) / (self._bandwidth * e.bandwidth_efficiency),
             "logits": head / (self._bandwidth * e.bandwidth_efficiency) * one,
             "kv cache": kv * c / (self._bandwidth * e.kv_efficiency),
-            "attention": attention * q / (self._flops * e.attention_efficiency),
+            # Scores and values are products of activations, whatever the weights are stored in.
+            "attention": attention * q / (1e12 * self.gpu.fp16_tflops * e.attention_efficiency),
             "all-reduce": sent * n / (1e9 * self.gpu.link_gbs * e.link_efficiency)
             + hops * e.hop_latency_s,
             "overhead": (held * e.layer_overhead_s + step) * one,

@@ -15,7 +15,7 @@ from hetero.errors import InfeasibleError
 from hetero.latency.models.affine import Affine
 from hetero.latency.models.fitting import Weights
 from hetero.latency.models.phase import fit_phase
-from hetero.memory import Budget, OverheadPer
+from hetero.memory import Budget, OverheadPer, Room, RoomSource
 from hetero.planners.replicated import StepSource, roofline_steps
 from hetero.planners.xiong import estimate
 from hetero.planners.xiong.estimate import BatchEstimate, BatchLatency, Padded, Scaling
@@ -191,6 +191,7 @@ def search(
     memory_fraction: float = 0.9,
     overhead_gib: float = 2.0,
     overhead_per: OverheadPer = "gpu",
+    room: RoomSource | None = None,
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
     require_longest: bool = True,
@@ -215,6 +216,8 @@ def search(
     scaling, kv_formula, overhead_per
         Readings where the paper contradicts itself: see
         :data:`hetero.planners.xiong.estimate.Scaling` and :mod:`hetero.memory`.
+    room
+        Share of the memory and overhead by GPU, model and degree, in place of those for all.
     require_longest
         Eq. 2: a degree is valid only if a request of the longest input and the longest output of
         the sample fits. With False, requests that fit nowhere are left out and counted instead.
@@ -235,12 +238,13 @@ def search(
     degrees: list[Degree] = []
     for machine in cluster.machines:
         for t in (t for t in range(1, machine.count + 1) if machine.count % t == 0):
+            own = room(machine.gpu, llm, t) if room else Room(memory_fraction, overhead_gib)
             budget = Budget(
                 llm,
                 machine.gpu,
                 tensor_parallel=t,
-                memory_fraction=memory_fraction,
-                overhead_gib=overhead_gib,
+                memory_fraction=own.memory_fraction,
+                overhead_gib=own.overhead_gib,
                 overhead_per=overhead_per,
                 weight_precision=weight_precision,
                 kv_precision=kv_precision,

@@ -49,8 +49,21 @@ def card(
         bool, typer.Option(help="Plan for the cheapest part of the cluster that carries --rate.")
     ] = False,
     engine: options.EngineRelease = "vllm",
-    memory: options.Memory = 0.9,
+    memory: options.Memory = None,
     kv_precision: options.KvPrecision = "fp16",
+    kv_tokens: Annotated[
+        str,
+        typer.Option(
+            help="KV cache [tokens] that an engine of the model prints, by its GPUs, as in "
+            "H100-SXM=450000,2xL4=180000, instead of what --memory leaves."
+        ),
+    ] = "",
+    chunk: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a step, at most, of every engine.")
+    ] = None,
+    schedule_ahead: options.ScheduleAhead = None,
+    prefix_cache: options.PrefixCache = None,
+    prefix_share: options.PrefixShare = None,
     kv_transfer_bits: Annotated[
         int | None,
         typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
@@ -82,6 +95,10 @@ def card(
     options.new_file(output, force, ".json")
     other = None if against is None else PlanCard.load(against)
     requested = options.opened(trace, source, seed, columns)
+    hint = "write GPUs and a number, as in H100-SXM=450000,2xL4=180000."
+    caches = kv_tokens.split(",") if kv_tokens else []
+    if prefix_share is not None:
+        requested = requested.with_prefix(prefix_share)
     process, rate = options.arriving(arrivals, requested, rate)
     try:
         with progress(None, "plan", unit="steps") as advance:
@@ -102,6 +119,10 @@ def card(
                 release=engine[1],
                 memory_fraction=memory,
                 kv_precision=kv_precision,
+                kv_tokens=options.pairs("--kv-tokens", caches, options.natural, hint),
+                max_step_tokens=chunk,
+                schedule_ahead=schedule_ahead,
+                prefix_cache=prefix_cache,
                 kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
                 arrivals=process,
                 progress=lambda what: advance(1, what),
