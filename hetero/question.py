@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 
@@ -48,6 +48,9 @@ from hetero.workload import Trace
 
 MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
+
+Factors: TypeAlias = tuple[float, float, float]
+"""Of prefill, decode and front-end times."""
 
 DRAWS: Final = 24
 """Draws of step times that say whether a load is sustained."""
@@ -243,11 +246,11 @@ def step_error(gpu: Gpu, level: str = "") -> StepError:
         Of the step model; empty for the roofline that is known for the GPU.
     """
     if level:
-        return error_of(level_named(level))
+        return error_of(level_named(level), vendor=gpu.vendor)
     try:
         return expected_error(gpu.name)
     except CatalogError:
-        return error_of("carried")
+        return error_of("carried", vendor=gpu.vendor)
 
 
 def drawable(plan: Plan) -> bool:
@@ -273,11 +276,11 @@ def _weights(plan: Plan) -> dict[str, dict[str, float]]:
     return {name: found[name] for name in names} if set(names) <= found.keys() else {}
 
 
-def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
-    """The plan with prefill and decode times of each replica multiplied."""
+def rescaled(plan: Plan, factors: Mapping[str, Factors]) -> Plan:
+    """The plan with prefill, decode and front-end times of each replica multiplied."""
     assert plan.deployment is not None
     # Replicas often share a step model: one scaled copy serves them all.
-    known: dict[tuple[int, float, float], StepModel] = {}
+    known: dict[tuple[int, float, float, float], StepModel] = {}
     replicas = []
     for replica in plan.deployment.replicas:
         key = (id(replica.step), *factors[replica.name])
@@ -289,8 +292,8 @@ def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
 
 def _factors(
     plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int
-) -> list[dict[str, tuple[float, float]]]:
-    """Factors of the prefill and decode times of each replica, by draw."""
+) -> list[dict[str, Factors]]:
+    """Factors of the prefill, decode and front-end times of each replica, by draw."""
     if draws < 1 or not drawable(plan):
         return []
     assert plan.deployment is not None
@@ -303,13 +306,13 @@ def _factors(
         error = step_error(gpus[gpu], level)
         return np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
 
-    found: list[dict[str, tuple[float, float]]] = []
+    found: list[dict[str, Factors]] = []
     for d in range(draws):
         found.append({})
         for name, own in weights.items():
             drawn = (share * logs(gpu, levels[name])[d] for gpu, share in own.items())
-            prefill, decode = np.exp(sum(drawn))
-            found[-1][name] = (float(prefill), float(decode))
+            prefill, decode, front = np.exp(sum(drawn))
+            found[-1][name] = (float(prefill), float(decode), float(front))
     return found
 
 

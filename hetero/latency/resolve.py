@@ -184,7 +184,8 @@ def resolve(
         kv_precision=kv_precision,
     )
     kinds = {level: kind for kind, level in _LEVELS.items()}
-    found = _resolved(roofline.step_model(), kinds[level_of(gpu.name)])
+    level = level_of(gpu.name, tensor_parallel=tensor_parallel)
+    found = _resolved(roofline.step_model(), kinds[level])
     return _under(found, engine, release, llm, tensor_parallel)
 
 
