@@ -237,20 +237,22 @@ def sustained_rps(
 # The error of step times -----------------------------------------------------------------------
 
 
-def step_error(gpu: Gpu, level: str = "") -> StepError:
+def step_error(gpu: Gpu, level: str = "", engine: EngineName = "vllm") -> StepError:
     """Expected error of step times on a GPU; one's own counts as never measured.
 
     Parameters
     ----------
     level
         Of the step model; empty for the roofline that is known for the GPU.
+    engine
+        Engine that serves.
     """
-    if level:
-        return error_of(level_named(level), vendor=gpu.vendor)
-    try:
-        return expected_error(gpu.name)
-    except CatalogError:
-        return error_of("carried", vendor=gpu.vendor)
+    if not level:
+        try:
+            level = expected_error(gpu.name).level
+        except CatalogError:
+            level = "carried"
+    return error_of(level_named(level), engine, gpu.vendor)
 
 
 def drawable(plan: Plan) -> bool:
@@ -291,7 +293,7 @@ def rescaled(plan: Plan, factors: Mapping[str, Factors]) -> Plan:
 
 
 def _factors(
-    plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int
+    plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int, engine: EngineName
 ) -> list[dict[str, Factors]]:
     """Factors of the prefill, decode and front-end times of each replica, by draw."""
     if draws < 1 or not drawable(plan):
@@ -303,7 +305,7 @@ def _factors(
     @cache
     def logs(gpu: str, level: str) -> Floats:
         # A type draws the same numbers whatever is known of its steps, only scaled.
-        error = step_error(gpus[gpu], level)
+        error = step_error(gpus[gpu], level, engine)
         return np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
 
     found: list[dict[str, Factors]] = []
@@ -321,7 +323,8 @@ def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
-    for factors in _factors(plan, question.cluster.gpu_types, draws, question.seed):
+    gpus = question.cluster.gpu_types
+    for factors in _factors(plan, gpus, draws, question.seed, question.engine):
         yield rescaled(plan, factors)
 
 
@@ -332,6 +335,7 @@ def sustained_draws(
     *,
     draws: int = DRAWS,
     events: Sequence[Event] = (),
+    engine: EngineName = "vllm",
 ) -> tuple[bool, ...]:
     """Whether a plan sustains a load with the step times of each draw; empty where none are drawn.
 
@@ -343,6 +347,8 @@ def sustained_draws(
     ----------
     gpus
         GPU types by name.
+    engine
+        Engine whose errors are drawn.
 
     Examples
     --------
@@ -357,7 +363,7 @@ def sustained_draws(
     True
     """
     seed = load.seeds[0]
-    factors = _factors(plan, gpus, draws, seed)
+    factors = _factors(plan, gpus, draws, seed, engine)
     times = np.array([np.ravel([*one.values()]) for one in factors])
     left = sorted(range(len(factors)), key=lambda d: float(np.log(times[d]).sum()))
     found: dict[int, bool] = {}

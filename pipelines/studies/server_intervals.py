@@ -154,7 +154,7 @@ def _row(
         "test": test,
         "source": run.source,
         "server": run.server,
-        "engine": run.family,
+        "engine": run.server if run.family == "any" else run.family,
         "gpu": run.gpu,
         "llm": run.llm.name,
         "degree": run.tensor_parallel,

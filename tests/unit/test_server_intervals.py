@@ -100,6 +100,7 @@ def test_engines_with_few_runs_share_those_of_others() -> None:
     ours, sglang = error_of("calibrated"), error_of("calibrated", "sglang")
     assert ours.servers == "vllm on NVIDIA's GPUs, calibrated"
     assert sglang.servers == "all engines on NVIDIA's GPUs"
+    assert error_of("calibrated", "any") == ours
     assert sglang.engine_sd > ours.engine_sd
     other = error_of("carried", vendor="AMD")
     assert other.servers == "all engines on other makers' GPUs"

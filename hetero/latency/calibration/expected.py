@@ -190,7 +190,7 @@ def error_of(
     Parameters
     ----------
     engine, vendor
-        Engine that serves, and maker of the GPU.
+        Engine that serves, ``"any"`` as vLLM, and maker of the GPU.
     without
         A ``gpu``, with all variants of its chip, or an ``llm`` that takes no part.
 
@@ -206,6 +206,7 @@ def error_of(
     True
     """
     tables = _of_tables(level_named(level), without)
+    engine = "vllm" if engine == "any" else engine
     part, said = _engine_part(level, engine, vendor, without)
     nearer = LEVELS[: LEVELS.index(level)]
     # Servers show decode steps. In prefill the engine errs no less than beside nearer sources.
