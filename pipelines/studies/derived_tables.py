@@ -21,13 +21,21 @@ from hetero.errors import DownloadError, ParameterError, require
 from hetero.files import check_new, writing
 from hetero.latency.calibration import expected
 from hetero.latency.sources import operators
-from pipelines.studies import helix_tables, measured_tables, replays, servers
+from pipelines.studies import (
+    helix_tables,
+    measured_tables,
+    replays,
+    server_intervals,
+    servers,
+)
 
 RTOL = 1e-3  # least squares leaves that much open, and numbers are kept with four or five digits
 ATOL = 1e-3  # below it a time [us, ns] or share is zero: a solver stops anywhere near it
 PERCENT = 0.02  # errors in percent are kept with two digits
 
-FITTED = {"measured/efficiencies": 2e-2, "measured/offline_compute": 2e-2}
+FITTED = dict.fromkeys(
+    ("measured/efficiencies", "measured/offline_compute", "measured/servers_held_out"), 2e-2
+)
 """What is open in the numbers of tables that come out of a long fit, relative and absolute."""
 
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
@@ -39,6 +47,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "measured/held_out": expected.make_held_out,
     "measured/helix_prototype": replays.helix_prototype,
     "measured/offline_compute": servers.offline_compute,
+    "measured/servers_held_out": server_intervals.make_held_out,
 }
 """Makers of the tables, by file below ``data/`` without its ending."""
 
