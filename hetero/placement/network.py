@@ -30,6 +30,8 @@ class FlowNetwork:
     links
         Links that may be used, shape (n + 1, n + 1), all by default; the last index is the
         coordinator.
+    order
+        Links, from and to, in the order in which a router takes equal ones; by node by default.
 
     Notes
     -----
@@ -45,6 +47,7 @@ class FlowNetwork:
     placement: Placement
     partial_inference: bool = False
     links: Flags | None = None
+    order: tuple[tuple[int, int], ...] = ()
 
     def valid(self) -> Flags:
         """Valid connections, shape (n + 1, n + 1)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
@@ -9,6 +10,7 @@ import numpy as np
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
+from hetero.arrays import Floats
 from hetero.placement.network import Flow
 from hetero.plots.figures import gpu_colour
 
@@ -27,33 +29,53 @@ def draw(
     title: str = "",
     names: bool = True,
     legend: bool = True,
+    use: Floats | None = None,
+    marked: Mapping[tuple[int, int], str] | None = None,
 ) -> Axes:
     """Nodes as bars over the layers they hold, filled as far as the flow uses them.
 
     Lines between bars are flows, as wide as they are large; a red frame or line is in the smallest
-    cut, which is the bottleneck. Nodes of one region are side by side.
+    cut, which is the bottleneck. Nodes of one region are in rows of their own.
+
+    Parameters
+    ----------
+    use
+        Share of every node that is filled instead, shape (n,).
+    marked
+        Links, from and to, that are red instead of the smallest cut, with a text each.
     """
     if axes is None:
         _, axes = plt.subplots(figsize=(8.0, 4.5))
     placement = flow.network.placement
     problem = placement.problem
-    lanes = _lanes(flow)
-    busy, cut = flow.utilisation, flow.cut
-    edges = flow.link_tokens_per_s
+    lanes = rows(flow)
+    busy = flow.utilisation if use is None else use
+    edges, cut = flow.link_tokens_per_s, flow.cut
+    used = edges[:-1, :-1] > 1e-6 * flow.tokens_per_s
+    if marked is not None:
+        cut = np.zeros_like(cut)
+        for a, b in marked:
+            cut[a, b] = used[a, b] = True
     height = 0.72
-    for a, b in np.argwhere(edges[:-1, :-1] > 1e-6 * flow.tokens_per_s):
+    for a, b in np.argwhere(used).tolist():
         one, other = placement.ranges[a], placement.ranges[b]
         assert one is not None
         assert other is not None
+        at = np.array([[one[1], max(one[1], other[0])], [lanes[a], lanes[b]]])
         axes.plot(
-            [one[1], one[1] if one[1] > other[0] else other[0]],
-            [lanes[a], lanes[b]],
+            *at,
             color=_BOTTLENECK if cut[a, b] else "#555555",
-            linewidth=0.5 + 3.5 * edges[a, b] / flow.tokens_per_s,
+            linewidth=0.5 + 3.5 * max(edges[a, b] / flow.tokens_per_s, 0.4 * cut[a, b]),
             alpha=0.55,
             solid_capstyle="round",
             zorder=1,
         )
+        if marked is not None and (a, b) in marked:
+            axes.annotate(
+                marked[a, b], at.mean(axis=1), (4, 0), textcoords="offset points", va="center",
+                fontsize=6.5, color=_BOTTLENECK, zorder=6,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
+            )  # fmt: skip
     for k, node, (start, stop) in placement.nodes():
         colour = gpu_colour(node.kind.gpu)
         low = lanes[k] - height / 2
@@ -89,15 +111,20 @@ def draw(
     return axes
 
 
-def _lanes(flow: Flow) -> dict[int, int]:
-    """Row of every node: the first free one, region after region."""
+def rows(flow: Flow) -> dict[int, int]:
+    """Row of every node: the first free one of its region's rows, region after region."""
     placement = flow.network.placement
+    regions = placement.problem.regions
     lanes: dict[int, int] = {}
     taken: list[tuple[int, int, int]] = []
-    for k, _, (start, stop) in sorted(
-        placement.nodes(), key=lambda item: (item[2][0], -item[2][1], item[0])
+    top, last = 0, ""
+    for k, node, (start, stop) in sorted(
+        placement.nodes(),
+        key=lambda item: (regions.index(item[1].region), item[2][0], -item[2][1], item[0]),
     ):
-        row = 0
+        if node.region != last:
+            top, last = max((r + 1 for r, _, _ in taken), default=0), node.region
+        row = top
         while any(r == row and s < stop and start < e for r, s, e in taken):
             row += 1
         taken.append((row, start, stop))
@@ -115,7 +142,7 @@ def draw_network(flow: Flow, axes: Axes | None = None, *, title: str = "") -> Ax
     placement = flow.network.placement
     problem = placement.problem
     order = sorted(placement.nodes(), key=lambda item: (item[2], item[0]))
-    lanes = _lanes(flow)
+    lanes = rows(flow)
     starts = sorted({held[0] for _, _, held in order})
     column = {k: 1 + 2 * starts.index(held[0]) for k, _, held in order}
     at: dict[tuple[int, int], tuple[float, float]] = {}
@@ -174,7 +201,7 @@ def _edge(
 
 def figure_of(flow: Flow, *, title: str = "") -> Figure:
     """One placement as a figure of its own, as high as it has rows."""
-    rows = max(_lanes(flow).values()) + 1
-    figure, axes = plt.subplots(figsize=(9.0, 1.4 + 0.34 * rows))
+    count = max(rows(flow).values()) + 1
+    figure, axes = plt.subplots(figsize=(9.0, 1.4 + 0.34 * count))
     draw(flow, axes, title=title)
     return figure

@@ -52,7 +52,10 @@ class Graph:
     @cached_property
     def pairs(self) -> NDArray[np.int64]:
         """Source and target of every edge as indices of the problem, by source; shape (E, 2)."""
-        return np.argwhere(self.connections)
+        found = np.argwhere(self.connections)
+        rank = {link: k for k, link in enumerate(self.network.order)}
+        ranks = np.array([rank.get((a, b), len(rank)) for a, b in found.tolist()])
+        return found[np.lexsort((ranks, found[:, 0]))]
 
     @cached_property
     def depth(self) -> int:

@@ -292,7 +292,7 @@ def run(
     runs = []
     for k, part in enumerate(case.parts):
         network = artifact_network(part.placement, raw=raw)
-        flow = artifact_flow(network, case.cluster) if case.method in ("helix", "petals") else None
+        flow = artifact_flow(network) if case.method in ("helix", "petals") else None
         served = network, router(case.method, mode, flow), source
         if mode == "offline":
             made = run_offline(*served, in_flight=part.in_flight, window_s=offline_s, seed=seed)

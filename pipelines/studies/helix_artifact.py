@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import combinations, pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from hetero import paths
@@ -15,10 +19,11 @@ from hetero.catalog import llm as find_llm
 from hetero.cluster import cluster as find_cluster
 from hetero.errors import require
 from hetero.placement.links import Links
-from hetero.placement.network import FlowNetwork
+from hetero.placement.network import FlowNetwork, bounds
 from hetero.placement.placement import LayerRange, Placement
 from hetero.placement.problem import NIC_BYTES_S, Problem
 from hetero.placement.pruning import pruned
+from hetero.simulator.pipeline_graph import complete
 
 Floats = NDArray[np.float64]
 Mode: TypeAlias = Literal["offline", "online"]
@@ -204,53 +209,8 @@ def placement(name: str, *, raw: bool = False) -> Placement:
     return Placement.of(whole, found.ranges, name, allow_overfull=True)
 
 
-def preflow(network: FlowNetwork, order: list[int]) -> Floats:
-    """The maximum flow that preflow-push ends with on the artifact's graph, shape (n + 1, n + 1).
-
-    A maximum flow is not unique, and the router follows the one it is given. Vertices and links
-    are added in the artifact's order, with its network interfaces as further edges. Vertices are
-    whole numbers: the algorithm takes them from sets, and the order of names in a set would
-    change from run to run.
-
-    Notes
-    -----
-    Source: Helix, section 4.3: preflow-push algorithm.
-    """
-    import networkx
-
-    whole = network.placement.problem
-    n, valid = len(whole.nodes), network.valid()
-    both = whole.activation_bytes + whole.token_bytes
-    graph = networkx.DiGraph()
-    # Vertices 4k to 4k + 3: into node k, its start, its end, out of it; then source and sink.
-    source, sink = 4 * n + 4, 4 * n + 5
-    most = NIC_BYTES_S / whole.token_bytes
-    graph.add_edge(source, 4 * n + 3, capacity=most)
-    graph.add_edge(4 * n, sink, capacity=most)
-    through = network.node_tokens_per_s()
-    used = [k for k in order if network.placement.ranges[k] is not None]
-    for k in used:
-        into = whole.token_bytes if set(np.flatnonzero(valid[:, k])) == {n} else both
-        out = whole.token_bytes if set(np.flatnonzero(valid[k])) == {n} else both
-        graph.add_edge(4 * k, 4 * k + 1, capacity=NIC_BYTES_S / into)
-        graph.add_edge(4 * k + 1, 4 * k + 2, capacity=float(through[k]))
-        graph.add_edge(4 * k + 2, 4 * k + 3, capacity=NIC_BYTES_S / out)
-    pairs = [(n, k) for k in used] + [(k, n) for k in used]
-    pairs += [pair for i, a in enumerate(used) for b in used[i + 1 :] for pair in ((a, b), (b, a))]
-    links = [(a, b) for a, b in pairs if valid[a, b]]
-    for a, b in links:
-        size = whole.token_bytes if n in (a, b) else both
-        speed = whole.links.bandwidth_bytes_s[a, b]
-        graph.add_edge(4 * a + 3, 4 * b, capacity=float(speed / size))
-    _, flows = networkx.maximum_flow(graph, source, sink)
-    found = np.zeros(valid.shape)
-    for a, b in links:
-        found[a, b] = flows[4 * a + 3][4 * b]
-    return found
-
-
 def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
-    """Network of a published placement: on pruned links and with partial inference as it was found.
+    """Network of a published placement: links, their order and partial inference as it was found.
 
     Helix's own placements of LLaMA-70B on several regions or many types were found on pruned
     links; only Petals starts in the middle of a node.
@@ -262,13 +222,111 @@ def artifact_network(name: str, *, raw: bool = False) -> FlowNetwork:
     if was_pruned and method in ("helix", "helix-scheduling", "helix-no-start"):
         whole = found.problem
         links = pruned(whole, order=[whole.index(node) for node in numbering(cluster)])
-    return FlowNetwork(found, method == "petals", links)
+    network = FlowNetwork(found, method == "petals", links)
+    return replace(network, order=tuple(links_in_order(network)))
 
 
-def artifact_flow(network: FlowNetwork, cluster: str) -> Floats:
-    """Its preflow-push flow, in the artifact's numbering."""
-    names = {node.name: k for k, node in enumerate(network.placement.problem.nodes)}
-    return preflow(network, [names[name] for name in numbering(cluster) if name in names])
+def links_in_order(network: FlowNetwork) -> list[tuple[int, int]]:
+    """Valid connections of a published placement, in the order of the artifact's cluster file.
+
+    Its synthesizers write them stage by stage (Swarm, the next stage drawn with seed 0), node by
+    node with the slowest link first and partial inference behind (Petals), or in the order of the
+    links between nodes, which pruning sorts as text (its own).
+
+    Returns
+    -------
+    list
+        From and to; the coordinator is n.
+    """
+    whole, valid = network.placement.problem, network.valid()
+    cluster, _, method = network.placement.name.split(" ", 2)
+    names = {node.name: k for k, node in enumerate(whole.nodes)}
+    order = [names[name] for name in numbering(cluster) if name in names]
+    used = [k for k in order if network.placement.ranges[k] is not None]
+    n, number = len(whole.nodes), {k: i for i, k in enumerate(order)}
+    starts, stops = bounds(network.placement)
+    ends = [(n, k) for k in used if valid[n, k]], [(k, n) for k in used if valid[k, n]]
+    if method == "swarm":
+        drawn = random.Random(0)
+        stages: dict[int, list[int]] = defaultdict(list)
+        for k in sorted(used, key=lambda k: (network.placement.tokens_per_s(k), number[k])):
+            stages[int(starts[k])].insert(0, k)
+        rows = [stages[start] for start in sorted(stages)]
+        return [
+            *((n, k) for k in rows[0]),
+            *((k, n) for k in rows[-1]),
+            *((a, b) for row, to in pairwise(rows) for a in row for b in drawn.sample(to, len(to))),
+        ]
+    if method == "petals":
+        speed = whole.links.bandwidth_bytes_s
+        return [
+            *sorted(ends[0] + ends[1], key=lambda link: number[min(link)]),
+            *(
+                (a, int(b))
+                for a in used
+                for b in sorted(
+                    np.flatnonzero(valid[a, :n]),
+                    key=lambda b: (starts[b] != stops[a], speed[a, b], number[int(b)]),
+                )
+            ),
+        ]
+    pairs = list(combinations(used, 2))
+    if network.links is not None:
+        pairs.sort(key=lambda pair: f"Link-{number[pair[0]]}-{number[pair[1]]}")
+        for end in ends:
+            end.sort(key=lambda link: str(number[min(link)]))
+    both = [pair for a, b in pairs for pair in ((a, b), (b, a))]
+    through = complete(valid)
+    return [link for link in (*ends[0], *ends[1], *both) if through[link]]
+
+
+def artifact_flow(network: FlowNetwork) -> Floats:
+    """The maximum flow that the artifact's router follows, shape (n + 1, n + 1).
+
+    A maximum flow is not unique: this is the one that preflow-push ends with on the artifact's
+    graph, its vertices and links added in its order and its network interfaces as further edges.
+    Vertices are whole numbers: the algorithm takes them from sets, and the order of names in a
+    set would change from run to run.
+
+    Notes
+    -----
+    Source: Helix, section 4.3: preflow-push algorithm.
+
+    Examples
+    --------
+    >>> flow = artifact_flow(artifact_network("geo-24 70B swarm"))
+    >>> round(flow[-1].sum(), 2)
+    616.46
+    """
+    import networkx
+
+    links = network.order
+    whole = network.placement.problem
+    n, both = len(whole.nodes), whole.activation_bytes + whole.token_bytes
+    graph = networkx.DiGraph()
+    # Vertices 4k to 4k + 3: into node k, its start, its end, out of it; then source and sink.
+    source, sink = 4 * n + 4, 4 * n + 5
+    most = NIC_BYTES_S / whole.token_bytes
+    graph.add_edge(source, 4 * n + 3, capacity=most)
+    graph.add_edge(4 * n, sink, capacity=most)
+    through = network.node_tokens_per_s()
+    names = {node.name: k for k, node in enumerate(whole.nodes)}
+    cluster = network.placement.name.split()[0]
+    for k in (names[name] for name in numbering(cluster) if name in names):
+        into = whole.token_bytes if [a for a, b in links if b == k] == [n] else both
+        out = whole.token_bytes if [b for a, b in links if a == k] == [n] else both
+        graph.add_edge(4 * k, 4 * k + 1, capacity=NIC_BYTES_S / into)
+        graph.add_edge(4 * k + 1, 4 * k + 2, capacity=float(through[k]))
+        graph.add_edge(4 * k + 2, 4 * k + 3, capacity=NIC_BYTES_S / out)
+    for a, b in links:
+        size = whole.token_bytes if n in (a, b) else both
+        speed = whole.links.bandwidth_bytes_s[a, b]
+        graph.add_edge(4 * a + 3, 4 * b, capacity=float(speed / size))
+    _, flows = networkx.maximum_flow(graph, source, sink)
+    found = np.zeros((n + 1, n + 1))
+    for a, b in links:
+        found[a, b] = flows[4 * a + 3][4 * b]
+    return found
 
 
 def expected(
@@ -301,3 +359,40 @@ def expected(
     frame = _table("expected")
     frame = frame[(frame[list(wanted)] == pd.Series(wanted)).all(axis=1)]
     return dict(zip(frame["metric"], frame["value"], strict=True))
+
+
+def printed_tps(case: str, *, experiment: str | None = None) -> tuple[float, float]:
+    """Decode throughput offline that the artifact prints [tokens/s]; NaN where it prints none.
+
+    Returns
+    -------
+    tuple
+        Of its simulator, and of its 24 real nodes.
+
+    Examples
+    --------
+    >>> printed_tps("geo-24 70B swarm", experiment="model_placement")
+    (41.6, nan)
+    """
+    found = (
+        expected(case, "offline", how=how, experiment=experiment)
+        for how in ("simulation", "prototype")
+    )
+    simulated, real = (printed.get("decode_throughput", np.nan) for printed in found)
+    return simulated, real
+
+
+def mark_printed(axis: Axes, printed: list[list[tuple[float, float]]]) -> None:
+    """Mark on grouped bars what the artifact prints: a line its simulator, a cross its nodes.
+
+    Parameters
+    ----------
+    printed
+        As :func:`printed_tps` gives them, by hue and then by group.
+    """
+    for bars, values in zip(axis.containers, printed, strict=True):
+        for bar, pair in zip(bars, values, strict=False):
+            for value, marker, size in zip(pair, ("_", "x"), (9, 5), strict=True):
+                at = bar.get_x() + bar.get_width() / 2
+                axis.plot(at, value, marker, color="black", ms=size, mew=1.2)
+        axis.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=5)  # type: ignore[arg-type]

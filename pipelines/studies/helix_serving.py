@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from hetero.placement import FlowNetwork, Placement
 from hetero.planners.helix import PlacementEffort, delivered, search
-from hetero.plots import figures
+from hetero.plots import figures, placements
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import Latency, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import NetworkEvent, simulate_pipelines
@@ -28,6 +28,8 @@ from pipelines.studies.helix_artifact import (
     artifact_flow,
     artifact_network,
     expected,
+    mark_printed,
+    printed_tps,
     problem,
 )
 from pipelines.studies.results import claim_rows
@@ -129,6 +131,30 @@ class HelixServing:
         ours = f"{name} ours"
         return {(ours, OFFLINE): best.serving, (ours, PRINTED): combine(ours, tuple(runs))}
 
+    def baselines(self, served: Served, settings: Sequence[str]) -> pd.DataFrame:
+        """Placements of Swarm and Petals offline, beside what the artifact prints for them.
+
+        Swarm's with its own scheduler, as it was served, and all with Helix's, as in Fig. 9.
+        """
+        rows = []
+        for name in (f"{s} {method}" for s in settings for method in ("swarm", "petals")):
+            network = artifact_network(name, raw=self.raw)
+            route = helix.router("helix", "offline", artifact_flow(network))
+            run = helix.run_offline(
+                network, route, self.source, window_s=self.window_s, seed=self.seed
+            )
+            by = {"model_placement": run.serving().decode_tps}
+            if (name, OFFLINE) in served:
+                by = {"": served[name, OFFLINE].decode_tps} | by
+            for experiment, decoded in by.items():
+                theirs, real = printed_tps(name, experiment=experiment or None)
+                scheduler = "helix" if experiment else name.split()[2]
+                off = 100 * (decoded / theirs - 1)
+                rows.append((*name.split(), scheduler, decoded, theirs, off, real))
+        columns = ["cluster", "model", "placement", "scheduler", "decoded [tokens/s]"]
+        columns += ["Helix's simulator [tokens/s]", "over it [%]", "Helix's cluster [tokens/s]"]
+        return pd.DataFrame(rows, columns=columns)
+
     def schedulers(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Schedulers on Helix's placement of LLaMA-70B, and links on which prompts wait (Fig. 10).
 
@@ -139,7 +165,7 @@ class HelixServing:
         rows, waits = [], []
         for cluster, count in (("single-24", 240), ("geo-24", 180)):
             network = artifact_network(f"{cluster} 70B helix-scheduling", raw=self.raw)
-            flow = artifact_flow(network, cluster)
+            flow = artifact_flow(network)
             for method in SCHEDULERS:
                 run = helix.run_offline(
                     network, helix.router(method, "offline", flow), self.source,
@@ -326,17 +352,48 @@ def _box(axis: Axes, at: int, latency: Latency, colour: str) -> None:
 
 
 def schedulers(table: pd.DataFrame) -> Figure:
-    """Decode throughput by scheduler, and how long prompts wait for links (Helix Fig. 10)."""
-    fig, axes = plt.subplots(1, 2, figsize=(8.5, 3.2))
-    labels = ("decoded [tokens/s]", "mean wait, three worst links [s]")
-    for ax, column, label in zip(axes, ("decoded", "waited"), labels, strict=True):
-        sns.barplot(
-            table, x="cluster", y=column, hue="scheduler", hue_order=SCHEDULERS, saturation=1, ax=ax
-        )
-        ax.set_xticks([0, 1], ["single cluster", "geo-distributed"])
-        ax.set(xlabel="", ylabel=label)
-    axes[0].get_legend().remove()
-    axes[1].legend(title="")
+    """Decode throughput by scheduler, and what Helix prints (its Fig. 10a)."""
+    fig, axis = plt.subplots(figsize=(6.0, 3.0))
+    sns.barplot(
+        table, x="cluster", y="decoded", hue="scheduler", hue_order=SCHEDULERS, saturation=1,
+        ax=axis,
+    )  # fmt: skip
+    names = [[f"{cluster} 70B {one}" for cluster in ("single-24", "geo-24")] for one in SCHEDULERS]
+    printed = [[printed_tps(n, experiment="request_scheduling") for n in row] for row in names]
+    mark_printed(axis, printed)
+    axis.set_xticks([0, 1], ["single cluster", "geo-distributed"])
+    axis.set(xlabel="", ylabel="decoded [tokens/s]")
+    axis.margins(y=0.1)
+    axis.legend(title="")
+    return fig
+
+
+def congestion(waits: pd.DataFrame) -> Figure:
+    """Helix's placement of LLaMA-70B on regions, and the links that congest (Helix Fig. 10b).
+
+    ``waits`` has the links on which prompts wait longest, by scheduler; red are those of Swarm's
+    and of random scheduling.
+    """
+    network = artifact_network("geo-24 70B helix-scheduling")
+    followed = replace(network.max_flow(), link_tokens_per_s=artifact_flow(network))
+    nodes = network.placement.problem.nodes
+    at = {node.name: k for k, node in enumerate(nodes)}
+    texts: dict[tuple[int, int], list[str]] = {}
+    mine = waits[(waits["cluster"] == "geo-24") & (waits["scheduler"] != "shortest queue")]
+    for row in mine.sort_values("scheduler", key=lambda s: s == "helix").itertuples(index=False):
+        link = at[row[2]], at[row[3]]
+        if row.scheduler != "helix" or link in texts:
+            texts.setdefault(link, []).append(f"{row.scheduler} {row[4]:.1f} s")
+    fig, axis = plt.subplots(figsize=(9.0, 4.6))
+    marked = {link: "\n".join(lines) for link, lines in texts.items()}
+    title = "mean wait of prompts for the links on which they wait longest"
+    placements.draw(followed, axis, title=title, use=np.zeros(len(nodes)), marked=marked)
+    regions = network.placement.problem.regions
+    lanes = placements.rows(followed)
+    for region in regions:
+        own = [lanes[k] for k in lanes if nodes[k].region == region]
+        axis.axhspan(min(own) - 0.45, max(own) + 0.45, color="0.93", zorder=0, lw=0)
+        axis.text(-0.6, (min(own) + max(own)) / 2, region, rotation=90, ha="right", va="center")
     return fig
 
 

@@ -33,15 +33,17 @@ def random_problem(seed: int, nodes: int, layers: int, most: int, *, slow: bool)
     )
 
 
-def _flow(problem: Problem, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> float:
+def _flow(
+    problem: Problem, starts: NDArray[np.int64], stops: NDArray[np.int64], partial: bool
+) -> float:
     """Maximum flow [tokens/s] of nodes that hold [start, stop), -1 for none."""
     held = np.where(starts >= 0, stops - starts, 0)
     capacity = np.array([node.tokens_per_s[k] for node, k in zip(problem.nodes, held, strict=True)])
-    valid = connections(starts, stops, problem.llm.layers, False)
+    valid = connections(starts, stops, problem.llm.layers, partial)
     return solve(valid, capacity, problem.link_tokens_per_s)[0]
 
 
-def exhaustive(problem: Problem) -> float:
+def exhaustive(problem: Problem, *, partial: bool = False) -> float:
     """Largest flow over every placement; nodes may stay idle.
 
     Left out are placements of which a layer has too little throughput, or whose nodes that are
@@ -67,7 +69,7 @@ def exhaustive(problem: Problem) -> float:
         if missing > sum(work[k] for k in order[depth:]) + 1e-9:
             return
         if depth == n:
-            best = max(best, _flow(problem, starts, stops))
+            best = max(best, _flow(problem, starts, stops, partial))
             return
         node = order[depth]
         first = 0

@@ -68,6 +68,22 @@ def test_plans_are_ranked_by_what_they_decode(study, ranked):
     assert ours["small-10 30B ours", hs.OFFLINE] is ranked.best.serving
 
 
+def test_placements_of_swarm_and_petals_stand_beside_what_the_artifact_prints(study, served):
+    table = study.baselines(served, [SETTING, "geo-24 70B"])
+    rows = table.set_index(["cluster", "placement", "scheduler"])
+    assert list(rows.index) == [
+        ("single-24", "swarm", "swarm"),
+        ("single-24", "swarm", "helix"),
+        ("single-24", "petals", "helix"),
+        ("geo-24", "swarm", "helix"),
+        ("geo-24", "petals", "helix"),
+    ]
+    printed = rows["Helix's simulator [tokens/s]"]
+    assert list(printed.dropna()) == [124.7, 41.6, 66.6]
+    off = 100 * (rows["decoded [tokens/s]"] / printed - 1)
+    assert list(rows["over it [%]"].dropna()) == pytest.approx(list(off.dropna()))
+
+
 def test_methods_are_drawn_in_a_row(served):
     _, axes = plt.subplots(1, 3)
     hs.methods(axes, served, SETTING)
@@ -87,8 +103,13 @@ def test_schedulers_and_the_links_that_congest(study):
     assert len(links) == 24
     worst = links.groupby(["cluster", "scheduler"], sort=False)["prompts waited [s]"]
     assert list(worst.apply(lambda w: w.fillna(0.0).mean())) == pytest.approx(list(table["waited"]))
-    left, _ = hs.schedulers(table).axes
-    assert [len(bars) for bars in left.containers] == [2, 2, 2, 2]
+    (bars,) = hs.schedulers(table).axes
+    assert [len(group) for group in bars.containers] == [2, 2, 2, 2]
+    congested = links[(links["cluster"] == "geo-24") & links["scheduler"].isin(["swarm", "random"])]
+    worst_pairs = set(zip(congested["from"], congested["to"], strict=True))
+    (plan,) = hs.congestion(links).axes
+    waits = [text.get_text() for text in plan.texts if " s" in text.get_text()]
+    assert len(waits) == len(worst_pairs)
     rows = {row["claim"]: row["value"] for row in hs.scheduler_claims(table)}
     decoded = table.set_index(["cluster", "scheduler"])["decoded"]
     assert rows["helix-14c"] == decoded["geo-24", "helix"] / decoded["geo-24", "shortest queue"]

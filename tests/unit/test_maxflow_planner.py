@@ -14,7 +14,7 @@ from hetero.cluster import cluster
 from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
-from hetero.planners.helix import PlacementEffort, plan, search
+from hetero.planners.helix import PlacementEffort, plan, search, with_partial_inference
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import flow_bound, simple_bound
 from hetero.planners.helix.chains import chain
@@ -80,6 +80,29 @@ def test_matches_an_exhaustive_search(
     found = search(small)
     assert found.tokens_per_s == pytest.approx(best, rel=1e-6)
     assert found.bound.tokens_per_s >= best * (1 - 1e-9)
+
+
+def test_a_node_that_starts_in_the_middle_of_its_layers_gets_around_a_slow_link() -> None:
+    small = random_problem(0, 4, 5, 4, slow=True)
+    tables = [(1200, 1200, 800, 500), (1200, 800, 800, 300), (2500, 1200, 300, 300),
+              (1700, 800, 300, 300)]  # fmt: skip
+    nodes = tuple(
+        replace(node, tokens_per_s=np.array([0.0, *table]))
+        for node, table in zip(small.nodes, tables, strict=True)
+    )
+    bandwidth = np.full((5, 5), 1e9)
+    bandwidth[:4, :4] = 1e6 * np.array(
+        [[0, 4, 0, 0], [30, 0, 10, 10], [10, 0, 0, 30], [10, 0, 10, 0]]
+    )
+    four = Problem("four", small.llm, nodes, Links(bandwidth, 0 * bandwidth))
+    found = search(four)
+    gone_on = with_partial_inference(found)
+    # Two links of 10^7 bytes/s; with partial inference one of them beside a node of 800 tokens/s.
+    assert found.tokens_per_s == pytest.approx(exhaustive(four)) == pytest.approx(2e7 / 16384)
+    assert gone_on.tokens_per_s == pytest.approx(800 + 1e7 / 16384)
+    assert gone_on.tokens_per_s == pytest.approx(exhaustive(four, partial=True))
+    assert gone_on.gap < 2e-5
+    assert judge(gone_on.best[0].placement, True) == gone_on.tokens_per_s
 
 
 def test_same_seed_same_plan() -> None:

@@ -28,7 +28,13 @@ from hetero.simulator.pipeline_run import gap_percentiles
 from hetero.simulator.pipelines import Feed, NetworkEvent, Simulation, simulate_pipelines
 from hetero.workload import Trace, datasets
 from pipelines.studies import helix
-from pipelines.studies.helix_artifact import artifact_flow, artifact_network, placement
+from pipelines.studies.helix_artifact import (
+    artifact_flow,
+    artifact_network,
+    numbering,
+    placement,
+    printed_tps,
+)
 
 MS = 2.0**-10
 
@@ -252,7 +258,7 @@ def test_pruning_leaves_the_links_of_table_8() -> None:
 def test_preflow_push_finds_a_maximum_flow() -> None:
     for name in ("geo-24 70B helix", "hetero-42 70B helix", "single-24 70B petals"):
         network = artifact_network(name)
-        flow = artifact_flow(network, name.split()[0])
+        flow = artifact_flow(network)
         assert flow[-1].sum() == pytest.approx(network.max_flow().tokens_per_s, rel=1e-4)
 
 
@@ -261,7 +267,7 @@ def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
         "import hashlib\n"
         "from pipelines.studies.helix_artifact import artifact_flow, artifact_network\n"
         "for name in ('geo-24 70B petals', 'hetero-42 70B helix'):\n"
-        "    flow = artifact_flow(artifact_network(name), name.split()[0])\n"
+        "    flow = artifact_flow(artifact_network(name))\n"
         "    print(hashlib.sha256(flow.tobytes()).hexdigest())\n"
     )
     found = [
@@ -278,11 +284,49 @@ def test_the_flow_does_not_hang_on_the_order_of_hashes() -> None:
     assert found[0] == found[1]
 
 
+def test_links_come_in_the_order_of_the_artifact() -> None:
+    # As its cluster files of Swarm and Petals on regions have them, in its numbers of nodes.
+    first_of = {
+        "swarm": ["source-3", "10-sink", "3-2", "2-1", "1-0", "0-19", "19-18"],
+        "petals": ["3-sink", "source-14", "source-19", "0-5", "0-17", "1-17", "1-5"],
+    }
+    for method, expected in first_of.items():
+        network = artifact_network(f"geo-24 70B {method}")
+        nodes = network.placement.problem.nodes
+        number = {name: str(k) for k, name in enumerate(numbering("geo-24"))}
+        names = [*(number[node.name] for node in nodes), ""]
+        found = [f"{names[a] or 'source'}-{names[b] or 'sink'}" for a, b in network.order]
+        assert found[:7] == expected, method
+        assert set(network.order) == {tuple(pair) for pair in np.argwhere(network.valid())}
+
+
+def test_swarm_on_regions_follows_the_flow_of_the_artifact_over_slow_links() -> None:
+    network = artifact_network("geo-24 70B swarm")
+    index = network.placement.problem.index
+    flow = artifact_flow(network)
+    ways = ["t4-large-4", "t4-small-3", "t4-small-2", "t4-small-1", "t4-large-8"]
+    for one, other in itertools.pairwise(ways):
+        assert flow[index(one), index(other)] == pytest.approx(flow[-1].sum(), rel=1e-6)
+
+
 def test_online_requests_come_at_the_rate_asked_for() -> None:
     trace = helix.online_requests("twin", 700.0)
     tokens = trace.input_tokens.sum() + trace.output_tokens.sum() - len(trace)
     assert tokens / 1800 == pytest.approx(700, rel=0.1)
     assert len(helix.online_requests("twin", 1e-3, 3.0)) == 1
+
+
+@pytest.mark.skipif(
+    not datasets.available("azure2023_conv"), reason="needs the real trace of conversations"
+)
+def test_placements_of_swarm_and_petals_are_within_3_percent_of_the_artifact() -> None:
+    for method in ("swarm", "petals"):
+        name = f"geo-24 70B {method}"
+        network = artifact_network(name, raw=datasets.available("helix_layer_latency"))
+        route = helix.router("helix", "offline", artifact_flow(network))
+        decoded = helix.run_offline(network, route, "real").serving().decode_tps
+        theirs, _ = printed_tps(name, experiment="model_placement")
+        assert decoded == pytest.approx(theirs, rel=0.03), name
 
 
 EXPECTED = {"single-24": "single24", "geo-24": "geo24", "hetero-42": "hetero42"}
@@ -292,7 +336,7 @@ EXPECTED = {"single-24": "single24", "geo-24": "geo24", "hetero-42": "hetero42"}
     not (datasets.available("helix_expected") and datasets.available("azure2023_conv")),
     reason="needs the published results and the real trace",
 )
-def test_decode_throughput_is_within_5_percent_of_the_artifact() -> None:
+def test_decode_throughput_is_within_3_percent_of_the_artifact() -> None:
     frame = pd.read_csv(datasets.path("helix_expected"))
     for name, case in helix.cases().items():
         for mode in ("offline", "online"):
@@ -308,7 +352,7 @@ def test_decode_throughput_is_within_5_percent_of_the_artifact() -> None:
                 )
             ].set_index("metric")["value"]
             served = helix.run(case, mode, "real", raw=True).serving
-            assert served.decode_tps == pytest.approx(mine["decode_throughput"], rel=0.05), name
+            assert served.decode_tps == pytest.approx(mine["decode_throughput"], rel=0.03), name
             if mode == "online":
                 for p, value in served.prompt.percentiles_s.items():
                     # Published to 0.01 s.

@@ -5,7 +5,22 @@ better can be), :mod:`blocks` (where its placements come from), :mod:`milp`
 (Helix, section 4.4), :mod:`heuristics`.
 """
 
-from hetero.planners.helix.planner import FlowPlan, PlacementCandidate, PlannerStep, plan, search
+from hetero.planners.helix.planner import (
+    FlowPlan,
+    PlacementCandidate,
+    PlannerStep,
+    plan,
+    search,
+    with_partial_inference,
+)
 from hetero.planners.helix.regions import PlacementEffort
 
-__all__ = ["FlowPlan", "PlacementCandidate", "PlacementEffort", "PlannerStep", "plan", "search"]
+__all__ = [
+    "FlowPlan",
+    "PlacementCandidate",
+    "PlacementEffort",
+    "PlannerStep",
+    "plan",
+    "search",
+    "with_partial_inference",
+]

@@ -23,28 +23,32 @@ class Layout:
     ----------
     starts, stops
         Shape (nodes,).
+    partial
+        Whether a connection may start inside a node's layers (partial inference).
     """
 
-    __slots__ = ("problem", "starts", "stops", "value")
+    __slots__ = ("partial", "problem", "starts", "stops", "value")
 
-    def __init__(self, problem: Problem, starts: Ints, stops: Ints) -> None:
-        self.problem, self.starts, self.stops = problem, starts, stops
+    def __init__(
+        self, problem: Problem, starts: Ints, stops: Ints, *, partial: bool = False
+    ) -> None:
+        self.problem, self.starts, self.stops, self.partial = problem, starts, stops, partial
         self.value = self._flow()
 
     def _flow(self) -> float:
-        """Exact maximum flow [tokens/s], no connection starting inside a node's layers."""
+        """Exact maximum flow [tokens/s]."""
         held = np.where(self.starts >= 0, self.stops - self.starts, 0)
         capacity = np.array(
             [node.tokens_per_s[k] for node, k in zip(self.problem.nodes, held, strict=True)]
         )
-        valid = connections(self.starts, self.stops, self.problem.llm.layers, False)
+        valid = connections(self.starts, self.stops, self.problem.llm.layers, self.partial)
         return solve(valid, capacity, self.problem.link_tokens_per_s)[0]
 
     def changed(self, nodes: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Layout:
         """The layout with other layers on some nodes."""
         new_starts, new_stops = self.starts.copy(), self.stops.copy()
         new_starts[list(nodes)], new_stops[list(nodes)] = starts, stops
-        return Layout(self.problem, new_starts, new_stops)
+        return Layout(self.problem, new_starts, new_stops, partial=self.partial)
 
     def key(self) -> bytes:
         """Equal for equal layouts."""
@@ -116,6 +120,14 @@ def exchange(
 
 def _move(layout: Layout, most: Ints, draws: np.random.Generator) -> Layout | None:
     starts, stops = layout.starts, layout.stops
+    if layout.partial and draws.random() < 0.3:
+        # A node takes layers that may begin or end anywhere.
+        a = int(draws.integers(len(starts)))
+        if not most[a]:
+            return None
+        first = int(draws.integers(layout.problem.llm.layers))
+        end = min(first + int(draws.integers(1, most[a] + 1)), layout.problem.llm.layers)
+        return layout.changed([a], [first], [end])
     kind = draws.random()
     if kind < 0.6:
         # Two nodes swap what they hold.
@@ -147,4 +159,4 @@ def _move(layout: Layout, most: Ints, draws: np.random.Generator) -> Layout | No
     used = starts >= 0
     if (held[used] < 1).any() or (held > most).any():
         return None
-    return Layout(layout.problem, new_starts, new_stops)
+    return Layout(layout.problem, new_starts, new_stops, partial=layout.partial)

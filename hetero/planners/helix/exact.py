@@ -7,8 +7,10 @@ For every group t, first layer s and number of layers k there are x_{tsk} nodes 
     \max F, \qquad f_{tsk} \le \min(T_t(k), U)\, x_{tsk}, \qquad \sum_{sk} x_{tsk} \le N_t, \qquad
     \sum_{s + k = b} f_{tsk} = \sum_{s = b} f_{tsk} \quad \text{at every boundary } b
 
-with U an upper bound on the flow. Where links bind, every node is a group of its own and the flow
-across a boundary is told apart by pairs of nodes, with f_{ijb} summed over b within the link.
+with U an upper bound on the flow. With partial inference a flow f_{tskb} enters at any boundary b
+from s to s + k - 1, and their sum is within the rate. Where links bind, every node is a group of
+its own and the flow across a boundary is told apart by pairs of nodes, with f_{ijb} summed over b
+within the link.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def exact(
     known: float,
     upper: float,
     nodes: int,
+    partial: bool = False,
 ) -> tuple[Layout | None, float] | None:
     """A layout with more than ``known`` flow (None where there is none), and a bound.
 
@@ -43,6 +46,8 @@ def exact(
         Flow of a known placement, and a bound on the flow of any.
     nodes
         Nodes of the search tree.
+    partial
+        Whether a node may start in the middle of its layers.
 
     Returns
     -------
@@ -65,35 +70,39 @@ def exact(
         for k in range(1, min(group.max_layers, layers) + 1)
         for s in range(layers - k + 1)
     ]
-    size = 2 * len(spots) + (n * (n - 1) * (layers - 1) if bound_by_links else 0)
+    entries = [
+        (spot, s + offset) for spot, (_, s, k) in enumerate(spots) for offset in range(k)
+        if partial or not offset
+    ]  # fmt: skip
+    size = len(spots) + len(entries) + (n * (n - 1) * (layers - 1) if bound_by_links else 0)
     if size > _LARGEST or n > _NODES:
         return None
     group, start, held = (np.array(part) for part in zip(*spots, strict=True))
-    stop = start + held
+    of, entry = (np.array(part) for part in zip(*entries, strict=True))
+    stop = (start + held)[of]
     rate = np.array([min(float(kinds[t].tokens_per_s[k]), upper) for t, _, k in spots])
     counts = np.array([g.count for g in kinds], dtype=np.float64)
     program = Program()
     x = program.variables(len(spots), integer=True, upper=counts[group])
-    f = program.variables(len(spots), objective=(start == 0).astype(float))
+    f = program.variables(len(entries), objective=(entry == 0).astype(float))
     own = program.rows(len(counts), upper=counts)
     program.entries(own[group], x, 1.0)
     carried = program.rows(len(spots), upper=0.0)
-    program.entries(carried, f, 1.0)
+    program.entries(carried[of], f, 1.0)
     program.entries(carried, x, -rate)
     window = program.rows(1, lower=known * (1 + 1e-6), upper=upper)
-    first = start == 0
-    program.entries(window[0], f[first], 1.0)
+    program.entries(window[0], f[entry == 0], 1.0)
     # Every layer is held by nodes that together carry what is sought.
     covered = program.rows(layers, lower=known * (1 + 1e-6))
     for layer in range(layers):
-        here = (start <= layer) & (layer < stop)
+        here = (start <= layer) & (layer < start + held)
         program.entries(covered[layer], x[here], rate[here])
     if bound_by_links:
-        _pairs(program, capacity, group, start, stop, layers, f)
+        _pairs(program, capacity, group[of], entry, stop, layers, f)
     else:
         through = program.rows(layers - 1, lower=0.0, upper=0.0)
         for boundary in range(1, layers):
-            ends, begins = stop == boundary, start == boundary
+            ends, begins = stop == boundary, entry == boundary
             program.entries(through[boundary - 1], f[ends], 1.0)
             program.entries(through[boundary - 1], f[begins], -1.0)
     try:
@@ -108,8 +117,8 @@ def exact(
     for spot, number in enumerate(np.rint(solution.values[: len(spots)]).astype(int)):
         for _ in range(number):
             node = members[group[spot]].pop()
-            starts[node], stops[node] = start[spot], stop[spot]
-    return Layout(problem, starts, stops), min(upper, solution.bound)
+            starts[node], stops[node] = start[spot], start[spot] + held[spot]
+    return Layout(problem, starts, stops, partial=partial), min(upper, solution.bound)
 
 
 def _pairs(
