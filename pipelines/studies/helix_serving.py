@@ -131,6 +131,13 @@ class HelixServing:
         ours = f"{name} ours"
         return {(ours, OFFLINE): best.serving, (ours, PRINTED): combine(ours, tuple(runs))}
 
+    def claims(self, cases: Sequence[helix.ServedMethod], settings: Sequence[str]) -> Rows:
+        """The claims measured anew, with a draw of requests of their own."""
+        served: Served = {}
+        for case in cases:
+            served |= self.case(case)
+        return claims(served, self.schedulers()[0], settings)
+
     def baselines(self, served: Served, settings: Sequence[str]) -> pd.DataFrame:
         """Placements of Swarm and Petals offline, beside what the artifact prints for them.
 
@@ -395,6 +402,12 @@ def congestion(waits: pd.DataFrame) -> Figure:
         axis.axhspan(min(own) - 0.45, max(own) + 0.45, color="0.93", zorder=0, lw=0)
         axis.text(-0.6, (min(own) + max(own)) / 2, region, rotation=90, ha="right", va="center")
     return fig
+
+
+def claims(served: Served, schedules: pd.DataFrame, settings: Sequence[str]) -> Rows:
+    """What one draw of requests says on the claims of this notebook."""
+    rows = method_claims(served) + scheduler_claims(schedules)
+    return rows + fidelity_claims(served, settings)
 
 
 def method_claims(served: Served) -> Rows:

@@ -330,6 +330,15 @@ def plan_claims(plans: Mapping[str, FlowPlan]) -> Rows:
     return rows
 
 
+def drawn_claims(runs: Mapping[str, PipelineRun], use: Mapping[str, Any], protocol: str) -> Rows:
+    """Claims 11, 12, 17 and 30, which rest on a draw of requests."""
+    return [
+        *throughput_claims(methods(runs, use), protocol),
+        *ablation_claims(*ablation(runs), protocol),
+        *use_claims(runs, use, protocol),
+    ]
+
+
 def use_claims(runs: Mapping[str, PipelineRun], flow_use: Mapping[str, Any], protocol: str) -> Rows:
     """Claim 30: how the placements of LLaMA-70B use the nodes of the single cluster."""
     names = {method: f"single-24 70B {method}" for method in METHODS}
