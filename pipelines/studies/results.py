@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from hetero.errors import require
-from hetero.intervals import interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -184,31 +181,6 @@ def _show_link(file: str) -> None:
     name = file.removesuffix(".svg")
     shown = {"text/markdown": f"![{name}]({file})", "text/plain": f"<figure {file}>"}
     display(shown, raw=True, metadata={"hetero": {"figure": file}})  # type: ignore[no-untyped-call]
-
-
-def over_draws(draws: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Claims measured once per draw: means with their 95 % intervals, notes of the first draw.
-
-    An order keeps its strict relations if every draw has the same, else all are left open.
-
-    Examples
-    --------
-    >>> one, two = ([{"claim": "helix-1a", "value": v}, {"claim": "helix-30a", "value": o}]
-    ...             for v, o in ((1.0, "a>b"), (3.0, "b>a")))
-    >>> [(row["value"], row.get("interval") is not None) for row in over_draws([one, two])]
-    [(2.0, True), ('a>=b', False)]
-    """
-    rows = []
-    for first, *others in zip(*draws, strict=True):
-        values = [row["value"] for row in (first, *others)]
-        if isinstance(first["value"], str):
-            agreed = len(set(values)) == 1
-            value = values[0] if agreed else re.sub("([<>])=?", r"\1=", values[0])
-            rows.append(first | {"value": value})
-        else:
-            over = {"interval": interval(values)} if others else {}
-            rows.append(first | {"value": float(np.mean(values))} | over)
-    return rows
 
 
 def claim_rows(
