@@ -247,7 +247,7 @@ def with_partial_inference(
 
     Notes
     -----
-    Source: Helix, section 4.4: partial inference.
+    Source: Helix, section 4.4: partial inference in the search; s_j <= e_i < e_j.
 
     Examples
     --------
