@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,21 +60,18 @@ def claims(
     paper: Annotated[
         str | None, typer.Option(help="One paper: xiong, heteroserve, rignall, helix, ...")
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also those that were not attempted.")
+    audit: Annotated[
+        bool, typer.Option(help="Only rows that an audit named: verdict before and now, and why.")
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Show each published value beside the measured one, and the verdict."""
-    from pipelines.studies.claims import Verdicts, verdicts
+    from pipelines.studies.claims import verdicts
 
     found = verdicts(_results())
     if paper is not None:
         found = found.of(paper)
-    summary = found.summary
-    if not everything:
-        found = Verdicts(tuple(row for row in found if row.status != "not attempted"))
-    _print(replace(found.table(), notes=(summary,)), as_json, found.records())
+    _print(found.audit() if audit else found.table(), as_json, found.records())
 
 
 def figures(as_json: options.AsJson = False) -> None:

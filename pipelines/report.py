@@ -291,6 +291,7 @@ def render(folder: Path) -> str:
         .get_template("report.html")
         .render(
             verdicts=verdicts,
+            audited=verdicts.audit(),
             papers=papers(folder, verdicts),
             statuses=claims.STATUSES,
             chapters=found,

@@ -156,7 +156,9 @@ class LayerPlacementSection(Section):
         max_length=2,
         description="warm-up and end of the simulated offline serving [s]; 60 and 660 in the paper",
     )
-    seed: int = Field(ge=0, description="seed of the planner's exchanges and of the requests")
+    seeds: Seeds = Field(
+        description="one draw of requests each for the claims; the first also plans and is drawn"
+    )
 
 
 class HelixServingSection(Section):
@@ -173,7 +175,9 @@ class HelixServingSection(Section):
     shallow: list[Annotated[float, Field(gt=0, le=1)]] = Field(
         description="shares of the largest flow for which shallower placements are sought"
     )
-    seed: int = Field(ge=0, description="seed of requests, routers and planners")
+    seeds: Seeds = Field(
+        description="one draw of requests each for the claims; the first also plans and is drawn"
+    )
 
 
 class FidelitySection(Section):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
 from pipelines.studies.coverage import Coverage, Covered, PublishedFigure, coverage
-from pipelines.studies.ledger import QUOTED, Claim, Judgement, ledger
+from pipelines.studies.ledger import NO_TEST, QUOTED, Claim, Judgement, ledger
 from pipelines.studies.published import (
     PAPERS,
     PROFILES,
@@ -20,10 +22,12 @@ from pipelines.studies.published import (
     manifests,
     near,
     picked,
+    rows,
 )
 
 __all__ = [
     "STATUSES",
+    "Audited",
     "Claim",
     "Coverage",
     "Covered",
@@ -33,13 +37,77 @@ __all__ = [
     "Status",
     "Verdict",
     "Verdicts",
+    "audit",
     "coverage",
     "ledger",
     "verdicts",
 ]
 
-Status = Literal["reproduced", "direction only", "not reproduced", "not attempted"]
-STATUSES: tuple[Status, ...] = ("reproduced", "direction only", "not reproduced", "not attempted")
+Status = Judgement | Literal["not attempted", "not a test"]
+#: A row that is no test is counted apart, so it comes last.
+STATUSES: tuple[Status, ...] = (
+    *("reproduced", "direction only", "undecided", "not reproduced"),
+    *("not attempted", "not a test"),
+)
+AUDIT = ("claim", "class", "before", "why", "test")
+#: What the audit found: seven kinds of unearned verdicts, four causes of failures.
+FINDINGS = {
+    "V1": "quoted, or arithmetic on the paper's own numbers",
+    "V2": "true by construction",
+    "V3": "circular",
+    "V4": "a bound that cannot fail in practice",
+    "V5": "statistically void",
+    "V6": "judged by the reading or metric under which it reproduces",
+    "a": "the paper contradicts itself",
+    "b": "a setting is not published",
+    "c": "our implementation departs from the text",
+    "d": "our calibration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What an audit of every verdict found on one row.
+
+    Attributes
+    ----------
+    finding
+        Key of ``FINDINGS``.
+    before
+        The verdict that was audited.
+    test
+        For an unearned verdict, the new test that alone can earn it; empty where none can.
+    """
+
+    finding: str
+    before: Status
+    why: str
+    test: str
+
+
+@cache
+def audit() -> dict[str, Audited]:
+    """Rows that the audit names, by the id of their claim.
+
+    Source: ``data/published/claims_audit.csv``.
+
+    Raises
+    ------
+    DataError
+        If a row is malformed.
+
+    Examples
+    --------
+    >>> audit()["xiong-8a"].before, audit()["xiong-8a"].finding
+    ('reproduced', 'V4')
+    """
+    found = {}
+    for row in rows(paths.data("published", "claims_audit.csv"), AUDIT):
+        before = cast("Status", row.one_of("before", STATUSES))
+        claim = row.one_of("claim", (one.id for one in ledger()))
+        finding, why = row.one_of("class", FINDINGS), row.required("why")
+        found[claim] = Audited(finding, before, why, row["test"])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +119,22 @@ class Measurement:
     value
         Number in the claim's unit, or an order.
     judgement
-        What this value alone says, None for a claim that is quoted only.
+        What this value and its draws say, None for a claim that is quoted or no test.
+    doubt
+        Why the draws do not decide, where they do not.
     interval
         Low and high end over seeds, where there are several.
+    draws, iterations
+        How many are behind the value; None where nothing is drawn or iterated.
     figure
         Path of the figure or table that shows it, below the results folder.
     """
 
     value: float | str
     judgement: Judgement | None
+    doubt: str
+    draws: int | None
+    iterations: int | None
     interval: tuple[float, float] | None
     note: str
     figure: str
@@ -77,7 +152,7 @@ class Verdict:
     status
         Judged by the real measurement where there is one, else by the twin's.
     why
-        Reason where the claim is not attempted, else empty.
+        Reason where the claim is undecided, not attempted or no test; else what the audit found.
     """
 
     claim: Claim
@@ -101,6 +176,11 @@ class Verdict:
         """The notebook's note on the deciding measurement, or empty."""
         return self.measured.note if self.measured else ""
 
+    @property
+    def audited(self) -> Audited | None:
+        """What the audit found on this row, None where it stands as it was."""
+        return audit().get(self.claim.id)
+
 
 # What a line is scanned for comes first, the long texts last.
 _COLUMNS = (
@@ -111,8 +191,18 @@ _COLUMNS = (
     Column("twin", of="twin.value"),
     Column("real", of="real.value"),
     Column("unit", of="claim.unit"),
+    Column("draws", of="measured.draws"),
+    Column("iterations", of="measured.iterations"),
     Column("what", of="claim.claim"),
     Column("shown in, or why not", of=lambda row: row.why or row.figure),
+)
+_AUDITED = (
+    Column("claim", of="claim.id"),
+    Column("class", of="audited.finding"),
+    Column("before", of="audited.before"),
+    Column("now", of="status"),
+    Column("why", of="audited.why"),
+    Column("new test", of="audited.test"),
 )
 
 
@@ -151,9 +241,17 @@ class Verdicts(Rows[Verdict]):
 
     @property
     def summary(self) -> str:
-        """The counts as one line."""
-        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items())
-        return f"{len(self)} published values: {counts}."
+        """The counts as one line; what is no test stands apart, by its kind."""
+        *tests, apart = (f"{number} {status}" for status, number in self.counts.items())
+        kinds = Counter(row.claim.not_a_test.partition(":")[0] for row in self.rows)
+        told = ", ".join(f"{kinds[kind]} {kind}" for kind in NO_TEST if kinds[kind])
+        return f"{len(self)} published values: {', '.join(tests)}; {apart} ({told or 'none'})."
+
+    def audit(self) -> Table:
+        """Verdict before and now of every row that the audit names, and why."""
+        named = [row for row in self.rows if row.audited]
+        notes = (f"{key}: {text}." for key, text in FINDINGS.items())
+        return Table.of("Audited claims", _AUDITED, named, *notes)
 
     def table(self) -> Table:
         """Published, accepted and measured value of every claim, and the verdict."""
@@ -162,11 +260,15 @@ class Verdicts(Rows[Verdict]):
     def records(self) -> list[dict[str, object]]:
         """The same as plain values, for JSON."""
         of_claim = ("id", "paper", "where", "claim", "metric", "unit", "published", "accepted")
-        measured = ("value", "judgement", "interval", "note", "figure", "notebook", "profile")
+        measured = (
+            *("value", "judgement", "doubt", "interval", "draws", "iterations"),
+            *("note", "figure", "notebook", "profile"),
+        )
         return [
             {
-                **picked(row.claim, *of_claim, "direction", "reading"),
+                **picked(row.claim, *of_claim, "direction", "reading", "basis", "not_a_test"),
                 **picked(row, "status", "why"),
+                "audit": picked(row.audited, "finding", "before", "why", "test") or None,
                 "twin": picked(row.twin, *measured) or None,
                 "real": picked(row.real, *measured) or None,
                 **picked(row, "figure", "note"),
@@ -219,12 +321,19 @@ def verdicts(results_folder: Path | None = None) -> Verdicts:
 def _verdict(claim: Claim, twin: Measurement | None, real: Measurement | None) -> Verdict:
     if claim.requires in QUOTED:
         return Verdict(claim, "not attempted", f"needs {claim.requires}", twin, real)
+    if claim.not_a_test:
+        return Verdict(claim, "not a test", claim.not_a_test, twin, real)
     if real is None and claim.requires:
         return Verdict(claim, "not attempted", f"needs the {claim.requires}", twin, real)
     decides = real or twin
     if decides is None or decides.judgement is None:
         return Verdict(claim, "not attempted", "not yet measured")
-    return Verdict(claim, decides.judgement, "", twin, real)
+    status, why = decides.judgement, decides.doubt
+    if real and twin and not claim.requires and twin.judgement == "not reproduced" != status:
+        status, why = "undecided", why or "fails on the twin: it hangs on the draw of requests"
+    if not why and claim.id in audit():
+        why = audit()[claim.id].why
+    return Verdict(claim, status, why, twin, real)
 
 
 def _measurement(claim: Claim, recorded: Recorded, manifest: Manifest, folder: Path) -> Measurement:
@@ -236,13 +345,19 @@ def _measurement(claim: Claim, recorded: Recorded, manifest: Manifest, folder: P
             path=manifest.path,
             resolve=f"name {near(recorded.figure, saved)}.",
         )
+    judgement, doubt, draws = None, "", manifest.draws(claim.draws)
+    over = recorded.value, recorded.interval, draws
     try:
-        judgement = None if claim.requires in QUOTED else claim.judge(recorded.value)
+        if claim.requires not in QUOTED and not claim.not_a_test:
+            judgement, doubt = claim.judge(*over), claim.doubt(*over)
     except HeteroError as error:
         raise DataError(error.what, path=manifest.path, resolve=error.resolve) from error
     return Measurement(
         value=recorded.value,
         judgement=judgement,
+        doubt=doubt,
+        draws=draws,
+        iterations=manifest.parameters.get(claim.iterations),
         interval=recorded.interval,
         note=recorded.note,
         figure=manifest.file(folder, saved[recorded.figure]),

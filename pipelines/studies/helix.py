@@ -7,6 +7,8 @@ up. Rates and numbers of requests in flight are those its scripts set by hand.
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from hetero import workload
 from hetero.errors import ParameterError
+from hetero.intervals import interval
 from hetero.placement.network import FlowNetwork
 from hetero.routers.pipelines import (
     FlowRouter,
@@ -308,3 +311,28 @@ def peak_tps(served: WindowFigures, source: TraceSource) -> float:
     """Prompt and output tokens per second of a cluster that decodes so much offline."""
     inputs, outputs = mean_tokens(source)
     return served.decode_tps * (inputs + outputs) / outputs
+
+
+def over_draws(draws: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Claims measured once per draw: means with their 95 % intervals, notes of the first draw.
+
+    An order keeps its strict relations if every draw has the same, else all are left open.
+
+    Examples
+    --------
+    >>> one, two = ([{"claim": "helix-1a", "value": v}, {"claim": "helix-30a", "value": o}]
+    ...             for v, o in ((1.0, "a>b"), (3.0, "b>a")))
+    >>> [(row["value"], row.get("interval") is not None) for row in over_draws([one, two])]
+    [(2.0, True), ('a>=b', False)]
+    """
+    rows = []
+    for first, *others in zip(*draws, strict=True):
+        values = [row["value"] for row in (first, *others)]
+        if isinstance(first["value"], str):
+            agreed = len(set(values)) == 1
+            value = values[0] if agreed else re.sub("([<>])=?", r"\1=", values[0])
+            rows.append(first | {"value": value})
+        else:
+            over = {"interval": interval(values)} if others else {}
+            rows.append(first | {"value": float(np.mean(values))} | over)
+    return rows

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
@@ -130,6 +131,13 @@ class HelixServing:
             )  # fmt: skip
         ours = f"{name} ours"
         return {(ours, OFFLINE): best.serving, (ours, PRINTED): combine(ours, tuple(runs))}
+
+    def claims(self, cases: Sequence[helix.ServedMethod], settings: Sequence[str]) -> Rows:
+        """The claims measured anew, with a draw of requests of their own."""
+        served: Served = {}
+        for case in cases:
+            served |= self.case(case)
+        return claims(served, self.schedulers()[0], settings)
 
     def baselines(self, served: Served, settings: Sequence[str]) -> pd.DataFrame:
         """Placements of Swarm and Petals offline, beside what the artifact prints for them.
@@ -267,9 +275,7 @@ def agreement(pairs: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         ax.legend()
         ax.set_ylabel(f"our {what} [{unit}]")
     for axis in (axes[0].xaxis, axes[0].yaxis):
-        axis.set_major_locator(FixedLocator([30, 100, 300]))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(ScalarFormatter())
+        _ticks(axis, [30, 100, 300])
     return fig, table.reset_index()
 
 
@@ -292,25 +298,37 @@ def gains(
 def flow_and_delivered(
     ranked: Mapping[str, delivered.Ranking], published: Mapping[str, WindowFigures]
 ) -> Figure:
-    """Decode throughput over the flow, and the time of a token over the requests in flight."""
-    fig, axes = plt.subplots(2, len(ranked), figsize=(2.4 * len(ranked), 5.0), squeeze=False)
-    for (top, bottom), (name, one) in zip(axes.T, ranked.items(), strict=True):
-        for kind, marker, colour in (("flow", "o", "#0072B2"), ("chains", "s", "#E69F00")):
+    """Decode throughput over the flow, and the time of a token over the requests in flight.
+
+    Flows are shares of the setting's largest, decode throughput is over that of Helix's placement.
+    """
+    fig, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.0))
+    for (name, one), colour in zip(ranked.items(), figures.CYCLE, strict=False):
+        largest, theirs = max(d.flow_tps for d in one.ranked), published[name].decode_tps
+        for kind, marker in (("flow", "o"), ("chains", "s")):
             mine = [d for d in one.ranked if d.option.name.startswith("flow") == (kind == "flow")]
-            style = {"marker": marker, "ls": "", "ms": 4, "color": colour, "label": kind}
-            decoded = [d.serving.decode_tps for d in mine]
-            top.plot([d.flow_tps for d in mine], decoded, **style)
+            style = {"marker": marker, "ls": "", "ms": 4, "color": colour}
+            style |= {"mfc": colour if kind == "flow" else "none"}
+            flows, decoded = ([d.flow_tps / largest for d in mine],
+                              [d.serving.decode_tps / theirs for d in mine])  # fmt: skip
+            left.plot(flows, decoded, label=name if kind == "flow" else None, **style)
             token_s = [d.serving.decode.mean_s for d in mine]
-            bottom.plot([d.in_flight for d in mine], token_s, **style)
-        top.axhline(published[name].decode_tps, color="0.3", lw=1, ls="--", label="published")
-        top.set(title=name, xlabel="maximum flow [tokens/s]")
-        bottom.set(xlabel="requests in flight")
-        for ax in (top, bottom):
-            ax.set_ylim(0, 1.08 * ax.get_ylim()[1])
-    axes[0, 0].set_ylabel("decoded [tokens/s]")
-    axes[1, 0].set_ylabel("decode latency [s]")
-    axes[0, 0].legend(fontsize=7)
+            right.plot([d.in_flight for d in mine], token_s, **style)
+    left.axhline(1.0, color="0.3", lw=1, ls="--")
+    left.set(xlabel="maximum flow over the largest", ylabel="decoded over Helix's placement")
+    right.set(xscale="log", yscale="log", xlabel="requests in flight", ylabel="decode latency [s]")
+    for axis, at in ((right.xaxis, [30, 100, 300, 1000]), (right.yaxis, [0.1, 0.2, 0.5, 1, 2, 5])):
+        _ticks(axis, at)
+    left.set_ylim(bottom=0)
+    left.legend(fontsize=8)
     return fig
+
+
+def _ticks(axis: Axis, at: Sequence[float]) -> None:
+    """Plain numbers on a logarithmic axis."""
+    axis.set_major_locator(FixedLocator(at))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(ScalarFormatter())
 
 
 def methods(row: Sequence[Axes], served: Served, setting: str) -> None:
@@ -395,6 +413,12 @@ def congestion(waits: pd.DataFrame) -> Figure:
         axis.axhspan(min(own) - 0.45, max(own) + 0.45, color="0.93", zorder=0, lw=0)
         axis.text(-0.6, (min(own) + max(own)) / 2, region, rotation=90, ha="right", va="center")
     return fig
+
+
+def claims(served: Served, schedules: pd.DataFrame, settings: Sequence[str]) -> Rows:
+    """What one draw of requests says on the claims of this notebook."""
+    rows = method_claims(served) + scheduler_claims(schedules)
+    return rows + fidelity_claims(served, settings)
 
 
 def method_claims(served: Served) -> Rows:

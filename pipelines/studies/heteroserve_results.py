@@ -240,21 +240,28 @@ def over_mixes(rows: pd.DataFrame) -> Figure:
 
 def verdict_bars(table: pd.DataFrame) -> Figure:
     """How many claims of :func:`survival` hold in each setting."""
-    colours = {"reproduced": "#0072B2", "direction only": "#56B4E9", "not reproduced": "#D9D9D9"}
+    colours = {
+        "reproduced": "#0072B2",
+        "direction only": "#56B4E9",
+        "undecided": "#F0E442",
+        "not reproduced": "#D9D9D9",
+        "not a test": "#FFFFFF",
+    }
     labels = [", ".join(setting) for setting in SETTINGS]
     fig, axis = plt.subplots(figsize=(8.4, 2.9))
     left = np.zeros(len(labels))
     for verdict, colour in colours.items():
         counts = np.array([(table[f"{label}: verdict"] == verdict).sum() for label in labels])
-        axis.barh(labels, counts, left=left, color=colour, label=verdict)
+        axis.barh(labels, counts, left=left, color=colour, label=verdict, edgecolor="0.6")
         told = "white" if verdict == "reproduced" else "black"
         for y, (start, count) in enumerate(zip(left, counts, strict=True)):
-            axis.text(start + count / 2, y, count, ha="center", va="center", color=told)
+            shown = count or ""
+            axis.text(start + count / 2, y, shown, ha="center", va="center", color=told)
         left += counts
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.set(xlabel="claims")
-    fig.legend(loc="outside upper center", ncols=3)
+    fig.legend(loc="outside upper center", ncols=len(colours))
     return fig
 
 
@@ -414,13 +421,15 @@ def _text(value: Value) -> str:
 
 def survival(by_setting: Mapping[Setting, Mapping[str, Value]]) -> pd.DataFrame:
     """Every claim with its value and verdict under every setting, and how many reproduce it."""
-    rows = []
+    rows, draws = [], max(np.size(value) for value in by_setting[MAIN].values())
     for name in by_setting[MAIN]:
         claim = claims()[name]
         row: dict[str, object] = {"claim": name, "about": claim.claim, "published": claim.published}
         for setting in SETTINGS:
             value, label = by_setting[setting][name], ", ".join(setting)
-            row |= {label: _text(value), f"{label}: verdict": claim.judge(mean(value))}
+            ends = interval(value) if isinstance(value, np.ndarray) else None
+            judged = "not a test" if claim.not_a_test else claim.judge(mean(value), ends, draws)
+            row |= {label: _text(value), f"{label}: verdict": judged}
         row["reproduced in"] = list(row.values()).count("reproduced")
         rows.append(row)
     return pd.DataFrame(rows)

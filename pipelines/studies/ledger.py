@@ -14,7 +14,7 @@ from hetero import paths
 from hetero.errors import ParameterError, require
 from pipelines.studies.published import PAPERS, CsvRow, near, rows
 
-Judgement = Literal["reproduced", "direction only", "not reproduced"]
+Judgement = Literal["reproduced", "direction only", "undecided", "not reproduced"]
 
 KINDS = ("value", "ratio", "order", "trend", "fact")
 #: Which of low, high and expected each operator uses.
@@ -31,10 +31,17 @@ OPS = {
 REQUIRES = ("", "real trace", "model weights", "unpublished data")
 #: Needs that no run of this project meets: such a claim is quoted, never judged.
 QUOTED = ("model weights", "unpublished data")
+#: What makes a row no test of its paper, whatever was measured.
+NO_TEST = ("quoted", "arithmetic", "by construction", "circular", "cannot fail", "fitted")
+#: What decides on a reading, the first that does.
+BASES = ("text", "artifact", "numbers", "assumed")
+#: Draws from which on an interval says something.
+ENOUGH = 5
 COLUMNS = (
     *("id", "paper", "where", "claim", "metric", "unit", "published", "kind"),
     *("op", "low", "high", "expected", "direction", "tolerance"),
-    *("setting", "requires", "notebook", "reading"),
+    *("setting", "requires", "notebook", "reading", "basis"),
+    *("not_a_test", "draws", "iterations"),
 )
 
 _ID = re.compile(rf"({'|'.join(PAPERS)})-\d+([a-z]|-[a-z]+)?")
@@ -121,6 +128,12 @@ class Order:
             for pair, strict in other._above.items()
         )
 
+    def contradicts(self, other: Order) -> bool:
+        """Whether some strict relation of ``other`` is the other way round here."""
+        return any(
+            strict and self._above.get(pair[::-1], False) for pair, strict in other._above.items()
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
@@ -138,10 +151,11 @@ class Accepted:
             return self.low < value < self.high
         return self.low <= value <= self.high
 
-    def overlaps(self, other: Accepted) -> bool:
-        """Whether some number lies inside both."""
-        low, high = max(self.low, other.low), min(self.high, other.high)
-        return low < high or (low == high and self.holds(low) and other.holds(low))
+    def overlaps(self, *others: Accepted) -> bool:
+        """Whether some number lies inside all of them."""
+        every = (self, *others)
+        low, high = max(one.low for one in every), min(one.high for one in every)
+        return low < high or (low == high and all(one.holds(low) for one in every))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +179,14 @@ class Claim:
     requires
         What a verdict needs beyond the twins: ``""``, ``"real trace"``, ``"model weights"`` or
         ``"unpublished data"``.
-    reading
-        Which reading of the paper is taken where it is ambiguous.
+    reading, basis
+        Which reading of the paper is taken where it is ambiguous, and what decides on it: the
+        text, else the artifact, else what the paper's other numbers exclude least; one clause.
+    not_a_test
+        Kind and reason of a row that cannot speak for or against the paper, else empty.
+    draws, iterations
+        Parameters of the notebook that list the draws and say the iterations behind a value
+        (``draws`` may be a number); empty where nothing is drawn or iterated.
     """
 
     id: str
@@ -187,6 +207,10 @@ class Claim:
     requires: str
     notebook: str
     reading: str
+    basis: str
+    not_a_test: str
+    draws: str
+    iterations: str
 
     @property
     def accepted(self) -> str:
@@ -200,18 +224,28 @@ class Claim:
             return "-"
         return f"{signs[self.op]}{self.low if self.low is not None else self.high:.10g}"
 
-    def judge(self, value: float | str) -> Judgement:
+    def judge(
+        self,
+        value: float | str,
+        interval: tuple[float, float] | None = None,
+        draws: int | None = None,
+    ) -> Judgement:
         """Verdict on a measured value.
 
         A value reproduces the claim if it passes the check and lies on the claimed side; it
         reproduces the direction only if it lies on the claimed side and fails the check. A
-        tolerance can reach across the side, and there a value does not reproduce.
+        tolerance can reach across the side, and there a value does not reproduce. A value over
+        draws has to be told apart from the other side by them, see :meth:`doubt`.
 
         Parameters
         ----------
         value
             A number in ``unit``, or an order such as ``"2>4>1>8"`` that ranks at least
             everything that the claim ranks.
+        interval
+            95 % interval over the draws.
+        draws
+            How many there are; None judges the value alone.
 
         Raises
         ------
@@ -222,15 +256,19 @@ class Claim:
         --------
         >>> claim = next(c for c in ledger() if c.id == "heteroserve-5")
         >>> claim.published, claim.accepted, claim.direction
-        ('2.13', '1.5975 to 2.6625', '>1')
+        ('2.13', '1.8475 to 2.4125', '>1')
         >>> [claim.judge(ratio) for ratio in (2.0, 1.2, 0.9)]
         ['reproduced', 'direction only', 'not reproduced']
+        >>> [claim.judge(2.0, ends, 5) for ends in ((1.5, 2.5), (0.9, 3.1))]
+        ['reproduced', 'undecided']
         """
         require(
             self.op != "none",
             f"Claim {self.id} has no check, because it needs {self.requires}.",
             resolve="quote what the paper prints and judge nothing.",
         )
+        if self.doubt(value, interval, draws):
+            return "undecided"
         measured = self._measured(value)
         passes = _meets(measured, self.check())
         side = self.side()
@@ -238,6 +276,35 @@ class Claim:
         if passes and leans:
             return "reproduced"
         return "direction only" if side is not None and leans else "not reproduced"
+
+    def doubt(
+        self, value: float | str, interval: tuple[float, float] | None, draws: int | None
+    ) -> str:
+        """Why draws do not decide on a value, in one clause; empty where they do.
+
+        What passes, or has the direction, needs an interval over at least five draws that leaves
+        the other side out (an order is recorded strict only where they tell it apart). What fails
+        is undecided where its interval reaches what is accepted. A comparison over fewer draws is
+        undecided either way.
+        """
+        if not self.draws or draws is None:
+            return ""
+        fails = self.judge(value) == "not reproduced"
+        if draws < ENOUGH:
+            plain = fails and self.kind in ("value", "fact")
+            return "" if plain else f"{draws} draw{'s' * (draws != 1)}, {ENOUGH} are needed"
+        measured, check = self._measured(value), self.check()
+        if isinstance(measured, Order) and isinstance(check, Order):
+            tied = fails and not measured.contradicts(check)
+            return "the draws do not tell apart what is ranked" if tied else ""
+        if interval is None:
+            return "" if fails else "no interval over the draws is recorded"
+        ends = Accepted(*interval)
+        bounds = [one for one in (check, self.side()) if isinstance(one, Accepted)]
+        if fails:
+            return "the interval reaches what is accepted" if ends.overlaps(*bounds) else ""
+        inside = bounds[-1].holds(ends.low) and bounds[-1].holds(ends.high)
+        return "" if inside else "the interval reaches the other side"
 
     def check(self) -> Accepted | Order:
         """What a measured value has to meet to reproduce the claim."""
@@ -343,6 +410,14 @@ def _claim(row: CsvRow, settings: dict[str, str]) -> Claim:
     row.one_of("kind", KINDS)
     row.one_of("op", OPS)
     row.one_of("requires", REQUIRES)
+    for column, known in (("basis", BASES), ("not_a_test", ("", *NO_TEST))):
+        kind, _, clause = row[column].partition(": ")
+        if kind not in known or bool(kind) != bool(clause):
+            raise row.error(
+                f"'{row[column]}' does not begin with one of {', '.join(filter(None, known))}.",
+                column,
+                resolve="write the kind, a colon and one clause that says why.",
+            )
     quoted = row["requires"] in QUOTED
     if row["op"] == "none" and not quoted:
         raise row.error("The claim has no check.", "op", resolve="give it one.")

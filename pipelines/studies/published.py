@@ -156,6 +156,8 @@ class Manifest(_Frozen):
     notebook: str
     source: Literal["twin", "real"]
     profile: Literal["interactive", "smoke", "default", "paper"]
+    seeds: tuple[int, ...] = ()
+    parameters: dict[str, Any] = {}
     figures: tuple[Shows, ...] = ()
     tables: tuple[Shows, ...] = ()
     claims: tuple[Recorded, ...] = ()
@@ -164,6 +166,12 @@ class Manifest(_Frozen):
     def path(self) -> Path:
         """The manifest file itself."""
         return self.folder / results.MANIFEST
+
+    def draws(self, name: str) -> int | None:
+        """How many draws a parameter lists, by default the seeds; None for what needs none."""
+        if not name or name.isdigit():
+            return int(name) if name else None
+        return len(self.parameters.get(name, self.seeds))
 
     def file(self, results_folder: Path, name: str) -> str:
         """Path of one of its files below the results folder, with forward slashes."""

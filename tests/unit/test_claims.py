@@ -12,7 +12,8 @@ import pytest
 
 from hetero import paths
 from hetero.errors import DataError, ParameterError
-from pipelines.studies.claims import STATUSES, coverage, ledger, verdicts
+from pipelines import schema
+from pipelines.studies.claims import STATUSES, audit, coverage, ledger, verdicts
 from pipelines.studies.coverage import figures
 from pipelines.studies.coverage import read as read_figures
 from pipelines.studies.ledger import QUOTED, Claim, Order, read
@@ -69,6 +70,7 @@ def test_every_row_of_the_list_of_claims_is_here():
     with source.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 144
+    resized = set()
     for row in rows:
         ours = [
             claim
@@ -78,7 +80,15 @@ def test_every_row_of_the_list_of_claims_is_here():
         assert ours, row["id"]
         for claim in ours:
             assert (claim.where, claim.kind) == (row["where"], row["kind"])
-            assert claim.tolerance == row["tolerance"]
+            if claim.tolerance != row["tolerance"]:
+                # A published size is judged by size, a gain by the gain.
+                assert re.search("sign|of the ratio|than|majority|<1|>=|<=", row["tolerance"])
+                resized.add(claim.id.rstrip("abcdefgh"))
+    assert resized == {
+        *("xiong-4", "xiong-8", "heteroserve-11", "heteroserve-13", "heteroserve-24"),
+        *("rignall-14", "thunderserve-9", "helix-17", "helix-19", "helix-31", "helix-27"),
+        *("helix-22", "helix-23", "helix-24", "helix-25", "helix-26", "helix-28"),
+    }
 
 
 def test_bounds_follow_from_the_tolerance_in_words():
@@ -90,24 +100,26 @@ def test_bounds_follow_from_the_tolerance_in_words():
             continue
         assert claim.low is not None
         assert claim.high is not None
-        if match := re.match(r"(?:\+-|<=)(\d+) %(?! of the ratio)", words):
+        if match := re.fullmatch(r"\+-(\d+) % of the (?:gain|change)", words):
+            share = float(match[1]) / 100
+            low, high = sorted((published * (1 - share), published * (1 + share)))
+        elif match := re.match(r"(?:\+-|<=)(\d+) %(?! of the ratio)", words):
             if claim.unit in ("%", "points"):
                 continue
-            share = float(match[1]) / 100
-            low, high = published * (1 - share), published * (1 + share)
+            # A multiple that claims a gain is 1 and the gain; the tolerance is on the gain.
+            share, one = float(match[1]) / 100, float(claim.direction == ">1")
+            low, high = (one + (published - one) * (1 + sign * share) for sign in (-1, 1))
         elif match := re.match(r"factor (\d)", words):
             low, high = published / float(match[1]), published * float(match[1])
         elif match := re.fullmatch(r"\+-(\d+) points", words):
             low, high = published - float(match[1]), published + float(match[1])
-        elif match := re.match(r"\+-(\d+) % of the ratio", words):
-            ratio, share = 1 + published / 100, float(match[1]) / 100
-            low, high = ((ratio * (1 + sign * share) - 1) * 100 for sign in (-1, 1))
         else:
             continue
         checked[match[0]] += 1
         assert (claim.low, claim.high) == pytest.approx((low, high), rel=1e-6), claim.id
-    assert checked["+-25 %"] == 51
-    assert checked.total() == 99
+    assert checked["+-25 %"] == 52
+    assert checked["+-25 % of the change"] == 22
+    assert checked.total() == 126
     assert len(checked) >= 8
 
 
@@ -244,16 +256,20 @@ def test_every_setting_is_used():
 @pytest.mark.parametrize(
     ("claim", "value", "judgement"),
     [
-        ("heteroserve-5", 2.6625, "reproduced"),
-        ("heteroserve-5", 2.67, "direction only"),
+        ("heteroserve-5", 2.4125, "reproduced"),
+        ("heteroserve-5", 2.42, "direction only"),
         ("heteroserve-5", 1.0, "not reproduced"),
-        # Within 25 % of 1.23, and yet slower than the baseline.
+        # Within 25 % of 1.23, and yet slower than the baseline, or hardly faster.
         ("helix-11a", 0.95, "not reproduced"),
-        ("helix-11a", 1.01, "reproduced"),
+        ("helix-11a", 1.01, "direction only"),
+        ("helix-11a", 1.2, "reproduced"),
         ("helix-1a", 0.95, "reproduced"),
         ("helix-1a", 1.31, "not reproduced"),
-        ("xiong-4", 55.75, "reproduced"),
-        ("xiong-4", 55.7, "direction only"),
+        ("xiong-4", 85.75, "reproduced"),
+        ("xiong-4", 85.7, "direction only"),
+        ("xiong-8a", 0.83, "direction only"),
+        ("helix-24b", 8.4, "direction only"),
+        ("helix-24b", -8.4, "not reproduced"),
         ("xiong-4", -1, "not reproduced"),
         ("helix-20a", 12, "reproduced"),
         ("helix-20a", 12.0, "reproduced"),
@@ -282,6 +298,51 @@ def test_every_setting_is_used():
 )
 def test_judgements(claim, value, judgement):
     assert CLAIMS[claim].judge(value) == judgement
+
+
+@pytest.mark.parametrize(
+    ("claim", "value", "interval", "draws", "judgement"),
+    [
+        # The other side of a ratio is below 1.
+        ("heteroserve-5", 2.0, (1.1, 2.9), 5, "reproduced"),
+        ("heteroserve-5", 2.0, (0.9, 3.1), 5, "undecided"),
+        ("heteroserve-5", 1.2, (1.1, 1.3), 5, "direction only"),
+        ("heteroserve-5", 1.2, (0.9, 1.5), 5, "undecided"),
+        ("heteroserve-5", 0.9, (0.8, 1.0), 5, "not reproduced"),
+        ("heteroserve-5", 0.9, (-0.1, 1.9), 5, "undecided"),
+        ("heteroserve-5", 2.0, (1.9, 2.1), 4, "undecided"),
+        ("heteroserve-5", 0.5, (0.4, 0.6), 4, "undecided"),
+        ("heteroserve-5", 2.0, None, 5, "undecided"),
+        ("heteroserve-5", 0.9, None, 5, "not reproduced"),
+        # Where no side is claimed, the other side is outside the bounds.
+        ("heteroserve-4b", 1.0, (0.995, 1.005), 5, "reproduced"),
+        ("heteroserve-4b", 1.0, (0.9, 1.1), 5, "undecided"),
+        ("heteroserve-4b", 1.05, (1.02, 1.08), 5, "not reproduced"),
+        ("heteroserve-4b", 1.05, (0.98, 1.12), 5, "undecided"),
+        # A plain value that fails does so with few draws too.
+        ("rignall-1a", 417.0, (415.0, 419.0), 2, "not reproduced"),
+        ("rignall-1a", 176.0, (175.0, 177.0), 2, "undecided"),
+        # Orders are strict where the draws tell apart what they rank.
+        ("heteroserve-14", "4.0>2.0", None, 5, "reproduced"),
+        ("heteroserve-14", "4.0>2.0", None, 2, "undecided"),
+        ("heteroserve-14", "4.0>=2.0", None, 5, "undecided"),
+        ("heteroserve-14", "2.0>4.0", None, 5, "not reproduced"),
+        # Nothing is drawn for a number of GPUs.
+        ("helix-20a", 12, None, 1, "reproduced"),
+    ],
+)
+def test_draws_decide_or_leave_undecided(claim, value, interval, draws, judgement):
+    assert CLAIMS[claim].judge(value, interval, draws) == judgement
+    assert bool(CLAIMS[claim].doubt(value, interval, draws)) == (judgement == "undecided")
+
+
+def test_draws_and_iterations_are_parameters_of_the_notebook():
+    params = schema.load()
+    for claim in ledger():
+        stage = claim.notebook.partition("_")[2]
+        known = {"seeds", *(params.of(stage) if stage else ())}
+        for name in (claim.draws, claim.iterations):
+            assert name in known or name.isdigit() or not name, claim.id
 
 
 @pytest.mark.parametrize(
@@ -335,6 +396,10 @@ ROW = {
     "requires": "",
     "notebook": "09_helix_serving",
     "reading": "",
+    "basis": "text: printed so",
+    "not_a_test": "",
+    "draws": "",
+    "iterations": "",
 }
 ORDER = {"op": "order", "low": "", "high": "", "expected": "a>b"}
 
@@ -374,6 +439,11 @@ def test_a_sound_row_is_read(tmp_path):
         ({"direction": "<1"}, "direction"),
         ({"setting": "there"}, "setting"),
         ({"requires": "luck"}, "requires"),
+        ({"basis": ""}, "basis"),
+        ({"basis": "text"}, "basis"),
+        ({"basis": "taste: it fits"}, "basis"),
+        ({"not_a_test": "circular"}, "not_a_test"),
+        ({"not_a_test": "dull: nobody asks"}, "not_a_test"),
         ({"notebook": "9_helix"}, "notebook"),
         ({"notebook": ""}, "notebook"),
         ({"op": "order", "low": "", "high": "", "expected": "a", "direction": ""}, "expected"),
@@ -401,7 +471,7 @@ def test_broken_files_are_named(tmp_path):
         read(claims, settings)
     claims, settings = write(tmp_path, ROW)
     claims.write_text(claims.read_text() + "helix-1b,helix\n")
-    with pytest.raises(DataError, match="line 3: The line has 2 cells, not 18"):
+    with pytest.raises(DataError, match="line 3: The line has 2 cells, not 22"):
         read(claims, settings)
     settings.write_text("key,text\nhere,a place\nhere,another\n")
     with pytest.raises(DataError, match=r"settings\.csv, line 3, column 'key'"):
@@ -414,10 +484,13 @@ def test_broken_files_are_named(tmp_path):
 
 
 def record(folder, source, notebook="01_workloads", profile="default", shows=(), **claims):
-    out = ResultFolder(notebook, str(folder / source / notebook), profile, source)
+    """A run over five seeds; a value with its interval is a tuple of three."""
+    out = ResultFolder(notebook, str(folder / source / notebook), profile, source, range(5))
     out.table(pd.DataFrame({"a": [1]}), "lengths", shows=shows, caption="Lengths.")
     for claim, value in claims.items():
-        out.claim(claim.replace("_", "-"), value, figure="lengths", note=f"{source} note")
+        value, *ends = value if isinstance(value, tuple) else (value,)
+        more = {"note": f"{source} note", "interval": tuple(ends) or None}
+        out.claim(claim.replace("_", "-"), value, figure="lengths", **more)
     return out.folder
 
 
@@ -428,10 +501,12 @@ def by_id(found):
 def test_without_results_nothing_is_attempted(tmp_path):
     found = verdicts(tmp_path)
     assert [row.claim for row in found] == list(ledger())
-    assert found.counts == dict(zip(STATUSES, (0, 0, 0, len(CLAIMS)), strict=True))
-    whys = Counter(row.why for row in found)
+    no_test = sum(bool(claim.not_a_test) for claim in ledger())
+    untried = len(CLAIMS) - no_test
+    assert found.counts == dict(zip(STATUSES, (0, 0, 0, 0, untried, no_test), strict=True))
+    whys = Counter(row.why for row in found if row.status == "not attempted")
     assert whys == {
-        "not yet measured": len(CLAIMS) - 11,
+        "not yet measured": untried - 11,
         "needs the real trace": 7,
         "needs model weights": 3,
         "needs unpublished data": 1,
@@ -439,23 +514,43 @@ def test_without_results_nothing_is_attempted(tmp_path):
 
 
 def test_the_real_trace_decides_and_both_values_show(tmp_path):
-    record(tmp_path, "twin", heteroserve_5=2.0, helix_21a=16600, helix_20a=12)
-    record(tmp_path, "real", heteroserve_5=1.2)
+    record(tmp_path, "twin", heteroserve_5=(2.0, 1.9, 2.1), helix_21a=16600, helix_20a=12)
+    record(tmp_path, "real", heteroserve_5=(1.2, 1.1, 1.3))
     found = by_id(verdicts(tmp_path))
     row = found["heteroserve-5"]
-    assert (row.status, row.why) == ("direction only", "")
+    assert row.status == "direction only"
+    assert row.why == audit()["heteroserve-5"].why
     assert row.twin is not None
     assert row.real is not None
     assert (row.twin.value, row.twin.judgement) == (2.0, "reproduced")
-    assert (row.real.value, row.note) == (1.2, "real note")
+    assert (row.real.value, row.note, row.real.draws) == (1.2, "real note", 5)
     assert row.figure == "real/01_workloads/lengths.csv"
     # The twin alone cannot decide on a claim about the real trace.
     row = found["helix-21a"]
     assert (row.status, row.why) == ("not attempted", "needs the real trace")
     assert row.twin is not None
     assert (found["helix-20a"].status, found["helix-20a"].measured.source) == ("reproduced", "twin")
-    record(tmp_path, "real", heteroserve_5=1.2, helix_21a=16657)
+    record(tmp_path, "real", helix_21a=16657)
     assert by_id(verdicts(tmp_path))["helix-21a"].status == "reproduced"
+
+
+def test_what_changes_sides_between_twin_and_trace_is_undecided(tmp_path):
+    record(tmp_path, "real", thunderserve_9c=100.0, thunderserve_9d=0.0)
+    record(tmp_path, "twin", thunderserve_9c=25.0, thunderserve_9d=100.0)
+    found = by_id(verdicts(tmp_path))
+    assert found["thunderserve-9c"].status == "undecided"
+    assert found["thunderserve-9c"].why.startswith("fails on the twin")
+    assert found["thunderserve-9d"].status == "not reproduced"
+    record(tmp_path, "twin", thunderserve_9c=75.0)
+    assert by_id(verdicts(tmp_path))["thunderserve-9c"].status == "reproduced"
+
+
+def test_what_is_no_test_is_never_judged(tmp_path):
+    record(tmp_path, "real", helix_34a=1936, thunderserve_30a=584.3, rignall_8a=0.1)
+    found = by_id(verdicts(tmp_path))
+    for claim in ("helix-34a", "thunderserve-30a", "rignall-8a"):
+        assert (found[claim].status, found[claim].why) == ("not a test", CLAIMS[claim].not_a_test)
+        assert found[claim].real.judgement is None
 
 
 def test_quoted_claims_are_never_judged(tmp_path):
@@ -475,10 +570,16 @@ def test_the_fullest_profile_counts(tmp_path):
 
 
 def test_numbers_of_a_table_and_json_are_those_of_the_verdicts(tmp_path):
-    record(tmp_path, "real", heteroserve_5=2.0, xiong_1a="2>1>4>8", helix_20a=11)
+    pair = {"heteroserve_5": (2.0, 1.9, 2.1), "heteroserve_6": 100.0}
+    record(tmp_path, "real", **pair, xiong_1a="2>1>4>8", helix_20a=11)
     found = verdicts(tmp_path)
-    assert list(found.counts.values()) == [1, 1, 1, len(CLAIMS) - 3]
+    no_test = sum(bool(claim.not_a_test) for claim in ledger())
+    assert list(found.counts.values()) == [1, 1, 1, 1, len(CLAIMS) - no_test - 4, no_test]
     assert found.summary in str(found)
+    assert found.summary.startswith(
+        f"{len(CLAIMS)} published values: 1 reproduced, 1 direction only, 1 undecided, "
+        f"1 not reproduced, {len(CLAIMS) - no_test - 4} not attempted; {no_test} not a test (4 quo"
+    )
     assert "2&gt;1&gt;4&gt;8" in found._repr_html_()
     records = json.loads(json.dumps(found.records()))
     assert Counter(row["status"] for row in records) == {
@@ -486,11 +587,71 @@ def test_numbers_of_a_table_and_json_are_those_of_the_verdicts(tmp_path):
     }
     one = next(row for row in records if row["id"] == "xiong-1a")
     assert (one["real"]["value"], one["real"]["judgement"]) == ("2>1>4>8", "direction only")
+    assert one["audit"]["before"] == "not reproduced"
+    one = next(row for row in records if row["id"] == "heteroserve-6")
+    assert (one["status"], one["why"], one["real"]["draws"]) == (
+        "undecided",
+        "no interval over the draws is recorded",
+        5,
+    )
     xiong = found.of("xiong")
     assert {row.claim.paper for row in xiong} == {"xiong"}
     assert len(xiong) == sum(claim.paper == "xiong" for claim in ledger())
     with pytest.raises(DataError, match="no paper 'hexgen'"):
         found.of("hexgen")
+
+
+# ---- what an audit of every verdict found -----------------------------------------------------
+
+
+def test_the_audit_names_its_167_rows():
+    found = Counter(row.finding for row in audit().values())
+    unearned = {"V1": 17, "V2": 13, "V3": 5, "V4": 9, "V5": 11, "V6": 12}
+    assert found == {**unearned, "a": 14, "b": 41, "c": 38, "d": 7}
+    before = Counter((row.finding in unearned, row.before) for row in audit().values())
+    assert before == {
+        (True, "reproduced"): 67,
+        (False, "not reproduced"): 78,
+        (False, "direction only"): 22,
+    }
+
+
+def test_the_audit_and_the_ledger_agree():
+    for name, row in audit().items():
+        claim = CLAIMS[name]
+        kind = claim.not_a_test.partition(":")[0]
+        if row.finding in ("V1", "V2", "V3"):
+            # None of these can be earned by any value.
+            allowed = {"V1": ("quoted", "arithmetic"), "V2": ("by construction",)}
+            assert kind in allowed.get(row.finding, ("circular",)), name
+        if row.finding.startswith("V"):
+            assert bool(row.test) != bool(kind), name
+            assert not kind or claim.not_a_test == f"{kind}: {row.why}", name
+            # The new test is of a size, or needs five draws, or both.
+            sized = claim.op == "between" or claim.op == "order"
+            assert kind or claim.draws or sized, name
+    named = {claim for claim in audit() if audit()[claim].finding.startswith("V")}
+    others = {claim.id for claim in ledger() if claim.not_a_test} - named
+    # It fails as it is: the paper's own sum.
+    assert others == {"thunderserve-21a"}
+
+
+def test_no_unearned_verdict_is_left_in_the_results():
+    found = verdicts(paths.results())
+    if not any(row.measured for row in found):
+        pytest.skip("no results in this checkout")
+    for row in found:
+        if row.status in ("reproduced", "direction only"):
+            assert not row.claim.not_a_test
+            over = row.measured
+            assert not row.claim.draws or over.draws >= 5, row.claim.id
+            assert not row.claim.draws or over.interval or row.claim.op == "order", row.claim.id
+            if row.audited and row.audited.finding.startswith("V"):
+                assert row.audited.finding in ("V4", "V5", "V6"), row.claim.id
+                assert row.audited.test, row.claim.id
+    shown = found.audit()
+    assert len(shown.rows) == 167
+    assert all(cell for row in shown.rows for cell in row[:-1])
 
 
 def test_a_claim_that_the_ledger_lacks_is_an_error(tmp_path):

@@ -62,8 +62,11 @@ def test_plans_are_ranked_by_what_they_decode(study, ranked):
     (row,) = hs.gains({"small": ranked}, {"small": published}).itertuples(index=False)
     assert row[5] == max(one.serving.decode_tps for one in ranked.ranked)
     assert row[5] >= row[2]
-    top, _ = hs.flow_and_delivered({"small": ranked}, {"small": published}).axes
-    assert sum(len(line.get_xdata()) for line in top.lines[:2]) == len(ranked.ranked)
+    left, right = hs.flow_and_delivered({"small": ranked}, {"small": published}).axes
+    for lines in (left.lines[:2], right.lines):
+        assert sum(len(line.get_xdata()) for line in lines) == len(ranked.ranked)
+    shares = np.concatenate([line.get_xdata() for line in left.lines[:2]])
+    assert max(shares) == 1.0
     ours = study.ours("small-10 30B", ranked.best, published)
     assert ours["small-10 30B ours", hs.OFFLINE] is ranked.best.serving
 
