@@ -133,8 +133,8 @@ class EngineOverheads:
         Per decoding request and step [s].
     launch_s
         Per layer: no step is faster than its launches [s].
-    staged_s
-        Per all-reduce that goes through the host's memory, beyond what its link takes [s].
+    whole_from
+        First release that launches all layers at once and has no ``launch_s``; empty: none has.
     request_s
         Of a request before its first step and after its first token, together [s].
     """
@@ -145,7 +145,7 @@ class EngineOverheads:
     worker_s: float = 0.0
     decoding_s: float = 0.0
     launch_s: float = 0.0
-    staged_s: float = 0.0
+    whole_from: str = ""
     request_s: float = 0.0
     source: str
     notes: str = ""
@@ -156,7 +156,6 @@ class EngineOverheads:
             worker_s=self.worker_s,
             decoding_s=self.decoding_s,
             launch_s=self.launch_s,
-            staged_s=self.staged_s,
             request_s=self.request_s,
         )
 
@@ -164,6 +163,13 @@ class EngineOverheads:
     def name(self) -> str:
         """Engine and releases."""
         return f"{self.engine} {self.releases}"
+
+    def of(self, release: str = "") -> EngineOverheads:
+        """What a release, by default the newest, has of them."""
+        if not self.whole_from:
+            return self
+        whole = not release or release_numbers(release) >= release_numbers(self.whole_from)
+        return replace(self, launch_s=0.0) if whole else self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,8 +230,7 @@ class ServingEngine(Shown):
         """What a release takes beside the kernels of a step, as every command takes it.
 
         It is that of the newest releases fitted that are not newer, else of the oldest; None where
-        nothing was fitted to the engine. Launches and staged all-reduces, which the servers of one
-        GPU show and others do not, are left out.
+        nothing was fitted to the engine.
 
         Parameters
         ----------
@@ -252,7 +257,7 @@ class ServingEngine(Shown):
             self.overheads, key=lambda one: release_numbers(one.releases.partition("-")[0])
         )
         older = [one for one in by_age if release_numbers(one.releases.partition("-")[0]) <= wanted]
-        return replace((older or by_age[:1])[-1], launch_s=0.0, staged_s=0.0)
+        return (older or by_age[:1])[-1].of(release)
 
     @property
     def aliases(self) -> tuple[str, ...]:

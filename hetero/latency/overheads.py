@@ -4,13 +4,12 @@ Tables of operators and rooflines know the GPU; the engine schedules, prepares i
 samples around it. With ``l`` layers on ``t`` GPUs and ``b`` decoding requests a step takes
 
 .. math::
-    step\_s' = \max\big(step\_s + 2\,l\,s\,[t > 1],\; l\,k\big) + o + w\,[t > 1] + r\,b
+    step\_s' = \max(step\_s,\; l\,k) + o + w\,[t > 1] + r\,b
 
 with the time per step ``o``, of handing it to several workers ``w``, per decoding request ``r``,
-and the launch of a layer ``k`` (a floor: kernels are launched while others run, so that it shows
-only where they are shorter). Between GPUs without access to each other's memory an all-reduce is
-staged through the host, which takes ``s`` more. A request takes a time of its own besides, before
-its first step and after its first token.
+and the launch of a layer ``k`` in releases that launch layers one by one (a floor: kernels are
+launched while others run, so that it shows only where they are shorter). A request takes a time of
+its own besides, before its first step and after its first token.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ def with_overheads(
     >>> round(float(step.decode_seconds([100] * 20)), 6), round(float(step.prefill_seconds([9])), 6)
     (0.013, 0.011)
     """
-    several = tensor_parallel > 1
-    fixed = overheads.step_s + (overheads.worker_s if several else 0.0)
-    staged = 2.0 * llm.layers * overheads.staged_s if several else 0.0
-    pieces = [_on_top(one, fixed + staged, overheads.decoding_s) for one in step.pieces]
+    fixed = overheads.step_s + (overheads.worker_s if tensor_parallel > 1 else 0.0)
+    pieces = [_on_top(one, fixed, overheads.decoding_s) for one in step.pieces]
     floor = llm.layers * overheads.launch_s
     if floor > 0 and len(pieces) == 1:
         launched = Piece(np.array([0.0, 1.0]), np.full(2, floor), np.zeros(1))

@@ -1,16 +1,16 @@
 r"""Overheads of vLLM fitted to runs of real servers, and tested on GPUs and models left out.
 
 The form is that of :mod:`hetero.latency.overheads`: constants per step, per decoding request, per
-layer's launch, per staged all-reduce and per request, one set for a generation of the engine. No
-GPU and no model has a factor of its own. Step times of the kernels are
-:func:`pipelines.studies.servers.kernels` and stay as they are.
+layer's launch and per request, one set for a generation of the engine. No GPU and no model has a
+factor of its own. Step times of the kernels are :func:`pipelines.studies.servers.kernels` and stay
+as they are.
 
 What is fitted minimises :math:`\rho(\ln(simulated / measured))`, ``rho`` scipy's ``soft_l1``, of
 TPOT or, where only the whole batch was timed, of its time; every pair of GPU and model weighs the
-same. Runs whose median TTFT is beyond half a second take no part: they queue, or (several RTX 4090)
-stand still for seconds at their start, which no constant explains. Nor do runs on GPUs of which
-nothing was measured, whose kernels would be fitted as well. Their errors count all the same.
-The time per request is then the median of what TTFT lacks on one GPU.
+same. Runs whose median TTFT is beyond half a second take no part, they queue; nor do runs on GPUs
+of which nothing was measured, whose kernels would be fitted as well, and those on several RTX 4090,
+whose hosts nobody describes. Their errors count all the same, as do those of sources that are
+tested alone. The time per request is then the median of what TTFT lacks on one GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hetero.arrays import Floats
+from hetero.catalog import gpu
 from hetero.catalog.engines import EngineOverheads
 from hetero.display import Column, Table
 from hetero.latency.overheads import with_overheads
@@ -45,12 +46,8 @@ _START = EngineOverheads(
     worker_s=1e-3,
     decoding_s=3e-5,
     launch_s=2e-4,
-    staged_s=5e-5,
     source="where the search begins",
 )
-# Launches in parts, and all-reduces through the host, are those of these runs alone.
-_ALONE = {"launch_s": "iog", "staged_s": "iog"}
-_BATCHES_OF = ("A100-SXM-40GB", "H100-SXM", "GH200-96GB")
 _BATCH_TOKENS = (128, 512, 1024)  # of longer ones not all are in memory at once
 _QUEUED_S = 0.5
 _AWAY = 10.0  # the solver's steps are shares of what it varies
@@ -58,26 +55,28 @@ _AWAY = 10.0  # the solver's steps are shares of what it varies
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """Releases that share their overheads, the runs that show them, and which are free."""
+    """Releases that share their overheads, the runs that show them, and which are free.
+
+    Attributes
+    ----------
+    whole_from
+        First release that launches all layers at once.
+    tested
+        Sources that take no part in the fit.
+    """
 
     releases: str
     runs: Callable[[], list[ServerRun]]
     free: tuple[str, ...]
+    whole_from: str = ""
+    tested: tuple[str, ...] = ()
 
 
 def _first() -> list[ServerRun]:
     """Releases 0.4 to 0.6: prompts before anything decodes on."""
-    found = [
-        _prefill_first(run, 8192)
-        for run in servers.runs("argonne")
-        if run.gpu in _BATCHES_OF and run.trace.input_tokens[0] in _BATCH_TOKENS
-    ]
-    return found + [_prefill_first(run, 4096) for run in servers.runs("nm_vllm")]
-
-
-def _prefill_first(run: ServerRun, tokens: int) -> ServerRun:
-    engine = replace(run.engine, batching="prefill first", max_step_tokens=tokens)
-    return replace(run, engine=engine)
+    batches = [run for run in servers.runs("argonne") if run.trace.input_tokens[0] in _BATCH_TOKENS]
+    others = [run for name in ("nm_vllm", "dstack", "dstack batches") for run in servers.runs(name)]
+    return batches + others
 
 
 def _second() -> list[ServerRun]:
@@ -86,8 +85,13 @@ def _second() -> list[ServerRun]:
 
 
 GENERATIONS: Final = {
-    "first": Generation("0.4-0.6", _first, ("step_s", "worker_s", "decoding_s")),
-    "second": Generation("0.8-0.15", _second, ("step_s", "decoding_s", "launch_s", "staged_s")),
+    "first": Generation(
+        "0.4-0.6",
+        _first,
+        ("step_s", "worker_s", "decoding_s"),
+        tested=("dstack amd", "dstack meta", "dstack batches amd", "dstack batches meta"),
+    ),
+    "second": Generation("0.8-0.15", _second, ("step_s", "decoding_s", "launch_s"), "0.11"),
 }
 
 
@@ -117,22 +121,16 @@ class Fit:
         return EngineOverheads(
             engine="vllm",
             releases=self.generation.releases,
+            whole_from=self.generation.whole_from,
             request_s=float(f"{request_s:.{digits}g}"),
             source="fitted on serving_runs",
             **rounded,
         )
 
-    def of_run(self, found: EngineOverheads, run: ServerRun) -> EngineOverheads:
-        """What of the overheads a run has."""
-        absent: dict[str, Any] = {
-            name: 0.0 for name, source in _ALONE.items() if run.source != source
-        }
-        return replace(found, **absent)
-
     def steps(self, found: EngineOverheads) -> StepsOfRun:
         """Step times of the runs with overheads."""
         return lambda run: with_overheads(
-            self.kernels[run], self.of_run(found, run), run.llm, run.tensor_parallel
+            self.kernels[run], found.of(run.release), run.llm, run.tensor_parallel
         )
 
     def simulated(self, run: ServerRun, found: EngineOverheads) -> dict[str, float]:
@@ -141,18 +139,26 @@ class Fit:
         A batch that is prefilled before it decodes takes all of its steps one after the other, so
         that its time without overheads is simulated once, and theirs are counted.
         """
-        own = self.of_run(found, run)
+        own = found.of(run.release)
         if run.statistic != "last" or run.engine.batching != "prefill first" or own.launch_s:
             return servers.simulated(run, servers.served(run, self.steps(found)))
         if run not in self.alone:
             result = servers.served(run, self.kernels.__getitem__)
             self.alone[run] = servers.simulated(run, result)["e2e_s"]
-        several = run.tensor_parallel > 1
-        per_step = own.step_s + several * (own.worker_s + 2.0 * run.llm.layers * own.staged_s)
+        per_step = own.step_s + (run.tensor_parallel > 1) * own.worker_s
         prefills = math.ceil(run.trace.input_tokens.sum() / run.engine.max_step_tokens)
         later = int(run.trace.output_tokens[0]) - 1
         more = (prefills + later) * per_step + later * len(run.trace) * own.decoding_s
         return {"e2e_s": self.alone[run] + more + own.request_s}
+
+    def takes_part(self, run: ServerRun) -> bool:
+        """Whether a run shows the overheads."""
+        return (
+            run.source not in self.generation.tested
+            and run.measured.get("ttft_s", 0.0) < _QUEUED_S
+            and self.kernels[run].level != "carried"
+            and not (run.gpu == "RTX-4090" and run.tensor_parallel > 1)
+        )
 
     def fit(
         self, runs: Sequence[ServerRun], near: EngineOverheads | None = None
@@ -164,24 +170,19 @@ class Fit:
         near
             Where to look first; it shortens the search and has no weight in it.
         """
-        runs = [
-            run
-            for run in runs
-            if run.measured.get("ttft_s", 0.0) < _QUEUED_S and self.kernels[run].level != "carried"
-        ]
+        runs = [run for run in runs if self.takes_part(run)]
         pairs = [(run.gpu, run.llm.name) for run in runs]
         of_pair = Counter(pairs)
         weight = 1.0 / np.sqrt([of_pair[pair] for pair in pairs])
-        shown = {run.source for run in runs}
-        # What no run shows stays 0.
         start = np.array(
             [
                 max(getattr(near or _START, name), 0.1 * getattr(_START, name))
-                if _ALONE.get(name) in (None, *shown)
-                else 0.0
                 for name in self.generation.free
             ]
         )
+        if not any(self.overheads(start).of(run.release).launch_s for run in runs):
+            # What no run shows stays 0.
+            start *= [name != "launch_s" for name in self.generation.free]
 
         def residuals(x: Floats) -> Floats:
             found = self.overheads(start * np.exp(x - _AWAY), digits=9)
@@ -212,7 +213,8 @@ class Fit:
 
     def errors(self, runs: Sequence[ServerRun], found: EngineOverheads) -> pd.DataFrame:
         """Errors of some runs with overheads."""
-        return servers.errors(runs, self.steps(found))
+        frame = servers.errors(runs, self.steps(found))
+        return frame.assign(fitted=[self.takes_part(run) for run in runs])
 
 
 def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
@@ -221,7 +223,9 @@ def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
     Returns
     -------
     The overheads fitted to all runs; and one row per run and way to test (``none``: no overheads,
-    ``in sample``, ``gpu`` and ``llm``: with all runs of its GPU or model left out).
+    ``in sample``, ``gpu`` and ``llm``: with all runs of its GPU or model left out, also where
+    kernels take something from them), with the columns of :func:`pipelines.studies.servers.errors`
+    and ``fitted``, whether it takes part in a fit.
     """
     fit = Fit.of(GENERATIONS[name])
     every = fit.fit(fit.runs)
@@ -232,8 +236,35 @@ def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
         for value in dict.fromkeys(_key(run, fold) for run in fit.runs):
             rest = [run for run in fit.runs if _key(run, fold) != value]
             out = [run for run in fit.runs if _key(run, fold) == value]
-            parts.append(fit.errors(out, fit.fit(rest, every)).assign(test=fold))
+            found = fit.fit(rest, every)
+            if fold == "gpu" and gpu(value).vendor != "NVIDIA":
+                frame = servers.errors(out, _carried(found)).assign(fitted=False, test=fold)
+            else:
+                frame = fit.errors(out, found).assign(test=fold)
+            parts.append(frame)
     return every, pd.concat(parts, ignore_index=True)
+
+
+def _carried(found: EngineOverheads) -> StepsOfRun:
+    """Kernels of a GPU whose share of compute is from runs on it, as if there were none."""
+    return lambda run: servers.without_its_gpu(run, found)
+
+
+def left_out_runs() -> pd.DataFrame:
+    """Every run of vLLM and every way to test it, and the offline runs: what intervals are made of.
+
+    Returns
+    -------
+    As of :func:`left_out`, of all generations; and of the chips of MLPerf as they are by default
+    (``in sample``) and without their own measurements (``gpu``).
+    """
+    parts = [left_out(name)[1] for name in GENERATIONS]
+    ways: dict[str, StepsOfRun] = {"in sample": servers.known_best, "gpu": servers.without_its_gpu}
+    parts += [
+        servers.errors(servers.chips(steps), steps).assign(test=test, fitted=False)
+        for test, steps in ways.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
 
 
 def _key(run: ServerRun, fold: Fold) -> str:

@@ -3,12 +3,18 @@ r"""Runs of real servers beside their simulation: what a step model is worth whe
 Each row of the published tables (dataset ``serving_runs``) is one run of one engine on one
 replica. It becomes a :class:`ServerRun`, a trace with what was measured, and is simulated as
 ``hetero simulate`` would: chunked batches, paged admission, the nominal memory. What a run's
-record says of its engine (batch limit, token budget) counts.
+record says of its engine (batch limit, token budget) counts, and that vLLM put prompts first before
+it had chunks by default.
 
 Lengths of ShareGPT are not published with the runs. Inputs are those of its twin, outputs
 lognormal, both scaled to the means of the run: in the A10G rows of 750 requests the latency over
 TPOT is 134 tokens at the median and 555 at P90, a ratio that the twin, that of a list cut
 otherwise, does not reach; and it is the longest requests that a run of 200 ends with.
+
+Offline runs of MLPerf queue everything at once. Their replicas have the tensor-parallel degree
+that gives a GPU the highest throughput by our own simulation, as an operator would choose it, and
+the list of prompts is not published: inputs of Llama-2-70B are assumed to be as long as its outputs
+in the mean.
 
 Errors are :math:`100 (simulated / measured - 1)` [%] of one statistic on both sides.
 """
@@ -26,11 +32,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtri
+from scipy.stats import spearmanr
 
-from hetero.catalog import EngineName, Llm, gpu, huggingface, llm
+from hetero.catalog import EngineName, Llm, gpu, huggingface, llm, serving_engine
+from hetero.catalog.engines import EngineOverheads
 from hetero.deployment import Deployment, Engine, replicas
 from hetero.display import Column, Table
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency.models.efficiencies import for_gpu
+from hetero.latency.overheads import with_overheads
 from hetero.latency.resolve import ResolvedSteps, resolve
 from hetero.latency.step import StepModel
 from hetero.routers import SingleInstance
@@ -48,10 +58,13 @@ Statistic: TypeAlias = Literal["median", "mean", "last"]
 
 # What `hetero simulate` runs without options.
 _DEFAULT = Engine(batching="chunked", admission="paged", max_batch=256, max_step_tokens=2048)
+# vLLM of 2024.
+_FIRST = replace(_DEFAULT, batching="prefill first", max_step_tokens=8192)
 _MEDIAN, _SIGMA = 134.0, float(np.log(555 / 134) / 1.2816)  # of outputs
 _LONGEST = 1024  # inputs and outputs that the clients keep
 # vLLM's client draws the same gaps for every rate; at 1/s they end 189.5 s after the first request.
 _IOG_SPAN_S = 189.5
+_ONE_BY_ONE = 1.05
 _A10G_TOKENS = (245.0, 220.0)  # ShareGPT as the tokenizer of Llama 2 counts it
 
 _MODELS = {
@@ -80,6 +93,23 @@ _SMALL_QWEN = {
     "intermediate_size": 8960,
     "vocab_size": 151936,
     "max_position_embeddings": 131072,
+}
+_MLPERF_GPUS = {
+    "H100-PCIe": "H100-PCIE-80GB",
+    "H100-SXM": "H100-SXM",
+    "H200-SXM": "H200-SXM",
+    "B200-SXM": "B200-SXM",
+    "MI300X": "MI300X",
+    "MI325X": "MI325X",
+    "MI355X": "MI355X",
+}
+_FP4 = ("B200", "MI355X")
+# By benchmark: model, mean input tokens (assumed), prompts of a GPU's share of two passes of the
+# list over eight GPUs.
+_MLPERF_LISTS = {
+    "llama2-70b": ("Llama-2-70B", 294, 6144),
+    "llama31-8b": ("Llama-3.1-8B", 780, 3342),
+    "llama31-405b": ("Llama-3.1-405B", 9400, 500),
 }
 _ARGONNE_GPUS = {
     "Nvidia A100 GPU": "A100-SXM-40GB",
@@ -217,9 +247,9 @@ def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.Data
 
     Returns
     -------
-    One row per run: source, server, gpu, llm, degree, load, steps (their source), and per quantity
-    its error [%], NaN where it was not measured. Runs that cannot be simulated have no errors,
-    and ``left_out`` says why.
+    One row per run: source, server, gpu, llm, degree, load, kind (of the source of step times that
+    every command takes), steps (their source), and per quantity its error [%], NaN where it was not
+    measured. Runs that cannot be simulated have no errors, and ``left_out`` says why.
     """
     rows = []
     for run in runs:
@@ -231,6 +261,7 @@ def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.Data
             "degree": run.tensor_parallel,
             "load": run.load,
             "left_out": "",
+            "kind": _resolved(run).kind,
         }
         try:
             result = served(run, steps)
@@ -245,7 +276,7 @@ def errors(runs: Iterable[ServerRun], steps: StepsOfRun = known_best) -> pd.Data
                 if q in run.measured
             }
         rows.append(row)
-    columns = ["source", "server", "gpu", "llm", "degree", "load", "left_out", "steps"]
+    columns = ["source", "server", "gpu", "llm", "degree", "load", "left_out", "kind", "steps"]
     return pd.DataFrame(rows, columns=[*columns, *_LABELS.values()])
 
 
@@ -302,7 +333,8 @@ def runs(source: str) -> tuple[ServerRun, ...]:
         One of :data:`SOURCES`: ``iog`` (vLLM 0.8.5, RTX 4090), ``nm_vllm`` (A10G, the last
         version's medians over nights), ``blis`` (vLLM 0.15.1, H100, stages that were not
         overloaded), ``argonne`` (static batches, vLLM), ``dstack`` and ``dstack batches``
-        (405B in fp8), ``argonne other`` (static batches under other engines).
+        (405B in fp8), ``argonne other`` (static batches under other engines), ``mlperf`` (offline
+        runs of dense models, medians over submitters).
 
     Raises
     ------
@@ -369,16 +401,25 @@ def _client(row: Mapping[Hashable, Any]) -> dict[str, float]:
     """What vLLM's client prints.
 
     Start-up makes the means of some runs' TTFT useless, so medians count. E2E is put together from
-    the median TTFT and the mean time between tokens.
+    the median TTFT and the mean time between tokens, where these came one by one.
     """
     later = row["total_output_tokens"] / row["completed"] - 1.0
     ttft, itl = row["median_ttft_ms"] / 1e3, row["mean_itl_ms"] / 1e3
-    return {
+    found = {
         "ttft_s": ttft,
         "tpot_s": row["median_tpot_ms"] / 1e3,
-        "e2e_s": ttft + itl * later,
         "output_tps": row["output_throughput"],
     }
+    return found if _bundled(row) else found | {"e2e_s": ttft + itl * later}
+
+
+def _bundled(row: Mapping[Hashable, Any]) -> bool:
+    """Whether the client saw several tokens at once.
+
+    Requests that take longer have more tokens, and those of an emptying queue come faster: the mean
+    over tokens is below that over requests, unless what is counted is fewer than the tokens.
+    """
+    return bool(row["mean_itl_ms"] > _ONE_BY_ONE * row["mean_tpot_ms"])
 
 
 def _means(row: Mapping[Hashable, Any]) -> tuple[float, float]:
@@ -401,7 +442,7 @@ def _iog() -> Iterator[ServerRun]:
             f"{rate:g} req/s",
             _poisson(row["num_prompts"], rate, lengths, _IOG_SPAN_S / rate),
             _client(row),
-            labels={"e2e": "derived"},
+            labels={"e2e": "derived", "bundled": _bundled(row)},
         )
 
 
@@ -428,6 +469,7 @@ def _nm_vllm() -> Iterator[ServerRun]:
                 "tpot_s": row["median_tpot_ms"] / 1e3,
                 "e2e_s": row["median_request_latency"] / 1e3,
             },
+            engine=replace(_FIRST, max_step_tokens=4096),
         )
 
 
@@ -507,6 +549,7 @@ def _argonne(*, vllm: bool) -> Iterator[ServerRun]:
             _batch(batch, tokens, tokens),
             {"e2e_s": seconds, "output_tps": batch * tokens / seconds},
             statistic="last",
+            engine=_FIRST if vllm else _DEFAULT,
             family="vllm" if vllm else "trtllm" if "TensorRT" in framework else "any",
         )
 
@@ -527,8 +570,10 @@ def _dstack() -> Iterator[ServerRun]:
             continue
         rate, count = row["request_rate"], row["num_prompts"]
         lengths = share_gpt(count, *_means(row))
-        budget = row["max-num-batched-tokens"]
-        own = _DEFAULT.max_step_tokens if budget == "default" else int(budget)
+        budget, batch = row["max-num-batched-tokens"], int(row["max-num-seqs"])
+        engine = replace(_FIRST, max_batch=batch)
+        if budget != "default":
+            engine = replace(_DEFAULT, max_batch=batch, max_step_tokens=int(budget))
         at_once = Trace(np.zeros(count), *lengths, name="ShareGPT")
         yield ServerRun(
             f"dstack {whose}",
@@ -540,7 +585,7 @@ def _dstack() -> Iterator[ServerRun]:
             _poisson(count, rate, lengths) if rate < 1000 else at_once,
             _client(row),
             precision="fp8",
-            engine=replace(_DEFAULT, max_batch=int(row["max-num-seqs"]), max_step_tokens=own),
+            engine=engine,
             labels={"e2e": "derived"},
         )
 
@@ -563,12 +608,176 @@ def _dstack_batches() -> Iterator[ServerRun]:
             {"e2e_s": seconds, "output_tps": size * outputs / seconds},
             statistic="last",
             precision="fp8",
-            engine=replace(
-                _DEFAULT,
-                max_batch=512 if name == "H100-SXM" else 1024,
-                max_step_tokens=512 if name == "H100-SXM" else _DEFAULT.max_step_tokens,
-            ),
+            engine=replace(_DEFAULT, max_batch=512, max_step_tokens=512)
+            if name == "H100-SXM"
+            else replace(_FIRST, max_batch=1024),
         )
+
+
+def offline() -> pd.DataFrame:
+    """Offline runs of MLPerf by benchmark and chip: medians over submitters and versions.
+
+    Returns
+    -------
+    One row per benchmark and GPU: runs, output tokens per second and GPU (``tokens_per_s``), the
+    spread between runs (``low``, ``high``) and mean output tokens of a request. Runs of mixed
+    fleets are no chip's, and those of the open division, whose models may differ, count where there
+    are no others.
+    """
+    frame = _read("mlperf_v4.1_v5.1.csv")
+    names = frame["accelerator"].fillna("")
+    frame = frame[(frame["scenario"] == "Offline") & ~names.str.contains("(x", regex=False)]
+    gpus = frame["accelerator"].fillna("").map(_mlperf_gpu)
+    lists = frame["model"].str.removesuffix("-99.9").str.removesuffix("-99")
+    lists = lists.str.replace("llama3[._]1", "llama31", regex=True)
+    frame = frame.assign(gpu=gpus, list=lists)
+    frame = frame[(frame["gpu"] != "") & frame["list"].isin(list(_MLPERF_LISTS))]
+    frame = frame.assign(
+        tokens_per_s=frame["tokens_per_s"] / frame["accelerators"],
+        output=frame["tokens_per_s"] / frame["samples_per_s"],
+    )
+    rows = []
+    for (name, of), every in frame.groupby(["list", "gpu"]):
+        closed = every[every["division"] == "closed"]
+        found = closed if len(closed) else every
+        tokens = found["tokens_per_s"]
+        spread = (tokens.median(), tokens.min(), tokens.max())
+        rows.append((name, of, len(found), *spread, found["output"].median()))
+    columns = ["list", "gpu", "runs", "tokens_per_s", "low", "high", "output"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _mlperf_gpu(accelerator: str) -> str:
+    """GPU of the catalog, empty for those that are not in it."""
+    return next((name for part, name in _MLPERF_GPUS.items() if part in accelerator), "")
+
+
+def chips(
+    steps: StepsOfRun = known_best, benchmarks: Iterable[str] = tuple(_MLPERF_LISTS)
+) -> Iterator[ServerRun]:
+    """The offline run of every chip, at the best degree by these step times."""
+    for row in offline().to_dict("records"):
+        if row["list"] in benchmarks:
+            yield _best(row, steps)[0]
+
+
+def _best(row: Mapping[Hashable, Any], steps: StepsOfRun) -> tuple[ServerRun, float]:
+    """The replica with the highest throughput per GPU, larger ones as long as they gain."""
+    best = None, 0.0
+    for run in _replicas(row):
+        reached = _per_gpu(run, steps)
+        if reached < best[1]:
+            break
+        best = run, reached
+    assert best[0] is not None
+    return best[0], best[1]
+
+
+def _per_gpu(run: ServerRun, steps: StepsOfRun) -> float:
+    """Output tokens per second and GPU; 0 where the model does not fit."""
+    try:
+        result = served(run, steps)
+    except (InfeasibleError, ParameterError):
+        return 0.0
+    return simulated(run, result)["output_tps"] / run.tensor_parallel
+
+
+def _replicas(row: Mapping[Hashable, Any]) -> list[ServerRun]:
+    name, inputs, prompts = _MLPERF_LISTS[row["list"]]
+    found = []
+    for degree in (1, 2, 4, 8):
+        count = prompts * degree
+        trace = _batch(count, inputs, round(row["output"]))
+        if name == "Llama-2-70B":
+            trace = Trace(
+                np.zeros(count), *share_gpt(count, inputs, row["output"]), name="OpenOrca"
+            )
+        found.append(
+            ServerRun(
+                "mlperf",
+                "MLPerf v4.1-v5.1",
+                row["gpu"],
+                llm(name),
+                degree,
+                f"offline, {row['list']}",
+                trace,
+                {"output_tps": degree * row["tokens_per_s"]},
+                precision="fp4" if row["gpu"].startswith(_FP4) else "fp8",
+                kv_precision="fp8",
+                engine=replace(_DEFAULT, max_batch=1024, max_step_tokens=8192),
+            )
+        )
+    return found
+
+
+def without_its_gpu(run: ServerRun, overheads: EngineOverheads | None = None) -> StepModel:
+    """Step times of a run from measurements of all other GPUs; with its engine's overheads."""
+    roofline = for_gpu(
+        gpu(run.gpu),
+        run.llm,
+        run.tensor_parallel,
+        precision=run.precision,
+        kv_precision=run.kv_precision,
+        without=run.gpu,
+    )
+    found = overheads or serving_engine(run.family).overheads_of(run.release)
+    step = roofline.step_model()
+    return with_overheads(step, found, run.llm, run.tensor_parallel) if found else step
+
+
+def ranked(
+    steps: StepsOfRun = without_its_gpu, benchmarks: Iterable[str] = tuple(_MLPERF_LISTS)
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    """Chips by throughput per GPU, simulated without their own measurements, and measured.
+
+    Returns
+    -------
+    One row per benchmark and chip: as of :func:`offline`, with ``degree``, ``simulated`` output
+    tokens per second and GPU, and ``error_percent``; and per benchmark the rank correlation over
+    its chips (Spearman).
+    """
+    rows = []
+    for row in offline().to_dict("records"):
+        if row["list"] in benchmarks:
+            run, reached = _best(row, steps)
+            rows.append({**row, "degree": run.tensor_parallel, "simulated": reached})
+    frame = pd.DataFrame(rows)
+    frame["error_percent"] = 100.0 * (frame["simulated"] / frame["tokens_per_s"] - 1.0)
+    order = {
+        str(name): float(spearmanr(each["simulated"], each["tokens_per_s"]).statistic)
+        for name, each in frame.groupby("list")
+    }
+    return frame, order
+
+
+def offline_compute() -> pd.DataFrame:
+    """Share of peak compute of chips without operator tables, from offline runs of Llama-2-70B.
+
+    What an offline run is bound by is its matrix products: the share at which the simulation gives
+    the median throughput of the submitters, everything else as it is lent by other GPUs. This is
+    ``data/measured/offline_compute.csv``.
+    """
+    rows = []
+    for row in offline().to_dict("records"):
+        found = gpu(row["gpu"])
+        if row["list"] != "llama2-70b" or found.vendor == "NVIDIA":
+            continue
+
+        def off(share: float, row: Mapping[Hashable, Any] = row) -> float:
+            def steps(run: ServerRun) -> StepModel:
+                base = for_gpu(gpu(run.gpu), run.llm, run.tensor_parallel, precision=run.precision)
+                own = replace(base.efficiency, compute_efficiency=share)
+                step = replace(base, efficiency=own, kv_precision=run.kv_precision).step_model()
+                overheads = serving_engine("vllm").overheads_of()
+                assert overheads is not None
+                return with_overheads(step, overheads, run.llm, run.tensor_parallel)
+
+            return float(np.log(_best(row, steps)[1] / row["tokens_per_s"]))
+
+        share = brentq(off, 0.1, 1.0, xtol=1e-3)
+        source = f"fitted on serving_runs: MLPerf Llama-2-70B offline, {row['runs']} runs"
+        rows.append((found.name, found.vendor, round(share, 3), source))
+    return pd.DataFrame(rows, columns=["gpu", "vendor", "compute_efficiency", "source"])
 
 
 SOURCES: Final[dict[str, Callable[[], Iterator[ServerRun]]]] = {
@@ -579,6 +788,7 @@ SOURCES: Final[dict[str, Callable[[], Iterator[ServerRun]]]] = {
     "dstack": _dstack,
     "dstack batches": _dstack_batches,
     "argonne other": lambda: _argonne(vllm=False),
+    "mlperf": chips,
 }
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hetero.catalog import gpu, gpus, llm
+from hetero.catalog import gpu, gpus, link, llm
 from hetero.errors import FitError, ParameterError
 from hetero.latency import Measurements, for_gpu
 from hetero.latency.calibration import roofline_fit
@@ -173,6 +173,51 @@ def test_pcie_links_of_one_generation_lend_each_other():
     frame = efficiencies.calibrated().set_index(["source", "gpu"])["link_efficiency"]
     lent = efficiencies.efficiency(gpu("V100-16GB"), "helix").link_efficiency
     assert lent == pytest.approx((frame["helix", "L4"] + frame["helix", "T4"]) / 2, rel=1e-3)
+
+
+def test_without_access_to_each_others_memory_the_host_limits_a_link():
+    # T4 and L4 reach the same bandwidth on links of 16 and 32 GB/s.
+    frame = efficiencies.calibrated().set_index(["source", "gpu"])["link_efficiency"]
+    t4, l4 = 16 * frame["helix", "T4"], 32 * frame["helix", "L4"]
+    assert t4 == pytest.approx(l4, rel=0.03)
+    for name in ("RTX-4090", "RTX-3090", "RTX-5090"):
+        found = efficiencies.efficiency(gpu(name))
+        assert found.link_efficiency * gpu(name).link_gbs == pytest.approx((t4 + l4) / 2)
+        assert found.hop_latency_s == link(gpu(name).link_type).latency_s
+    bridged = gpu("RTX-3090").linked(link("NVLink-bridge-Ampere"))
+    assert efficiencies.efficiency(bridged).link_efficiency > 0.3
+
+
+def test_variants_keep_what_is_known_of_their_memory():
+    own = efficiencies.efficiency(gpu("A100-SXM-40GB"))
+    helix = efficiencies.efficiency(gpu("A100-SXM-40GB"), "helix")
+    newest = efficiencies.efficiency(gpu("A100-SXM-80GB"))
+    assert own.bandwidth_efficiency == helix.bandwidth_efficiency > newest.bandwidth_efficiency
+    assert own.compute_efficiency == newest.compute_efficiency
+    without = efficiencies.efficiency(gpu("A100-SXM-40GB"), without="A100-SXM-40GB")
+    assert without.bandwidth_efficiency == newest.bandwidth_efficiency
+
+
+def test_a_gpu_that_is_left_out_takes_its_die_then_the_others():
+    h200 = efficiencies.efficiency(gpu("H200-SXM"), without="H200-SXM")
+    assert h200.compute_efficiency == efficiencies.efficiency(gpu("H100-SXM")).compute_efficiency
+    b200 = efficiencies.efficiency(gpu("B200-SXM"), without="B200-SXM")
+    assert b200.source.startswith("medians")
+    assert b200.compute_efficiency != efficiencies.efficiency(gpu("A40")).compute_efficiency
+
+
+def test_amd_has_its_own_share_of_peak_compute():
+    share = efficiencies.derived_frame("offline_compute").set_index("gpu")["compute_efficiency"]
+    found = {name: efficiencies.efficiency(gpu(name)) for name in ("MI300X", "MI350X", "MI308X")}
+    assert found["MI300X"].compute_efficiency == share["MI300X"]
+    assert "offline runs of AMD" in found["MI300X"].source
+    # Of its die; with less power its clock is lower.
+    slower = (1000 / 2309.6 / (1400 / 2516.6)) ** (1 / 3)
+    assert found["MI350X"].compute_efficiency == pytest.approx(slower * share["MI355X"])
+    assert share["MI300X"] <= found["MI308X"].compute_efficiency <= share["MI325X"]
+    alone = efficiencies.efficiency(gpu("MI355X"), without="MI355X")
+    assert alone.compute_efficiency == pytest.approx(share[["MI300X", "MI325X"]].median())
+    assert efficiencies.efficiency(gpu("Gaudi3")).compute_efficiency > 0.6
 
 
 def test_every_gpu_of_the_catalog_has_a_roofline():

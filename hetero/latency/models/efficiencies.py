@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +27,13 @@ PRIOR: dict[str, tuple[float, float, float, float]] = {
     "hop_latency_s": (2e-6, 1.0, 1e-8, 1e-3),
 }
 _DIGITS = 4
+
+# Over PCIe their all-reduces go through the host's memory: GeForce cards have no access to each
+# other's, nor have the T4 and L4 of clouds, which were measured in twos and fours.
+_STAGED = ("RTX-3090", "RTX-3090Ti", "RTX-4090", "RTX-5090", "T4", "L4")
+_MEMORY = ("bandwidth_efficiency", "kv_efficiency")
+# Chips of one die with another memory or more power.
+_DIES = {"H200": "H100", "MI325X": "MI300X", "MI308X": "MI300X", "MI350X": "MI355X"}
 
 
 @lru_cache(maxsize=1)
@@ -54,10 +62,9 @@ def chip(name: str) -> str:
     return {"A800": "A100", "H800": "H100", "GH200": "H100"}.get(first, first)
 
 
-def sources(name: str) -> tuple[str, ...]:
+def sources(name: str, without: str = "") -> tuple[str, ...]:
     """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them."""
-    frame = calibrated()
-    rows = frame[frame["gpu"].map(chip) == chip(name)]
+    rows = _of_chip(name, without)
     labels = [
         f"{source}/{engine.split()[0]}" if source == "aiconfigurator" else str(source)
         for source, engine in zip(rows["source"], rows["engine"], strict=True)
@@ -67,7 +74,20 @@ def sources(name: str) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda label: [not label.startswith(start) for start in order]))
 
 
-def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
+def _of_chip(name: str, without: str = "") -> pd.DataFrame:
+    """Rows of the chip of a GPU, else of its die; those of ``without`` do not count."""
+    frame = calibrated()
+    frame = frame[frame["gpu"] != without]
+    rows = frame[frame["gpu"].map(chip) == chip(name)]
+    return rows if len(rows) else frame[frame["gpu"].map(_die) == _die(name)]
+
+
+def _die(name: str) -> str:
+    own = chip(name)
+    return _DIES.get(own, own)
+
+
+def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Efficiency:
     """Efficiencies of a GPU.
 
     Parameters
@@ -76,10 +96,16 @@ def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
         ``splitwise``, ``helix``, ``profiles`` or ``aiconfigurator/ENGINE``; by default the first of
         :func:`sources`. ``median`` takes the median of every value over the calibrations of all
         GPUs, as is done for GPUs that nothing was measured on.
+    without
+        GPU whose measurements do not count, to see what is said of it without them.
 
     Values that the source says nothing about are carried over as medians over the chips that
     determined them, of the same source if there are any, the link's over the same kind of link;
-    they stay listed as estimated. With no such chip the centre of the prior is taken.
+    they stay listed as estimated. With no such chip the centre of the prior is taken. Among GPUs
+    without access to each other's memory a link has the bandwidth [bytes/s] of those that were
+    measured so, and the latency of its kind: the host is what limits it. GPUs of a vendor whose
+    kernels were measured in offline runs alone (``offline_compute.csv``) have their share of peak
+    compute, or the median of the vendor's.
     Another variant of a measured chip (another memory, another link) takes the chip's values and
     is ``estimated`` as a whole.
 
@@ -88,39 +114,83 @@ def efficiency(gpu: Gpu, source: str | None = None) -> Efficiency:
     ParameterError
         If the source does not cover the chip.
     """
-    frame = calibrated()
-    known = sources(gpu.name)
+    known = sources(gpu.name, without)
     if source is not None and source != "median" and source not in known:
         raise ParameterError(
             f"There is no calibration '{source}' for {gpu.name}.",
             resolve=f"use {', '.join((*known, 'median'))}, or leave the source out.",
         )
     if source == "median" or not known:
+        values, label = _lent(gpu, without=without), "medians over all calibrated GPUs"
+        if share := _offline_compute(gpu, without):
+            values["compute_efficiency"] = share
+            label += f", compute of offline runs of {gpu.vendor}"
         return Efficiency.of(
-            _medians(gpu.link_type).values(),
-            estimated=VALUES,
-            source="medians over all calibrated GPUs",
-            provenance="estimated",
+            values.values(), estimated=VALUES, source=label, provenance="estimated"
         )
     wanted, _, engine = (source or known[0]).partition("/")
-    rows = frame[
-        (frame["gpu"].map(chip) == chip(gpu.name))
-        & (frame["source"] == wanted)
-        & frame["engine"].str.startswith(engine)
-    ]
+    rows = _of_chip(gpu.name, without)
+    rows = rows[(rows["source"] == wanted) & rows["engine"].str.startswith(engine)]
     exact = rows["gpu"] == gpu.name
     row = (rows[exact] if exact.any() else rows).iloc[0]
-    medians = _medians(gpu.link_type, wanted)
+    medians = _lent(gpu, wanted, without)
     carried = set(row["unmeasured"])
     if _kind(gpu.link_type) != _kind(_link_of(row["gpu"])):
         carried |= {"link_efficiency", "hop_latency_s"}
+    values = dict(row[list(VALUES)]) | {name: medians[name] for name in carried}
+    own = calibrated()[calibrated()["gpu"] == gpu.name]
+    if source is None and without != gpu.name and not exact.any() and len(own):
+        # Variants differ in their memory: an older calibration of this very one knows it.
+        for name in _MEMORY:
+            if name not in own.iloc[0]["estimated"]:
+                values[name] = own.iloc[0][name]
     loose = tuple(name for name in VALUES if name in carried or name in row["estimated"])
     return Efficiency.of(
-        (medians[name] if name in carried else row[name] for name in VALUES),
+        values.values(),
         estimated=loose,
         source=f"calibrated on {row['source']} ({row['engine']}, {row['gpu']})",
         provenance="derived" if row["gpu"] == gpu.name else "estimated",
     )
+
+
+def _lent(gpu: Gpu, source: str = "", without: str = "") -> dict[str, float]:
+    """What others lend to a GPU."""
+    values = dict(_medians(gpu.link_type, source, without))
+    if chip(gpu.name) in _STAGED and _kind(gpu.link_type) == "pcie":
+        values["link_efficiency"] = _staged_gbs(without) / gpu.link_gbs
+        values["hop_latency_s"] = link(gpu.link_type).latency_s
+    return values
+
+
+@lru_cache(maxsize=8)
+def _staged_gbs(without: str) -> float:
+    """Bandwidth [GB/s] of all-reduces through the host's memory: T4 and L4 reach one, 4.0."""
+    frame = lenders()
+    measured = np.array(["link_efficiency" not in names for names in frame["estimated"]])
+    rows = frame[measured & frame["gpu"].map(chip).isin(_STAGED) & (frame["gpu"] != without)]
+    reached = rows["link_efficiency"] * rows["gpu"].map(lambda name: gpu(name).link_gbs)
+    return float(reached.median())
+
+
+def _offline_compute(of: Gpu, without: str) -> float | None:
+    """Share of peak compute that offline runs show of a GPU, or of others of its vendor.
+
+    Of its die first: a clock that power limits goes with its third root, as voltage goes with it.
+    """
+    frame = derived_frame("offline_compute")
+    frame = frame[(frame["vendor"] == of.vendor) & (frame["gpu"] != without)]
+    if (own := frame[frame["gpu"] == of.name]).empty and not (
+        own := frame[frame["gpu"].map(_die) == _die(of.name)]
+    ).empty:
+        clock = [min(1.0, (_watts(of) / _watts(gpu(name))) ** (1 / 3)) for name in own["gpu"]]
+        return float((own["compute_efficiency"] * clock).median())
+    shares = (frame if own.empty else own)["compute_efficiency"]
+    return float(shares.median()) if len(shares) else None
+
+
+def _watts(of: Gpu) -> float:
+    """Power per peak compute [W/TFLOPS]; without bound where it is not known."""
+    return math.inf if of.tdp_w is None else of.tdp_w / of.fp16_tflops
 
 
 def _link_of(name: str) -> str:
@@ -142,8 +212,9 @@ def lenders() -> pd.DataFrame:
 
 
 @lru_cache(maxsize=64)
-def _medians(link_type: str, source: str = "") -> dict[str, float]:
+def _medians(link_type: str, source: str = "", without: str = "") -> dict[str, float]:
     frame = lenders()
+    frame = frame[frame["gpu"] != without]
     chips, kinds = frame["gpu"].map(chip), frame["gpu"].map(_link_of).map(_kind)
     found = {}
     for name in VALUES:
@@ -168,12 +239,13 @@ def for_gpu(
     precision: str = "fp16",
     kv_precision: str = "fp16",
     layers: int | None = None,
+    without: str = "",
 ) -> Roofline:
     """Roofline of a replica with calibrated efficiencies.
 
     Parameters
     ----------
-    source
+    source, without
         Measurements to take them from, see :func:`efficiency`; by
         default the newest of the same chip, else medians over the other GPUs (``estimated``).
 
@@ -185,7 +257,7 @@ def for_gpu(
     return Roofline(
         gpu=gpu,
         llm=llm,
-        efficiency=efficiency(gpu, source),
+        efficiency=efficiency(gpu, source, without=without),
         tensor_parallel=tensor_parallel,
         precision=precision,
         kv_precision=kv_precision,
