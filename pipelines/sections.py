@@ -271,6 +271,19 @@ class LiveSection(Section):
     )
 
 
+class CalibrationSection(Section):
+    """Parameters of 16_calibration."""
+
+    recomputed: list[Literal["first", "second"]] = Field(
+        description="generations of vLLM whose errors are made anew where the published runs are"
+    )
+    bars_percent: list[Annotated[float, Field(gt=0)]] = Field(
+        min_length=3,
+        max_length=3,
+        description="left-out errors of TPOT, E2E and TTFT that are accepted [%]",
+    )
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "quickstart": QuickstartSection,
     "workloads": WorkloadsSection,
@@ -288,4 +301,5 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "arena": ArenaSection,
     "explorer": ExplorerSection,
     "live": LiveSection,
+    "calibration": CalibrationSection,
 }

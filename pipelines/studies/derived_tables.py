@@ -1,8 +1,8 @@
 """The derived tables of ``data/``, made anew from the published files and compared.
 
 ``hetero tables`` shows which differ from those of the checkout; it needs the published files
-(``hetero data fetch``, or ``HETERO_DATA_MIRROR``), and for the times of all-reduces the package
-aiconfigurator-core.
+(``hetero data fetch``, or ``HETERO_DATA_MIRROR``), for the times of all-reduces the package
+aiconfigurator-core, and for its estimates of servers aiconfigurator.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from hetero.files import check_new, writing
 from hetero.latency.calibration import expected
 from hetero.latency.sources import operators
 from pipelines.studies import (
+    aiconfigurator_beside,
+    calibration,
     helix_tables,
     measured_tables,
     replays,
@@ -33,14 +35,18 @@ RTOL = 1e-3  # least squares leaves that much open, and numbers are kept with fo
 ATOL = 1e-3  # below it a time [us, ns] or share is zero: a solver stops anywhere near it
 PERCENT = 0.02  # errors in percent are kept with two digits
 
-FITTED = dict.fromkeys(
-    ("measured/efficiencies", "measured/offline_compute", "measured/servers_held_out"), 2e-2
-)
+FITTED = {
+    "measured/efficiencies": 2e-2,
+    "measured/offline_compute": 2e-2,
+    "measured/servers": 5e-2,
+    "measured/servers_held_out": 2e-2,
+}
 """What is open in the numbers of tables that come out of a long fit, relative and absolute."""
 
 TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     **{f"measured/{name}": make for name, make in measured_tables.FILES.items()},
     **helix_tables.FILES,
+    "measured/aiconfigurator_servers": aiconfigurator_beside.estimates,
     "measured/all_reduce": operators.all_reduce_knots,
     "measured/engine_run_load": replays.load,
     "measured/engine_runs": replays.summary,
@@ -48,6 +54,8 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "measured/helix_prototype": replays.helix_prototype,
     "measured/offline_compute": servers.offline_compute,
     "measured/servers_held_out": server_intervals.make_held_out,
+    "measured/server_repeats": calibration.repeats,
+    "measured/servers": calibration.errors,
 }
 """Makers of the tables, by file below ``data/`` without its ending."""
 

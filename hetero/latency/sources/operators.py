@@ -33,7 +33,7 @@ from hetero.latency.tables import Measurements
 Backend = Literal["vllm", "sglang", "trtllm"]
 
 _PACKAGE = "aiconfigurator_core"
-_SYSTEMS = {
+SYSTEMS = {
     "A100-SXM-80GB": "a100_sxm",
     "H100-SXM": "h100_sxm",
     "H200-SXM": "h200_sxm",
@@ -62,7 +62,7 @@ def gpus() -> tuple[str, ...]:
     >>> "H200-SXM" in gpus(), "T4" in gpus()
     (True, False)
     """
-    return tuple(_SYSTEMS)
+    return tuple(SYSTEMS)
 
 
 def measurements(
@@ -87,12 +87,12 @@ def measurements(
         If the extra is not installed, the GPU is not in its tables, the model is no dense
         transformer, or no setting fits the memory.
     """
-    if gpu.name not in _SYSTEMS:
+    if gpu.name not in SYSTEMS:
         raise ParameterError(
             f"aiconfigurator has no measurements of {gpu.name}.",
-            resolve=f"use one of {', '.join(_SYSTEMS)}, or another latency source.",
+            resolve=f"use one of {', '.join(SYSTEMS)}, or another latency source.",
         )
-    handle = _handle(_SYSTEMS[gpu.name], engine, _config(llm), tensor_parallel)
+    handle = _handle(SYSTEMS[gpu.name], engine, config(llm), tensor_parallel)
     free_bytes = _MEMORY_SHARE * tensor_parallel * gpu.mem_bytes - llm.weight_bytes()
     pairs = [
         (int(b), int(length))
@@ -199,7 +199,7 @@ def _handle(system: str, engine: Backend, config: str, tensor_parallel: int) -> 
         )
 
 
-def _config(llm: Llm) -> str:
+def config(llm: Llm) -> str:
     """A dense transformer as a Hugging Face configuration."""
     if llm.experts > 1 or llm.kv_lora_rank:
         raise ParameterError(

@@ -1,0 +1,88 @@
+"""Errors on servers as they are kept, and what is read off them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from hetero.errors import ParameterError
+from hetero.workload import datasets
+from pipelines.studies import calibration, server_fit, servers
+from tests import committed
+
+ROWS = pd.DataFrame(
+    {
+        "test": ["gpu", "gpu", "gpu", "llm", "none"],
+        **{key: ["a", "a", "b", "a", "a"] for key in calibration.KEYS},
+        "steps": "layer profile",
+        "TPOT": [-30.0, 10.0, 4.0, 5.0, 50.0],
+        "E2E": [7.0, -7.0, 7.0, np.nan, 60.0],
+        "TTFT": [1.0, 2.0, 3.0, 4.0, 70.0],
+        "throughput": [1.0, 2.0, 3.0, 4.0, 80.0],
+    }
+)
+
+
+@pytest.fixture
+def raw() -> None:
+    if not servers.available():
+        pytest.skip(f"{servers.DATASET} is not here: set {datasets.MIRROR}")
+
+
+def test_verdicts_are_of_left_out_runs_alone() -> None:
+    found = calibration.verdicts(ROWS, {"TPOT": 10.0, "E2E": 6.0}).to_dict("records")
+    got = [(row["test"], row["quantity"], row["runs"], row["holds"]) for row in found]
+    assert got == [
+        ("gpu left out", "TPOT", 3, True),
+        ("gpu left out", "E2E", 3, False),
+        ("llm left out", "TPOT", 1, True),
+        ("llm left out", "E2E", 0, False),  # nothing measured proves nothing
+    ]
+
+
+def test_a_summary_ends_with_all_runs_of_a_test() -> None:
+    found = calibration.summary(ROWS, ("test", "source"))
+    last = found[(found["test"] == "gpu") & (found["source"] == "all")].iloc[0]
+    assert (last["runs"], last["TPOT"], last["TPOT bias"]) == (3, 10.0, 4.0)
+
+
+def test_runs_of_one_name_are_paired_in_their_order() -> None:
+    here = ROWS[ROWS["test"] == "gpu"]
+    there = here.assign(TPOT=here["TPOT"] + 1.0).sample(frac=1, random_state=0).sort_index()
+    both = calibration.paired(here, there)
+    assert (both["TPOT there"] - both["TPOT"]).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_differences_are_the_largest_of_a_test_and_name_what_is_lost() -> None:
+    moved = ROWS.assign(TTFT=ROWS["TTFT"] - [0.0, 0.5, 0.0, 0.25, 0.0])
+    found = calibration.differences(moved, ROWS).set_index("test")
+    assert found["TTFT"].to_dict() == {"gpu": 0.5, "llm": 0.25, "none": 0.0}
+    with pytest.raises(ParameterError, match="1 of 5 errors are not kept"):
+        calibration.differences(ROWS, ROWS.iloc[1:])
+
+
+def test_every_fitted_run_is_kept_in_every_test() -> None:
+    kept = calibration.read()
+    assert set(kept["test"]) == set(calibration.TESTS)
+    fitted = kept[kept["test"] != "default"]
+    counts = fitted.groupby(["source", "test"]).size().unstack()
+    assert (counts.nunique(axis=1) == 1).all()
+    none, sample = (kept.loc[kept["test"] == t, "E2E"].abs() for t in ("none", "in sample"))
+    assert sample.median() < none.median()
+
+
+@pytest.mark.usefixtures("raw")
+def test_kept_errors_of_the_first_generation_come_out() -> None:
+    made, kept = calibration.generation("first"), calibration.read()
+    assert set(made["test"]) == set(calibration.TESTS) - {"default"}
+    first = {run.source for run in server_fit.GENERATIONS["first"].runs()}
+    assert len(made) == len(kept[(kept["test"] != "default") & kept["source"].isin(first)])
+    assert calibration.differences(made, kept)[[*calibration.LABELS]].max(axis=None) < 0.1
+
+
+@pytest.mark.usefixtures("raw")
+def test_kept_spreads_of_repeats_come_out() -> None:
+    made = calibration.repeats()
+    committed.same(made, "measured", "server_repeats.csv")
+    assert made["repeats"].min() >= 3
