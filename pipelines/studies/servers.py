@@ -663,7 +663,7 @@ def chips(
 
 def _best(row: Mapping[Hashable, Any], steps: StepsOfRun) -> tuple[ServerRun, float]:
     """The replica with the highest throughput per GPU, larger ones as long as they gain."""
-    best = None, 0.0
+    best: tuple[ServerRun | None, float] = None, 0.0
     for run in _replicas(row):
         reached = _per_gpu(run, steps)
         if reached < best[1]:
