@@ -13,6 +13,8 @@ import numpy as np
 from cycler import cycler
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
@@ -187,3 +189,19 @@ def save(figure: Figure, path: Path, *, png: bool = True) -> None:
 def close(figure: Figure) -> None:
     """Release a figure that was saved."""
     plt.close(figure)
+
+
+def mark_bars(axis: Axes, marks: Sequence[Sequence[tuple[float, float]]]) -> None:
+    """Label grouped bars, and mark two values on each: the first as a line, the other as a cross.
+
+    Parameters
+    ----------
+    marks
+        By hue and then by group; NaN is left out.
+    """
+    for bars, values in zip(axis.containers, marks, strict=True):
+        for bar, pair in zip(bars, values, strict=False):
+            for value, marker, size in zip(pair, ("_", "x"), (9, 5), strict=True):
+                at = bar.get_x() + bar.get_width() / 2
+                axis.plot(at, value, marker, color="black", ms=size, mew=1.2)
+        axis.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=5)  # type: ignore[arg-type]

@@ -11,7 +11,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from hetero import paths
@@ -388,19 +387,3 @@ def printed_tps(case: str, *, experiment: str | None = None) -> tuple[float, flo
     )
     simulated, real = (printed.get("decode_throughput", np.nan) for printed in found)
     return simulated, real
-
-
-def mark_printed(axis: Axes, printed: list[list[tuple[float, float]]]) -> None:
-    """Mark on grouped bars what the artifact prints: a line its simulator, a cross its nodes.
-
-    Parameters
-    ----------
-    printed
-        As :func:`printed_tps` gives them, by hue and then by group.
-    """
-    for bars, values in zip(axis.containers, printed, strict=True):
-        for bar, pair in zip(bars, values, strict=False):
-            for value, marker, size in zip(pair, ("_", "x"), (9, 5), strict=True):
-                at = bar.get_x() + bar.get_width() / 2
-                axis.plot(at, value, marker, color="black", ms=size, mew=1.2)
-        axis.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=5)  # type: ignore[arg-type]

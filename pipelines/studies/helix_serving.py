@@ -29,7 +29,6 @@ from pipelines.studies.helix_artifact import (
     artifact_flow,
     artifact_network,
     expected,
-    mark_printed,
     printed_tps,
     problem,
 )
@@ -378,7 +377,7 @@ def schedulers(table: pd.DataFrame) -> Figure:
     )  # fmt: skip
     names = [[f"{cluster} 70B {one}" for cluster in ("single-24", "geo-24")] for one in SCHEDULERS]
     printed = [[printed_tps(n, experiment="request_scheduling") for n in row] for row in names]
-    mark_printed(axis, printed)
+    figures.mark_bars(axis, printed)
     axis.set_xticks([0, 1], ["single cluster", "geo-distributed"])
     axis.set(xlabel="", ylabel="decoded [tokens/s]")
     axis.margins(y=0.1)

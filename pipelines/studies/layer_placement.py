@@ -25,7 +25,6 @@ from pipelines.studies.helix import router, run_offline
 from pipelines.studies.helix_artifact import (
     artifact_flow,
     artifact_network,
-    mark_printed,
     placement,
     printed_tps,
     problem,
@@ -206,7 +205,7 @@ def method_bars(table: pd.DataFrame) -> Figure:
     )
     placed, printed = table["placement"].unique(), table[[*PRINTED]].itertuples(index=False)
     of = dict(zip(zip(table["placement"], table["cluster"], strict=True), printed, strict=True))
-    mark_printed(axis, [[tuple(v) for (p, _), v in of.items() if p == one] for one in placed])
+    figures.mark_bars(axis, [[tuple(v) for (p, _), v in of.items() if p == one] for one in placed])
     axis.set_xticks([0, 1], ["single cluster", "geo-distributed"])
     axis.set_xlabel("")
     axis.margins(y=0.1)
