@@ -429,5 +429,5 @@ def claims(
 def _best(table: pd.DataFrame, key: str, value: str) -> tuple[Any, dict[str, Any]]:
     """Means by key and division, and by key the prefill replicas of the best division per seed."""
     means = table.groupby([key, "prefill replicas"], sort=False)[value].mean()
-    seeds = table.groupby([key, "seed", "prefill replicas"])[value].mean().unstack()
-    return means, {name: seeds.loc[name].idxmax(axis=1).to_numpy() for name in _COLOURS}
+    seeds = table.groupby([key, "seed", "prefill replicas"])[value].mean().unstack().idxmax(axis=1)
+    return means, {name: seeds.loc[[name]].to_numpy() for name in _COLOURS}
