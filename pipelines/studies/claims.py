@@ -152,7 +152,8 @@ class Verdict:
     status
         Judged by the real measurement where there is one, else by the twin's.
     why
-        Reason where the claim is undecided, not attempted or no test; else what the audit found.
+        Reason where the claim is undecided, not attempted or no test; else what the audit found on
+        a value that is not reproduced.
     """
 
     claim: Claim
@@ -331,7 +332,7 @@ def _verdict(claim: Claim, twin: Measurement | None, real: Measurement | None) -
     status, why = decides.judgement, decides.doubt
     if real and twin and not claim.requires and twin.judgement == "not reproduced" != status:
         status, why = "undecided", why or "fails on the twin: it hangs on the draw of requests"
-    if not why and claim.id in audit():
+    if not why and status != "reproduced" and claim.id in audit():
         why = audit()[claim.id].why
     return Verdict(claim, status, why, twin, real)
 

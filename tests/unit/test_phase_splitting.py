@@ -103,11 +103,19 @@ def test_claims_rank_the_workloads_by_their_best_division(study):
     assert table["attainment [%]"].between(0, 100).all()
     means = ps.mean_over_seeds(table, ["workload", "load"], "attainment [%]", "estimated [%]")
     assert [len(axis.lines) for axis in ps.attainment_curves(means).axes] == [2, 2]
-    best = pd.DataFrame(
-        [(size, name, k) for size in ps.SIZES for name, k in (("coding", 3), ("conversation", 2))],
-        columns=["GPUs", "workload", "prefill replicas"],
-    ).set_index(["GPUs", "workload"])
-    rows = ps.claims(prices, prefill, decode, best, means, 8.0)
+    # Coding is best at 3 prefill replicas with every seed, conversation at 2.
+    best = {"coding": 3, "conversation": 2}
+    thrown = pd.DataFrame(
+        [
+            (size, name, k, seed, 100.0 - abs(k - best[name]) + seed)
+            for size in ps.SIZES
+            for name in best
+            for k in range(1, size // 2)
+            for seed in range(3)
+        ],
+        columns=["GPUs", "workload", "prefill replicas", "seed", ps.TPS],
+    )
+    rows = ps.claims(prices, prefill, decode, thrown, table, 8.0)
     values = {row["claim"]: row["value"] for row in rows}
     assert values["thunderserve-28a"] == "coding>conversation"
     assert values["thunderserve-1a"] == "A40<3090Ti"
