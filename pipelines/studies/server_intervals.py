@@ -4,7 +4,8 @@ r"""Intervals against servers: what their steps err by, and how often the stated
 simulation used, made by :func:`make_held_out`: errors of four quantities, how much the steps erred,
 and how the quantities answer to steps that err. Three tests: ``gpu`` and ``llm``
 (the overheads fitted without the run's GPU or model, :func:`pipelines.studies.server_fit.left_out`)
-and ``unfitted`` (GPUs, models or engines that no fit has seen). Static batches show E2E and its inverse.
+and ``unfitted`` (GPUs, models or engines that no fit has seen). Static batches show E2E and its
+inverse.
 
 With ``p`` and ``d`` the logarithms by which prefill and decode steps are scaled, the response of a
 quantity is known on a grid of both. Steps erred by the ``u`` with
