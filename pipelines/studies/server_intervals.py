@@ -1,10 +1,11 @@
 r"""Intervals against servers: what their steps err by, and how often the stated width holds.
 
 ``data/measured/servers_held_out.csv`` has a row per run of a server that took no part in what its
-simulation used, made by :func:`make_held_out`: errors of four quantities, how much the steps and
-the time per request erred, and how the quantities answer to both. Three tests: ``gpu`` and ``llm``
+simulation used, made by :func:`make_held_out`: errors of four quantities, how much the steps erred,
+and how the quantities answer to steps that err. Three tests: ``gpu`` and ``llm``
 (the overheads fitted without the run's GPU or model, :func:`pipelines.studies.server_fit.left_out`)
-and ``unfitted`` (GPUs, models or engines that no fit has seen). Static batches show E2E alone.
+and ``unfitted`` (GPUs, models or engines that no fit has seen). Static batches show E2E and its
+inverse.
 
 With ``p`` and ``d`` the logarithms by which prefill and decode steps are scaled, the response of a
 quantity is known on a grid of both. Steps erred by the ``u`` with
@@ -106,13 +107,12 @@ def _numbered(runs: Iterable[ServerRun]) -> Iterator[tuple[tuple[object, ...], S
 
 
 def _unfitted(fitted: set[str]) -> Iterator[ServerRun]:
-    """Runs that no fit has seen; static batches of the lengths of those that one has."""
+    """Runs that no fit has seen; static batches of some lengths, and none of token rates alone."""
     for source in servers.SOURCES:
         for run in servers.runs(source):
-            batch = source.startswith("argonne")
-            if run.name not in fitted and not (
-                batch and run.trace.input_tokens[0] not in _BATCH_TOKENS
-            ):
+            if run.name in fitted or "e2e_s" not in run.measured:
+                continue
+            if not source.startswith("argonne") or run.trace.input_tokens[0] in _BATCH_TOKENS:
                 yield run
 
 
