@@ -662,15 +662,13 @@ def chips(
 
 
 def _best(row: Mapping[Hashable, Any], steps: StepsOfRun) -> tuple[ServerRun, float]:
-    """The replica with the highest throughput per GPU, larger ones as long as they gain."""
-    best: tuple[ServerRun | None, float] = None, 0.0
+    """The replica with the highest throughput per GPU; larger ones as long as they gain."""
+    found: list[tuple[ServerRun, float]] = []
     for run in _replicas(row):
-        reached = _per_gpu(run, steps)
-        if reached < best[1]:
+        found.append((run, _per_gpu(run, steps)))
+        if found[-1][1] < max(reached for _, reached in found):
             break
-        best = run, reached
-    assert best[0] is not None
-    return best[0], best[1]
+    return max(found, key=lambda one: one[1])
 
 
 def _per_gpu(run: ServerRun, steps: StepsOfRun) -> float:
