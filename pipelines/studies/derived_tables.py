@@ -45,6 +45,7 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "measured/engine_runs": replays.summary,
     "measured/held_out": expected.make_held_out,
     "measured/helix_prototype": replays.helix_prototype,
+    "measured/server_chips": calibration.chips,
     "measured/server_repeats": calibration.repeats,
     "measured/servers": calibration.errors,
 }
