@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 
@@ -48,6 +48,9 @@ from hetero.workload import Trace
 
 MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
+
+Factors: TypeAlias = tuple[float, float, float]
+"""Of prefill, decode and front-end times."""
 
 DRAWS: Final = 24
 """Draws of step times that say whether a load is sustained."""
@@ -234,20 +237,22 @@ def sustained_rps(
 # The error of step times -----------------------------------------------------------------------
 
 
-def step_error(gpu: Gpu, level: str = "") -> StepError:
+def step_error(gpu: Gpu, level: str = "", engine: EngineName = "vllm") -> StepError:
     """Expected error of step times on a GPU; one's own counts as never measured.
 
     Parameters
     ----------
     level
         Of the step model; empty for the roofline that is known for the GPU.
+    engine
+        Engine that serves.
     """
-    if level:
-        return error_of(level_named(level))
-    try:
-        return expected_error(gpu.name)
-    except CatalogError:
-        return error_of("carried")
+    if not level:
+        try:
+            level = expected_error(gpu.name).level
+        except CatalogError:
+            level = "carried"
+    return error_of(level_named(level), engine, gpu.vendor)
 
 
 def drawable(plan: Plan) -> bool:
@@ -273,11 +278,11 @@ def _weights(plan: Plan) -> dict[str, dict[str, float]]:
     return {name: found[name] for name in names} if set(names) <= found.keys() else {}
 
 
-def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
-    """The plan with prefill and decode times of each replica multiplied."""
+def rescaled(plan: Plan, factors: Mapping[str, Factors]) -> Plan:
+    """The plan with prefill, decode and front-end times of each replica multiplied."""
     assert plan.deployment is not None
     # Replicas often share a step model: one scaled copy serves them all.
-    known: dict[tuple[int, float, float], StepModel] = {}
+    known: dict[tuple[int, float, float, float], StepModel] = {}
     replicas = []
     for replica in plan.deployment.replicas:
         key = (id(replica.step), *factors[replica.name])
@@ -288,9 +293,9 @@ def rescaled(plan: Plan, factors: Mapping[str, tuple[float, float]]) -> Plan:
 
 
 def _factors(
-    plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int
-) -> list[dict[str, tuple[float, float]]]:
-    """Factors of the prefill and decode times of each replica, by draw."""
+    plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int, engine: EngineName
+) -> list[dict[str, Factors]]:
+    """Factors of the prefill, decode and front-end times of each replica, by draw."""
     if draws < 1 or not drawable(plan):
         return []
     assert plan.deployment is not None
@@ -300,16 +305,16 @@ def _factors(
     @cache
     def logs(gpu: str, level: str) -> Floats:
         # A type draws the same numbers whatever is known of its steps, only scaled.
-        error = step_error(gpus[gpu], level)
+        error = step_error(gpus[gpu], level, engine)
         return np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
 
-    found: list[dict[str, tuple[float, float]]] = []
+    found: list[dict[str, Factors]] = []
     for d in range(draws):
         found.append({})
         for name, own in weights.items():
             drawn = (share * logs(gpu, levels[name])[d] for gpu, share in own.items())
-            prefill, decode = np.exp(sum(drawn))
-            found[-1][name] = (float(prefill), float(decode))
+            prefill, decode, front = np.exp(sum(drawn))
+            found[-1][name] = (float(prefill), float(decode), float(front))
     return found
 
 
@@ -318,7 +323,8 @@ def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
-    for factors in _factors(plan, question.cluster.gpu_types, draws, question.seed):
+    gpus = question.cluster.gpu_types
+    for factors in _factors(plan, gpus, draws, question.seed, question.engine):
         yield rescaled(plan, factors)
 
 
@@ -329,6 +335,7 @@ def sustained_draws(
     *,
     draws: int = DRAWS,
     events: Sequence[Event] = (),
+    engine: EngineName = "vllm",
 ) -> tuple[bool, ...]:
     """Whether a plan sustains a load with the step times of each draw; empty where none are drawn.
 
@@ -340,6 +347,8 @@ def sustained_draws(
     ----------
     gpus
         GPU types by name.
+    engine
+        Engine whose errors are drawn.
 
     Examples
     --------
@@ -354,7 +363,7 @@ def sustained_draws(
     True
     """
     seed = load.seeds[0]
-    factors = _factors(plan, gpus, draws, seed)
+    factors = _factors(plan, gpus, draws, seed, engine)
     times = np.array([np.ravel([*one.values()]) for one in factors])
     left = sorted(range(len(factors)), key=lambda d: float(np.log(times[d]).sum()))
     found: dict[int, bool] = {}

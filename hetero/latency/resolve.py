@@ -83,17 +83,21 @@ class ResolvedSteps(Shown):
         The step model without what the engine takes around its kernels.
     key
         GPU, model and degree of the catalog that a measured table is of.
+    engine, vendor
+        Engine that serves, and maker of the GPU.
     """
 
     step: StepModel
     kind: SourceKind
     kernels: StepModel
     key: tuple[str, str, int] = ("", "", 0)
+    engine: EngineName = "vllm"
+    vendor: str = ""
 
     @property
     def error(self) -> StepError:
         """Error to expect of them."""
-        return error_of(level_named(self.step.level))
+        return error_of(level_named(self.step.level), self.engine, self.vendor)
 
     @property
     def efficiency(self) -> Efficiency:
@@ -115,6 +119,7 @@ class ResolvedSteps(Shown):
             ("kind", self.kind, ""),
             ("prefill +-", self.error.prefill_p90_percent, "%"),
             ("decode +-", self.error.decode_p90_percent, "%"),
+            ("seen on servers of", self.error.servers, ""),
         )
         columns = (Column("step times"), Column("value", digits=2), Column("unit"))
         return Table("Step times", columns, rows)
@@ -162,7 +167,7 @@ def resolve(
     ['calibrated', 'same chip', 'assumed']
     """
     if own and gpu.name in own:
-        return _resolved(own[gpu.name], "own file")
+        return replace(_resolved(own[gpu.name], "own file"), engine=engine, vendor=gpu.vendor)
     if found := measured(
         gpu,
         llm,
@@ -173,7 +178,7 @@ def resolve(
         kv_precision=kv_precision,
         trace=trace,
     ):
-        return found
+        return replace(found, engine=engine, vendor=gpu.vendor)
     source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
     roofline = for_gpu(
         gpu,
@@ -184,7 +189,9 @@ def resolve(
         kv_precision=kv_precision,
     )
     kinds = {level: kind for kind, level in _LEVELS.items()}
-    found = _resolved(roofline.step_model(), kinds[level_of(gpu.name)])
+    level = level_of(gpu.name, tensor_parallel=tensor_parallel)
+    found = _resolved(roofline.step_model(), kinds[level])
+    found = replace(found, engine=engine, vendor=gpu.vendor)
     return _under(found, engine, release, llm, tensor_parallel)
 
 

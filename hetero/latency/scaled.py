@@ -1,4 +1,4 @@
-"""Step models whose prefill and decode times are multiplied, each by its own factor."""
+"""Step models whose times are multiplied, prefill, decode and front end each by its own factor."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hetero.latency.step import Mixed, Piece, StepModel
 _DECODE_TOKENS, _PREFILL_TOKENS = 256.0, 1024.0
 
 
-def scaled(step: StepModel, prefill: float, decode: float) -> StepModel:
-    """The step model with prefill and decode times multiplied.
+def scaled(step: StepModel, prefill: float, decode: float, front: float = 1.0) -> StepModel:
+    """The step model with prefill and decode times multiplied, and the time per request.
 
     Steps of up to 256 tokens take the factor of decoding, those of 1,024 and more that of prefill,
     in between it goes over in the logarithm of the tokens.
@@ -27,7 +27,8 @@ def scaled(step: StepModel, prefill: float, decode: float) -> StepModel:
     >>> round(float(twice.prefill_seconds([4096]) / step.prefill_seconds([4096])), 9)
     1.0
     """
-    return replace(step, pieces=tuple(_scaled(piece, prefill, decode) for piece in step.pieces))
+    pieces = tuple(_scaled(piece, prefill, decode) for piece in step.pieces)
+    return replace(step, pieces=pieces, request_s=front * step.request_s)
 
 
 def _scaled(piece: Piece, prefill: float, decode: float) -> Piece:

@@ -18,7 +18,8 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.deployment import Deployment
+from hetero.catalog import Gpu
+from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
 from hetero.latency.calibration.expected import (
@@ -199,8 +200,8 @@ def propagate(
     given = errors or {}
 
     @cache
-    def factors(gpu: str, level: str) -> Floats:
-        known = error_of(level_named(level)) if level else expected_error(gpu)
+    def factors(gpu: str, level: str, vendor: str) -> Floats:
+        known = error_of(level_named(level), vendor=vendor) if level else expected_error(gpu)
         return draw_factors({gpu: given.get(gpu, known)}, draws, seed=seed, common=common)[gpu]
 
     nominal = {name: dict(case.evaluate(case.deployment)) for name, case in cases.items()}
@@ -214,10 +215,10 @@ def propagate(
             resolve="let every plan give the same measures in the same order.",
         )
         for d in range(draws):
-            row = {
-                one.name: factors(_gpu(one.name, one.gpu), one.step.level)[d]
-                for one in case.deployment.replicas
-            }
+            row = {}
+            for one in case.deployment.replicas:
+                gpu = _gpu(one)
+                row[one.name] = factors(gpu.name, one.step.level, gpu.vendor)[d]
             found = case.evaluate(perturbed(case.deployment, row))
             values[i, d] = [found[measure] for measure in measures]
     table = np.array([[nominal[name][m] for m in measures] for name in cases])
@@ -324,19 +325,21 @@ def served(
     return evaluate
 
 
-def _gpu(replica: str, gpu: object) -> str:
-    require(
-        gpu is not None,
-        f"Replica {replica} names no GPU, so that no error of its step times is known.",
-        resolve="give the replica its gpu.",
-    )
-    return str(getattr(gpu, "name", gpu))
+def _gpu(replica: Replica) -> Gpu:
+    if replica.gpu is None:
+        raise ParameterError(
+            f"Replica {replica.name} names no GPU, so that no error of its step times is known.",
+            resolve="give the replica its gpu.",
+        )
+    return replica.gpu
 
 
 def draw_factors(
     errors: Mapping[str, StepError], draws: int, *, seed: int = 0, common: float = 0.0
 ) -> dict[str, Floats]:
-    """Factors of prefill and decode times per GPU type, shape (draws, 2) each; medians are 1.
+    """Factors of prefill, decode and front-end times per GPU type; medians are 1.
+
+    The front end is what an engine takes per request, beside its steps. Shape (draws, 3) each.
 
     Parameters
     ----------
@@ -353,7 +356,7 @@ def draw_factors(
     >>> from hetero.latency.calibration.expected import expected_error
     >>> found = draw_factors({"T4": expected_error("T4")}, 1000)["T4"]
     >>> found.shape, bool(0.9 < np.median(found) < 1.1)
-    ((1000, 2), True)
+    ((1000, 3), True)
     """
     require(
         draws >= 1 and 0.0 <= common <= 1.0,
@@ -361,27 +364,29 @@ def draw_factors(
         resolve="give at least one draw, and a correlation from 0 to 1.",
     )
     shared = stream(seed, "step times").standard_normal((draws, 2))
+    shared_front = stream(seed, "front ends").standard_normal(draws)
     found = {}
     for name, error in errors.items():
         own = stream(seed, f"step times of {name}").standard_normal((draws, 2))
         z = np.sqrt(common) * shared + np.sqrt(1.0 - common) * own
         rho = error.correlation
         decode = rho * z[:, 0] + np.sqrt(1.0 - rho**2) * z[:, 1]
-        found[name] = np.exp(
-            np.column_stack([error.prefill_sd * z[:, 0], error.decode_sd * decode])
-        )
+        front = np.sqrt(common) * shared_front
+        front += np.sqrt(1.0 - common) * stream(seed, f"front end of {name}").standard_normal(draws)
+        logs = [error.prefill_sd * z[:, 0], error.decode_sd * decode, error.front_sd * front]
+        found[name] = np.exp(np.column_stack(logs))
     return found
 
 
 def perturbed(deployment: Deployment, factors: Mapping[str, Floats]) -> Deployment:
-    """The deployment with the step times of each replica times its prefill and decode factor."""
+    """The deployment with the step times of each replica times its factors, see `draw_factors`."""
     # Replicas often share a step model: one scaled copy serves them all.
     known: dict[Hashable, StepModel] = {}
     replicas = []
     for replica in deployment.replicas:
-        prefill, decode = map(float, factors[replica.name])
-        key = (id(replica.step), prefill, decode)
+        own = [float(factor) for factor in factors[replica.name]]
+        key = (id(replica.step), *own)
         if key not in known:
-            known[key] = scaled(replica.step, prefill, decode)
+            known[key] = scaled(replica.step, *own)
         replicas.append(replace(replica, step=known[key]))
     return replace(deployment, replicas=tuple(replicas))

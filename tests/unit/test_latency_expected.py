@@ -15,8 +15,10 @@ def test_every_gpu_has_a_stated_error() -> None:
     for gpu in gpus():
         error = expected.expected_error(gpu.name)
         assert error.level in expected.LEVELS
-        assert 0 < error.decode_p90_percent < 200
-        assert 0 < error.prefill_p90_percent < 200
+        # On other makers' GPUs servers were slower by far more than any table says.
+        most = 200 if gpu.vendor == "NVIDIA" else 400
+        assert 0 < error.decode_p90_percent < most
+        assert 0 < error.prefill_p90_percent < most
 
 
 def test_less_known_gpus_have_larger_errors() -> None:

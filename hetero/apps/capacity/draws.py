@@ -52,7 +52,7 @@ def served_draws(plan: Assignment, *, draws: int = DRAWS, seed: int = 0) -> Floa
         made = replace(
             rates,
             prefill_rps=rates.prefill_rps / slower[:, :1],
-            decode_rps=rates.decode_rps / slower[:, 1:],
+            decode_rps=rates.decode_rps / slower[:, 1:2],
         )
         found[d] = solve(made, plan.layout, phases=decoding).served_rps
     return found
@@ -81,7 +81,7 @@ def flow_draws(best: PlacementCandidate, *, draws: int = DRAWS, seed: int = 0) -
     for d in range(draws):
         kinds = []
         for kind in (node.kind for node in problem.nodes):
-            prefill, decode = factors[kind.gpu][d]
+            prefill, decode, _ = factors[kind.gpu][d]
             slower = replace(
                 kind.latency,
                 prompt_ms=prefill * kind.latency.prompt_ms,

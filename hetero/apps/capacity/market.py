@@ -275,7 +275,10 @@ class Market:
         key = (*_key(counts, load), draws)
         if key not in self._drawn:
             gpus = {offer.gpu.name: offer.gpu for offer in self.offers}
-            self._drawn[key] = sustained_draws(self.plan(counts), gpus, load, draws=draws)
+            engine = self.settings.engine
+            self._drawn[key] = sustained_draws(
+                self.plan(counts), gpus, load, draws=draws, engine=engine
+            )
         return self._drawn[key]
 
     def assumed(self, counts: Counts) -> tuple[str, ...]:

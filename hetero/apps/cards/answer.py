@@ -325,7 +325,7 @@ def _card(
         limits=binding,
         changes=tuple(effect for effect, _ in changed),
         tried=tuple(_tried(one) for one in found),
-        sources=_sources(plan, asked.cluster, experts=question.llm.experts > 0),
+        sources=_sources(plan, asked.cluster, question),
         notes=tuple(notes),
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
@@ -446,15 +446,15 @@ def _step_times(plan: Plan, gpu: str) -> tuple[list[str], set[str]]:
     return ([f"measured ({'; '.join(sources)})"] if sources else []), levels
 
 
-def _sources(plan: Plan, cluster: Cluster, *, experts: bool) -> tuple[Source, ...]:
+def _sources(plan: Plan, cluster: Cluster, question: Question) -> tuple[Source, ...]:
     rows = {str(row[0]): row for row in known().rows}
     found = []
     for name, count in plan.gpus.items():
         machine = next(m for m in cluster.machines if m.gpu.name == name)
         row = rows.get(name)
-        other = _EXPERTS if experts else str(row[3]) if row else "assumed"
+        other = _EXPERTS if question.llm.experts else str(row[3]) if row else "assumed"
         tables, levels = _step_times(plan, name)
-        errors = [step_error(machine.gpu, level) for level in levels]
+        errors = [step_error(machine.gpu, level, question.engine) for level in levels]
         each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         listed = each is not None and machine.gpu.usd_per_h == each
         place = (machine.gpu.price_source or "cluster file") if listed else "cluster file"

@@ -22,14 +22,28 @@ for table ``i`` and step ``j``, means taken over the tables of a chip and then o
 each chip has one voice however often it was measured. What was held out is committed,
 ``data/measured/held_out.csv``. A measured table is not wrong about itself; its common part is how
 far three engines of one generation lie apart on the same replica.
+
+Servers err more than tables: the engine takes time between its operators, and before the first
+token. Runs of servers that no fit knew (``data/measured/servers_held_out.csv``, made by
+:mod:`pipelines.studies.server_intervals`) say by how much their steps erred, ``u``, and their TTFT,
+``v``. The engine's part ``e`` is common to both phases, that of the time per request is ``f``:
+
+.. math:: P\big(|u| \le z\,\sqrt{sd_b^2 + e^2}\big) = 0.9, \quad
+          P\big(|v| \le z\,\sqrt{k^2 sd^2 + s^2 f^2}\big) = 0.9, \quad sd = \sqrt{sd_b^2 + e^2}
+
+with ``z`` the normal quantile of 95 %, ``sd_b`` of decode steps in the first and of prefill steps
+in the second, ``k`` what TTFT grows by with the steps, and ``s`` the share of the time per request
+in it; each pair of GPU and model has one weight. Both are known by kind of source and engine, on
+NVIDIA's GPUs and on others. Where fewer than two GPUs show them, those of all kinds count, then of
+all engines, and :attr:`StepError.servers` says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -46,9 +60,12 @@ from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Measurements, Phase
 
 Floats = NDArray[np.float64]
+Fold: TypeAlias = Literal["gpu", "llm"]
 Level = Literal["measured", "calibrated", "same chip", "carried"]
 LEVELS: tuple[Level, ...] = ("measured", "calibrated", "same chip", "carried")
 
+_Z = 1.6449  # nine of ten lie within
+_LEAST_GPUS = 2
 _POINTS = (np.arange(40) + 0.5) / 40  # of the distribution of each table's errors that is kept
 
 
@@ -65,7 +82,13 @@ class StepError:
     prefill_scatter, decode_scatter
         Of single steps around that.
     prefill_p90_percent, decode_p90_percent
-        Nine of ten held-out steps erred by less [%].
+        Nine of ten steps err by less [%]: those of tables held out, and the engine's part.
+    engine_sd
+        Part of both common deviations that is the engine's and not the tables'.
+    front_sd
+        Of the time that the engine takes per request.
+    servers
+        Whose runs both are from, in words.
     level
         Kind of source that it holds for.
     """
@@ -79,10 +102,15 @@ class StepError:
     prefill_p90_percent: float
     decode_p90_percent: float
     rows: int
+    engine_sd: float = 0.0
+    front_sd: float = 0.0
+    servers: str = ""
 
 
-def level_of(name: str, llm: str | None = None) -> Level:
+def level_of(name: str, llm: str | None = None, tensor_parallel: int = 1) -> Level:
     """Kind of the best source there is for a GPU, and for a model on it.
+
+    Several GPUs over a link that no calibration on their chip determined count as carried.
 
     Examples
     --------
@@ -90,12 +118,26 @@ def level_of(name: str, llm: str | None = None) -> Level:
     ('measured', 'calibrated')
     >>> level_of("H800-SXM"), level_of("RTX-A5000")
     ('same chip', 'carried')
+    >>> level_of("RTX-4090"), level_of("RTX-4090", tensor_parallel=2)
+    ('calibrated', 'carried')
     """
     if llm is not None and (name, llm) in _measured_pairs():
         return "measured"
     if name in set(calibrated()["gpu"]):
-        return "calibrated"
+        return "calibrated" if tensor_parallel == 1 or _link_known(name) else "carried"
     return "same chip" if sources(name) else "carried"
+
+
+def _link_known(name: str) -> bool:
+    """Whether some calibration on the chip determined its kind of link."""
+    frame = calibrated()
+    kind = link(find_gpu(name).link_type).kind
+    return any(
+        chip(row["gpu"]) == chip(name)
+        and link(find_gpu(row["gpu"]).link_type).kind == kind
+        and "link_efficiency" not in {*row["estimated"], *row["unmeasured"]}
+        for row in frame.to_dict("records")
+    )
 
 
 @lru_cache(maxsize=1)
@@ -131,23 +173,140 @@ def expected_error(name: str, llm: str | None = None) -> StepError:
     CatalogError
         If there is no such GPU.
     """
-    found = level_of(find_gpu(name).name, llm)
-    return error_of(found)
+    gpu = find_gpu(name)
+    return error_of(level_of(gpu.name, llm), vendor=gpu.vendor)
 
 
-@lru_cache(maxsize=8)
-def error_of(level: Level) -> StepError:
-    """Expected error of a kind of source, over all tables held out that way.
+@lru_cache(maxsize=256)
+def error_of(
+    level: Level,
+    engine: str = "vllm",
+    vendor: str = "NVIDIA",
+    *,
+    without: tuple[Fold, str] | None = None,
+) -> StepError:
+    """Expected error of a kind of source, over all tables and runs of servers held out that way.
+
+    Parameters
+    ----------
+    engine, vendor
+        Engine that serves, ``"any"`` as vLLM, and maker of the GPU.
+    without
+        A ``gpu``, with all variants of its chip, or an ``llm`` that takes no part.
 
     Raises
     ------
     ParameterError
         If there is no such level.
+
+    Examples
+    --------
+    >>> ours, other = error_of("calibrated"), error_of("calibrated", "trtllm")
+    >>> ours.engine_sd < other.engine_sd < error_of("calibrated", vendor="AMD").engine_sd
+    True
     """
-    if level_named(level) == "measured":
+    tables = _of_tables(level_named(level), without)
+    engine = "vllm" if engine == "any" else engine
+    part, said = _engine_part(level, engine, vendor, without)
+    nearer = LEVELS[: LEVELS.index(level)]
+    # Servers show decode steps. In prefill the engine errs no less than beside nearer sources.
+    most = max([part, *(_engine_part(one, engine, vendor, without)[0] for one in nearer)])
+    found = replace(
+        tables,
+        prefill_sd=float(np.hypot(tables.prefill_sd, most)),
+        decode_sd=float(np.hypot(tables.decode_sd, part)),
+        prefill_p90_percent=_with_part(tables.prefill_p90_percent, most),
+        decode_p90_percent=_with_part(tables.decode_p90_percent, part),
+        engine_sd=part,
+        front_sd=_front_part(engine, vendor, without),
+        servers=said,
+    )
+    both = tables.correlation * tables.prefill_sd * tables.decode_sd + part * most
+    return replace(found, correlation=both / (found.prefill_sd * found.decode_sd))
+
+
+def _with_part(p90_percent: float, part: float) -> float:
+    return 100.0 * float(np.expm1(np.hypot(np.log1p(p90_percent / 100.0), _Z * part)))
+
+
+@lru_cache(maxsize=256)
+def _engine_part(
+    level: Level, engine: str, vendor: str, without: tuple[Fold, str] | None
+) -> tuple[float, str]:
+    """What steps err by beyond their tables, and on whose runs."""
+    runs, said = _runs_of(engine, vendor, without, level)
+    known = {one: _of_tables(one, without).decode_sd for one in LEVELS}
+    beyond = (runs["step"] / _Z) ** 2 - runs["level"].map(known) ** 2
+    return float(max(0.0, _of_pairs(runs, beyond)) ** 0.5), said
+
+
+@lru_cache(maxsize=256)
+def _front_part(engine: str, vendor: str, without: tuple[Fold, str] | None) -> float:
+    """What the time per request errs by, where TTFT shows it."""
+    runs, _ = _runs_of(engine, vendor, without, shows="ttft_per_step")
+    tables = {one: _of_tables(one, without) for one in LEVELS}
+    apart = {name: np.hypot(one.prefill_sd, one.decode_sd) for name, one in tables.items()}
+    left = runs["TTFT"] + runs["ttft_per_step"] * runs["step"]
+    steps = runs["ttft_per_step"] * runs["level"].map(apart)
+    beyond = ((left / _Z) ** 2 - steps**2) / runs["request_share"] ** 2
+    return float(max(0.0, _of_pairs(runs, beyond)) ** 0.5)
+
+
+def _runs_of(
+    engine: str,
+    vendor: str,
+    without: tuple[Fold, str] | None,
+    level: Level | None = None,
+    *,
+    shows: str = "step",
+) -> tuple[pd.DataFrame, str]:
+    """Runs of servers that tell an engine's error, and whose they are."""
+    rows = servers_held_out()
+    rows = rows[rows[shows].notna()]
+    usual = vendor in ("", "NVIDIA")
+    nvidia = rows["gpu"].map(lambda name: find_gpu(name).vendor == "NVIDIA")
+    if without is not None:
+        # What fits without one GPU (or model) got wrong of all others.
+        rows = rows[~_is(rows, *without) & rows["test"].isin([without[0], "unfitted"])]
+    near = rows[nvidia.loc[rows.index] == usual]
+    where = "NVIDIA's GPUs" if usual else "other makers' GPUs"
+    own = near[near["engine"] == engine]
+    fitted = own[own["test"] != "unfitted"]
+    for found, said in (
+        (fitted[fitted["level"] == level], f"{engine} on {where}, {level}"),
+        (fitted, f"{engine} on {where}"),
+        (own, f"{engine} on {where}, never fitted"),
+        (near, f"all engines on {where}"),
+    ):
+        if found["gpu"].nunique() >= _LEAST_GPUS:
+            return found, said
+    return (near, f"all engines on {where}") if len(near) else (rows, "all engines and GPUs")
+
+
+def _is(rows: pd.DataFrame, fold: Fold, name: str) -> pd.Series[bool]:
+    if fold == "llm":
+        return rows["llm"] == name
+    return rows["gpu"].map(chip) == chip(name)
+
+
+def _of_pairs(rows: pd.DataFrame, values: pd.Series[float]) -> float:
+    """What nine of ten runs stay below, each pair of GPU and model of one weight."""
+    weight = 1.0 / rows.groupby(["source", "gpu", "llm", "degree"])["gpu"].transform("size")
+    order = np.argsort(values.to_numpy())
+    weights = weight.to_numpy()[order]
+    position = np.cumsum(weights) - weights / 2
+    return float(np.interp(0.9 * weights.sum(), position, values.to_numpy()[order]))
+
+
+@lru_cache(maxsize=64)
+def _of_tables(level: Level, without: tuple[Fold, str] | None = None) -> StepError:
+    """The part of the error that tables show."""
+    if level == "measured":
         return _between_engines()
     frame = held_out()
     frame = frame[frame["level"] == ("carried" if level == "same chip" else level)]
+    if without is not None:
+        frame = frame[~_is(frame, *without)]
     per = {phase: frame[frame["phase"] == phase] for phase in PHASES}
     both = per["prefill"].merge(
         per["decode"], on=["source", "gpu", "engine", "llm", "degree"], suffixes=("_p", "_d")
@@ -181,6 +340,7 @@ def _step_error(
     )
 
 
+@lru_cache(maxsize=1)
 def _between_engines() -> StepError:
     """What the choice among three engines of one generation changes, and the reduction's error."""
     replicas: dict[tuple[str, str, int], list[Measurements]] = {}
@@ -220,6 +380,12 @@ def _between_engines() -> StepError:
 def held_out() -> pd.DataFrame:
     """Errors of held-out tables, one row per table and phase, as committed."""
     return derived_frame("held_out")
+
+
+@lru_cache(maxsize=1)
+def servers_held_out() -> pd.DataFrame:
+    """Errors of runs of servers that took no part in a fit, as committed."""
+    return derived_frame("servers_held_out")
 
 
 def coverage(level: Level = "calibrated", share: float = 0.9) -> pd.DataFrame:

@@ -10,7 +10,13 @@ from functools import lru_cache
 
 from hetero.catalog import Gpu, gpus
 from hetero.display import Column, Table
-from hetero.latency.calibration.expected import LEVELS, StepError, error_of, level_of
+from hetero.latency.calibration.expected import (
+    LEVELS,
+    StepError,
+    error_of,
+    expected_error,
+    level_of,
+)
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import calibrated, chip, lenders
 
@@ -29,7 +35,7 @@ def known() -> Table:
     checked = {"yes": "confirmed", "partly": "partly confirmed"}
 
     def error(gpu: Gpu) -> StepError:
-        return error_of(level_of(gpu.name))
+        return expected_error(gpu.name)
 
     columns = (
         Column("GPU", of="name"),
@@ -42,9 +48,9 @@ def known() -> Table:
     )
     best = error_of("measured")
     notes = (
-        "Error: nine of ten held-out steps of other models err by less. Of a model that was "
-        f"measured on the GPU it is {best.prefill_p90_percent:.1f} % of prefills and "
-        f"{best.decode_p90_percent:.1f} % of decode steps, the difference that three engines make.",
+        "Error: nine of ten steps of other models err by less, on servers that no fit knew. Of a "
+        f"model measured on the GPU it is {best.prefill_p90_percent:.1f} % of prefills and "
+        f"{best.decode_p90_percent:.1f} % of decode steps, nearly all of it the engine's.",
         "Measured: operators (summed by aiconfigurator), layers (Helix, LLMServingSim) or whole "
         "steps (Splitwise). Derived: roofline with efficiencies fitted to them. Estimated: those "
         "of another variant of the chip. Assumed: the median of every efficiency over the "
@@ -110,7 +116,10 @@ def levels() -> Table:
         Column("common to a replica, decode", "%", 2, of=lambda e: 100.0 * e.decode_sd),
         Column("single steps, prefill", "%", 2, of=lambda e: 100.0 * e.prefill_scatter),
         Column("single steps, decode", "%", 2, of=lambda e: 100.0 * e.decode_scatter),
+        Column("engine's part", "%", 2, of=lambda e: 100.0 * e.engine_sd),
+        Column("time per request", "%", 2, of=lambda e: 100.0 * e.front_sd),
+        Column("engine's part from", of="servers"),
         Column("rows"),
     )
-    note = "One standard deviation of the logarithm."
+    note = "One standard deviation of the logarithm; what is common has the engine's part in it."
     return Table.of("Expected error of step times", columns, map(error_of, LEVELS), note)
