@@ -104,15 +104,22 @@ def errors() -> pd.DataFrame:
     return frame.rename(columns={label: f"{label}{_PERCENT}" for label in LABELS})
 
 
+def chips() -> pd.DataFrame:
+    """The table ``server_chips``: throughput per GPU of MLPerf's chips, each left out in turn.
+
+    Raises
+    ------
+    DownloadError
+        If the published runs are not here.
+    """
+    frame, _ = servers.ranked()
+    return frame.round(2)
+
+
 def _kept(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the runs that can be simulated, as they are kept: steps by their kind alone."""
+    """Rows of the runs that can be simulated, rounded as they are kept."""
     frame = frame[frame["left_out"] == ""].reset_index(drop=True)
-    kinds = frame["steps"].str.extract(r" on \S+(?: x\d+)?, ([^,(]+?) ?(?:[,(]|$)")[0]
-    kinds = kinds.fillna(frame["steps"]).replace(
-        r"^(?:vllm|sglang|trtllm) .*", "operators", regex=True
-    )
-    frame = frame.assign(steps=kinds)
-    return frame[["test", *KEYS, "steps", *LABELS]].round(dict.fromkeys(LABELS, 2))
+    return frame[["test", *KEYS, "kind", *LABELS]].round(dict.fromkeys(LABELS, 2))
 
 
 def differences(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:

@@ -38,6 +38,7 @@ PERCENT = 0.02  # errors in percent are kept with two digits
 FITTED = {
     "measured/efficiencies": 2e-2,
     "measured/offline_compute": 2e-2,
+    "measured/server_chips": 2e-2,
     "measured/servers": 5e-2,
     "measured/servers_held_out": 2e-2,
 }
@@ -53,9 +54,10 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     "measured/held_out": expected.make_held_out,
     "measured/helix_prototype": replays.helix_prototype,
     "measured/offline_compute": servers.offline_compute,
-    "measured/servers_held_out": server_intervals.make_held_out,
+    "measured/server_chips": calibration.chips,
     "measured/server_repeats": calibration.repeats,
     "measured/servers": calibration.errors,
+    "measured/servers_held_out": server_intervals.make_held_out,
 }
 """Makers of the tables, by file below ``data/`` without its ending."""
 

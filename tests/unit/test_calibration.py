@@ -15,7 +15,7 @@ ROWS = pd.DataFrame(
     {
         "test": ["gpu", "gpu", "gpu", "llm", "none"],
         **{key: ["a", "a", "b", "a", "a"] for key in calibration.KEYS},
-        "steps": "layer profile",
+        "kind": "layer profile",
         "TPOT": [-30.0, 10.0, 4.0, 5.0, 50.0],
         "E2E": [7.0, -7.0, 7.0, np.nan, 60.0],
         "TTFT": [1.0, 2.0, 3.0, 4.0, 70.0],
@@ -86,3 +86,12 @@ def test_kept_spreads_of_repeats_come_out() -> None:
     made = calibration.repeats()
     committed.same(made, "measured", "server_repeats.csv")
     assert made["repeats"].min() >= 3
+
+
+@pytest.mark.usefixtures("raw")
+def test_kept_chips_are_those_of_mlperf() -> None:
+    kept, found = calibration.read("server_chips"), servers.offline()
+    assert kept["gpu"].tolist() == found["gpu"].tolist()
+    np.testing.assert_allclose(kept["tokens_per_s"], found["tokens_per_s"], atol=0.01)
+    errors = 100.0 * (kept["simulated"] / kept["tokens_per_s"] - 1.0)
+    np.testing.assert_allclose(kept["error"], errors, atol=0.02)
