@@ -43,6 +43,7 @@ from hetero.latency.models.efficiencies import for_gpu
 from hetero.latency.overheads import with_overheads
 from hetero.latency.resolve import ResolvedSteps, resolve
 from hetero.latency.step import StepModel
+from hetero.memory import engine_room
 from hetero.routers import SingleInstance
 from hetero.simulator import Run, simulate
 from hetero.streams import stream
@@ -198,6 +199,10 @@ def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
     InfeasibleError
         If the model does not fit the GPUs by our account of their memory.
     """
+    rule, room = serving_engine(run.family).memory_of(run.release), {}
+    if rule is not None:
+        limits = {name: getattr(run.engine, name) for name in ("max_batch", "max_step_tokens")}
+        room = engine_room(rule, gpu(run.gpu), run.llm, run.tensor_parallel, **limits)._asdict()
     (replica,) = replicas(
         gpu(run.gpu),
         run.llm,
@@ -207,6 +212,7 @@ def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
         name=run.gpu,
         weight_precision=run.precision,
         kv_precision=run.kv_precision,
+        **room,
     )
     return simulate(Deployment(run.name, (replica,)), run.trace, SingleInstance(0))
 
