@@ -302,7 +302,10 @@ def runs(share: float = 0.9) -> pd.DataFrame:
             text = row["E2E response" if inverse else f"{label} response"]
             logs = _on_grid(np.array(text.split(), dtype=float), p, d) * (-1 if inverse else 1)
             if label == "TTFT":
-                logs = np.log(np.exp(logs) + row["request_share"] * np.expm1(front))
+                share_s = row["request_share"]  # which steps leave as it is
+                logs = np.log(
+                    np.maximum(np.exp(logs) - share_s, 0.0) + share_s * np.exp(front) + 1e-9
+                )
             logs = (
                 logs
                 + np.hypot(repeats[label].max(), np.nan_to_num(row[f"{label} sample"])) * _noise()

@@ -26,6 +26,11 @@ def found():
     return server_intervals.runs()
 
 
+def nvidia(rows):
+    """Other makers' GPUs are too few to be left out."""
+    return rows[rows["gpu"].map(lambda name: gpu(name).vendor == "NVIDIA")]
+
+
 def test_coverage_has_a_row_per_group(found) -> None:
     coverage = server_intervals.coverage()
     wanted = ["test", "source", "gpu", "kind", "quantity", "runs", "covered", "width_percent"]
@@ -39,14 +44,14 @@ def test_coverage_has_a_row_per_group(found) -> None:
 
 @pytest.mark.parametrize("test", ["gpu", "llm"])
 def test_intervals_of_throughput_hold_what_they_say(found, test) -> None:
-    own = found[(found["test"] == test) & (found["quantity"] == "throughput")]
+    own = nvidia(found[(found["test"] == test) & (found["quantity"] == "throughput")])
     assert len(own) > 300
     assert 0.85 <= own["covered"].mean() <= 0.95
 
 
 def test_intervals_of_tpot_hold_what_they_say(found) -> None:
     """With each model left out; without a GPU nothing says how the links of RTX 4090 behave."""
-    tpot = found[found["quantity"] == "TPOT"]
+    tpot = nvidia(found[found["quantity"] == "TPOT"])
     assert 0.85 <= tpot[tpot["test"] == "llm"]["covered"].mean() <= 0.95
     single = tpot[(tpot["test"] == "gpu") & ((tpot["gpu"] != "RTX-4090") | (tpot["degree"] == 1))]
     # Nor that a small model is bound by its launches there.
@@ -55,7 +60,7 @@ def test_intervals_of_tpot_hold_what_they_say(found) -> None:
 
 def test_intervals_of_ttft_hold_what_they_say(found) -> None:
     """But for several RTX 4090, which stand still for seconds at their start."""
-    ttft = found[(found["quantity"] == "TTFT") & (found["test"] == "llm")]
+    ttft = nvidia(found[(found["quantity"] == "TTFT") & (found["test"] == "llm")])
     assert ttft[(ttft["gpu"] != "RTX-4090") | (ttft["degree"] == 1)]["covered"].mean() >= 0.8
 
 
@@ -112,11 +117,13 @@ def test_the_parts_make_the_whole() -> None:
     tables = expected._of_tables("carried")
     error = error_of("carried")
     assert error.decode_sd == pytest.approx(np.hypot(tables.decode_sd, error.engine_sd))
-    assert error.prefill_sd == pytest.approx(np.hypot(tables.prefill_sd, error.engine_sd))
+    most = max(error_of(level).engine_sd for level in expected.LEVELS)
+    assert error.prefill_sd == pytest.approx(np.hypot(tables.prefill_sd, most))
     # Beside nearer sources the engine is seen better.
     calibrated, measured = error_of("calibrated"), error_of("measured")
     own = expected._of_tables("calibrated").prefill_sd
-    assert calibrated.prefill_sd == pytest.approx(np.hypot(own, measured.engine_sd))
+    seen = max(calibrated.engine_sd, measured.engine_sd)
+    assert calibrated.prefill_sd == pytest.approx(np.hypot(own, seen))
     assert tables.correlation < error.correlation < 1.0
     logs = np.log(draw_factors({"x": error}, 40_000)["x"])
     assert logs.std(axis=0) == pytest.approx(
