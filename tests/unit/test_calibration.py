@@ -72,6 +72,7 @@ def test_every_fitted_run_is_kept_in_every_test() -> None:
     assert sample.median() < none.median()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("raw")
 def test_kept_errors_of_the_first_generation_come_out() -> None:
     made, kept = calibration.generation("first"), calibration.read()
