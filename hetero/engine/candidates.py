@@ -10,17 +10,22 @@ from hetero.engine.state import DECODE_ONLY, DOWN, NO_REPLICA, PREFILL_ONLY, TOO
 
 
 @compiled
-def may_take(R, E, S, r, i):
-    """Whether replica ``i`` is up, serves prefill and could hold the request.
+def serves(R, E, r, i):
+    """Whether replica ``i``, when it is up, serves prefill and could hold the request.
 
     One that only prefills needs a decode replica that can take it on, see :func:`look_ahead`.
     """
     return (
-        S[i].mode != DOWN
-        and E[i].role != DECODE_ONLY
+        E[i].role != DECODE_ONLY
         and fits(R, E[i], r)
         and (E[i].role != PREFILL_ONLY or R[r].decode_node >= 0)
     )
+
+
+@compiled
+def may_take(R, E, S, r, i):
+    """Whether replica ``i`` is up, serves prefill and could hold the request."""
+    return S[i].mode != DOWN and serves(R, E, r, i)
 
 
 @compiled

@@ -14,6 +14,7 @@ from hetero.engine.ahead import clear_stage, unstage
 from hetero.engine.batch import charge, release
 from hetero.engine.candidates import decode_replica
 from hetero.engine.compiled import compiled
+from hetero.engine.ends import note, note_all
 from hetero.engine.heaps import due_step, item_of
 from hetero.engine.kv import at_hand, unknown_tokens, vacate
 from hetero.engine.prefix import clear
@@ -160,6 +161,7 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
     if S[i].mode == DOWN:
         return 0
     interrupt(R, E[i], S[i], FM, IM, t)
+    note_all(E[i], IM)
     while IM[OLDEST] < stop and (
         R[IM[OLDEST]].status == FINISHED or R[IM[OLDEST]].status == REJECTED
     ):
@@ -194,14 +196,15 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
                 else:
                     release(R, S[k], r)
                     take_back(R, E[k], S[k], IM, r)
-                    wake(S[k], FM, k, t)
+                    wake(E[k], S[k], FM, t)
                     count = lose(R, E[k], IM, held, count, r)
     return count
 
 
 @compiled
-def recover(s, t):
+def recover(e, s, IM, t):
     """A replica that was down is empty and idle again."""
     if s.mode == DOWN:
         s.mode = IDLE
         s.clock_s = t
+        note(e, IM)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.engine.compiled import compiled
+from hetero.engine.ends import next_end_s
 from hetero.engine.replica import advance_all
 from hetero.engine.state import (
     CHANGES,
@@ -108,9 +109,7 @@ def take_all(IM):
 def next_change_s(R, E, S, FM, IM, until):
     """Play the fleet to the next first token or finish, at most to ``until``, where it is inf."""
     while True:
-        t = np.inf
-        for i in range(len(E)):
-            t = min(t, FM[i])
+        t = next_end_s(E, FM)
         if IM[TRANSFERS] > 0:
             t = min(t, FM[E[0].transfer_keys])
         if t > until or t == np.inf:

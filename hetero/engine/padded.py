@@ -10,6 +10,7 @@ import numpy as np
 
 from hetero.engine.batch import into_batch, pop_waiting
 from hetero.engine.compiled import compiled
+from hetero.engine.ends import set_end
 from hetero.engine.state import IDLE, IN_PREFILL
 from hetero.engine.steps import step_s
 
@@ -44,4 +45,4 @@ def begin_padded(R, e, s, FM):
     s.step_tokens = inputs
     s.mode = IN_PREFILL
     tokens = count * longest_input
-    FM[e.index] = s.clock_s + step_s(e, FM, tokens, 0, 0, tokens * (longest_input * 0.5))
+    set_end(e, FM, s.clock_s + step_s(e, FM, tokens, 0, 0, tokens * (longest_input * 0.5)))

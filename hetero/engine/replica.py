@@ -21,6 +21,7 @@ from hetero.engine.ahead import next_step
 from hetero.engine.batch import complete, emit, prefilled, push_waiting, release
 from hetero.engine.compiled import compiled
 from hetero.engine.compose import compose, make_room
+from hetero.engine.ends import note, set_end
 from hetero.engine.gaps import count_line
 from hetero.engine.heaps import due_step, times_pop
 from hetero.engine.kv import grow, room, steps_until_full
@@ -28,6 +29,7 @@ from hetero.engine.padded import begin_padded
 from hetero.engine.state import (
     AT_BOUNDARY,
     AT_HAND,
+    BLOCK,
     CHUNKED,
     DECODE_ONLY,
     DOWN,
@@ -60,7 +62,7 @@ def begin_decode(e, s, FM, IM):
     s.run_first_s = first
     s.run_slope_s = slope
     s.mode = IN_DECODE
-    FM[e.index] = s.clock_s + s.stall_s + run_s(first, slope, limit)
+    set_end(e, FM, s.clock_s + s.stall_s + run_s(first, slope, limit))
 
 
 @compiled
@@ -147,7 +149,7 @@ def begin(R, e, s, FM, IM):
         s.mixed = 1 if mixed else 0
         s.step_tokens = tokens
         s.mode = IN_PREFILL
-        FM[e.index] = s.clock_s + s.stall_s + step_s(e, FM, tokens + b, b, cached, pairs)
+        set_end(e, FM, s.clock_s + s.stall_s + step_s(e, FM, tokens + b, b, cached, pairs))
         return
     if not chunked:
         make_room(R, e, s, IM)
@@ -165,17 +167,20 @@ def begin(R, e, s, FM, IM):
 @compiled
 def advance(R, e, s, FM, IM, t):
     """Play a replica up to time ``t``: every step that ends by then, no batch formed at ``t``."""
+    changed = False
     while True:
         if s.mode == AT_BOUNDARY:
             if s.clock_s >= t:
-                FM[e.index] = s.clock_s
-                return
+                set_end(e, FM, s.clock_s)
+                break
+            changed = True
             left(R, e, s, IM, s.clock_s)
             begin(R, e, s, FM, IM)
             if s.mode == AT_BOUNDARY:
                 continue
         if s.mode == IDLE or s.mode == DOWN or FM[e.index] > t:
-            return
+            break
+        changed = True
         if s.mode == IN_DECODE:
             settle_decode(R, e, s, IM)
         else:
@@ -183,6 +188,8 @@ def advance(R, e, s, FM, IM, t):
                 left(R, e, s, IM, np.nextafter(FM[e.index], -np.inf))
             settle_prefill(R, e, s, FM, IM)
         s.mode = AT_BOUNDARY
+    if changed:
+        note(e, IM)
 
 
 @compiled
@@ -191,10 +198,11 @@ def enqueue(R, e, s, FM, IM, r, t):
     alone = s.head < 0
     push_waiting(R, s, r, False)
     R[r].at = e.index
+    note(e, IM)
     if s.mode == IDLE:
         s.clock_s = t
         s.mode = AT_BOUNDARY
-        FM[e.index] = t
+        set_end(e, FM, t)
     elif (
         s.mode == IN_DECODE
         and alone
@@ -205,7 +213,7 @@ def enqueue(R, e, s, FM, IM, r, t):
         first, slope = s.run_first_s, s.run_slope_s
         start = s.clock_s + s.stall_s
         s.run_steps = steps_to_reach(first, slope, start, t, s.run_steps)
-        FM[e.index] = start + run_s(first, slope, s.run_steps)
+        set_end(e, FM, start + run_s(first, slope, s.run_steps))
 
 
 @compiled
@@ -227,6 +235,18 @@ def deliver(R, E, S, FM, IM, t):
 
 
 @compiled
+def _advance_block(R, E, S, FM, IM, t, b, split, decode):
+    """Play the replicas from ``b`` on up to ``t``; of a split fleet those of one phase."""
+    earliest = np.inf
+    for i in range(b, min(b + BLOCK, len(E))):
+        if FM[i] <= t and not (split and (E[i].role == DECODE_ONLY) != decode):
+            advance(R, E[i], S[i], FM, IM, t)
+        if FM[i] < earliest:
+            earliest = FM[i]
+    FM[E[b].block] = earliest
+
+
+@compiled
 def advance_all(R, E, S, FM, IM, t):
     """Play every replica up to ``t``, those that only decode after what they are sent.
 
@@ -242,11 +262,11 @@ def advance_all(R, E, S, FM, IM, t):
         if k < 0 or first > t:
             break
         advance(R, E[k], S[k], FM, IM, min(np.nextafter(first, np.inf), t))
-    for i in range(len(E)):
-        if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
-            advance(R, E[i], S[i], FM, IM, t)
+    for b in range(0, len(E), BLOCK):
+        if FM[E[b].block] <= t:
+            _advance_block(R, E, S, FM, IM, t, b, split, False)
     if split:
         deliver(R, E, S, FM, IM, t)
-        for i in range(len(E)):
-            if FM[i] <= t and E[i].role == DECODE_ONLY:
-                advance(R, E[i], S[i], FM, IM, t)
+        for b in range(0, len(E), BLOCK):
+            if FM[E[b].block] <= t:
+                _advance_block(R, E, S, FM, IM, t, b, True, True)

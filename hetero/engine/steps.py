@@ -12,10 +12,15 @@ from hetero.engine.compiled import compiled
 @compiled
 def token_s(e, FM, p, n):
     """Time of ``n`` new tokens in piece ``p`` of an engine: its piecewise linear table."""
-    j = e.knots[p]
+    return table_s(FM, e.knots[p], e.knot_count[p], n)
+
+
+@compiled
+def table_s(FM, j, count, n):
+    """Time of ``n`` tokens in a piecewise linear table of ``count`` knots from ``j`` on."""
     if n <= FM[j]:
         return FM[j + 1]
-    last = j + 3 * (e.knot_count[p] - 1)
+    last = j + 3 * (count - 1)
     while j < last and n >= FM[j + 3]:
         j += 3
     return FM[j + 1] + FM[j + 2] * (n - FM[j])

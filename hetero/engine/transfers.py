@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.engine.compiled import compiled
+from hetero.engine.ends import set_end
 from hetero.engine.heaps import times_push
 from hetero.engine.kv import vacate
 from hetero.engine.state import AT_BOUNDARY, IN_TRANSFER, TRANSFERS
@@ -70,11 +71,11 @@ def left(R, e, s, IM, t):
 
 
 @compiled
-def wake(s, FM, i, t):
-    """Let replica ``i`` look again at ``t`` whether it has room, if it waits for a transfer."""
+def wake(e, s, FM, t):
+    """Let a replica look again at ``t`` whether it has room, if it waits for a transfer."""
     if s.mode == AT_BOUNDARY and s.clock_s > t:
         s.clock_s = t
-        FM[i] = t
+        set_end(e, FM, t)
 
 
 @compiled
@@ -89,4 +90,4 @@ def abandon(R, e, s, FM, IM, r, t):
     else:
         R[previous].link = R[r].link
     vacate(R, e, s, IM, r, R[r].reserved)
-    wake(s, FM, e.index, t)
+    wake(e, s, FM, t)

@@ -45,7 +45,9 @@ corrected mean. Without this, replicas collect the requests whose lengths were u
 Related: the exponential price of load is that of online routing on unrelated machines (Aspnes et
 al., 1997); Xiong et al. (eq. 7) use it on the KV usage alone.
 
-Layout of ``RM``: header of :data:`HEADER` entries, then the average T of each replica.
+Layout of ``RM``: header of :data:`HEADER` entries, then the average T of each kind of replicas
+(of one engine, step model and way), and what the request in hand means to each kind; in a fleet of
+many replicas then the rows of :mod:`hetero.routers.shortlist`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ from typing import ClassVar
 import numpy as np
 
 from hetero.deployment import Deployment
-from hetero.engine.candidates import may_take
+from hetero.engine.candidates import may_take, serves
 from hetero.engine.compiled import compiled
 from hetero.engine.held import is_deferred
 from hetero.engine.prefix import known_tokens
@@ -65,6 +67,7 @@ from hetero.engine.state import (
     CHUNKED,
     DEFER,
     DEFERRED,
+    DOWN,
     FINISHED,
     IN_DECODE,
     IN_PREFILL,
@@ -75,15 +78,51 @@ from hetero.engine.state import (
 from hetero.engine.steps import step_s
 from hetero.errors import require
 from hetero.routers.base import PREDICTIVE, Builtin, Floats
+from hetero.routers.shortlist import (
+    BASE,
+    BLOCKS,
+    BOUND,
+    FIRST,
+    GAIN,
+    IDLE_ONE,
+    KIND,
+    LESS_S,
+    LIMITS,
+    LOOSE,
+    MOST_S,
+    MOST_SLOTS,
+    MOST_TAKEN,
+    PRICE_H,
+    RATE_S,
+    REPLICA,
+    STOP,
+    ahead,
+    arrange,
+    bound_s,
+    prefill_floor,
+    row_at,
+    row_of_block,
+    size,
+    tighten,
+    update,
+)
 
 # Header entries: the parameters; means over recent arrivals; what finished requests taught.
 PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3
 ARRIVED, INPUT, OUTPUT = 4, 5, 6
 NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 7, 8, 9, 10, 11, 12
-HEADER = 13
+MANY = 13  # whether there are: 0 no, 1 perhaps, 2 yes
+HEADER = 14
+# What a request means to a kind: whether it may go there; its tokens, and those to prefill with
+# their pairs; T, the part of it that is prefill, what a replica renews; T over its average; the
+# delay of a long reply; and the share of its tokens that counts as held.
+OPEN, INPUTS, OUTPUTS, FRESH, PAIRS = LIMITS, LIMITS + 1, LIMITS + 2, LIMITS + 3, LIMITS + 4
+SHARE, OWN, RENEWAL, RATIO, LATE = LIMITS + 5, LIMITS + 6, LIMITS + 7, LIMITS + 8, LIMITS + 9
+HELD_SHARE, TERMS = LIMITS + 10, LIMITS + 11
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
 _SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
+_FEW = 48  # replicas that are looked at one by one
 _PRIOR = 20.0  # finished requests that outweigh taking predictions at their word
 
 
@@ -146,36 +185,192 @@ def _wait_s(s, usage, renewal):
 
 
 @compiled
-def _first_token_s(R, e, s, FM, t, inputs, pairs, usage, renewal):
-    """F: time to the first token of a request with ``inputs`` tokens to prefill, arriving now."""
-    step = step_s(e, FM, s.running, s.running, s.cached, 0.0) if s.running > 0 else 0.0
-    rest = 0.0
+def _first_token_s(e, s, FM, RM, c, ahead, t, usage):
+    """F: time to the first token of a request that arrives now."""
+    step = rest = 0.0
+    if s.running > 0 and (s.mode == IN_DECODE or e.batching == CHUNKED):
+        step = step_s(e, FM, s.running, s.running, s.cached, 0.0)
     if s.mode == IN_PREFILL:
         rest = max(FM[e.index] - t, 0.0)
     elif s.mode == IN_DECODE:
         rest = 0.5 * step
-    tokens = inputs
     if usage > 1.0:
-        rest += _wait_s(s, usage, renewal)  # the prompts ahead are prefilled meanwhile
-    else:
-        tokens += s.waiting_tokens + s.staged_tokens
-        if s.partial >= 0:
-            tokens += R[s.partial].input_tokens - s.partial_tokens
-    return e.way_s + rest + _prefill_s(e, FM, s, tokens, pairs, step)
+        rest += _wait_s(s, usage, RM[c + RENEWAL])  # the prompts ahead are prefilled meanwhile
+        ahead = 0
+    if ahead == 0 and e.batching != CHUNKED:
+        return e.way_s + rest + RM[c + OWN]
+    return e.way_s + rest + _prefill_s(e, FM, s, RM[c + FRESH] + ahead, RM[c + PAIRS], step)
 
 
 @compiled
-def _fullness(e, s, RM, inputs, outputs):
-    """Share of a replica taken with this request: of its cache or batch; above 1 it must wait."""
-    if s.outstanding == 0:
-        return 0.0
-    taken = s.outstanding_tokens + inputs + outputs
-    if e.admission == PAGED:
-        # On average a request holds its prompt and half of its reply.
-        taken *= (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
-    full = max(taken / e.kv_tokens, (s.outstanding + 1) / e.max_batch)
-    # A queue that stands while the replica decodes shows that it is full.
-    return max(full, 2.0) if s.waiting > 0 and s.mode == IN_DECODE else full
+def _cost(e, s, FM, RM, c, ahead, t, most, latest, least):
+    """Cost of a replica that could take the request; NaN where it is to wait instead.
+
+    There are ``ahead`` tokens to be prefilled before it. Beyond ``least`` only that is known.
+    """
+    slot = 1.0 / e.max_batch
+    taken = s.outstanding_tokens + RM[c + INPUTS] + RM[c + OUTPUTS]
+    # A queue that stands while the replica decodes shows that it is full, whatever was predicted of
+    # the requests that run.
+    stands = s.waiting > 0 and s.mode == IN_DECODE
+    if s.outstanding > 0 and most < np.inf:
+        full = max(taken * RM[c + HELD_SHARE] / e.kv_tokens, (s.outstanding + 1) / e.max_batch)
+        if full > most or stands:
+            return np.nan
+    usage = max(taken / e.kv_tokens, (s.outstanding + 1) * slot)
+    if stands:
+        queued = s.waiting_tokens + s.waiting * RM[OUTPUT] + RM[c + INPUTS] + RM[c + OUTPUTS]
+        usage = max(usage, 1.0 + queued / e.kv_tokens)
+    first = _first_token_s(e, s, FM, RM, c, ahead, t, usage)
+    if first > latest:
+        return np.nan
+    if first > least and RM[c + RATIO] >= 0.0:
+        return first
+    price = RM[PRICE_S]
+    if usage < 1.0:
+        price *= math.exp(RM[STEEPNESS] * (usage - 1.0))
+    return first + price * RM[c + RATIO] + RM[c + LATE]
+
+
+@compiled
+def _price(R, E, FM, IM, RM, c, r, i, outputs, weight):
+    """What a request means to replicas of a kind, of which ``i`` is one."""
+    e = E[i]
+    inputs = float(R[r].input_tokens)
+    mean = RM[INPUT] + RM[OUTPUT]
+    slot = 1.0 / e.max_batch
+    batch = max(1.0 / max(mean / e.kv_tokens, slot), 1.0)
+    full = np.int64(batch)
+    cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
+    step = step_s(e, FM, full, full, cached, 0.0)
+    known = float(known_tokens(R, e, IM, r))
+    fresh = inputs - known
+    pairs = 0.5 * (inputs * inputs - known * known)
+    if e.batching == CHUNKED:
+        share = own = step_s(e, FM, fresh + full, full, cached, pairs) - step
+    else:
+        share = own = step_s(e, FM, fresh, 0, 0.0, pairs)
+    share += outputs * step * max((inputs + outputs) / e.kv_tokens, slot)
+    RM[HEADER + e.kind] += weight * (share - RM[HEADER + e.kind])
+    average = RM[HEADER + e.kind]
+    longer = max(outputs - RM[OUTPUT], 0.0)
+    late = RM[LONG_REPLY] * longer * longer / RM[OUTPUT]
+    RM[c + OPEN] = serves(R, E, r, i)
+    RM[c + INPUTS], RM[c + OUTPUTS], RM[c + FRESH], RM[c + PAIRS] = inputs, outputs, fresh, pairs
+    RM[c + SHARE], RM[c + OWN], RM[c + LATE], RM[c + RENEWAL] = (
+        share,
+        own,
+        late * step,
+        average * batch,
+    )
+    RM[c + RATIO] = share / average if average > 0.0 else 1.0
+    # On average a request of a paged engine holds its prompt and half of its reply.
+    RM[c + HELD_SHARE] = (RM[INPUT] + 0.5 * RM[OUTPUT]) / mean if e.admission == PAGED else 1.0
+
+
+@compiled
+def _limit(e, FM, RM, c, t, most, latest):
+    """The terms of the bound of :mod:`hetero.routers.shortlist` for replicas of a kind."""
+    floor, rate, less = prefill_floor(e, FM, RM[c + FRESH], RM[c + PAIRS])
+    RM[c + RATE_S], RM[c + LESS_S] = rate, less
+    size = (RM[c + INPUTS] + RM[c + OUTPUTS]) / e.kv_tokens
+    gain = RM[PRICE_S] * RM[c + RATIO]
+    RM[c + GAIN] = max(gain, 0.0)
+    RM[c + BASE] = e.way_s + floor + RM[c + LATE] + min(gain, 0.0)
+    RM[c + PRICE_H] = math.exp(RM[STEEPNESS] * (size - 1.0))
+    # What is surely beyond, whatever is rounded.
+    RM[c + MOST_TAKEN] = most / RM[c + HELD_SHARE] * (1.0 + 1e-9) + 1e-9 - size
+    RM[c + MOST_SLOTS] = most * (1.0 + 1e-9)
+    RM[c + MOST_S] = latest * (1.0 + 1e-9) + 1e-15 * t - e.way_s - floor
+    if RM[c + FRESH] < 1.0 or RM[c + RENEWAL] < 0.0:
+        RM[c + BASE], RM[c + MOST_S] = -np.inf, np.inf
+
+
+@compiled
+def _among_all(R, E, S, FM, IM, RM, r, t, outputs, weight, most, latest):
+    """Look at every replica."""
+    best, least, waits = REJECT, np.inf, False
+    kinds = 0
+    for i in range(len(E)):
+        e, s = E[i], S[i]
+        c = HEADER + len(E) + e.kind * TERMS
+        if e.kind == kinds:
+            kinds += 1
+            _price(R, E, FM, IM, RM, c, r, i, outputs, weight)
+        if RM[c + OPEN] != 0.0 and s.mode != DOWN:
+            cost = _cost(e, s, FM, RM, c, ahead(R, s), t, most, latest, least)
+            waits = waits or cost != cost
+            if cost < least:
+                best, least = i, cost
+    return best, waits
+
+
+@compiled
+def _among_many(R, E, S, FM, IM, RM, r, t, outputs, weight, most, latest):
+    """Look at those that can be the best; the decision is the same."""
+    x = HEADER + len(E) * (1 + TERMS)
+    update(R, E, S, FM, IM, RM, x)
+    best, least, waits, excluded = REJECT, np.inf, False, False
+    blocks = int(RM[x + BLOCKS])
+    kinds, idle_of = 0, -1
+    first, lowest = 0, np.inf
+    for k in range(blocks):
+        b = row_of_block(E, x, k)
+        kind = int(RM[b + KIND])
+        c = HEADER + len(E) + kind * TERMS
+        if kind == kinds:
+            kinds += 1
+            i = int(RM[row_at(E, x, int(RM[b + FIRST])) + REPLICA])
+            _price(R, E, FM, IM, RM, c, r, i, outputs, weight)
+            _limit(E[i], FM, RM, c, t, most, latest)
+        RM[b + BOUND] = np.inf
+        if RM[c + OPEN] == 0.0:
+            continue
+        if RM[b + IDLE_ONE] < np.inf and idle_of < kind:
+            tighten(E, RM, x, b)
+            if RM[b + IDLE_ONE] < np.inf:
+                idle_of = kind
+                i = int(RM[b + IDLE_ONE])
+                cost = _cost(E[i], S[i], FM, RM, c, 0, t, most, latest, least)
+                waits = waits or cost != cost
+                if cost < least or (cost == least and i < best):
+                    best, least = i, cost
+        RM[b + BOUND] = bound_s(RM, b, c, t)
+        excluded = excluded or RM[b + BOUND] == np.inf
+        if RM[b + BOUND] < lowest:
+            first, lowest = k, RM[b + BOUND]
+    for turn in range(-1, blocks):
+        # That of the lowest bound first, which leaves few of the others.
+        b = row_of_block(E, x, first if turn < 0 else turn)
+        if turn == first or RM[b + BOUND] == np.inf or RM[b + BOUND] > _beyond(least, t):
+            continue
+        c = HEADER + len(E) + int(RM[b + KIND]) * TERMS
+        if RM[b + LOOSE] != 0.0:
+            tighten(E, RM, x, b)
+            if bound_s(RM, b, c, t) > _beyond(least, t):
+                continue
+        for row in range(int(RM[b + FIRST]), int(RM[b + STOP])):
+            q = row_at(E, x, row)
+            bound = bound_s(RM, q, c, t)
+            if bound == np.inf:
+                excluded = True
+            elif not bound > _beyond(least, t):
+                i = int(RM[q + REPLICA])
+                s = S[i]
+                cost = _cost(E[i], s, FM, RM, c, ahead(R, s), t, most, latest, least)
+                waits = waits or cost != cost
+                if cost < least or (cost == least and i < best):
+                    best, least = i, cost
+    if best < 0 and excluded and not waits:
+        for i in range(len(E)):
+            waits = waits or may_take(R, E, S, r, i)
+    return best, waits
+
+
+@compiled
+def _beyond(least, t):
+    """A bound above this, however it is rounded, is above ``least``."""
+    return least + 1e-9 * abs(least) + 1e-15 * t + 1e-12
 
 
 @compiled
@@ -191,54 +386,22 @@ def predictive(R, E, S, FM, IM, RM, r, t):
     weight = 0.0 if again else 1.0 / min(RM[ARRIVED], _RECENT)
     RM[INPUT] += weight * (inputs - RM[INPUT])
     RM[OUTPUT] += weight * (outputs - RM[OUTPUT])
-    mean = RM[INPUT] + RM[OUTPUT]
-    longer = max(outputs - RM[OUTPUT], 0.0)
-    late = RM[LONG_REPLY] * longer * longer / RM[OUTPUT]
-    best, least, credit = REJECT, np.inf, 0.0
-    waits = False
-    for i in range(len(E)):
-        e = E[i]
-        slot = 1.0 / e.max_batch
-        batch = max(1.0 / max(mean / e.kv_tokens, slot), 1.0)
-        full = np.int64(batch)
-        cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
-        step = step_s(e, FM, full, full, cached, 0.0)
-        known = float(known_tokens(R, e, IM, r))
-        fresh = inputs - known
-        pairs = 0.5 * (inputs * inputs - known * known)
-        if e.batching == CHUNKED:
-            share = step_s(e, FM, fresh + full, full, cached, pairs) - step
-        else:
-            share = step_s(e, FM, fresh, 0, 0.0, pairs)
-        share += outputs * step * max((inputs + outputs) / e.kv_tokens, slot)
-        RM[HEADER + i] += weight * (share - RM[HEADER + i])
-        if not may_take(R, E, S, r, i):
-            continue
-        if target == 0.0 or again:
-            most = _SPARE if target > 0.0 else 1.0
-            if _fullness(e, S[i], RM, inputs, outputs) > most:
-                waits = True
-                continue
-        usage = max(
-            (S[i].outstanding_tokens + inputs + outputs) / e.kv_tokens,
-            (S[i].outstanding + 1) * slot,
-        )
-        if S[i].waiting > 0 and S[i].mode == IN_DECODE:
-            # A queue that stands while the replica decodes shows that it is full, whatever was
-            # predicted of the requests that run.
-            queued = S[i].waiting_tokens + S[i].waiting * RM[OUTPUT] + inputs + outputs
-            usage = max(usage, 1.0 + queued / e.kv_tokens)
-        first = _first_token_s(R, e, S[i], FM, t, fresh, pairs, usage, RM[HEADER + i] * batch)
-        price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
-        average = RM[HEADER + i]
-        cost = first + price * (share / average if average > 0.0 else 1.0) + late * step
-        if target > 0.0 and not again and first > target:
-            waits = True
-            continue
-        if cost < least:
-            best, least, credit = i, cost, share
+    most = latest = np.inf
+    if target == 0.0:
+        most = 1.0
+    elif again:
+        most = _SPARE
+    else:
+        latest = target
+    if RM[MANY] == 1.0:
+        x = HEADER + len(E) * (1 + TERMS)
+        RM[MANY] = 2.0 if arrange(E, RM, x, RM[STEEPNESS]) else 0.0
+    if RM[MANY] == 2.0:
+        best, waits = _among_many(R, E, S, FM, IM, RM, r, t, outputs, weight, most, latest)
+    else:
+        best, waits = _among_all(R, E, S, FM, IM, RM, r, t, outputs, weight, most, latest)
     if best >= 0:
-        R[r].credit = credit
+        R[r].credit = RM[HEADER + len(E) + E[best].kind * TERMS + SHARE]
     elif waits:
         return DEFER
     return best
@@ -291,7 +454,10 @@ class Predictive(Builtin):
 
     def memory(self, deployment: Deployment) -> Floats:
         """Layout of :mod:`hetero.routers.predictive`."""
-        memory = np.zeros(HEADER + len(deployment.replicas))
+        count = len(deployment.replicas)
+        many = count > _FEW
+        memory = np.zeros(HEADER + count * (1 + TERMS) + (size(count) if many else 0))
+        memory[MANY] = many
         memory[:ARRIVED] = (
             self.price_s,
             self.steepness,

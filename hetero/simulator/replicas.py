@@ -126,7 +126,7 @@ def simulate(
                 found = np.empty(driver.next, np.int64)
                 lost.append(found[: fail(*arrays, k, time_s, driver.next, found)])
             else:
-                recover(replicas[k], time_s)
+                recover(engines[k], replicas[k], integers, time_s)
         driver.fail_over(np.sort(np.concatenate([np.empty(0, np.int64), *lost])), time_s)
         last_s = time_s
     _play(driver, np.inf, sampler)

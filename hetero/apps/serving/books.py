@@ -17,6 +17,7 @@ from hetero.deployment import Deployment
 from hetero.engine import state
 from hetero.engine.batch import charge, release
 from hetero.engine.candidates import candidates
+from hetero.engine.ends import note
 from hetero.engine.limits import limits_of
 from hetero.engine.steps import step_s
 from hetero.routers.base import FleetState, Request
@@ -68,6 +69,8 @@ class Books:
         self._cached = [0] * count  # tokens of the requests that decode
         self._decoding = [0] * count
         self._since_s = [0.0] * count  # what is in prefill cannot have begun before
+        self._usable = [True] * count
+        self._changed = set(range(count))  # engines whose records are behind
         self._view()
 
     def _view(self) -> None:
@@ -130,6 +133,7 @@ class Books:
         row["status"] = state.WAITING
         row["reason"] = state.NO_REASON
         charge(self.requests, self.replicas[i], r)
+        self._changed.add(i)
         if not self._pending[i]:
             self._since_s[i] = now_s
         inputs = int(row["input_tokens"])
@@ -144,6 +148,7 @@ class Books:
         if inputs is None:
             return
         self._pending_tokens[i] -= inputs
+        self._changed.add(i)
         self._since_s[i] = now_s
         row["first_token_s"] = now_s
         row["status"] = state.RUNNING
@@ -157,6 +162,7 @@ class Books:
         row = self.requests[r]
         row["done_tokens"] += count
         self._cached[row["node"]] += count
+        self._changed.add(int(row["node"]))
 
     def close(
         self, r: int, now_s: float, input_tokens: int, output_tokens: int, *, finished: bool = True
@@ -177,6 +183,7 @@ class Books:
         if i < 0:
             return
         release(self.requests, self.replicas[i], r)
+        self._changed.add(i)
         # Sums of parts do not come back to 0 by themselves.
         if not self.replicas["outstanding"][i]:
             self.replicas["load"][i] = 0.0
@@ -219,7 +226,15 @@ class Books:
             Whether each engine is up and this request may go there.
         """
         for i, up in enumerate(usable):
-            self._observe(i, now_s, up)
+            if up != self._usable[i]:
+                self._changed.add(i)
+        self._usable = usable
+        # What is in prefill and late ends its step any moment.
+        self._changed.update(np.flatnonzero(self.floats[: len(usable)] <= now_s).tolist())
+        for i in self._changed:
+            self._observe(i, now_s, usable[i])
+            note(self.engines[i], self.integers)
+        self._changed.clear()
         candidates(self.requests, self.engines, self.replicas, r, self._eligible)
         object.__setattr__(self.fleet, "now_s", now_s)
         return bool(self._eligible.any())
