@@ -235,18 +235,6 @@ def deliver(R, E, S, FM, IM, t):
 
 
 @compiled
-def _advance_block(R, E, S, FM, IM, t, b, split, decode):
-    """Play the replicas from ``b`` on up to ``t``; of a split fleet those of one phase."""
-    earliest = np.inf
-    for i in range(b, min(b + BLOCK, len(E))):
-        if FM[i] <= t and not (split and (E[i].role == DECODE_ONLY) != decode):
-            advance(R, E[i], S[i], FM, IM, t)
-        if FM[i] < earliest:
-            earliest = FM[i]
-    FM[E[b].block] = earliest
-
-
-@compiled
 def advance_all(R, E, S, FM, IM, t):
     """Play every replica up to ``t``, those that only decode after what they are sent.
 
@@ -262,11 +250,18 @@ def advance_all(R, E, S, FM, IM, t):
         if k < 0 or first > t:
             break
         advance(R, E[k], S[k], FM, IM, min(np.nextafter(first, np.inf), t))
-    for b in range(0, len(E), BLOCK):
+    count = len(E)
+    for b in range(0, count, BLOCK):
         if FM[E[b].block] <= t:
-            _advance_block(R, E, S, FM, IM, t, b, split, False)
+            earliest = np.inf
+            for i in range(b, min(b + BLOCK, count)):
+                if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
+                    advance(R, E[i], S[i], FM, IM, t)
+                if FM[i] < earliest:
+                    earliest = FM[i]
+            FM[E[b].block] = earliest
     if split:
         deliver(R, E, S, FM, IM, t)
-        for b in range(0, len(E), BLOCK):
-            if FM[E[b].block] <= t:
-                _advance_block(R, E, S, FM, IM, t, b, True, True)
+        for i in range(count):
+            if FM[i] <= t and E[i].role == DECODE_ONLY:
+                advance(R, E[i], S[i], FM, IM, t)

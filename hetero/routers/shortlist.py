@@ -179,6 +179,8 @@ def _write(R, E, S, FM, RM, x, i):
         price_b = math.exp(RM[x + STEEPNESS] * (min(slots, 1.0) - 1.0))
         if s.waiting > 0 and s.mode == IN_DECODE:
             price_b, slots = 1.0, np.inf
+        if ahead(R, s) < 0:
+            end = rest = -np.inf  # a prompt with what was generated before a failure: no bound
         if s.outstanding == 0:
             taken = slots = -np.inf  # whoever comes is admitted
     q = row_at(E, x, int(RM[x + HEADER + i]))

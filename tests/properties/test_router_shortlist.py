@@ -93,7 +93,7 @@ def trace(rng: np.random.Generator, count: int, rate_rps: float) -> Trace:
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(49, 300),
