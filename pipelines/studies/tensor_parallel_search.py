@@ -211,7 +211,7 @@ def simulated_figure(simulated: pd.DataFrame, estimated: Mapping[str, DegreeSear
     axes[0].set_ylabel("throughput [1,000 tokens/s]")
     axes[1].sharey(axes[0])
     axes[0].set_ylim(top=1.05 * both["k"].max())
-    shared_legend(fig, "outside upper left")
+    shared_legend(fig, "outside upper left", ncols=4)
     first = simulated[(simulated["engine"] == "prefill first") & (simulated["seed"] == seeds[0])]
     for row in first.itertuples():
         j, k = list(estimated).index(row.link), list(degrees).index(row.t)
