@@ -51,8 +51,8 @@ Search = Callable[..., DegreeSearch]
 def links() -> dict[str, Link | None]:
     """Links of the machine with eight V100: that of the SXM2 module, and the one printed.
 
-    The first is what the text of Xiong et al. implies: with PCIe between the GPUs four serve no
-    faster than one, which section 5.2 excludes, and PCIe is how an SXM2 module reaches its host.
+    The first is what the text implies: with PCIe between the GPUs four serve no faster than one,
+    which section 5.2 of Xiong et al. excludes, and PCIe is how an SXM2 module reaches its host.
     """
     return {"NVLink 2": catalog.link("NVLink2"), "PCIe 3 (printed)": None}
 

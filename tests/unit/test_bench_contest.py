@@ -10,7 +10,7 @@ from pipelines.studies.heteroserve import verdict
 
 def test_a_few_settings_by_hand() -> None:
     chosen = contest.settings(requests=200, decodes=("calibrated",), loads=(0.9,), rates=(8.0,))
-    assert len(chosen) == 7 + 6 + 8
+    assert len(chosen) == 7 + 6 + 12
     few = [chosen[0], chosen[-1]]
     found = contest.contest(few, seeds=(0, 1))
     assert len(found.rows) == 2 * 3 * 2
