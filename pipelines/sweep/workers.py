@@ -134,6 +134,9 @@ def _own(folder: Path) -> Iterator[str]:
         _remove(own)
         lock.unlink(missing_ok=True)
         os.close(file)
+        # Again: a child that a killed call was just starting may have held its lock until now.
+        with suppress(OSError):
+            _remove_dead(running)
 
 
 def _locked(running: Path) -> tuple[Path, int]:
