@@ -15,13 +15,11 @@ measured, layers,  Splitwise, aiconfigurator and Helix, published or reduced; a 
 tables
 reduction          measured tables to step models
 efficiencies       roofline efficiencies as committed, and the roofline of any GPU with them
-calibration        their fit to the measured tables, and its errors
-profiles,          times per operator of one layer reduced to replicas, ragged and mixed steps
-profile_tables     included; the published tables they come from
+calibration        their fit to measured tables
+profiles           times per operator of one layer reduced to replicas, ragged and mixed steps
+                   included
 operators          aiconfigurator's operator measurements, the optional extra ``silicon``
 expected, known    the error to expect of every GPU, and what is known of it
-fidelity           errors of the models row by row, inside and outside their range
-derived            makes ``data/measured``
 =================  ==============================================================================
 
 Examples

@@ -52,7 +52,7 @@ def raw_available(source: Source) -> bool:
 def raw_frame(source: Source) -> pd.DataFrame:
     """Rows of a published file, GPU and model under their names in the catalog.
 
-    Layer profiles are many files, which :mod:`hetero.latency.sources.profile_tables` reads.
+    Layer profiles are many files, which :mod:`pipelines.studies.layer_profiles` reads.
 
     Raises
     ------

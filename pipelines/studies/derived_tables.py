@@ -19,14 +19,13 @@ from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import DownloadError, ParameterError, require
 from hetero.files import check_new, writing
-from hetero.latency.calibration import expected
-from hetero.latency.sources import operators
 from pipelines.studies import (
     aiconfigurator_beside,
     calibration,
     helix_tables,
     measured_tables,
     replays,
+    roofline_calibration,
     server_intervals,
     servers,
 )
@@ -48,10 +47,9 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     **{f"measured/{name}": make for name, make in measured_tables.FILES.items()},
     **helix_tables.FILES,
     "measured/aiconfigurator_servers": aiconfigurator_beside.estimates,
-    "measured/all_reduce": operators.all_reduce_knots,
     "measured/engine_run_load": replays.load,
     "measured/engine_runs": replays.summary,
-    "measured/held_out": expected.make_held_out,
+    "measured/held_out": roofline_calibration.make_held_out,
     "measured/helix_prototype": replays.helix_prototype,
     "measured/offline_compute": servers.offline_compute,
     "measured/server_chips": calibration.chips,

@@ -19,8 +19,8 @@ from hetero.latency.frames import Source
 from hetero.latency.models.affine import fit
 from hetero.latency.models.efficiencies import efficiency
 from hetero.latency.models.phase import Form
-from hetero.latency.sources import measured
 from hetero.latency.tables import Measurements
+from pipelines.studies.roofline_calibration import tables
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def row_errors(
     rows.
     """
     found = []
-    for table in measured.tables(source, raw=raw):
+    for table in tables(source, raw=raw):
         label = f"{source}/{table.engine.split()[0]}" if source == "aiconfigurator" else source
         roofline = roofline_fit.predict(table, efficiency(gpu(table.gpu), label))
         part = roofline_fit.takes_part(table)

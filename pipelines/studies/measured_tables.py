@@ -7,19 +7,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hetero.latency.calibration import roofline_fit
 from hetero.latency.frames import raw_frame
 from hetero.latency.models.layers import layer_latencies
 from hetero.latency.reduction import KNOT_ERROR, reduce_table, simplify
-from hetero.latency.sources import measured, profiles
+from hetero.latency.sources import measured, operators
+from pipelines.studies import layer_profiles, roofline_calibration
 
 Floats = NDArray[np.float64]
 
+# vLLM's own all-reduce takes messages up to this size and leaves larger ones to NCCL.
+_CUSTOM_BYTES = 8 * 2**20
 #: Up to here every entry is kept: planners read node throughput off this part of the tables.
 EXACT_TO = {"prefill": 1000.0, "decode": 30.0}
 
@@ -72,7 +75,7 @@ def helix_layer_knots() -> pd.DataFrame:
 def aiconfigurator_steps() -> pd.DataFrame:
     """Step model of every GPU, engine, model and degree of the grid, with its error."""
     rows = []
-    for table in measured.tables("aiconfigurator", raw=True):
+    for table in measured.aiconfigurator(raw=True):
         reduction = reduce_table(table)
         piece = reduction.model.pieces[0]
         decode = table.phase("decode")
@@ -117,15 +120,53 @@ def _words(values: Floats) -> str:
 
 def profile_steps() -> pd.DataFrame:
     """Step model of every layer profile, with its error per kind of step."""
-    return pd.DataFrame(profiles.to_rows(profiles.profiled_steps(raw=True)))
+    return pd.DataFrame(
+        layer_profiles.to_rows(map(layer_profiles.reduce_profile, layer_profiles.layer_profiles()))
+    )
 
 
 def efficiencies() -> pd.DataFrame:
-    """Efficiencies with their errors, see :mod:`hetero.latency.calibration.roofline_fit`."""
-    return roofline_fit.calibrate_all(raw=True)
+    """Efficiencies with their errors, see :mod:`pipelines.studies.roofline_calibration`."""
+    return roofline_calibration.calibrate_all(raw=True)
+
+
+def all_reduce_knots() -> pd.DataFrame:
+    """Rows of ``data/measured/all_reduce.csv``: two RTX PRO 6000, in steps of 3 % error.
+
+    Two versions of vLLM were measured, each on a host of its own.
+    """
+    folder = (
+        Path(str(operators.package().__file__)).parent / "systems/data/rtx_pro_6000_server/comm"
+    )
+    nccl = pd.read_parquet(folder / "nccl/2.29.2/nccl_perf.parquet")
+    nccl = nccl[(nccl["num_gpus"] == 2) & (nccl["op_name"] == "all_reduce")]
+    nccl = nccl[(nccl["nccl_dtype"] == "half") & (nccl["message_size"] > _CUSTOM_BYTES)]
+    rows = []
+    for version in ("0.19.0", "0.24.0"):
+        own = pd.read_parquet(folder / f"vllm/{version}/custom_allreduce_perf.parquet")
+        own = own[(own["num_gpus"] == 2) & (own["backend"] == "vllm_graph")]
+        own = own[own["message_size"] <= _CUSTOM_BYTES]
+        for kernel, table in (("custom", own), ("NCCL 2.29.2", nccl)):
+            table = table.sort_values("message_size")
+            x = table["message_size"].to_numpy(dtype=np.float64)
+            y = 1e3 * table["latency"].to_numpy(dtype=np.float64)
+            rows += [
+                (
+                    "RTX-PRO-6000-Server",
+                    2,
+                    f"vLLM {version}",
+                    kernel,
+                    int(x[k]),
+                    round(float(y[k]), 2),
+                )
+                for k in simplify(x, y, KNOT_ERROR)
+            ]
+    columns = ["gpu", "gpus", "engine", "kernel", "message_bytes", "us"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 FILES: dict[str, Callable[[], pd.DataFrame]] = {
+    "all_reduce": all_reduce_knots,
     "splitwise_medians": splitwise_medians,
     "helix_layer_knots": helix_layer_knots,
     "aiconfigurator_steps": aiconfigurator_steps,

@@ -134,7 +134,7 @@ def _own(folder: Path) -> Iterator[str]:
         _remove(own)
         lock.unlink(missing_ok=True)
         os.close(file)
-        # Again: a child that a killed call was just starting may have held its lock until now.
+        # Again, now that what a killed call was just starting has let go of its lock.
         with suppress(OSError):
             _remove_dead(running)
 

@@ -12,6 +12,7 @@ from hetero.latency.calibration import roofline_fit
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import VALUES, Efficiency
 from hetero.latency.sources import measured
+from pipelines.studies import roofline_calibration
 
 TRUE = Efficiency(
     compute_efficiency=0.7, bandwidth_efficiency=0.85, kv_efficiency=0.6, attention_efficiency=0.3,
@@ -48,7 +49,7 @@ def made_tables(rng=None):
 
 
 def test_known_efficiencies_are_recovered():
-    found = roofline_fit.calibrate(made_tables(), hold_out=False)
+    found = roofline_calibration.calibrate(made_tables(), hold_out=False)
     # The prior pulls a little where values can stand in for one another.
     assert found.efficiency.values[:6] == pytest.approx(TRUE.values[:6], rel=0.02)
     assert found.efficiency.values[6:] == pytest.approx(TRUE.values[6:], rel=0.35)
@@ -58,7 +59,7 @@ def test_known_efficiencies_are_recovered():
 
 
 def test_noise_is_within_the_stated_deviation_and_held_out_error_is_that_noise():
-    found = roofline_fit.calibrate(made_tables(np.random.default_rng(2)))
+    found = roofline_calibration.calibrate(made_tables(np.random.default_rng(2)))
     error = np.abs(np.log(found.efficiency.values / TRUE.values))
     assert (error < 3 * found.deviation + 0.02).all()
     assert set(found.held_out) == {
@@ -71,18 +72,20 @@ def test_noise_is_within_the_stated_deviation_and_held_out_error_is_that_noise()
 
 def test_values_without_any_measurement_are_named():
     one = [made_table("H100-SXM", 1, m) for m in ("Llama-3.1-8B", "Llama-3.1-70B")]
-    found = roofline_fit.calibrate(one, hold_out=False)
+    found = roofline_calibration.calibrate(one, hold_out=False)
     assert set(found.unmeasured) == {"link_efficiency", "hop_latency_s"}
     layer = [dataclasses.replace(t, layers=1, seconds=t.seconds / 80) for t in one]
-    assert "step_overhead_s" in roofline_fit.calibrate(layer, hold_out=False).unmeasured
+    assert "step_overhead_s" in roofline_calibration.calibrate(layer, hold_out=False).unmeasured
 
 
 def test_generations_and_gpus_do_not_mix():
     tables = made_tables()
     with pytest.raises(FitError, match="2 engine generations"):
-        roofline_fit.calibrate([*tables, made_table("H100-SXM", 1, "Llama-3.1-8B", engine="next")])
+        roofline_calibration.calibrate(
+            [*tables, made_table("H100-SXM", 1, "Llama-3.1-8B", engine="next")]
+        )
     with pytest.raises(ParameterError, match=r"belong to one GPU.*A100"):
-        roofline_fit.calibrate([*tables, made_table("A100-SXM-80GB", 1, "Llama-3.1-8B")])
+        roofline_calibration.calibrate([*tables, made_table("A100-SXM-80GB", 1, "Llama-3.1-8B")])
 
 
 def test_all_reduce_of_one_hosts_topology_is_left_out():
@@ -90,7 +93,7 @@ def test_all_reduce_of_one_hosts_topology_is_left_out():
     out = [t for t in tables if not roofline_fit.takes_part(t)]
     assert {(t.gpu, t.tensor_parallel) for t in out} == {("L40S", 4), ("L40S", 8)}
     # Its error with the values of the others shows why.
-    error = roofline_fit.accuracy(out, efficiencies.efficiency(gpu("L40S")))["prefill"]
+    error = roofline_calibration.accuracy(out, efficiencies.efficiency(gpu("L40S")))["prefill"]
     assert error.bias_percent < -40
 
 
@@ -127,13 +130,13 @@ def test_every_measured_table_has_its_error(source, need):
     if source == "profiles":
         need("llmservingsim_profile_v0")
     frame = efficiencies.calibrated().set_index(["source", "gpu", "engine"])
-    groups = roofline_fit.by_gpu(measured.tables(source, raw=True))
+    groups = roofline_calibration.by_gpu(roofline_calibration.tables(source, raw=True))
     assert set(groups) == {key[1:] for key in frame.index if key[0] == source}
     for (name, engine), tables in groups.items():
         row = frame.loc[(source, name, engine)]
         efficiency = Efficiency(**{value: float(row[value]) for value in VALUES})
         used = [t for t in tables if roofline_fit.takes_part(t)]
-        accuracy = roofline_fit.accuracy(used, efficiency)
+        accuracy = roofline_calibration.accuracy(used, efficiency)
         for phase, limit in zip(("prefill", "decode"), LIMITS[source, name], strict=True):
             assert accuracy[phase].mape_percent == pytest.approx(
                 row[f"{phase}_mape_percent"], abs=0.02

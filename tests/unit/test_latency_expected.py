@@ -8,7 +8,7 @@ import pytest
 from hetero.catalog import gpus
 from hetero.errors import CatalogError, ParameterError
 from hetero.latency.calibration import expected, roofline_fit
-from hetero.latency.sources import measured
+from pipelines.studies import roofline_calibration
 
 
 def test_every_gpu_has_a_stated_error() -> None:
@@ -30,10 +30,10 @@ def test_less_known_gpus_have_larger_errors() -> None:
 
 def test_held_out_rows_are_errors_of_fits_without_the_model(need) -> None:
     need("helix_layer_latency")
-    tables = [t for t in measured.tables("helix", raw=True) if t.gpu == "L4"]
+    tables = [t for t in roofline_calibration.tables("helix", raw=True) if t.gpu == "L4"]
     rest = [t for t in tables if t.llm != "Llama-2-70B"]
     own = next(t for t in tables if t.llm == "Llama-2-70B" and t.tensor_parallel == 1)
-    efficiency = roofline_fit.calibrate(rest, hold_out=False).efficiency
+    efficiency = roofline_calibration.calibrate(rest, hold_out=False).efficiency
     error = np.log(roofline_fit.predict(own, efficiency) / own.seconds)[own.decode]
     frame = expected.held_out()
     row = frame[
@@ -49,8 +49,10 @@ def test_held_out_rows_are_errors_of_fits_without_the_model(need) -> None:
 
 
 def test_carried_efficiencies_do_not_know_their_chip() -> None:
-    a100 = expected.without_chip("A100-SXM-80GB")
-    assert a100.values.tolist() == expected.without_chip("A100-SXM-40GB").values.tolist()
+    a100 = roofline_calibration.without_chip("A100-SXM-80GB")
+    assert (
+        a100.values.tolist() == roofline_calibration.without_chip("A100-SXM-40GB").values.tolist()
+    )
     frame = expected.calibrated()
     others = frame[~frame["gpu"].str.startswith("A100")]
     assert others["compute_efficiency"].min() <= a100.compute_efficiency
@@ -60,12 +62,12 @@ def test_carried_efficiencies_do_not_know_their_chip() -> None:
 @pytest.mark.parametrize("level", ["calibrated", "carried"])
 def test_intervals_hold_what_they_say(level) -> None:
     """On steps of chips that took no part in making them, settings and not repeats."""
-    found = expected.coverage(level)
+    found = roofline_calibration.coverage(level)
     assert found["rows"].sum() >= 200
     pooled = float((found["covered"] * found["rows"]).sum() / found["rows"].sum())
     assert 0.85 <= pooled <= 0.95
     assert bool((found["low"] < 1).all() and (found["high"] > 1).all())
-    half = expected.coverage(level, 0.5)
+    half = roofline_calibration.coverage(level, 0.5)
     narrower = float((half["covered"] * half["rows"]).sum() / half["rows"].sum())
     assert 0.35 < narrower < 0.65
 

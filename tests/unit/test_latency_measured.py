@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from hetero import paths
-from hetero.errors import DownloadError, ParameterError
+from hetero.errors import DownloadError
 from hetero.latency.frames import raw_frame, replicas
 from hetero.latency.models import affine
 from hetero.latency.models.floor import fit_floor
@@ -15,7 +15,7 @@ from hetero.latency.models.layers import LayerLatency, layer_latencies
 from hetero.latency.reduction import KNOT_ERROR, reduce_table
 from hetero.latency.sources import measured
 from hetero.workload import datasets
-from pipelines.studies import measured_tables
+from pipelines.studies import measured_tables, roofline_calibration
 from tests import committed
 
 RAW = {
@@ -48,11 +48,6 @@ def test_raw_data_that_is_not_here_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "raw", lambda: tmp_path)
     with pytest.raises(DownloadError, match="hetero data fetch splitwise_perf_model"):
         measured.splitwise(raw=True)
-
-
-def test_unknown_sources_are_refused():
-    with pytest.raises(ParameterError, match="use one of splitwise, helix, aiconfigurator"):
-        measured.tables("vidur")
 
 
 # Splitwise: the table that measured it first, per group (medians, no batch-64 overflow).
@@ -273,5 +268,5 @@ def test_grid_reductions_stay_within_5_and_1_percent_of_every_decode_step(need):
 
 
 def test_engines_of_the_sources_are_different_generations():
-    engines = [{t.engine for t in measured.tables(s)} for s in measured.SOURCES]
+    engines = [{t.engine for t in roofline_calibration.tables(s)} for s in measured.SOURCES]
     assert set.intersection(*engines) == set()

@@ -8,9 +8,10 @@ import pytest
 
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
-from hetero.latency.sources import measured, profile_tables, profiles
+from hetero.latency.sources import profile_settings, profiles
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.workload import datasets
+from pipelines.studies import layer_profiles
 
 DECODE, MEAN_DECODE = 5.0, 1.0  # what the reduction may cost [%]
 
@@ -20,7 +21,7 @@ def raw_tables():
     for name in ("llmservingsim_profile", "llmservingsim_profile_v0"):
         if not datasets.available(name):
             pytest.skip(f"{name} is not here: set {datasets.MIRROR}")
-    return {(p.gpu, p.llm, p.tensor_parallel): p for p in profile_tables.layer_profiles()}
+    return {(p.gpu, p.llm, p.tensor_parallel): p for p in layer_profiles.layer_profiles()}
 
 
 def test_mixed_steps_have_their_own_rates() -> None:
@@ -43,7 +44,7 @@ def test_every_profile_decodes_within_the_limits() -> None:
 def test_committed_models_are_those_of_the_raw_tables(raw_tables) -> None:
     for found in profiles.profiled_steps():
         raw = raw_tables[found.gpu, found.llm, found.tensor_parallel]
-        again = profiles.reduce_profile(raw)
+        again = layer_profiles.reduce_profile(raw)
         assert found.skew == pytest.approx(raw.skew, nan_ok=True)
         for n, b, cached, pairs in ((1, 1, 500, 0), (100, 100, 9e4, 0), (900, 100, 9e4, 4e5)):
             np.testing.assert_allclose(
@@ -127,7 +128,7 @@ def test_unknown_profiles_name_those_there_are() -> None:
     with pytest.raises(ParameterError, match="RTX-4090"):
         profiles.profiled_step("T4", "Llama-3.1-8B")
     with pytest.raises(ParameterError, match="RTX-PRO-6000-Server"):
-        profile_tables.all_reduce_s("T4", 2, 1e6)
+        profiles.all_reduce_s("T4", 2, 1e6)
 
 
 def test_another_host_changes_two_all_reduces_per_layer() -> None:
@@ -136,7 +137,7 @@ def test_another_host_changes_two_all_reduces_per_layer() -> None:
     n = float(found.model.pieces[0].knots_tokens[-1])
     size = 2 * 5120 * n
     slow, fast = (
-        float(profile_tables.all_reduce_s("RTX-PRO-6000-Server", 2, size, e))
+        float(profiles.all_reduce_s("RTX-PRO-6000-Server", 2, size, e))
         for e in ("vLLM 0.19.0", "vLLM 0.24.0")
     )
     change = float(found.model.seconds(n) - other.seconds(n))
@@ -147,7 +148,7 @@ def test_another_host_changes_two_all_reduces_per_layer() -> None:
 def test_settings_of_a_profile_are_those_of_its_tables(raw_tables) -> None:
     """Beside the other sources: the reduced model and the published tables agree."""
     for own, raw in zip(
-        measured.tables("profiles"), measured.tables("profiles", raw=True), strict=True
+        profile_settings.measurements(), layer_profiles.measurements(), strict=True
     ):
         assert own.label == raw.label
         error = own.seconds / raw.seconds - 1.0
@@ -155,6 +156,6 @@ def test_settings_of_a_profile_are_those_of_its_tables(raw_tables) -> None:
         assert np.abs(error[~own.decode]).max() < 0.12
     whole = raw_tables["RTX-4090", "Llama-3.1-8B", 1]
     at = (whole.chunk_tokens == 0) & (whole.decoding == 16) & (whole.context_tokens == 1024)
-    table = next(t for t in measured.tables("profiles", raw=True) if t.gpu == "RTX-4090")
+    table = next(t for t in layer_profiles.measurements() if t.gpu == "RTX-4090")
     row = table.decode & (table.batch == 16) & (table.length_tokens == 1024)
     assert table.seconds[row] == pytest.approx(whole.seconds[at])

@@ -40,7 +40,6 @@ all engines, and :attr:`StepError.servers` says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -53,9 +52,8 @@ from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
 from hetero.errors import ParameterError
 from hetero.latency.calibration import roofline_fit
-from hetero.latency.frames import SOURCES, derived_frame
-from hetero.latency.models.efficiencies import PRIOR, calibrated, chip, lenders, sources
-from hetero.latency.models.roofline import VALUES, Efficiency
+from hetero.latency.frames import derived_frame
+from hetero.latency.models.efficiencies import calibrated, chip, sources
 from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Measurements, Phase
 
@@ -314,7 +312,7 @@ def _of_tables(level: Level, without: tuple[Fold, str] | None = None) -> StepErr
     p, d = both["mean_p"], both["mean_d"]
     sd = {phase: _mean(rows, rows["mean"] ** 2) ** 0.5 for phase, rows in per.items()}
     scatter = {phase: _mean(rows, rows["scatter"] ** 2) ** 0.5 for phase, rows in per.items()}
-    p90 = {phase: _quantile(rows, np.abs(_points(rows)), 0.9) for phase, rows in per.items()}
+    p90 = {phase: quantile(rows, np.abs(points_of(rows)), 0.9) for phase, rows in per.items()}
     return _step_error(level, (both, p, d), sd, scatter, p90, int(frame["rows"].sum()))
 
 
@@ -388,117 +386,20 @@ def servers_held_out() -> pd.DataFrame:
     return derived_frame("servers_held_out")
 
 
-def coverage(level: Level = "calibrated", share: float = 0.9) -> pd.DataFrame:
-    """How many held-out steps lie within intervals made without their chip.
-
-    For each chip the interval is the central ``share`` of the errors of the tables of all other
-    chips at the same level and phase, each chip with the same weight. Columns: chip, phase, rows,
-    low, high (factors on a predicted time), covered (share of the rows).
-    """
-    frame = held_out()
-    frame = frame[frame["level"] == level]
-    found = []
-    for phase in PHASES:
-        rows = frame[frame["phase"] == phase]
-        chips = rows["gpu"].map(chip)
-        for name in sorted(set(chips)):
-            own, rest = rows[chips == name], rows[chips != name]
-            low, high = (
-                _quantile(rest, _points(rest), q) for q in ((1 - share) / 2, (1 + share) / 2)
-            )
-            points = _points(own)
-            inside = ((points >= low) & (points <= high)).mean(axis=1)
-            weight = own["rows"].to_numpy()
-            covered = float(inside @ weight / weight.sum())
-            # The truth is the prediction over exp(error).
-            found.append((name, phase, int(weight.sum()), np.exp(-high), np.exp(-low), covered))
-    return pd.DataFrame(found, columns=["chip", "phase", "rows", "low", "high", "covered"])
-
-
-def _points(rows: pd.DataFrame) -> Floats:
-    """Points of the distribution of each table's errors; shape (tables, 40)."""
-    return np.array([text.split() for text in rows["points"]], dtype=np.float64)
-
-
 def _mean(rows: pd.DataFrame, values: pd.Series[float]) -> float:
     """Mean over the tables of each chip, then over chips."""
     return float(values.groupby(rows["gpu"].map(chip)).mean().mean())
 
 
-def _quantile(rows: pd.DataFrame, points: Floats, q: float) -> float:
+def points_of(rows: pd.DataFrame) -> Floats:
+    """Points of the distribution of each table's errors; shape (tables, 40)."""
+    return np.array([text.split() for text in rows["points"]], dtype=np.float64)
+
+
+def quantile(rows: pd.DataFrame, points: Floats, q: float) -> float:
     """Quantile over all steps of the tables, each chip with the same weight."""
     share = rows["rows"] / rows["rows"].groupby(rows["gpu"].map(chip)).transform("sum")
     weight = np.repeat(share.to_numpy() / points.shape[1], points.shape[1])
     order = np.argsort(points.ravel())
     position = np.cumsum(weight[order]) - weight[order] / 2
     return float(np.interp(q * weight.sum(), position, points.ravel()[order]))
-
-
-def make_held_out(*, raw: bool = True) -> pd.DataFrame:
-    """Rows of ``data/measured/held_out.csv``; fits every model and chip left out in turn."""
-    rows = []
-    for level, table, efficiency in _folds(raw=raw):
-        error = np.log(roofline_fit.predict(table, efficiency) / table.seconds)
-        for phase in PHASES:
-            own = error[table.decode == (phase == "decode")]
-            if len(own):
-                rows.append(_row(level, table, phase, own))
-    return pd.DataFrame(rows)
-
-
-def _row(level: Level, table: Measurements, phase: Phase, error: Floats) -> dict[str, object]:
-    mean = float(error.mean())
-    return {
-        "level": level,
-        "source": table.source,
-        "gpu": table.gpu,
-        "engine": table.engine,
-        "llm": table.llm,
-        "degree": table.tensor_parallel,
-        "phase": phase,
-        "rows": len(error),
-        "mean": round(mean, 4),
-        "scatter": round(float(np.sqrt(np.mean((error - mean) ** 2))), 4),
-        "points": " ".join(f"{v:.3f}" for v in np.quantile(error, _POINTS)),
-    }
-
-
-def _folds(*, raw: bool) -> Iterator[tuple[Level, Measurements, Efficiency]]:
-    for source in SOURCES:
-        for group in roofline_fit.by_gpu(measured.tables(source, raw=raw)).values():
-            used = [table for table in group if roofline_fit.takes_part(table)]
-            for name in sorted({table.llm for table in used}):
-                rest = [table for table in used if table.llm != name]
-                if rest:
-                    fitted = roofline_fit.calibrate(rest, hold_out=False).efficiency
-                    linked = any(table.tensor_parallel > 1 for table in rest)
-                    for table in used:
-                        # A link that no other model was measured over is not calibrated.
-                        if table.llm == name and (linked or table.tensor_parallel == 1):
-                            yield "calibrated", table, fitted
-            carried = without_chip(used[0].gpu)
-            for table in used:
-                yield "carried", table, carried
-
-
-def without_chip(name: str) -> Efficiency:
-    """Efficiencies of a GPU as if nothing had been measured on its chip: medians of the others.
-
-    The link's share and latency are taken over the same kind of link where there are any; what
-    no other chip determines is the centre of the prior.
-    """
-    frame = lenders()
-    frame = frame[frame["gpu"].map(chip) != chip(name)]
-    chips = frame["gpu"].map(chip)
-    kind = link(find_gpu(name).link_type).kind
-    same = np.array([link(find_gpu(g).link_type).kind == kind for g in frame["gpu"]])
-    values = []
-    for value in VALUES:
-        known = np.array([value not in names for names in frame["estimated"]])
-        if value in ("link_efficiency", "hop_latency_s") and (known & same).any():
-            known &= same
-        each = frame[value][known].groupby(chips[known]).median()
-        values.append(float(each.median()) if len(each) else PRIOR[value][0])
-    return Efficiency.of(
-        values, estimated=VALUES, source=f"medians without {chip(name)}", provenance="estimated"
-    )

@@ -2,7 +2,8 @@
 
 With ``raw=False`` (the default) every function reads the derived reductions in ``data/measured``,
 so that nothing has to be fetched; with ``raw=True`` it reads the published files themselves, see
-``hetero data list``. ``data/measured/README.md`` says how each reduction was made.
+``hetero data list``. ``data/measured/README.md`` says how each reduction was made. Layer profiles
+are :mod:`hetero.latency.sources.profiles`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hetero.errors import ParameterError
-from hetero.latency.frames import SOURCES, Source, derived_frame, raw_frame, replicas
-from hetero.latency.models.layers import helix
+from hetero.latency.frames import derived_frame, raw_frame, replicas
 from hetero.latency.reduction import with_bends
-from hetero.latency.sources import profile_settings
 from hetero.latency.step import Piece, StepModel
 from hetero.latency.tables import Measurements
 
@@ -176,25 +174,3 @@ def _derived_steps() -> dict[Replica, tuple[Measurements, StepModel]]:
         )
         found[grid.gpu, grid.engine, grid.llm, grid.tensor_parallel] = (grid, model)
     return found
-
-
-def tables(source: Source, *, raw: bool = False) -> tuple[Measurements, ...]:
-    """All tables of one source.
-
-    Raises
-    ------
-    ParameterError
-        If the source is unknown.
-    """
-    readers = {
-        "splitwise": splitwise,
-        "helix": helix,
-        "aiconfigurator": aiconfigurator,
-        "profiles": profile_settings.measurements,
-    }
-    if source not in readers:
-        raise ParameterError(
-            f"No latency measurements are called '{source}'.",
-            resolve=f"use one of {', '.join(SOURCES)}.",
-        )
-    return readers[source](raw=raw)

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
 from hetero.catalog import Gpu, Llm
 from hetero.errors import ParameterError
-from hetero.latency.reduction import KNOT_ERROR, Reduction, reduce_table, simplify
+from hetero.latency.reduction import Reduction, reduce_table
 from hetero.latency.sources.measured import GRID_BATCHES, GRID_LENGTHS
 from hetero.latency.tables import Measurements
 
@@ -45,8 +44,6 @@ SYSTEMS = {
     "RTX-PRO-6000-Server": "rtx_pro_6000_server",
 }
 _MEMORY_SHARE = 0.9
-# vLLM's own all-reduce takes messages up to this size and leaves larger ones to NCCL.
-_CUSTOM_BYTES = 8 * 2**20
 
 
 def available() -> bool:
@@ -137,40 +134,8 @@ def step_model(
     return reduce_table(measurements(gpu, llm, tensor_parallel, engine=engine))
 
 
-def all_reduce_knots() -> pd.DataFrame:
-    """Rows of ``data/measured/all_reduce.csv``: two RTX PRO 6000, in steps of 3 % error.
-
-    Two versions of vLLM were measured, each on a host of its own.
-    """
-    folder = Path(str(_package().__file__)).parent / "systems/data/rtx_pro_6000_server/comm"
-    nccl = pd.read_parquet(folder / "nccl/2.29.2/nccl_perf.parquet")
-    nccl = nccl[(nccl["num_gpus"] == 2) & (nccl["op_name"] == "all_reduce")]
-    nccl = nccl[(nccl["nccl_dtype"] == "half") & (nccl["message_size"] > _CUSTOM_BYTES)]
-    rows = []
-    for version in ("0.19.0", "0.24.0"):
-        own = pd.read_parquet(folder / f"vllm/{version}/custom_allreduce_perf.parquet")
-        own = own[(own["num_gpus"] == 2) & (own["backend"] == "vllm_graph")]
-        own = own[own["message_size"] <= _CUSTOM_BYTES]
-        for kernel, table in (("custom", own), ("NCCL 2.29.2", nccl)):
-            table = table.sort_values("message_size")
-            x = table["message_size"].to_numpy(dtype=np.float64)
-            y = 1e3 * table["latency"].to_numpy(dtype=np.float64)
-            rows += [
-                (
-                    "RTX-PRO-6000-Server",
-                    2,
-                    f"vLLM {version}",
-                    kernel,
-                    int(x[k]),
-                    round(float(y[k]), 2),
-                )
-                for k in simplify(x, y, KNOT_ERROR)
-            ]
-    columns = ["gpu", "gpus", "engine", "kernel", "message_bytes", "us"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def _package() -> Any:
+def package() -> Any:
+    """The installed package, or what to do about it."""
     if not available():
         raise ParameterError(
             "Operator measurements come with the package aiconfigurator-core, which is not "
@@ -183,7 +148,7 @@ def _package() -> Any:
 
 @lru_cache(maxsize=32)
 def _handle(system: str, engine: Backend, config: str, tensor_parallel: int) -> Any:
-    _package()
+    package()
     sdk = importlib.import_module(f"{_PACKAGE}.sdk")
     with tempfile.TemporaryDirectory() as folder, _quiet():
         (Path(folder) / "config.json").write_text(config, encoding="utf-8")
