@@ -7,7 +7,7 @@ import pytest
 
 from hetero.catalog import gpu, gpus, link, llm
 from hetero.errors import FitError, ParameterError
-from hetero.latency import Measurements, for_gpu
+from hetero.latency import Measurements, for_gpu, frames
 from hetero.latency.calibration import roofline_fit
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import VALUES, Efficiency
@@ -119,7 +119,7 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("source", measured.SOURCES)
+@pytest.mark.parametrize("source", frames.SOURCES)
 def test_every_measured_table_has_its_error(source, need):
     names = {
         "splitwise": "splitwise_perf_model",

@@ -8,6 +8,7 @@ import pytest
 
 from hetero import paths
 from hetero.errors import DownloadError
+from hetero.latency import frames
 from hetero.latency.frames import raw_frame, replicas
 from hetero.latency.models import affine
 from hetero.latency.models.floor import fit_floor
@@ -268,5 +269,5 @@ def test_grid_reductions_stay_within_5_and_1_percent_of_every_decode_step(need):
 
 
 def test_engines_of_the_sources_are_different_generations():
-    engines = [{t.engine for t in roofline_calibration.tables(s)} for s in measured.SOURCES]
+    engines = [{t.engine for t in roofline_calibration.tables(s)} for s in frames.SOURCES]
     assert set.intersection(*engines) == set()
