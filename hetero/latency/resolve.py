@@ -258,8 +258,9 @@ def measured(
 def _resolved(
     step: StepModel, kind: SourceKind, key: tuple[str, str, int] = ("", "", 0)
 ) -> ResolvedSteps:
-    # A table that is itself estimated, two GPUs from one, is no measurement.
-    level = "calibrated" if step.provenance == "estimated" and key[0] else _LEVELS[kind]
+    level = _LEVELS[kind]
+    if step.provenance == "estimated" and key[0]:  # two GPUs from one: no measurement
+        level, step = "calibrated", replace(step, source=f"{step.source}, estimated from one GPU")
     step = replace(step, level=level)
     return ResolvedSteps(step, kind, step, key)
 
@@ -269,8 +270,11 @@ def _under(
 ) -> ResolvedSteps:
     """The same under an engine, which takes time around its kernels."""
     overheads = serving_engine(engine).overheads_of(release)
-    if overheads is None:
+    if overheads is None and engine == "any":
         return found
+    if overheads is None:
+        source = f"{found.step.source}, without the engine's own time: none was fitted to {engine}"
+        return replace(found, step=replace(found.step, source=source))
     return replace(found, step=with_overheads(found.kernels, overheads, llm, tensor_parallel))
 
 
