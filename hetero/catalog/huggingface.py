@@ -23,7 +23,7 @@ _KEYS = {
     "vocab": ("vocab_size",),
     "max_position": ("max_position_embeddings", "n_positions", "seq_length", "sequence_len"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "experts_active": ("num_experts_per_tok", "num_selected_experts"),
+    "experts_active": ("num_experts_per_tok", "num_selected_experts", "experts_per_token"),
     "moe_intermediate": ("moe_intermediate_size",),
     "shared_experts": ("n_shared_experts",),
     "first_dense_layers": ("first_k_dense_replace",),
@@ -51,6 +51,10 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
     "qwen3_moe": (
         ("max_position", "head_dim", "moe_intermediate", *_EXPERTS),
         {"qk_norm": True},
+    ),
+    "gpt_oss": (
+        ("intermediate", "max_position", "head_dim", *_EXPERTS),
+        {"biases": "attention", "expert_bits": 4.25},
     ),
     "deepseek_v2": (("intermediate", "max_position", "moe_intermediate", *_EXPERTS, *_LATENT), {}),
     "deepseek_v3": (("intermediate", "max_position", "moe_intermediate", *_EXPERTS, *_LATENT), {}),
@@ -80,8 +84,9 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {
 def read(config: Path | str | Mapping[str, object], *, name: str | None = None) -> Llm:
     """Model from a ``config.json``: a file, the folder it lies in, or its content.
 
-    Sliding windows are ignored: the cache of such a model is an upper bound. Of a multimodal
-    model only the language part is read. Layers for multi-token prediction are not counted.
+    Sliding windows other than gpt-oss's are ignored: the cache of such a model is an upper bound.
+    Of a multimodal model only the language part is read. Layers for multi-token prediction are not
+    counted.
 
     Parameters
     ----------
@@ -145,7 +150,12 @@ def _family_sizes(
 ) -> dict[str, object]:
     """What only some families have, or write in their own way."""
     out: dict[str, object] = {"tied_embeddings": bool(text.get("tie_word_embeddings", False))}
-    if family in ("mixtral", "grok-1"):
+    if family == "gpt_oss":
+        kinds = text.get("layer_types")
+        windowed = kinds.count("sliding_attention") if isinstance(kinds, list) else 0
+        # The published configurations alternate, whether they list the layers or not.
+        out["windowed_layers"] = windowed or shape["layers"] // 2
+    if family in ("mixtral", "grok-1", "gpt_oss"):
         out["moe_intermediate"] = shape["intermediate"]
     if family == "opt":
         out["learned_positions"] = shape["max_position"] + 2  # OPT keeps two rows for padding

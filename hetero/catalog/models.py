@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +41,11 @@ class Llm(Shown):
     experts, experts_active, moe_intermediate, shared_experts, first_dense_layers
         Mixture of experts: routed experts per layer, how many a token visits, their inner
         size, experts every token visits, and how many leading layers have none. 0 in dense models.
+    expert_bits
+        Bits of a weight of the routed experts, scales included, where they are published in a
+        narrower type than the rest (4.25 of gpt-oss, mxfp4); 0 where all weights have one type.
+    windowed_layers
+        Layers that look back over a short window alone and keep no more of the KV cache.
     q_lora_rank, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim
         Multi-head latent attention (DeepSeek-V2): ranks of the compressed queries (0: not
         compressed) and keys-values, and the sizes of its heads. 0 in other models.
@@ -73,6 +79,8 @@ class Llm(Shown):
     moe_intermediate: int = 0
     shared_experts: int = 0
     first_dense_layers: int = 0
+    expert_bits: float = 0.0
+    windowed_layers: int = 0
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
@@ -94,6 +102,11 @@ class Llm(Shown):
             self._refuse(
                 f"{self.heads} heads for {self.kv_heads} KV heads",
                 "give a number of KV heads that divides the heads",
+            )
+        if self.windowed_layers >= self.layers:
+            self._refuse(
+                f"{self.windowed_layers} windowed of {self.layers} layers",
+                "leave one that looks back over everything",
             )
         if self.experts_active > self.experts or self.first_dense_layers > self.layers:
             self._refuse(
@@ -136,6 +149,11 @@ class Llm(Shown):
     def moe_layers(self) -> int:
         """Layers with experts."""
         return self.layers - self.dense_layers
+
+    @property
+    def caching_layers(self) -> int:
+        """Layers whose KV cache grows with the context."""
+        return self.layers - self.windowed_layers
 
     # Parameters -----------------------------------------------------------------------------
 
@@ -240,11 +258,19 @@ class Llm(Shown):
 
         Scales of quantised formats and layers kept in a wider format are not counted.
         """
-        return bytes_of(self.params, precision)
+        return self.bytes_of_params(self.params, self.moe_layers, precision)
+
+    def bytes_of_params(self, params: int, moe_layers: int, precision: str = "fp16") -> int:
+        """Bytes of ``params`` parameters, among them the routed experts of so many layers."""
+        if not self.expert_bits:
+            return bytes_of(params, precision)
+        routed = moe_layers * self.experts * self.expert_params
+        return bytes_of(params - routed, precision) + math.ceil(routed * self.expert_bits / 8)
 
     def layer_weight_bytes(self, precision: str = "fp16") -> int:
         """Bytes of one layer's weights; in a mixture of experts, of a layer that has experts."""
-        return bytes_of(self.layer_params(self.layers - 1), precision)
+        params = self.layer_params(self.layers - 1)
+        return self.bytes_of_params(params, min(1, self.moe_layers), precision)
 
     def kv_values_per_token_layer(self, formula: KvFormula = "model") -> int:
         """Cached numbers per token and layer.
@@ -264,7 +290,7 @@ class Llm(Shown):
         return 2 * self.kv_heads * self.head_dim
 
     def kv_bytes_per_token(self, precision: str = "fp16", formula: KvFormula = "model") -> int:
-        """Bytes of KV cache per token, all layers, one copy.
+        """Bytes of KV cache per token, all layers but windowed ones, one copy.
 
         Parameters
         ----------
@@ -273,7 +299,8 @@ class Llm(Shown):
             ``"full"``: ``2 l h`` values per token, as Xiong et al. (eq. 5 and 8) and
             HeteroServe (eq. 1) print, whatever the attention.
         """
-        return bytes_of(self.layers * self.kv_values_per_token_layer(formula), precision)
+        layers = self.layers if formula == "full" else self.caching_layers
+        return bytes_of(layers * self.kv_values_per_token_layer(formula), precision)
 
     def activation_bytes_per_token(self, precision: str = "fp16") -> int:
         """Bytes per token that cross from one layer to the next."""
@@ -282,7 +309,7 @@ class Llm(Shown):
     # Operations -----------------------------------------------------------------------------
 
     def attention_flops_per_pair(self, *, absorbed: bool = False) -> int:
-        """Floating-point operations per pair of query and cached token, all layers.
+        """Floating-point operations per pair of query and cached token, all caching layers.
 
         ``4 heads head_dim layers``: one product for the score, one for the weighted sum. With
         latent attention ``2 heads (qk_nope + qk_rope + v) layers`` when keys and values are
@@ -290,13 +317,13 @@ class Llm(Shown):
         is absorbed into the projections (decode).
         """
         if not self.latent:
-            return 4 * self.heads * self.head_dim * self.layers
+            return 4 * self.heads * self.head_dim * self.caching_layers
         width = (
             2 * self.kv_lora_rank + self.qk_rope_head_dim
             if absorbed
             else self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim
         )
-        return 2 * self.heads * width * self.layers
+        return 2 * self.heads * width * self.caching_layers
 
     # Display --------------------------------------------------------------------------------
 

@@ -40,8 +40,8 @@ from hetero.latency.calibration.expected import (
     level_of,
 )
 from hetero.latency.calibration.roofline_fit import efficiency_of_step, of_one_host
-from hetero.latency.models.efficiencies import for_gpu, sources
-from hetero.latency.models.roofline import Efficiency
+from hetero.latency.models.efficiencies import expert_efficiency, for_gpu, sources
+from hetero.latency.models.roofline import Efficiency, ExpertEfficiency
 from hetero.latency.overheads import with_overheads
 from hetero.latency.sources.measured import aiconfigurator_step_models
 from hetero.latency.sources.profiles import ProfiledStep, profiled_steps
@@ -136,6 +136,7 @@ def resolve(
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
     trace: Trace | None = None,
+    experts: ExpertEfficiency | None = None,
 ) -> ResolvedSteps:
     """Step times of a model on some GPUs of one type under an engine, by the order of this module.
 
@@ -150,6 +151,8 @@ def resolve(
         One's own step models by GPU type; they count first.
     trace
         Requests whose ragged batches a layer profile is to account for; without it they are equal.
+    experts
+        What routed experts reach, by default what runs of servers show.
 
     Raises
     ------
@@ -187,6 +190,7 @@ def resolve(
         source=source if source in sources(gpu.name) else None,
         precision=precision,
         kv_precision=kv_precision,
+        experts=experts or (expert_efficiency(llm, gpu.vendor, engine) if llm.experts else None),
     )
     kinds = {level: kind for kind, level in _LEVELS.items()}
     level = level_of(gpu.name, tensor_parallel=tensor_parallel)

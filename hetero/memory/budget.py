@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hetero.catalog import Gpu, KvFormula, Llm
-from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive, require_share
 from hetero.memory.kv import kv_bytes_per_token, kv_heads_held
@@ -131,7 +130,8 @@ class Budget(Shown):
             # A tied matrix is needed at both ends.
             tied = self.llm.tied_embeddings and 0 < k == p - 1
             params += self.llm.head_params if tied else 0
-            weights = bytes_of(params, self.weight_precision)
+            routed = max(0, start + count - max(start, self.llm.dense_layers))
+            weights = self.llm.bytes_of_params(params, routed, self.weight_precision)
             stages.append(StageMemory(count, usable, per_stage, weights))
             start += count
         return tuple(stages)

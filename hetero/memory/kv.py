@@ -43,4 +43,5 @@ def kv_bytes_per_token(
             if llm.latent
             else 2 * kv_heads_held(llm, tensor_parallel) * llm.head_dim
         )
-    return bytes_of(llm.layers * values, precision)
+    layers = llm.layers if formula == "full" else llm.caching_layers
+    return bytes_of(layers * values, precision)

@@ -22,6 +22,7 @@ from hetero.files import check_new, writing
 from pipelines.studies import (
     aiconfigurator_beside,
     calibration,
+    expert_runs,
     helix_tables,
     measured_tables,
     replays,
@@ -36,6 +37,8 @@ PERCENT = 0.02  # errors in percent are kept with two digits
 
 FITTED = {
     "measured/efficiencies": 2e-2,
+    "measured/expert_servers": 5e-2,
+    "measured/experts": 5e-2,
     "measured/offline_compute": 2e-2,
     "measured/server_chips": 2e-2,
     "measured/servers": 5e-2,
@@ -47,6 +50,8 @@ TABLES: dict[str, Callable[[], pd.DataFrame]] = {
     **{f"measured/{name}": make for name, make in measured_tables.FILES.items()},
     **helix_tables.FILES,
     "measured/aiconfigurator_servers": aiconfigurator_beside.estimates,
+    "measured/expert_servers": expert_runs.errors,
+    "measured/experts": expert_runs.shares,
     "measured/engine_run_load": replays.load,
     "measured/engine_runs": replays.summary,
     "measured/held_out": roofline_calibration.make_held_out,

@@ -84,6 +84,8 @@ _MODELS = {
     "CodeLlama-34b-Instruct-hf": "CodeLlama-34B",
     "Qwen2-7B": "Qwen2.5-7B",  # of one shape
     "Qwen2-72B": "Qwen2.5-72B",
+    "Mixtral-8x7B-v0.1": "Mixtral-8x7B",
+    "Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B",
 }
 _SMALL_QWEN = {
     "model_type": "qwen2",
@@ -330,8 +332,8 @@ def available() -> bool:
     return datasets.available(DATASET)
 
 
-def runs(source: str) -> tuple[ServerRun, ...]:
-    """The runs of one table.
+def runs(source: str, *, experts: bool = False) -> tuple[ServerRun, ...]:
+    """The runs of dense models of one table, or those of mixtures of experts.
 
     Parameters
     ----------
@@ -354,10 +356,11 @@ def runs(source: str) -> tuple[ServerRun, ...]:
             f"No runs of servers are called '{source}'.",
             resolve=f"use one of {', '.join(SOURCES)}.",
         )
-    return tuple(SOURCES[source]())
+    return tuple(run for run in SOURCES[source]() if bool(run.llm.experts) == experts)
 
 
-def _read(file: str) -> pd.DataFrame:
+def read(file: str) -> pd.DataFrame:
+    """Rows of one of the published tables."""
     return pd.read_csv(datasets.path(DATASET, file))
 
 
@@ -434,7 +437,7 @@ def _means(row: Mapping[Hashable, Any]) -> tuple[float, float]:
 
 
 def _iog() -> Iterator[ServerRun]:
-    for row in _read("iog_rtx4090.csv").to_dict("records"):
+    for row in read("iog_rtx4090.csv").to_dict("records"):
         model = _model(row["model_id"])
         assert model is not None
         lengths = share_gpt(row["num_prompts"], *_means(row))
@@ -453,7 +456,7 @@ def _iog() -> Iterator[ServerRun]:
 
 
 def _nm_vllm() -> Iterator[ServerRun]:
-    frame = _read("nm_vllm_a10g.csv")
+    frame = read("nm_vllm_a10g.csv")
     last = frame[frame["nm_vllm"] == frame["nm_vllm"].max()]
     for (name, rate), rows in last.groupby(["model", "rate_rps"], sort=False):
         # Sparse weights and GPTQ need kernels that nothing here describes.
@@ -484,7 +487,7 @@ def _blis() -> Iterator[ServerRun]:
 
     100 fixed prompts come in turn, and vLLM finds each in its prefix cache.
     """
-    frame = _read("blis_h100_vllm_0.15.1.csv")
+    frame = read("blis_h100_vllm_0.15.1.csv")
     for row in frame[(frame["stage"] >= 0) & (frame["overloaded"] == 0)].to_dict("records"):
         model = _model(row["model"])
         if model is None:
@@ -532,7 +535,7 @@ def _batch(size: int, inputs: int, outputs: int) -> Trace:
 
 
 def _argonne(*, vllm: bool) -> Iterator[ServerRun]:
-    frame = _read("argonne_llm_inference_bench.csv")
+    frame = read("argonne_llm_inference_bench.csv")
     frame = frame[(frame["Framework"] == "vLLM") == vllm]
     frame = frame[frame["Hardware"].isin(list(_ARGONNE_GPUS)) & (frame["Latency"] > 0)]
     frame = frame[~frame["Framework"].isin(["llama.cpp", "sambaflow"])]
@@ -570,7 +573,7 @@ def _dstack_gpus(text: str) -> tuple[str, int, int, str]:
 
 
 def _dstack() -> Iterator[ServerRun]:
-    for row in _read("dstack_405b_serving.csv").to_dict("records"):
+    for row in read("dstack_405b_serving.csv").to_dict("records"):
         name, degree, parts, whose = _dstack_gpus(row["gpu"])
         if parts > 1:  # one client before two replicas: no run of one
             continue
@@ -597,7 +600,7 @@ def _dstack() -> Iterator[ServerRun]:
 
 
 def _dstack_batches() -> Iterator[ServerRun]:
-    frame = _read("dstack_405b_batches.csv")
+    frame = read("dstack_405b_batches.csv")
     for row in frame[frame["table"] == "throughput_comparsion"].to_dict("records"):
         name, degree, parts, whose = _dstack_gpus(row["gpu"])
         size = int(row["batch_size"]) // parts
@@ -630,7 +633,7 @@ def offline() -> pd.DataFrame:
     fleets are no chip's, and those of the open division, whose models may differ, count where there
     are no others.
     """
-    frame = _read("mlperf_v4.1_v5.1.csv")
+    frame = read("mlperf_v4.1_v5.1.csv")
     names = frame["accelerator"].fillna("")
     frame = frame[(frame["scenario"] == "Offline") & ~names.str.contains("(x", regex=False)]
     gpus = frame["accelerator"].fillna("").map(_mlperf_gpu)

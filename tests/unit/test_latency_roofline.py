@@ -115,11 +115,13 @@ def test_padding_beyond_the_bend_leaves_one_line():
 @pytest.mark.parametrize("name", ["Mixtral-8x7B", "Qwen3-235B-A22B", "DeepSeek-V3"])
 def test_experts_are_read_as_they_are_touched(name):
     model = ideal(gpu=gpu("H200-SXM"), llm=llm(name), tensor_parallel=8)
-    few, many = (float(model.terms(n)["weights"]) for n in (1, 100_000))
-    shape = llm(name)
-    assert few < many
-    total = 2 * (shape.params - shape.embedding_params - shape.output_params)
-    assert many == pytest.approx(total / 8 / 4800e9, rel=1e-6)
+    shape, terms = llm(name), model.terms(np.array([1.0, 400.0]))
+    dense = shape.params - shape.embedding_params - shape.output_params
+    routed = shape.moe_layers * shape.experts * shape.expert_params
+    assert terms["weights"] == pytest.approx(2 * (dense - routed) / 8 / 4800e9, rel=1e-6)
+    few, many = terms["experts"] * 8 * 4800e9 / (2 * routed)
+    assert few == pytest.approx(shape.experts_active / shape.experts)
+    assert many == pytest.approx(1.0, abs=1e-5)
     accuracy = model.reduce().accuracy
     assert 0 < accuracy["decode"].max_percent < 5.0
     assert accuracy["decode"].mape_percent < 0.5

@@ -126,6 +126,7 @@ def level_of(name: str, llm: str | None = None, tensor_parallel: int = 1) -> Lev
     return "same chip" if sources(name) else "carried"
 
 
+@lru_cache(maxsize=256)
 def _link_known(name: str) -> bool:
     """Whether some calibration on the chip determined its kind of link."""
     frame = calibrated()

@@ -11,7 +11,7 @@ import pandas as pd
 from hetero.catalog import Gpu, Llm, gpu, link
 from hetero.errors import ParameterError
 from hetero.latency.frames import derived_frame
-from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
+from hetero.latency.models.roofline import VALUES, Efficiency, ExpertEfficiency, Roofline
 
 # Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
 # Centres are round numbers near the middle of what the operator tables give on six GPUs.
@@ -62,6 +62,7 @@ def chip(name: str) -> str:
     return {"A800": "A100", "H800": "H100", "GH200": "H100"}.get(first, first)
 
 
+@lru_cache(maxsize=256)
 def sources(name: str, without: str = "") -> tuple[str, ...]:
     """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them."""
     rows = _of_chip(name, without)
@@ -87,6 +88,7 @@ def _die(name: str) -> str:
     return _DIES.get(own, own)
 
 
+@lru_cache(maxsize=256)
 def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Efficiency:
     """Efficiencies of a GPU.
 
@@ -230,6 +232,27 @@ def _medians(link_type: str, source: str = "", without: str = "") -> dict[str, f
     return found
 
 
+@lru_cache(maxsize=64)
+def expert_efficiency(llm: Llm, vendor: str, engine: str = "vllm") -> ExpertEfficiency:
+    """What routed experts reach under an engine on GPUs of a vendor (``experts.csv``).
+
+    Experts in a narrower type than the rest have rows of their own. Of an engine or a vendor
+    without runs, what vLLM reaches on NVIDIA's.
+    """
+    frame = derived_frame("experts").set_index(["engine", "vendor", "narrow"])
+    narrow = int(llm.expert_bits > 0)
+    row = next(
+        frame.loc[*key, narrow]
+        for key in ((engine, vendor), ("vllm", vendor), ("vllm", "NVIDIA"))
+        if (*key, narrow) in frame.index
+    )
+    return ExpertEfficiency(
+        compute_share=float(row["compute_share"]),
+        bandwidth_share=float(row["bandwidth_share"]),
+        layer_s=1e-6 * float(row["layer_us"]),
+    )
+
+
 def for_gpu(
     gpu: Gpu,
     llm: Llm,
@@ -240,6 +263,7 @@ def for_gpu(
     kv_precision: str = "fp16",
     layers: int | None = None,
     without: str = "",
+    experts: ExpertEfficiency | None = None,
 ) -> Roofline:
     """Roofline of a replica with calibrated efficiencies.
 
@@ -248,12 +272,16 @@ def for_gpu(
     source, without
         Measurements to take them from, see :func:`efficiency`; by
         default the newest of the same chip, else medians over the other GPUs (``estimated``).
+    experts
+        What routed experts reach, by default :func:`expert_efficiency` of vLLM.
 
     Raises
     ------
     ParameterError
         If the source is unknown or does not cover this GPU, or the degree does not exist.
     """
+    if experts is None:
+        experts = expert_efficiency(llm, gpu.vendor) if llm.experts else ExpertEfficiency()
     return Roofline(
         gpu=gpu,
         llm=llm,
@@ -262,4 +290,5 @@ def for_gpu(
         precision=precision,
         kv_precision=kv_precision,
         layers=layers,
+        experts=experts,
     )

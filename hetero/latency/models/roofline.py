@@ -18,6 +18,17 @@ parallelism sums activations twice per layer over a ring: each GPU sends ``2 (t-
 tiles that matrix kernels round up to: without them, batches of 50 to 500 tokens come out too fast
 on every GPU measured. The logits' product is counted as bytes only; one row per request of it is
 computed, not one per token.
+
+In a mixture of experts the first maximum is of what every token meets, and the routed experts add
+their own. A token visits ``k`` of ``E`` experts of ``P_e`` parameters and ``W_e`` bytes in each of
+``l_e`` layers; with independent choices ``n`` tokens touch ``E_n`` of them:
+
+.. math::
+    E_n = E \big(1 - (1 - k/E)^n\big), \quad
+    experts\_s = \max\!\Big(\frac{2 l_e k P_e\, n}{t\,\eta_c \epsilon_c F},
+      \frac{l_e E_n W_e}{t\,\eta_w \epsilon_w B}\Big) + l_e\, o_e
+
+with the shares ``epsilon`` of what dense products reach, and the time ``o_e`` of a layer's routing.
 """
 
 from __future__ import annotations
@@ -132,6 +143,23 @@ VALUES = tuple(field.name for field in fields(Efficiency) if field.type == "floa
 """Names of the nine numbers of an :class:`Efficiency`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertEfficiency:
+    """What the kernels of routed experts reach of what an engine's dense products do.
+
+    Attributes
+    ----------
+    compute_share, bandwidth_share
+        Of the efficiencies of compute and of bandwidth in dense products.
+    layer_s
+        Time per layer of routing, sorting and summing [s].
+    """
+
+    compute_share: float = 1.0
+    bandwidth_share: float = 1.0
+    layer_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Roofline(Shown):
     """Step times of one replica from the spec sheet of its GPU.
@@ -144,6 +172,8 @@ class Roofline(Shown):
         Of the weights and of the cache. Products run at the peak rate of the weights' precision
         where the GPU computes in it and the catalog has that rate, else at the fp16 rate (weights
         converted on the fly, as int8 and int4 always are); attention runs at the fp16 rate.
+    experts
+        Of the routed experts of a mixture.
     layers
         Layers held, ``None`` for all of them; a part of the model has no logits and no overhead
         per step.
@@ -164,6 +194,7 @@ class Roofline(Shown):
     precision: str = "fp16"
     kv_precision: str = "fp16"
     layers: int | None = None
+    experts: ExpertEfficiency = ExpertEfficiency()
 
     def __post_init__(self) -> None:
         require(
@@ -196,21 +227,26 @@ class Roofline(Shown):
     def _bandwidth(self) -> float:
         return 1e9 * self.gpu.mem_bw_gbs
 
-    def _weight_bytes(self, tokens: Floats) -> Floats:
-        """Bytes of the layers' weights that ``tokens`` read, on one GPU.
-
-        In a mixture of experts a token visits ``k`` of ``E`` experts; with independent choices
-        ``n`` tokens touch ``E (1 - (1 - k/E)^n)`` of them.
-        """
+    @property
+    def _weight_bytes(self) -> float:
+        """Bytes on one GPU of the layers' weights that every step reads."""
         model = self.llm
         layers = model.params - model.embedding_params - model.output_params
-        routed = model.moe_layers * model.experts * model.expert_params
-        touched: Floats | float = 1.0
-        if model.experts:
-            touched = 1.0 - (1.0 - model.experts_active / model.experts) ** np.maximum(tokens, 1.0)
-        per_value = bytes_of(1024, self.precision) / 1024
-        held = self._share * per_value * (layers - routed * (1.0 - touched))
-        return np.broadcast_to(held / self.tensor_parallel, tokens.shape)
+        dense = layers - model.moe_layers * model.experts * model.expert_params
+        return self._share * bytes_of(dense, self.precision) / self.tensor_parallel
+
+    def _experts(self, tokens: Floats) -> Floats:
+        """Time [s] of the routed experts of a step of so many tokens."""
+        e, own, model = self.efficiency, self.experts, self.llm
+        share = self._share * model.moe_layers * model.expert_params / self.tensor_parallel
+        touched = 1.0 - (1.0 - model.experts_active / model.experts) ** np.maximum(tokens, 1.0)
+        per_value = model.expert_bits / 8 or bytes_of(1024, self.precision) / 1024
+        flops = self._flops * e.compute_efficiency * own.compute_share
+        bandwidth = self._bandwidth * e.bandwidth_efficiency * own.bandwidth_share
+        computing = 2.0 * share * model.experts_active * tokens / flops
+        reading = share * model.experts * touched * per_value / bandwidth
+        routing = self._share * model.moe_layers * own.layer_s
+        return np.asarray(np.maximum(computing, reading) + routing)
 
     def terms(
         self,
@@ -227,7 +263,8 @@ class Roofline(Shown):
             *(np.asarray(a, dtype=np.float64) for a in (tokens, decoding, cached, pairs))
         )
         e, model, t, held = self.efficiency, self.llm, self.tensor_parallel, self._held
-        compute = 2.0 * (model.matmul_params - model.head_params) * self._share / t
+        routed = model.moe_layers * model.experts_active * model.expert_params
+        compute = 2.0 * (model.matmul_params - model.head_params - routed) * self._share / t
         head = bytes_of(model.head_params, self.precision) / t if self.layers is None else 0.0
         copies = t / min(t, 1 if model.latent else model.kv_heads)
         kv = model.kv_bytes_per_token(self.kv_precision) * self._share * copies / t
@@ -236,9 +273,11 @@ class Roofline(Shown):
         hops = 2 * held * 2 * (t - 1)
         one = np.ones_like(n)
         step = e.step_overhead_s if self.layers is None else 0.0
+        experts = {"experts": self._experts(n)} if model.experts else {}
         return {
             "products": compute * (n + e.padding_tokens) / (self._flops * e.compute_efficiency),
-            "weights": self._weight_bytes(n) / (self._bandwidth * e.bandwidth_efficiency),
+            "weights": self._weight_bytes / (self._bandwidth * e.bandwidth_efficiency) * one,
+            **experts,
             "logits": head / (self._bandwidth * e.bandwidth_efficiency) * one,
             "kv cache": kv * c / (self._bandwidth * e.kv_efficiency),
             # Scores and values are products of activations, whatever the weights are stored in.
