@@ -7,8 +7,8 @@ Prefill takes the configuration of least latency, decode that of largest through
 whose memory cannot hold the model are dropped before they are costed.
 
 ThunderServe gives a group one degree (``CostSettings.one_degree``), at most the smallest number of
-GPUs of a type. Its algorithm bounds PP by GPUs / T_i, under which the paper's own plans of (TP, PP) = (1, 2)
-on two GPUs and (2, 2) on four could not be; read as GPUs / TP, all GPUs of the group are in use.
+GPUs of a type. Its algorithm bounds PP by GPUs / T_i, under which the paper's own plans of (1, 2)
+on two GPUs and (2, 2) on four could not be; read as GPUs / TP, all GPUs of a group are in use.
 """
 
 from __future__ import annotations
