@@ -18,7 +18,8 @@ from hetero.catalog import Llm
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage, Rates
 from hetero.costs.demand import Demand, reference
-from hetero.costs.groups import Group
+from hetero.costs.groups import Design
+from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
@@ -56,6 +57,9 @@ LENGTHS: Final = (512, 1024, 1536, 2048)
 # GPUs of each machine of the cloud, in its order; the paper prints the sums only.
 _PARTS: Final = {16: (4, 0, 4, 0, 4, 4, 0), 24: (4, 0, 4, 4, 8, 4, 0), 32: (4, 4, 4, 4, 8, 4, 4)}
 _TIMES: Final = ("prefill [ms]", "KV transfer [ms]", "decode [ms]", TPS)
+# Designs of ThunderServe's Fig. 17; machine 0 has the A40.
+_APART: Final[Design] = ((((0, 4),), "prefill"), (((1, 4),), "decode"))
+_HALVES: Final[Design] = ((((0, 2), (1, 2)), "decode"), (((0, 2), (1, 2)), "prefill"))
 _PRINTED_5_8: Final = {
     "baseline": (884, 0, 1689, 1610),
     "40 Gbit/s": (698, 133, 1126, 3292),
@@ -372,39 +376,57 @@ def ablation(
 
 @dataclass(frozen=True, eq=False)
 class SlowedCosts(CostModel):
-    """Costs with factors on the terms of compute and of memory of each type of GPU."""
+    """Costs with a factor for each type of GPU and phase.
+
+    What grows with new tokens is of prefill, what a step takes whatever their number of decode.
+    """
 
     slower: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def _compute(self, machine: Machine, gpus: int) -> Rates:
-        compute, memory = self.slower.get(machine.gpu.name, (1.0, 1.0))
-        factors = dict.fromkeys(("product_s", "pair_s", "reduce_s"), compute)
-        factors |= dict.fromkeys(("weights_s", "cached_s", "fixed_s"), memory)
+        prefill, decode = self.slower.get(machine.gpu.name, (1.0, 1.0))
+        factors = dict.fromkeys(("product_s", "pair_s", "reduce_s"), prefill)
+        factors |= dict.fromkeys(("weights_s", "cached_s", "fixed_s"), decode)
+        factors["padding_tokens"] = decode / prefill  # the floor of small batches, in tokens
         rates = super()._compute(machine, gpus)
         return replace(rates, **{name: f * getattr(rates, name) for name, f in factors.items()})
 
 
 def as_slow_as_printed(llm: Llm, settings: CostSettings) -> dict[str, tuple[float, float]]:
-    """Factors on compute and memory of A40 and 3090Ti that give ThunderServe's times of Table 5.
+    """Factors on prefill and decode of A40 and 3090Ti that give ThunderServe's times of Table 5.
 
-    Prefill and decode on four GPUs of each type: the design at 40 Gbit/s prints one of each, the
+    The design at 40 Gbit/s prints the prefill of four A40 and the decode of four 3090Ti, the
     baseline the means over both types. The rows at 5 Gbit/s, all throughputs and Table 8 take no
-    part. The decode times rest on the number of outputs, which is not printed.
+    part. Decode rests on the number of outputs, which is not printed.
     """
     base, apart = _PRINTED_5_8["baseline"], _PRINTED_5_8["40 Gbit/s"]
-    wanted = {"A40": (apart[0], 2 * base[2] - apart[2])}
-    wanted["RTX-3090Ti"] = (2 * base[0] - apart[0], apart[2])
-    found = dict.fromkeys(wanted, (1.0, 1.0))
+    found = {"A40": (1.0, 1.0), "RTX-3090Ti": (1.0, 1.0)}
     pair = cluster.cluster("thunderserve-a40-3090ti-40gbit")
-    for _ in range(30):  # each phase rests on one factor above all, so this contracts
+    for _ in range(40):  # each time rests on one factor above all, so this contracts
         costs = SlowedCosts(pair, llm, settings, slower=found)
-        for k, (gpu, (prefill, decode)) in enumerate(wanted.items()):
-            alone = costs.pipeline([PipelineStage(k, 4, llm.layers)])
-            first = 1e3 * float(alone.prefill_latency_s(INPUTS))
-            then = 1e3 * (OUTPUTS - 1) * float(alone.decode_step_s(1, INPUTS + OUTPUTS / 2))
-            compute, memory = found[gpu]
-            found[gpu] = (compute * prefill / first, memory * decode / then)
+        evaluator = Evaluator(costs, Demand.of(_fed(), 30.0), Slo(e2e_s=1e4))
+        printed = PhasePlan.of(evaluator, _APART)
+        (p0, d0), (p1, d1) = (
+            _request_ms(costs.pipeline([PipelineStage(k, 4, llm.layers)])) for k in (0, 1)
+        )
+        (ap, ad), (bp, bd) = found.values()
+        first, _, then = _alone_ms(printed)
+        a40 = ap * apart[0] / first, ad * (2 * base[2] - d1) / d0
+        ti = bp * (2 * base[0] - p0) / p1, bd * apart[2] / then
+        found = {"A40": a40, "RTX-3090Ti": ti}
     return found
+
+
+def _request_ms(alone: Pipeline) -> tuple[float, float]:
+    """Prefill and decode of one request alone [ms]."""
+    step = float(alone.decode_step_s(1, INPUTS + OUTPUTS / 2))
+    return 1e3 * float(alone.prefill_latency_s(INPUTS)), 1e3 * (OUTPUTS - 1) * step
+
+
+def _fed() -> Trace:
+    """Requests of the two machines of ThunderServe's Fig. 16."""
+    lengths = np.full(400, INPUTS), np.full(400, OUTPUTS)
+    return Trace(np.arange(400.0), *lengths, name="1,024 in, 32 out")
 
 
 def two_machines(
@@ -416,8 +438,7 @@ def two_machines(
     those of highest throughput (a rate above any capacity, a wide deadline). The baseline keeps
     both phases on each machine.
     """
-    lengths = np.full(400, INPUTS), np.full(400, OUTPUTS)
-    trace = Trace(np.arange(400.0), *lengths, name="1,024 in, 32 out")
+    trace = _fed()
     heavy, wide = Demand.of(trace, 30.0), Slo(e2e_s=1e4)
     fast, slow = (
         SlowedCosts(
@@ -427,16 +448,13 @@ def two_machines(
     )
     cases: dict[str, tuple[CostModel, Bits]] = {"40 Gbit/s": (fast, 4), "5 Gbit/s": (slow, 4)}
     cases["40 Gbit/s, 16 bits"] = (fast, 16)
-    halves: Group = ((0, 2), (1, 2))
-    apart: tuple[Group, Group] = ((1, 4),), ((0, 4),)
     rows = [("baseline", *_baseline(fast, trace), *_PRINTED_5_8["baseline"], None)]
     best = {}
     for label, (costs, bits) in cases.items():
-        decode, prefill = (halves, halves) if label == "5 Gbit/s" else apart
         evaluator = Evaluator(costs, heavy, wide, KvTransfer(bits=bits))
         made = PhasePlan.of(evaluator, enumerate_all(evaluator).best, search="exact")
         best[label] = made
-        printed = PhasePlan.of(evaluator, ((decode, "decode"), (prefill, "prefill")))
+        printed = PhasePlan.of(evaluator, _HALVES if label == "5 Gbit/s" else _APART)
         tps = _fed_tps(trace, (printed.deployment(), printed.router()))
         ours = _fed_tps(trace, (made.deployment(), made.router()))
         rows.append((label, *_alone_ms(printed), tps, *_PRINTED_5_8[label], ours))
@@ -448,16 +466,15 @@ def _baseline(costs: CostModel, trace: Trace) -> tuple[float, float, float, floa
     """Prefill, transfer and decode of a request alone [ms], and tokens per second when fed."""
     alone = [costs.pipeline([PipelineStage(k, 4, costs.llm.layers)]) for k in (0, 1)]
     nodes = tuple(replica(p, name) for p, name in zip(alone, ("a40", "3090ti"), strict=True))
-    prefill = [float(p.prefill_latency_s(INPUTS)) for p in alone]
-    step = [float(p.decode_step_s(1, 1040)) for p in alone]
+    times = np.array([_request_ms(p) for p in alone])
     speeds = {
-        (node.name, node.name): 1.0 / (a + OUTPUTS * b)
-        for node, a, b in zip(nodes, prefill, step, strict=True)
+        (node.name, node.name): float(1.0 / (first + then))
+        for node, (first, then) in zip(nodes, times, strict=True)
     }
-    decode = float(np.mean([(OUTPUTS - 1) * s for s in step]))
+    prefill, decode = times.mean(axis=0)
     base = Deployment("both phases on each machine", nodes)
     tps = _fed_tps(trace, (base, PairShares(speeds)))
-    return 1e3 * float(np.mean(prefill)), 0.0, 1e3 * decode, tps
+    return float(prefill), 0.0, float(decode), tps
 
 
 def _fed_tps(trace: Trace, system: System) -> float:
@@ -475,10 +492,9 @@ def _alone_ms(made: PhasePlan) -> Floats:
     for (i, j), weight in np.ndenumerate(share):
         a, b = made.prefill[i], made.decode[j]
         fixed, per_token = made.evaluator.transfer.seconds(a, b)
-        decode = (OUTPUTS - 1) * float(b.decode_step_s(1, INPUTS + OUTPUTS / 2))
-        prefill = float(a.prefill_latency_s(INPUTS))
-        times += weight * np.array([prefill, fixed + INPUTS * per_token, decode])
-    return 1e3 * times
+        moved = 1e3 * (fixed + INPUTS * per_token)
+        times += weight * np.array([_request_ms(a)[0], moved, _request_ms(b)[1]])
+    return times
 
 
 def kv_shares() -> pd.DataFrame:
