@@ -396,8 +396,8 @@ def as_slow_as_printed(llm: Llm, settings: CostSettings) -> dict[str, tuple[floa
     """Factors on prefill and decode of A40 and 3090Ti that give ThunderServe's times of Table 5.
 
     The design at 40 Gbit/s prints the prefill of four A40 and the decode of four 3090Ti, the
-    baseline the means over both types. The rows at 5 Gbit/s, all throughputs and Table 8 take no
-    part. Decode rests on the number of outputs, which is not printed.
+    baseline the means over both types. Nothing else takes part, no time at 5 Gbit/s and no
+    throughput. Decode rests on the number of outputs, which is not printed.
     """
     base, apart = _PRINTED_5_8["baseline"], _PRINTED_5_8["40 Gbit/s"]
     found = {"A40": (1.0, 1.0), "RTX-3090Ti": (1.0, 1.0)}

@@ -67,7 +67,7 @@ def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") 
     """A machine is lost, and the service rescheduled by every policy (ThunderServe Fig. 11).
 
     From ThunderServe's Table 3 only the decode groups on the machine are lost, from the plan of its
-    Algorithm 1 all of it. Full rescheduling is that algorithm again.
+    search all of it. Full rescheduling is that search again.
     """
     rescheduled: Losses = {}
     tabu = TabuSettings(steps=study.tabu_steps)
@@ -181,7 +181,7 @@ def _within(e2e_s: Floats, slo: Slo) -> float:
 def every_loss(
     study: ThunderServeStudy, before: Losses, names: Iterable[str], rate_rps: float, steps: int = 10
 ) -> pd.DataFrame:
-    """A GPU of every group, every machine and some links fail in turn, from Algorithm 1's plan."""
+    """A GPU of every group, every machine and some links fail in turn, from the searched plan."""
     rows, settings = [], TabuSettings(steps=steps)
     for name in names:
         service = before[name, "Algorithm 1", "full"].before
