@@ -149,6 +149,11 @@ class ThunderServeStudy:
         return replace(self.settings, one_degree=True, max_gpus=self.group_gpus)
 
     @cached_property
+    def free(self) -> ThunderServeStudy:
+        """The same with groups of any size in the paper's search."""
+        return replace(self, group_gpus=None)
+
+    @cached_property
     def costs(self) -> CostModel:
         """Costs of groups of the cloud's GPUs."""
         return CostModel(self.cloud, self.llm, self.settings)
@@ -235,11 +240,11 @@ def systems(
     study: ThunderServeStudy,
     name: str,
     rate_rps: float,
-    plans: Sequence[PhasePlan],
-    ours: PhasePlan,
+    plans: Mapping[tuple[str, float], Sequence[PhasePlan]],
+    ours: Mapping[tuple[str, float], PhasePlan],
     generations: int,
-) -> dict[str, Planned]:
-    """Deployments and routers of every system, ThunderServe's ``plans`` by seed first.
+) -> dict[Key, Planned]:
+    """Deployments and routers of every system, those of ThunderServe's ``plans`` by seed first.
 
     In house DistServe and vLLM have four replicas of two A100, as the paper prints, and beside that
     whatever division is best in simulation.
@@ -250,9 +255,12 @@ def systems(
         for make in (distserve, colocated):
             made = make(study.house, study.llm, some, slo, rate_rps=rate_rps, only=only)
             others.append(replace(made, system=made.system + suffix))
-    found = {one.system: study.each((one.deployment, one.router())) for one in others}
-    found["our search"] = study.each((ours.deployment(), ours.router()))
-    return {"ThunderServe": [(one.deployment(), one.router()) for one in plans]} | found
+    found: dict[str, Planned] = {}
+    found["ThunderServe"] = [(one.deployment(), one.router()) for one in plans[name, rate_rps]]
+    found |= {one.system: study.each((one.deployment, one.router())) for one in others}
+    own = ours[name, rate_rps]
+    found["our search"] = study.each((own.deployment(), own.router()))
+    return {(name, rate_rps, system): planned for system, planned in found.items()}
 
 
 def replicas(planned: Mapping[Key, Planned], seeds: Sequence[int]) -> pd.DataFrame:

@@ -54,7 +54,8 @@ def deployments(plans: Mapping[str, PhasePlan], size: tuple[float, float]) -> Fi
     fig, axes = plt.subplots(1, 2, figsize=size, sharey=True)
     for axis, (title, made) in zip(axes, plans.items(), strict=True):
         _boxes(axis, made)
-        axis.set_title(title)
+        counts = len(made.prefill), len(made.decode)
+        axis.set_title("{}: {} prefill, {} decode".format(title, *counts))
     looks: list[Style] = [{"facecolor": "white", "hatch": "////"}, {"facecolor": "#999999"}]
     handles = [Patch(edgecolor="#555555", **look) for look in looks]
     fig.legend(handles, ["prefill", "decode"], loc="outside upper right", ncols=2)

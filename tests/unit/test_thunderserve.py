@@ -54,10 +54,12 @@ def plans(searched):
 
 @pytest.fixture(scope="module")
 def planned(study, searched):
+    plans = {(name, RATE): made for name, made in searched.items()}
+    ours = {(name, RATE): study.ours(name, RATE) for name in searched}
     return {
-        (name, RATE, system): made
-        for name, own in searched.items()
-        for system, made in ts.systems(study, name, RATE, own, study.ours(name, RATE), 1).items()
+        key: systems
+        for name in searched
+        for key, systems in ts.systems(study, name, RATE, plans, ours, 1).items()
     }
 
 
@@ -85,6 +87,7 @@ def test_a_workload_and_its_target(study):
 
 def test_plans_of_every_system_use_their_own_gpus(study, searched, plans, planned):
     table = ts.replicas(planned, study.seeds)
+    assert len(table) == 2 * len(planned)
     table = table[table["seed"] == 0].set_index(["workload", "system"])
     assert set(table.loc["coding"].index) == set(ts.SYSTEMS)
     assert table.loc[("coding", "vLLM"), "replicas for both"] == 4
@@ -108,6 +111,8 @@ def test_plans_of_every_system_use_their_own_gpus(study, searched, plans, planne
 
 def test_pictures_of_plans(plans):
     left, right = pictures.deployments(plans, (10.2, 3.5)).axes
+    counts = len(plans["coding"].prefill), len(plans["coding"].decode)
+    assert "{} prefill, {} decode".format(*counts) in left.get_title(loc="left") + left.get_title()
     used = [
         sum(stage.gpus for group in made.prefill + made.decode for stage in group.stages)
         for made in plans.values()
