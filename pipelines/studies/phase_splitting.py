@@ -285,10 +285,7 @@ class PhaseStudy:
     def plans(
         self, depths: Iterable[int], rate_rps: float, steps: int, advance: Advance
     ) -> pd.DataFrame:
-        """Plans for LLaMA-30B on 32 GPUs, by reading of ThunderServe's Table 1 and stages.
-
-        By the paper's search: one degree per group, of at most four GPUs.
-        """
+        """ThunderServe's plans for LLaMA-30B on 32 GPUs, by reading of its Table 1 and stages."""
         fleet, large = cluster.cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B")
         rows = []
         for reading, depth, name in product(READINGS, depths, self.traces):

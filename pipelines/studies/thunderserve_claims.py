@@ -122,10 +122,7 @@ def plans(
     rate_rps: float,
     plan_scale: float,
 ) -> Rows:
-    """Claims 8 and 9, by the plans of every seed.
-
-    ``printed`` are plans with the GPU figures of ThunderServe's Table 1.
-    """
+    """Claims 8 and 9 over seeds; ``printed`` plans have the figures of ThunderServe's Table 1."""
     at = f"at {rate_rps:g} req/s, scale {plan_scale:g}"
     orders, totals, shares = Rows(), Rows(), Rows()
     for k, name in enumerate(_NAMES):

@@ -197,7 +197,9 @@ def convergence(curves: Mapping[tuple[str, int], thunderserve.Floats]) -> Figure
             ours = "" if recorded is None else f"{recorded:.1f} s here, "
             label = f"{size} GPUs: {ours}{PRINTED_TABU_S[size]} s printed"
             figures.mean_and_range(range(best.shape[1]), best, axis, color=colour, label=label)
-        axis.set_ylim(-5, 105)
+        axis.set(ylim=(-5, 105), xlim=(0, None))
+        axis.set_xscale("symlog", linthresh=1)  # most of it happens in the first steps
+        axis.xaxis.set_major_formatter("{x:g}")
     figures.shared_legend(fig, "outside upper right")
     return fig
 
@@ -260,7 +262,9 @@ def ablation(table: pd.DataFrame, scales: Mapping[tuple[str, str], Sequence[Scal
         _curves(top, ((scales[name, x], style) for x, style in styles.items()))
         means = np.array([mean_attained(scales[name, x]) for x in labels])
         moving = GRID[((means > 0.01) & (means < 0.999)).any(axis=0)]
-        top.set(title=name, xlabel="SLO scale [x A100]", xlim=(moving[0], moving[-1]))
+        top.set(
+            title=name, xlabel="SLO scale [x A100]", xlim=(moving[0], moving[-1]), ylim=(0, 102)
+        )
         sns.barplot(
             ratios.loc[name].melt(), x="value", y="system", hue="system", palette=colours,
             saturation=1, width=0.7, errorbar=interval, ax=bottom,
