@@ -211,13 +211,15 @@ class PhaseSplittingSection(Section):
 class ThunderServeSection(Section):
     """Parameters of 11_thunderserve."""
 
-    seeds: Seeds = Field(description="one sample of requests and Poisson arrivals with each")
+    seeds: Seeds = Field(
+        description="one search, sample of requests and Poisson arrivals with each"
+    )
     requests: int = Field(ge=100, description="requests per simulated run")
     rates_rps: Swept = Field(description="arrival rates, rising [requests/s]")
     plan_scale: float = Field(gt=0, description="SLO scale that plans are made for")
-    tabu_seeds: Seeds = Field(description="tabu searches with the paper's numbers of neighbours")
-    tabu_steps: int = Field(ge=1, description="steps of each; 100 in the paper")
+    tabu_steps: int = Field(ge=1, description="steps of a tabu search; 100 in the paper")
     max_stages: int = Field(ge=1, description="pipeline stages of a group; 2 in the paper's plans")
+    group_gpus: int = Field(ge=1, description="GPUs of a group of the tabu search; 4 in its plans")
     search_steps: int = Field(
         ge=0, description="steps of the local search that follows the integer program"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -111,9 +112,13 @@ class Fleet:
             return True
         if sum(n * self.gpu_bytes[m] for m, n in one) <= self.needed_bytes:
             return False
-        if not self.model.joins(one):
+        settings, gpus = self.model.settings, sum(n for _, n in one)
+        if not self.model.joins(one) or gpus > (settings.max_gpus or gpus):
             return False
-        return sum(self._fewest[n] for _, n in one) <= self.model.settings.max_stages
+        if settings.one_degree:
+            shared = math.gcd(*(n for _, n in one))
+            return gpus // shared * self._fewest[shared] <= settings.max_stages
+        return sum(self._fewest[n] for _, n in one) <= settings.max_stages
 
     def joined(self, parts: Group) -> list[Group]:
         """What is left of several machines as one group that fits or else as several.

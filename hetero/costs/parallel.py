@@ -1,10 +1,14 @@
 """Parallel configuration of a group: degrees, route and layers (ThunderServe, Algorithm 2).
 
 Tensor parallelism stays inside a machine, and so inside a type of GPU. For a group the degrees of
-its machines are enumerated, the stages ordered by :func:`hetero.costs.routes.shortest`,
-and the layers divided in proportion to speed, to memory and to mixtures of both, within what each
-stage holds. Prefill takes the configuration of least latency, decode that of largest throughput.
-Configurations whose memory cannot hold the model are dropped before they are costed.
+its machines are enumerated, the stages ordered by :mod:`hetero.costs.routes`, and the layers
+divided in proportion to speed, to memory and to mixtures of both, within what each stage holds.
+Prefill takes the configuration of least latency, decode that of largest throughput. Configurations
+whose memory cannot hold the model are dropped before they are costed.
+
+ThunderServe gives a group one degree (``CostSettings.one_degree``), at most the smallest number of
+GPUs of a type. Its algorithm bounds PP by GPUs / T_i, under which the paper's own plans of (1, 2)
+on two GPUs and (2, 2) on four could not be; read as GPUs / TP, all GPUs of a group are in use.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 from hetero.costs.cost import CostModel, Pipeline, PipelineStage, Rates
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Group, Phase
-from hetero.costs.routes import shortest
+from hetero.costs.routes import shortest, widest
 
 Configuration: TypeAlias = tuple[tuple[int, int, int], ...]
 """Place in the group, tensor-parallel degree and layers of every stage."""
@@ -109,12 +113,15 @@ class Configurations:
             [t for t in range(1, n + 1) if n % t == 0 and self.model.divides(t)] for _, n in group
         ]
         for degrees in product(*options):
-            if len(group) <= _MOST_MIXED or len(set(degrees)) == 1:
+            mixed = len(group) <= _MOST_MIXED and not self.model.settings.one_degree
+            if mixed or len(set(degrees)) == 1:
                 yield degrees
 
     def _route(self, group: Group, counts: list[int]) -> tuple[int, ...]:
         machines = [m for m, _ in group]
         at = np.ix_(machines, machines)
+        if self.model.settings.one_degree:
+            return widest(counts, self.model.bandwidth_gbs[at])[0]
         size = self.model.llm.activation_bytes_per_token("fp16") * self.demand.mean_input
         hop = self.model.latency_s[at] + size / (1e9 * self.model.bandwidth_gbs[at])
         return shortest(counts, hop)[0]

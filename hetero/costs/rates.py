@@ -35,6 +35,12 @@ class CostSettings:
     max_stages
         Largest number of pipeline stages. Long pipelines pool many GPUs into one queue, and one
         failure stops them all; the paper's plans have up to 2.
+    max_gpus
+        Largest number of GPUs of a group; the paper's plans have up to 4.
+    one_degree
+        One tensor-parallel degree for all machines of a group, and stages along the path whose
+        narrowest link is widest, as ThunderServe's Algorithm 2 has it; else degrees may differ
+        between machines, and the path is the shortest.
     efficiency
         Efficiencies of all GPUs; by default those calibrated for each type.
     schedule_ahead, prefix_cache
@@ -54,6 +60,8 @@ class CostSettings:
     max_batch: int = 256
     max_step_tokens: int = 2048
     max_stages: int = 4
+    max_gpus: int | None = None
+    one_degree: bool = False
     efficiency: Efficiency | None = None
     engine: EngineName = "any"
     release: str = ""

@@ -285,7 +285,7 @@ class PhaseStudy:
     def plans(
         self, depths: Iterable[int], rate_rps: float, steps: int, advance: Advance
     ) -> pd.DataFrame:
-        """Plans for LLaMA-30B on 32 GPUs, by reading of ThunderServe's Table 1 and stages."""
+        """ThunderServe's plans for LLaMA-30B on 32 GPUs, by reading of its Table 1 and stages."""
         fleet, large = cluster.cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B")
         rows = []
         for reading, depth, name in product(READINGS, depths, self.traces):
@@ -295,7 +295,8 @@ class PhaseStudy:
             made = plan(
                 replace(fleet, machines=machines), large, demand,
                 scaled(reference(large, demand), self.slo_scale), seed=self.seeds[0],
-                settings=CostSettings(max_stages=depth), tabu=TabuSettings(steps=steps),
+                settings=CostSettings(max_stages=depth, one_degree=True, max_gpus=4),
+                search="tabu", tabu=TabuSettings(steps=steps),
             )  # fmt: skip
             shares = (100 * made.gpu_share(gpu) for gpu in fleet.gpu_counts)
             counts = len(made.prefill), len(made.decode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Final, TypeAlias
@@ -15,19 +15,21 @@ from numpy.typing import NDArray
 
 from hetero import catalog, cluster
 from hetero.catalog import Llm
-from hetero.cluster import Cluster
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.cluster import Cluster, Machine
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage, Rates
 from hetero.costs.demand import Demand, reference
-from hetero.costs.groups import Group
+from hetero.costs.groups import Design
+from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError, require_share
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.hexgen import hexgen
-from hetero.planners.baselines.homogeneous import colocated, distserve
+from hetero.planners.baselines.homogeneous import Shape, colocated, distserve
 from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.evaluate import Evaluator
+from hetero.planners.thunderserve.exact import enumerate_all
 from hetero.planners.thunderserve.plan import PhasePlan, plan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.routers import PairShares
@@ -37,11 +39,14 @@ from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 System: TypeAlias = tuple[Deployment, Router | Builtin]
+Planned: TypeAlias = Sequence[System]
+"""A system by seed: that of a search differs between them."""
 Key: TypeAlias = tuple[str, float, str]
 """Workload, rate [requests/s], system."""
 
 KINDS: Final = ("ttft", "tpot", "e2e")
-SYSTEMS: Final = ("ThunderServe", "HexGen", "DistServe", "vLLM")
+PRINTED: Final = ("ThunderServe", "HexGen", "DistServe", "vLLM")
+SYSTEMS: Final = (*PRINTED, "our search", "DistServe, tuned", "vLLM, tuned")
 GOALS: Final = (0.9, 0.99)
 GRID: Final = np.geomspace(0.25, 64, 97)  # SLO scales of the figures
 SCALE: Final = "smallest scale [x A100]"
@@ -52,6 +57,9 @@ LENGTHS: Final = (512, 1024, 1536, 2048)
 # GPUs of each machine of the cloud, in its order; the paper prints the sums only.
 _PARTS: Final = {16: (4, 0, 4, 0, 4, 4, 0), 24: (4, 0, 4, 4, 8, 4, 0), 32: (4, 4, 4, 4, 8, 4, 4)}
 _TIMES: Final = ("prefill [ms]", "KV transfer [ms]", "decode [ms]", TPS)
+# Designs of ThunderServe's Fig. 17; machine 0 has the A40.
+_APART: Final[Design] = ((((0, 4),), "prefill"), (((1, 4),), "decode"))
+_HALVES: Final[Design] = ((((0, 2), (1, 2)), "decode"), (((0, 2), (1, 2)), "prefill"))
 _PRINTED_5_8: Final = {
     "baseline": (884, 0, 1689, 1610),
     "40 Gbit/s": (698, 133, 1126, 3292),
@@ -118,7 +126,8 @@ class ThunderServeStudy:
     """What all experiments share: workloads, both fleets, seeds, and how plans are made.
 
     Plans are made for an end-to-end target of ``plan_scale`` times the latency on an A100;
-    ``steps`` is the local search that follows the integer program.
+    ``steps`` is the local search that follows the integer program of our own search, ``tabu_steps``
+    and ``group_gpus`` are of the paper's.
     """
 
     traces: Mapping[str, Trace]
@@ -130,6 +139,19 @@ class ThunderServeStudy:
     plan_scale: float
     settings: CostSettings
     steps: TabuSettings
+    tabu_steps: int = 100
+    group_gpus: int | None = 4
+    _evaluators: dict[tuple[str, float, str], Evaluator] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def printed(self) -> CostSettings:
+        """Groups and configurations as ThunderServe's algorithms and plans have them."""
+        return replace(self.settings, one_degree=True, max_gpus=self.group_gpus)
+
+    @cached_property
+    def free(self) -> ThunderServeStudy:
+        """The same with groups of any size in the paper's search."""
+        return replace(self, group_gpus=None)
 
     @cached_property
     def costs(self) -> CostModel:
@@ -157,27 +179,39 @@ class ThunderServeStudy:
         """A sample with Poisson arrivals, as in the paper."""
         return self.sample(name, seed).poisson(rate_rps, np.random.default_rng([seed, 1]))
 
-    def plan(self, name: str, rate_rps: float, cloud: Cluster | None = None) -> PhasePlan:
-        """Our search over ThunderServe's designs."""
+    def ours(self, name: str, rate_rps: float) -> PhasePlan:
+        """Our search over ThunderServe's designs: degrees by machine, groups of any size."""
         asked, slo = self.demand(name, rate_rps), self.target(name)
-        return plan(
-            cloud or self.cloud, self.llm, asked, slo, tabu=self.steps, settings=self.settings
-        )
+        return plan(self.cloud, self.llm, asked, slo, tabu=self.steps, settings=self.settings)
 
-    def tabu(
-        self, name: str, rate_rps: float, steps: int, seed: int, cloud: Cluster | None = None
+    def plan(
+        self, name: str, rate_rps: float, seed: int, cloud: Cluster | None = None
     ) -> PhasePlan:
-        """The paper's tabu search (ThunderServe Algorithm 1), with its history."""
-        costs = self.costs if cloud is None else CostModel(cloud, self.llm, self.settings)
-        evaluator = Evaluator(costs, self.demand(name, rate_rps), self.target(name))
-        search = TabuSearch.start(evaluator, TabuSettings(steps=steps), seed=seed)
+        """The paper's search (ThunderServe Algorithms 1 and 2), with its history.
+
+        Searches for one rate share what they know of designs, which saves time alone.
+        """
+        cloud = cloud or self.cloud
+        key = (name, rate_rps, cloud.name)
+        if key not in self._evaluators:
+            costs = CostModel(cloud, self.llm, self.printed)
+            asked = self.demand(name, rate_rps)
+            self._evaluators[key] = Evaluator(costs, asked, self.target(name))
+        evaluator = self._evaluators[key]
+        search = TabuSearch.start(evaluator, TabuSettings(steps=self.tabu_steps), seed=seed)
         best = search.run()
         return PhasePlan.of(evaluator, best, search="tabu", history=tuple(search.history))
 
-    def runs(self, system: System, name: str, rate_rps: float) -> list[Run]:
+    def each(self, system: System) -> Planned:
+        """The same system for every seed."""
+        return [system] * len(self.seeds)
+
+    def runs(self, systems: Planned, name: str, rate_rps: float) -> list[Run]:
         """One simulated run per seed."""
-        made, router = system
-        return [simulate(made, self.work(name, rate_rps, s), router, seed=s) for s in self.seeds]
+        return [
+            simulate(made, self.work(name, rate_rps, seed), router, seed=seed)
+            for (made, router), seed in zip(systems, self.seeds, strict=True)
+        ]
 
     def scales(self, runs: Iterable[Run], name: str) -> list[Scales]:
         """Latencies of runs over those of the A100."""
@@ -203,27 +237,41 @@ def workloads(study: ThunderServeStudy) -> pd.DataFrame:
 
 
 def systems(
-    study: ThunderServeStudy, name: str, rate_rps: float, own: PhasePlan, generations: int
-) -> dict[str, System]:
-    """Deployment and router of every system, ThunderServe's ``own`` plan and HexGen's first."""
+    study: ThunderServeStudy,
+    name: str,
+    rate_rps: float,
+    plans: Mapping[tuple[str, float], Sequence[PhasePlan]],
+    ours: Mapping[tuple[str, float], PhasePlan],
+    generations: int,
+) -> dict[Key, Planned]:
+    """Deployments and routers of every system, those of ThunderServe's ``plans`` by seed first.
+
+    In house DistServe and vLLM have four replicas of two A100, as the paper prints, and beside that
+    whatever division is best in simulation.
+    """
     slo, some = study.target(name), study.sample(name, 10_000)
-    others = (
-        hexgen(study.costs, study.demand(name, rate_rps), some, slo, generations=generations),
-        distserve(study.house, study.llm, some, slo, rate_rps=rate_rps),
-        colocated(study.house, study.llm, some, slo, rate_rps=rate_rps),
-    )
-    ours: dict[str, System] = {"ThunderServe": (own.deployment(), own.router())}
-    return ours | {other.system: (other.deployment, other.router()) for other in others}
+    others = [hexgen(study.costs, study.demand(name, rate_rps), some, slo, generations=generations)]
+    for suffix, only in (("", Shape(2, 1)), (", tuned", None)):
+        for make in (distserve, colocated):
+            made = make(study.house, study.llm, some, slo, rate_rps=rate_rps, only=only)
+            others.append(replace(made, system=made.system + suffix))
+    found: dict[str, Planned] = {}
+    found["ThunderServe"] = [(one.deployment(), one.router()) for one in plans[name, rate_rps]]
+    found |= {one.system: study.each((one.deployment, one.router())) for one in others}
+    own = ours[name, rate_rps]
+    found["our search"] = study.each((own.deployment(), own.router()))
+    return {(name, rate_rps, system): planned for system, planned in found.items()}
 
 
-def replicas(planned: Mapping[Key, System]) -> pd.DataFrame:
-    """Replicas of each phase, and the price of the GPUs in use, by workload, rate and system."""
+def replicas(planned: Mapping[Key, Planned], seeds: Sequence[int]) -> pd.DataFrame:
+    """Replicas of each phase, and the price of the GPUs in use, by setting, system and seed."""
     rows = []
-    for key, (made, _) in planned.items():
-        roles: list[str] = [node.role for node in made.replicas]
-        counts = (roles.count(role) for role in ("prefill", "decode", "both"))
-        rows.append((*key, *counts, made.usd_per_h))
-    columns = ["workload", "rate [req/s]", "system", "prefill replicas", "decode replicas"]
+    for key, systems in planned.items():
+        for seed, (made, _) in zip(seeds, systems, strict=True):
+            roles: list[str] = [node.role for node in made.replicas]
+            counts = (roles.count(role) for role in ("prefill", "decode", "both"))
+            rows.append((*key, seed, *counts, made.usd_per_h))
+    columns = ["workload", "rate [req/s]", "system", "seed", "prefill replicas", "decode replicas"]
     return pd.DataFrame(rows, columns=[*columns, "replicas for both", "price [$/h]"])
 
 
@@ -261,7 +309,7 @@ def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
 
 
 def overload(
-    study: ThunderServeStudy, planned: Mapping[Key, System], rate_rps: float, at_rps: float = 60.0
+    study: ThunderServeStudy, planned: Mapping[Key, Planned], rate_rps: float, at_rps: float = 60.0
 ) -> pd.DataFrame:
     """Tokens per second by seed while far more arrives than is sustained (ThunderServe Fig. 9).
 
@@ -281,26 +329,24 @@ def overload(
 
 def convergence(
     study: ThunderServeStudy,
-    whole: Mapping[tuple[str, int], PhasePlan],
+    whole: Mapping[str, Sequence[PhasePlan]],
     rate_rps: float,
-    steps: int,
 ) -> dict[tuple[str, int], Floats]:
     """Best estimate [%] after each tabu step, by workload and GPUs (ThunderServe Fig. 10).
 
-    Each array has a row per seed. ``whole`` has the searches on all GPUs, by workload and seed,
+    Each array has a row per seed. ``whole`` has the searches on all GPUs by workload, one per seed,
     for ``rate_rps``; fewer GPUs are offered the same rate per GPU.
     """
-    curves: dict[tuple[str, int], list[list[float]]] = {}
-    for (name, seed), size in product(whole, _PARTS):
-        made = whole[name, seed]
+    curves = {}
+    for name, size in product(whole, _PARTS):
+        made = whole[name]
         if size != study.cloud.gpus:
             machines = zip(study.cloud.machines, _PARTS[size], strict=True)
             kept = tuple(replace(m, count=n, usd_per_h=None) for m, n in machines if n)
             fleet = replace(study.cloud, name=f"{size} GPUs", machines=kept)
-            made = study.tabu(name, rate_rps * size / 32, steps, seed, fleet)
-        best = [100 * step.best for step in made.history]
-        curves.setdefault((name, size), []).append(best)
-    return {key: np.array(rows) for key, rows in curves.items()}
+            made = [study.plan(name, rate_rps * size / 32, seed, fleet) for seed in study.seeds]
+        curves[name, size] = np.array([[100 * step.best for step in one.history] for one in made])
+    return curves
 
 
 def variants(made: PhasePlan) -> dict[str, System]:
@@ -319,45 +365,104 @@ def variants(made: PhasePlan) -> dict[str, System]:
 
 
 def ablation(
-    study: ThunderServeStudy, plans: Mapping[str, PhasePlan], rate_rps: float
+    study: ThunderServeStudy, plans: Mapping[str, Sequence[PhasePlan]], rate_rps: float
 ) -> tuple[pd.DataFrame, dict[tuple[str, str], list[Scales]]]:
-    """Mean end-to-end time by variant and seed, and the scales behind it, by workload."""
+    """Mean end-to-end time by variant and seed, and the scales behind it, by workload.
+
+    ``plans`` are ThunderServe's, one per seed.
+    """
     rows, scales = [], {}
     for name, made in plans.items():
-        for label, system in variants(made).items():
-            runs = study.runs(system, name, rate_rps)
+        every = [variants(one) for one in made]
+        for label in every[0]:
+            runs = study.runs([one[label] for one in every], name, rate_rps)
             scales[name, label] = study.scales(runs, name)
             means = (run.e2e_s.mean() for run in runs)
             rows += [(name, label, s, mean) for s, mean in zip(study.seeds, means, strict=True)]
     return pd.DataFrame(rows, columns=["workload", "system", "seed", "mean E2E [s]"]), scales
 
 
-def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
+@dataclass(frozen=True, eq=False)
+class SlowedCosts(CostModel):
+    """Costs with a factor for each type of GPU and phase.
+
+    What grows with new tokens is of prefill, what a step takes whatever their number of decode.
+    """
+
+    slower: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def _compute(self, machine: Machine, gpus: int) -> Rates:
+        prefill, decode = self.slower.get(machine.gpu.name, (1.0, 1.0))
+        factors = dict.fromkeys(("product_s", "pair_s", "reduce_s"), prefill)
+        factors |= dict.fromkeys(("weights_s", "cached_s", "fixed_s"), decode)
+        factors["padding_tokens"] = decode / prefill  # the floor of small batches, in tokens
+        rates = super()._compute(machine, gpus)
+        return replace(rates, **{name: f * getattr(rates, name) for name, f in factors.items()})
+
+
+def as_slow_as_printed(llm: Llm, settings: CostSettings) -> dict[str, tuple[float, float]]:
+    """Factors on prefill and decode of A40 and 3090Ti that give ThunderServe's times of Table 5.
+
+    The design at 40 Gbit/s prints the prefill of four A40 and the decode of four 3090Ti, the
+    baseline the means over both types. Nothing else takes part, no time at 5 Gbit/s and no
+    throughput. Decode rests on the number of outputs, which is not printed.
+    """
+    base, apart = _PRINTED_5_8["baseline"], _PRINTED_5_8["40 Gbit/s"]
+    found = {"A40": (1.0, 1.0), "RTX-3090Ti": (1.0, 1.0)}
+    pair = cluster.cluster("thunderserve-a40-3090ti-40gbit")
+    for _ in range(40):  # each time rests on one factor above all, so this contracts
+        costs = SlowedCosts(pair, llm, settings, slower=found)
+        evaluator = Evaluator(costs, Demand.of(_fed(), 30.0), Slo(e2e_s=1e4))
+        printed = PhasePlan.of(evaluator, _APART)
+        (p0, d0), (p1, d1) = (
+            _request_ms(costs.pipeline([PipelineStage(k, 4, llm.layers)])) for k in (0, 1)
+        )
+        (ap, ad), (bp, bd) = found.values()
+        first, _, then = _alone_ms(printed)
+        a40 = ap * apart[0] / first, ad * (2 * base[2] - d1) / d0
+        ti = bp * (2 * base[0] - p0) / p1, bd * apart[2] / then
+        found = {"A40": a40, "RTX-3090Ti": ti}
+    return found
+
+
+def _request_ms(alone: Pipeline) -> tuple[float, float]:
+    """Prefill and decode of one request alone [ms]."""
+    step = float(alone.decode_step_s(1, INPUTS + OUTPUTS / 2))
+    return 1e3 * float(alone.prefill_latency_s(INPUTS)), 1e3 * (OUTPUTS - 1) * step
+
+
+def _fed() -> Trace:
+    """Requests of the two machines of ThunderServe's Fig. 16."""
+    lengths = np.full(400, INPUTS), np.full(400, OUTPUTS)
+    return Trace(np.arange(400.0), *lengths, name="1,024 in, 32 out")
+
+
+def two_machines(
+    llm: Llm, settings: CostSettings, slower: Mapping[str, tuple[float, float]] | None = None
+) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
     """Four A40 and four 3090Ti at 40 and 5 Gbit/s (ThunderServe Tables 5 and 8), best designs.
 
     Times and throughput are of the printed designs (ThunderServe Fig. 17); the best of all are
     those of highest throughput (a rate above any capacity, a wide deadline). The baseline keeps
     both phases on each machine.
     """
-    lengths = np.full(400, INPUTS), np.full(400, OUTPUTS)
-    trace = Trace(np.arange(400.0), *lengths, name="1,024 in, 32 out")
+    trace = _fed()
     heavy, wide = Demand.of(trace, 30.0), Slo(e2e_s=1e4)
-    fast = cluster.cluster("thunderserve-a40-3090ti-40gbit")
-    slow = cluster.cluster("thunderserve-a40-3090ti-5gbit")
-    best = {
-        "40 Gbit/s": plan(fast, llm, heavy, wide, search="exact"),
-        "5 Gbit/s": plan(slow, llm, heavy, wide, search="exact"),
-    }
-    sent = KvTransfer(bits=16)
-    best["40 Gbit/s, 16 bits"] = plan(fast, llm, heavy, wide, search="exact", transfer=sent)
-    halves: Group = ((0, 2), (1, 2))
-    apart: tuple[Group, Group] = ((1, 4),), ((0, 4),)
-    rows = [("baseline", *_baseline(llm, fast, trace), *_PRINTED_5_8["baseline"], None)]
-    for label, made in best.items():
-        decode, prefill = (halves, halves) if label == "5 Gbit/s" else apart
-        one = made.evaluator
-        evaluator = Evaluator(one.model, one.demand, one.slo, one.transfer)
-        printed = PhasePlan.of(evaluator, ((decode, "decode"), (prefill, "prefill")))
+    fast, slow = (
+        SlowedCosts(
+            cluster.cluster(f"thunderserve-a40-3090ti-{g}gbit"), llm, settings, slower=slower or {}
+        )
+        for g in (40, 5)
+    )
+    cases: dict[str, tuple[CostModel, Bits]] = {"40 Gbit/s": (fast, 4), "5 Gbit/s": (slow, 4)}
+    cases["40 Gbit/s, 16 bits"] = (fast, 16)
+    rows = [("baseline", *_baseline(fast, trace), *_PRINTED_5_8["baseline"], None)]
+    best = {}
+    for label, (costs, bits) in cases.items():
+        evaluator = Evaluator(costs, heavy, wide, KvTransfer(bits=bits))
+        made = PhasePlan.of(evaluator, enumerate_all(evaluator).best, search="exact")
+        best[label] = made
+        printed = PhasePlan.of(evaluator, _HALVES if label == "5 Gbit/s" else _APART)
         tps = _fed_tps(trace, (printed.deployment(), printed.router()))
         ours = _fed_tps(trace, (made.deployment(), made.router()))
         rows.append((label, *_alone_ms(printed), tps, *_PRINTED_5_8[label], ours))
@@ -365,21 +470,19 @@ def two_machines(llm: Llm) -> tuple[pd.DataFrame, dict[str, PhasePlan]]:
     return pd.DataFrame(rows, columns=columns), best
 
 
-def _baseline(llm: Llm, pair: Cluster, trace: Trace) -> tuple[float, float, float, float]:
+def _baseline(costs: CostModel, trace: Trace) -> tuple[float, float, float, float]:
     """Prefill, transfer and decode of a request alone [ms], and tokens per second when fed."""
-    costs = CostModel(pair, llm)
-    alone = [costs.pipeline([PipelineStage(k, 4, llm.layers)]) for k in (0, 1)]
+    alone = [costs.pipeline([PipelineStage(k, 4, costs.llm.layers)]) for k in (0, 1)]
     nodes = tuple(replica(p, name) for p, name in zip(alone, ("a40", "3090ti"), strict=True))
-    prefill = [float(p.prefill_latency_s(INPUTS)) for p in alone]
-    step = [float(p.decode_step_s(1, 1040)) for p in alone]
+    times = np.array([_request_ms(p) for p in alone])
     speeds = {
-        (node.name, node.name): 1.0 / (a + OUTPUTS * b)
-        for node, a, b in zip(nodes, prefill, step, strict=True)
+        (node.name, node.name): float(1.0 / (first + then))
+        for node, (first, then) in zip(nodes, times, strict=True)
     }
-    decode = float(np.mean([(OUTPUTS - 1) * s for s in step]))
+    prefill, decode = times.mean(axis=0)
     base = Deployment("both phases on each machine", nodes)
     tps = _fed_tps(trace, (base, PairShares(speeds)))
-    return 1e3 * float(np.mean(prefill)), 0.0, 1e3 * decode, tps
+    return float(prefill), 0.0, float(decode), tps
 
 
 def _fed_tps(trace: Trace, system: System) -> float:
@@ -397,10 +500,9 @@ def _alone_ms(made: PhasePlan) -> Floats:
     for (i, j), weight in np.ndenumerate(share):
         a, b = made.prefill[i], made.decode[j]
         fixed, per_token = made.evaluator.transfer.seconds(a, b)
-        decode = (OUTPUTS - 1) * float(b.decode_step_s(1, INPUTS + OUTPUTS / 2))
-        prefill = float(a.prefill_latency_s(INPUTS))
-        times += weight * np.array([prefill, fixed + INPUTS * per_token, decode])
-    return 1e3 * times
+        moved = 1e3 * (fixed + INPUTS * per_token)
+        times += weight * np.array([_request_ms(a)[0], moved, _request_ms(b)[1]])
+    return times
 
 
 def kv_shares() -> pd.DataFrame:
@@ -420,7 +522,7 @@ def kv_shares() -> pd.DataFrame:
 
 
 def arrivals(
-    study: ThunderServeStudy, planned: Mapping[Key, System], rate_rps: float
+    study: ThunderServeStudy, planned: Mapping[Key, Planned], rate_rps: float
 ) -> tuple[pd.DataFrame, dict[tuple[str, str], list[Scales]]]:
     """Deadlines with Poisson arrivals and with the trace's own; the latter's scales as well."""
     rows, own = [], {}
@@ -429,8 +531,8 @@ def arrivals(
         window = trace.head(min(len(trace), 3 * study.requests))
         poisson = window.poisson(rate_rps, np.random.default_rng(study.seeds[0]))
         both = {"Poisson": poisson, "of the trace": window.rescale(rate_rps=rate_rps)}
-        for system in SYSTEMS:
-            made, router = planned[name, rate_rps, system]
+        for system in PRINTED:
+            made, router = planned[name, rate_rps, system][0]
             for label, arriving in both.items():
                 (one,) = scales = study.scales([simulate(made, arriving, router)], name)
                 rows.append((name, label, system, *(one.smallest(*goal) for goal in goals)))

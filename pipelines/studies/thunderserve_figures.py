@@ -24,18 +24,20 @@ from pipelines.studies.thunderserve import (
     GRID,
     KINDS,
     LENGTHS,
+    PRINTED,
     SYSTEMS,
     TPS,
     Key,
     Scales,
     mean_attained,
 )
-from pipelines.studies.thunderserve_changes import POLICIES
+from pipelines.studies.thunderserve_changes import POLICIES, PRINTED_TABU_S, recorded_s
 
 Style: TypeAlias = dict[str, Any]
 _HUES: Final = (figures.CYCLE[4], figures.CYCLE[2], figures.CYCLE[0], "#777777")
-COLOURS: Final = dict(zip(SYSTEMS, _HUES, strict=True))
-_SOLID, _DASHED = ({"color": "#444444", "linestyle": style} for style in ("-", "--"))
+_PALE: Final = (figures.CYCLE[1], figures.CYCLE[5], "#BBBBBB")
+COLOURS: Final = dict(zip(SYSTEMS, (*_HUES, *_PALE), strict=True))
+_SOLID, _DASHED, _DOTTED = ({"color": "#444444", "linestyle": x} for x in ("-", "--", ":"))
 _LOSS: Final[dict[str, Style]] = {
     "before": {"linestyle": "-", "color": "#333333"},
     "none": {"linestyle": ":", "color": figures.CYCLE[0]},
@@ -52,7 +54,8 @@ def deployments(plans: Mapping[str, PhasePlan], size: tuple[float, float]) -> Fi
     fig, axes = plt.subplots(1, 2, figsize=size, sharey=True)
     for axis, (title, made) in zip(axes, plans.items(), strict=True):
         _boxes(axis, made)
-        axis.set_title(title)
+        counts = len(made.prefill), len(made.decode)
+        axis.set_title("{}: {} prefill, {} decode".format(title, *counts))
     looks: list[Style] = [{"facecolor": "white", "hatch": "////"}, {"facecolor": "#999999"}]
     handles = [Patch(edgecolor="#555555", **look) for look in looks]
     fig.legend(handles, ["prefill", "decode"], loc="outside upper right", ncols=2)
@@ -104,30 +107,30 @@ def orchestration(plans: Mapping[str, PhasePlan]) -> Figure:
 
 
 def cloud_attainment(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
-    """Attainment of ThunderServe and HexGen at every rate (Fig. 7)."""
+    """Attainment of ThunderServe, HexGen and our search at every rate (ThunderServe Fig. 7)."""
     rates = list(dict.fromkeys(rate for _, rate, _ in scales))
     shades = dict(zip(rates, figures.CYCLE, strict=False))
-    ways = (("ThunderServe", "-"), ("HexGen", "--"))
+    ways = {"ThunderServe": _SOLID, "HexGen": _DASHED, "our search": _DOTTED}
     curves = {
-        (rate, system): {"linestyle": style, "color": shades[rate]}
+        (rate, system): style | {"color": shades[rate]}
         for rate in rates
-        for system, style in ways
+        for system, style in ways.items()
     }
     entries: dict[str, Style] = {f"{rate:g} req/s": {"color": shades[rate]} for rate in rates}
-    return _grid(scales, curves, entries | {"ThunderServe": _SOLID, "HexGen": _DASHED})
+    return _grid(scales, curves, entries | ways)
 
 
 def house_attainment(scales: Mapping[Key, Sequence[Scales]]) -> Figure:
-    """Attainment of ThunderServe, DistServe and vLLM at the lowest and highest rate (Fig. 8)."""
+    """Attainment on the cloud and in house at the lowest and highest rate (ThunderServe Fig. 8)."""
     rates = list(dict.fromkeys(rate for _, rate, _ in scales))
     ends = dict(zip(rates[:: max(len(rates) - 1, 1)], (_SOLID, _DASHED), strict=False))
-    where = {"ThunderServe": "cloud", "DistServe": "in house", "vLLM": "in house"}
+    shown = [system for system in SYSTEMS if system not in ("HexGen", "our search")]
     curves = {
         (rate, system): style | {"color": COLOURS[system]}
-        for system in where
+        for system in shown
         for rate, style in ends.items()
     }
-    entries: dict[str, Style] = {f"{s} ({at})": {"color": COLOURS[s]} for s, at in where.items()}
+    entries: dict[str, Style] = {system: {"color": COLOURS[system]} for system in shown}
     return _grid(scales, curves, entries | {f"{rate:g} req/s": s for rate, s in ends.items()})
 
 
@@ -169,7 +172,7 @@ def throughput(overloaded: pd.DataFrame) -> Figure:
     """Throughput under overload over ThunderServe's, with intervals over seeds (Fig. 9)."""
     wide = overloaded.pivot(index=["workload", "seed"], columns="system", values=TPS)
     shares = wide.div(wide["ThunderServe"], axis="index").melt(ignore_index=False).reset_index()
-    fig, axes = plt.subplots(1, 2, figsize=(8.2, 2.6), sharey=True)
+    fig, axes = plt.subplots(1, 2, figsize=(8.2, 3.6), sharey=True)
     for axis, name in zip(axes, overloaded["workload"].unique(), strict=True):
         sns.barplot(
             shares[shares["workload"] == name], x="value", y="system", order=SYSTEMS, hue="system",
@@ -181,15 +184,22 @@ def throughput(overloaded: pd.DataFrame) -> Figure:
 
 
 def convergence(curves: Mapping[tuple[str, int], thunderserve.Floats]) -> Figure:
-    """Best estimate over the steps of a search, mean and range of seeds (ThunderServe Fig. 10)."""
+    """Best estimate over the steps of a search, mean and range of seeds (ThunderServe Fig. 10).
+
+    The legend has the times of the whole search, as recorded by the benchmark and as printed.
+    """
     fig, axes = _panels(curves, "step of the search", "best estimate so far [%]", (9.2, 3.0))
     sizes = dict.fromkeys(size for _, size in curves)
     for name, axis in axes.items():
         for size, colour in zip(sizes, figures.CYCLE, strict=False):
             best = curves[name, size]
-            label = f"{size} GPUs"
+            recorded = recorded_s(f"phases.tabu.{size}")
+            ours = "" if recorded is None else f"{recorded:.1f} s here, "
+            label = f"{size} GPUs: {ours}{PRINTED_TABU_S[size]} s printed"
             figures.mean_and_range(range(best.shape[1]), best, axis, color=colour, label=label)
-        axis.set_ylim(-5, 105)
+        axis.set(ylim=(-5, 105), xlim=(0, None))
+        axis.set_xscale("symlog", linthresh=1)  # most of it happens in the first steps
+        axis.xaxis.set_major_formatter("{x:g}")
     figures.shared_legend(fig, "outside upper right")
     return fig
 
@@ -232,13 +242,39 @@ def episodes(
     return fig
 
 
-def ablation(scales: Mapping[tuple[str, str], Sequence[Scales]]) -> Figure:
-    """Attainment with parts of the system switched off (ThunderServe Fig. 12)."""
-    fig, axes = _panels(scales)
-    labels = dict.fromkeys(label for _, label in scales)
-    for name, axis in axes.items():
-        styles = zip(labels, figures.CYCLE, strict=False)
-        _curves(axis, ((scales[name, x], {"color": c, "label": x}) for x, c in styles))
+def ablation(table: pd.DataFrame, scales: Mapping[tuple[str, str], Sequence[Scales]]) -> Figure:
+    """Attainment and mean time with parts of the system switched off (ThunderServe Fig. 12).
+
+    Above, only scales at which attainment differs from 0 and 100 % are shown. Below, the times are
+    over those of the full system; lines mark what the paper prints.
+    """
+    fig, axes = plt.subplots(2, 2, figsize=(9.2, 5.2), height_ratios=(3, 2))
+    wide = table.pivot(index=["workload", "seed"], columns="system", values="mean E2E [s]")
+    labels = list(dict.fromkeys(label for _, label in scales))
+    ratios = wide.div(wide[labels[0]], axis="index")[labels[1:]]
+    colours = dict(zip(labels, figures.CYCLE, strict=False))
+    looks = dict(zip(labels, ((3.2, "-"), (1.6, "-"), (2.2, "--"), (1.4, ":")), strict=True))
+    for (top, bottom), name in zip(axes.T, table["workload"].unique(), strict=True):
+        styles = {
+            x: {"color": colours[x], "label": x, "linewidth": w, "linestyle": s}
+            for x, (w, s) in looks.items()
+        }
+        _curves(top, ((scales[name, x], style) for x, style in styles.items()))
+        means = np.array([mean_attained(scales[name, x]) for x in labels])
+        moving = GRID[((means > 0.01) & (means < 0.999)).any(axis=0)]
+        top.set(
+            title=name, xlabel="SLO scale [x A100]", xlim=(moving[0], moving[-1]), ylim=(0, 102)
+        )
+        sns.barplot(
+            ratios.loc[name].melt(), x="value", y="system", hue="system", palette=colours,
+            saturation=1, width=0.7, errorbar=interval, ax=bottom,
+            err_kws={"color": "#222222", "linewidth": 1.2},
+        )  # fmt: skip
+        for printed in (1.3, 1.3 * 4):
+            bottom.axvline(printed, color="#777777", linewidth=0.9, linestyle=":")
+        bottom.set(xlabel="mean time / full system's (dotted: printed)", ylabel="")
+        bottom.set(yticks=range(3), yticklabels=labels[1:] if bottom is axes[1, 0] else [])
+    axes[0, 0].set_ylabel("E2E attainment [%]")
     figures.shared_legend(fig, "outside upper right")
     return fig
 
@@ -251,11 +287,11 @@ def arrivals(
     """Attainment with Poisson arrivals (solid) and with the trace's own (dashed)."""
     fig, axes = _panels(own)
     for name, axis in axes.items():
-        for system in SYSTEMS:
+        for system in PRINTED:
             colour = {"color": COLOURS[system]}
             pair = (poisson[name, rate_rps, system], _SOLID), (own[name, system], _DASHED)
             _curves(axis, ((scales, style | colour) for scales, style in pair))
-    entries: dict[str, Style] = {system: {"color": COLOURS[system]} for system in SYSTEMS}
+    entries: dict[str, Style] = {system: {"color": COLOURS[system]} for system in PRINTED}
     _line_legend(fig, entries | {"Poisson": _SOLID, "of the trace": _DASHED})
     return fig
 

@@ -18,7 +18,7 @@ from hetero.latency.step import StepModel
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.hexgen import hexgen
-from hetero.planners.baselines.homogeneous import colocated, distserve
+from hetero.planners.baselines.homogeneous import Shape, colocated, distserve
 from hetero.planners.baselines.plan import goodput_rps
 from hetero.routers import RoundRobin
 from hetero.simulator import Slo, simulate
@@ -145,6 +145,12 @@ def test_divisions_use_every_gpu_once_and_the_best_wins(chats: Trace) -> None:
         )
     roles = {node.role for node in found.deployment.replicas}
     assert roles == {"prefill", "decode"}
+    pair = Shape(2, 1)
+    fixed = [
+        make(house, llm, chats, slo, rate_rps=6.0, only=pair) for make in (colocated, distserve)
+    ]
+    assert [[node.gpus for node in one.deployment.replicas] for one in fixed] == [[2] * 4] * 2
+    assert [len(one.tried) for one in fixed] == [1, 3]
 
 
 def test_goodput_is_the_last_rate_that_reaches_the_goal(chats: Trace) -> None:

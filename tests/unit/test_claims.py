@@ -535,14 +535,14 @@ def test_the_real_trace_decides_and_both_values_show(tmp_path):
 
 
 def test_what_changes_sides_between_twin_and_trace_is_undecided(tmp_path):
-    record(tmp_path, "real", thunderserve_9c=100.0, thunderserve_9d=0.0)
-    record(tmp_path, "twin", thunderserve_9c=25.0, thunderserve_9d=100.0)
+    record(tmp_path, "real", thunderserve_29a=884.0, thunderserve_29c=0.0)
+    record(tmp_path, "twin", thunderserve_29a=25.0, thunderserve_29c=1689.0)
     found = by_id(verdicts(tmp_path))
-    assert found["thunderserve-9c"].status == "undecided"
-    assert found["thunderserve-9c"].why.startswith("fails on the twin")
-    assert found["thunderserve-9d"].status == "not reproduced"
-    record(tmp_path, "twin", thunderserve_9c=75.0)
-    assert by_id(verdicts(tmp_path))["thunderserve-9c"].status == "reproduced"
+    assert found["thunderserve-29a"].status == "undecided"
+    assert found["thunderserve-29a"].why.startswith("fails on the twin")
+    assert found["thunderserve-29c"].status == "not reproduced"
+    record(tmp_path, "twin", thunderserve_29a=700.0)
+    assert by_id(verdicts(tmp_path))["thunderserve-29a"].status == "reproduced"
 
 
 def test_what_is_no_test_is_never_judged(tmp_path):

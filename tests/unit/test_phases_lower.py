@@ -13,11 +13,11 @@ from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.costs.attainment import Pairs
-from hetero.costs.cost import CostModel, PipelineStage
+from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.groups import Fleet
 from hetero.costs.parallel import Configurations
-from hetero.costs.routes import shortest
+from hetero.costs.routes import shortest, widest
 from hetero.costs.transfer import KvTransfer
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.orchestrate import orchestrate
@@ -56,9 +56,32 @@ def test_routes_are_the_best_of_all_permutations(data):
     stages = [m for m, n in enumerate(counts) for _ in range(n)]
     every = {p: sum(hop[a, b] for a, b in pairwise(p)) for p in permutations(stages)}
     assert cost == pytest.approx(min(every.values()))
+    path, least = widest(counts, hop)
+    assert sorted(path) == sorted(stages)
+    narrowest = {p: min((hop[a, b] for a, b in pairwise(p)), default=np.inf) for p in every}
+    assert least == narrowest[path] == max(narrowest.values())
 
 
 # Parallel configurations ----------------------------------------------------------------------
+
+
+def test_algorithm_2_gives_a_group_one_degree_and_uses_all_its_gpus(conversation):
+    settings = CostSettings(max_stages=2, one_degree=True, max_gpus=4)
+    search = Configurations(
+        CostModel(cluster("thunderserve-cloud-32"), MODEL, settings), conversation
+    )
+    fleet = Fleet(search.model)
+    for group, degrees in ((((0, 2), (5, 2)), {2}), (((3, 4),), {2, 4}), (((4, 2),), {1, 2})):
+        assert fleet.fits(group)
+        found = [{t for _, t, _ in one} for one in search.configurations(group)]
+        assert all(len(one) == 1 for one in found)
+        assert set().union(*found) == degrees
+        assert {sum(t for _, t, _ in one) for one in search.configurations(group)} == {
+            sum(n for _, n in group)
+        }
+    # Three stages of one degree, and more GPUs than any printed group has.
+    assert not fleet.fits(((0, 2), (4, 1)))
+    assert not fleet.fits(((0, 4), (1, 4)))
 
 
 def test_the_value_that_is_compared_is_that_of_the_pipeline(cloud, conversation):

@@ -54,6 +54,7 @@ def colocated(
     goal: float = 0.9,
     rate_rps: float | None = None,
     most_rps: float = np.inf,
+    only: Shape | None = None,
     settings: CostSettings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
@@ -67,6 +68,8 @@ def colocated(
         Maximise the attainment at this rate instead.
     most_rps
         Rate above which no goodput is looked for.
+    only
+        Configuration of every replica, where it is given and not to be found.
 
     Raises
     ------
@@ -89,7 +92,7 @@ def colocated(
     """
     costs = _alike(cluster, llm, settings)
     alternatives: list[_Alternative] = []
-    for shape in _shapes(costs):
+    for shape in _shapes(costs, only):
         count = _per_machine(costs, shape)
         places = [(m, n) for m in range(len(costs.machines)) for n in range(count)]
         pipelines = [_pipeline(costs, m, shape) for m, _ in places]
@@ -114,6 +117,7 @@ def distserve(
     rate_rps: float | None = None,
     most_rps: float = np.inf,
     transfer: KvTransfer | None = None,
+    only: Shape | None = None,
     settings: CostSettings | None = None,
     seed: int = 0,
 ) -> BaselinePlan:
@@ -129,6 +133,8 @@ def distserve(
         Maximise the attainment at this rate instead.
     most_rps
         Rate above which no goodput is looked for.
+    only
+        Configuration of every replica, where it is given and not to be found.
 
     Raises
     ------
@@ -139,7 +145,7 @@ def distserve(
     """
     costs = _alike(cluster, llm, settings)
     transfer = transfer or KvTransfer(bits=16)
-    shapes = _shapes(costs)
+    shapes = _shapes(costs, only)
     alternatives = [
         _divided(costs, first, second, counts, transfer)
         for first in shapes
@@ -203,10 +209,10 @@ def _alike(cluster: Cluster, llm: Llm, settings: CostSettings | None) -> CostMod
     return costs
 
 
-def _shapes(costs: CostModel) -> list[Shape]:
+def _shapes(costs: CostModel, only: Shape | None) -> list[Shape]:
     """Configurations that one machine can hold."""
     found = []
-    for shape in starmap(Shape, product(DEGREES, _STAGES)):
+    for shape in [only] if only else starmap(Shape, product(DEGREES, _STAGES)):
         if shape.gpus > costs.machines[0].count or not costs.divides(shape.tensor_parallel):
             continue
         if _misfit(costs, shape):

@@ -70,7 +70,7 @@ def orchestrate(pairs: Pairs, *, iterations: int = 4, marginal: bool = True) -> 
     a, b, c = pairs.prefill_share, pairs.decode_share, pairs.pair_share
     share = _proportional(a, b, c)
     value, gain = _value(pairs, share)
-    done, settled = 0, False
+    done, settled = 0, value + _TINY >= 1.0  # nothing could improve on it by enough
     while done < iterations and not settled:
         push = _marginal(pairs, share, gain, rate) if marginal else gain
         # Serving is never worth less than not serving.
