@@ -334,9 +334,8 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         "21b": p95["H"] / p95["L"],
         "22a": tps["H"] / tps["O"],
         "22b": slo["H"] - slo["O"],
-        # Of means: single seeds can bring the divisor close to 0.
-        "23a": 100.0 * np.mean(tps["L"] - tps["U"]) / np.mean(tps["H"] - tps["U"]),
-        "23b": 100.0 * np.mean(slo["L"] - slo["U"]) / np.mean(slo["H"] - slo["U"]),
+        "23a": 100.0 * of_means(tps["L"] - tps["U"], tps["H"] - tps["U"]),
+        "23b": 100.0 * of_means(slo["L"] - slo["U"], slo["H"] - slo["U"]),
         "24a": 100 * (tps["H"] / tps["L"] - 1),
         "24b": slo["H"] - slo["L"],
         "24c": p95["H"] - p95["L"],
@@ -408,6 +407,23 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         "32": swept("Q_max", strictest, hs.PASSED) - swept("Q_max", 32.0, hs.PASSED),
     }
     return {f"heteroserve-{number}": value for number, value in result.items()}
+
+
+def of_means(over: NDArray[np.float64], under: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Ratio of two means over seeds, as a value per seed that has the jackknife's spread.
+
+    .. math:: \hat\theta + (n - 1) (\overline{\theta_{-j}} - \theta_{-i}), \quad
+        \theta_{-i} = \sum_{j \ne i} a_j / \sum_{j \ne i} b_j
+
+    Single seeds can bring the divisor close to 0. Source: Tukey (1958).
+
+    Examples
+    --------
+    >>> of_means(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])).tolist()
+    [0.5, 0.5, 0.5]
+    """
+    left_out = (over.sum() - over) / (under.sum() - under)
+    return over.mean() / under.mean() + (len(over) - 1) * (left_out.mean() - left_out)
 
 
 def mean(value: Value) -> float | str:

@@ -57,6 +57,16 @@ def test_crossing(gains, share):
     assert results.crossing([0.1, 0.5], gains) == pytest.approx(share)
 
 
+def test_ratios_of_means_have_the_spread_of_the_jackknife():
+    over, under = np.array([1.0, 3.0, 5.0]), np.array([2.0, 9.0, 4.0])
+    values = results.of_means(over, under)
+    assert values.mean() == pytest.approx(over.sum() / under.sum())
+    left_out = np.array([8 / 13, 6 / 6, 4 / 11])
+    # Tukey's variance of the estimate: (n - 1) / n times the squared deviations.
+    expected = 2 / 3 * ((left_out - left_out.mean()) ** 2).sum()
+    assert values.var(ddof=1) / 3 == pytest.approx(expected)
+
+
 def test_every_claim_but_those_of_other_measurements_has_a_value(runs, by_setting):
     missing = results.claims().keys() - by_setting[MAIN].keys()
     assert {name.split("-")[1].rstrip("abc") for name in missing} == {"16", "17", "18"}
