@@ -110,9 +110,16 @@ def test_flips(runs):
 
 
 def test_figures_have_a_panel_per_metric_or_setting(study, runs):
-    fig = results.compared(runs["table1"], list(PAPER), results.table1(), 5.6)
-    assert [axis.get_title() for axis in fig.axes] == ["Throughput", "SLO attainment", "P95 TTFT"]
+    fig = results.compared(runs["table1"], list(PAPER), list(hs.READINGS), results.table1(), 6.4)
+    titles = [axis.get_title() for axis in fig.axes]
+    assert titles == ["Throughput", "SLO attainment", "P95 TTFT", "Beside the paper", "", ""]
     assert fig.axes[2].get_xscale() == "log"
+    # The paper's schedulers as bars in its order, with what Table 1 prints.
+    assert [tick.get_text() for tick in fig.axes[0].get_yticklabels()] == list(PAPER)
+    means = [hs.values(hs.at(runs["table1"], MAIN), TPS, scheduler=x).mean() for x in PAPER]
+    assert [bar.get_width() for bar in fig.axes[0].patches] == pytest.approx(means)
+    (published,) = [line for line in fig.axes[0].lines if line.get_label() == "published"]
+    assert list(published.get_xdata()) == list(results.table1()[TPS].values())
     fig = results.first_tokens(study, (MAIN, SETTINGS[2]))
     assert len(fig.axes[0].lines) == len(PAPER | OURS) + 1
     drawn = {
