@@ -93,28 +93,26 @@ def compared(
     printed: Mapping[str, Mapping[str, float]],
     height: float,
 ) -> Figure:
-    """Throughput, attainment and P95 TTFT by setting, and what is published.
-
-    Above are the schedulers that the paper has, in its order and with bars as there; below is what
-    it has not.
-    """
+    """Three metrics by setting: the paper's rows, with bars and as published, above all others."""
     rows = rows.reset_index(drop=True)
     parts = [names, beside]
-    heights = [len(part) + 0.6 for part in parts]
     fig, axes = plt.subplots(
-        2, 3, figsize=(11, height), sharex="col", sharey="row", height_ratios=heights
-    )
+        2, 3, figsize=(11, height), sharex="col", sharey="row",
+        height_ratios=[len(part) + 0.6 for part in parts],
+    )  # fmt: skip
     titles = {TPS: "Throughput", SLO: "SLO attainment", P95: "P95 TTFT"}
     for column, (metric, title) in zip(axes.T, titles.items(), strict=True):
         for axis, part in zip(column, parts, strict=True):
             placed: dict[str, Any] = {"x": metric, "y": "scheduler", "order": part, "ax": axis}
             if axis is column[0] and metric != P95:  # no bars on an axis in powers of ten
-                bars = {"color": "#F6DFB0", "saturation": 1, "width": 0.7, "errorbar": None}
-                sns.barplot(at(rows, MAIN), **placed, **bars, zorder=0.5, label="judged setting")
+                sns.barplot(
+                    at(rows, MAIN), **placed, color="#F6DFB0", saturation=1, width=0.7,
+                    errorbar=None, zorder=0.5, label="judged setting",
+                )  # fmt: skip
             dodged = {"dodge": 0.48, "linestyle": "none", "errorbar": _ends}
             sns.pointplot(rows, **placed, **_BY_SETTING, **dodged)
             axis.set(ylabel="", title="" if axis is column[1] else title)
-            axis.set_yticks(range(len(part)), [_two_lines(name) for name in part])
+            axis.set_yticks(range(len(part)), [fill(x, 26, break_on_hyphens=False) for x in part])
             axis.grid(visible=True)
         if known := printed.get(metric):
             style: dict[str, Any] = {"color": "black", "markersize": 5, "zorder": 1}
@@ -130,10 +128,6 @@ def compared(
         axis.axvline(500, color=figures.CYCLE[4], linestyle="--", linewidth=1, label="target")
     figures.shared_legend(fig, ncols=4)
     return fig
-
-
-def _two_lines(name: str) -> str:
-    return fill(name, 26, break_on_hyphens=False)
 
 
 def first_tokens(study: hs.Study, settings: Sequence[Setting]) -> Figure:
@@ -178,17 +172,14 @@ def over_workloads(rows: pd.DataFrame) -> Figure:
     names = sorted(rows["workload"].unique(), key=lambda name: name in _BESIDE_FIG6)
     style = _by_scheduler() | _APART | {"order": names}
     fig, axes = _own_panels(rows, "workload", (SLO, TPS), (11, 6), **style)
-    offsets = dict(zip(_COLOURS, np.linspace(-0.3, 0.3, len(_COLOURS)), strict=True))
-    for row, metric in zip(axes, (SLO, TPS), strict=True):
-        for axis in row:
-            for name, value in _BIMODAL[metric].items():
-                axis.plot(
-                    names.index("bimodal") + offsets[name], value, "D", markersize=5, zorder=4,
-                    color="black", markerfacecolor=_COLOURS[name], label="published",
-                )  # fmt: skip
-            axis.axvline(
-                len(set(names) - _BESIDE_FIG6) - 0.5, color="#999999", linewidth=0.8, zorder=0
-            )
+    offsets = np.linspace(-0.3, 0.3, len(_COLOURS)) + names.index("bimodal")
+    for axis, printed in zip(axes.flat, [_BIMODAL[SLO]] * 2 + [_BIMODAL[TPS]] * 2, strict=True):
+        for name, value in printed.items():
+            axis.plot(
+                offsets[list(_COLOURS).index(name)], value, "D", markersize=5, zorder=4,
+                color="black", markerfacecolor=_COLOURS[name], label="published",
+            )  # fmt: skip
+        axis.axvline(len(set(names) - _BESIDE_FIG6) - 0.5, color="#999999", linewidth=0.8, zorder=0)
     figures.shared_legend(fig)
     for top, bottom in axes.T:
         top.set_ylim(0, 104)
@@ -471,7 +462,8 @@ def of_means(over: NDArray[np.float64], under: NDArray[np.float64]) -> NDArray[n
     [0.5, 0.5, 0.5]
     """
     left_out = (over.sum() - over) / (under.sum() - under)
-    return over.mean() / under.mean() + (len(over) - 1) * (left_out.mean() - left_out)
+    values: NDArray[np.float64] = (len(over) - 1) * (left_out.mean() - left_out)
+    return values + float(over.mean() / under.mean())
 
 
 def mean(value: Value) -> float | str:
