@@ -73,7 +73,7 @@ def draw(
         if marked is not None and (a, b) in marked:
             axes.annotate(
                 marked[a, b], at.mean(axis=1), (4, 0), textcoords="offset points", va="center",
-                fontsize=6.5, color=_BOTTLENECK, zorder=6,
+                fontsize=7, color=_BOTTLENECK, zorder=6,
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8},
             )  # fmt: skip
     for k, node, (start, stop) in placement.nodes():
@@ -89,9 +89,9 @@ def draw(
         )  # fmt: skip
         if names:
             # About how many layers a name takes in a row; on narrow bars it stands upright.
-            wide = 0.0055 * problem.llm.layers * len(node.name) <= stop - start
+            wide = 0.007 * problem.llm.layers * len(node.name) <= stop - start
             axes.text(
-                (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=5.5,
+                (start + stop) / 2, lanes[k], node.name, ha="center", va="center", fontsize=7,
                 rotation=0 if wide else 90, path_effects=[_HALO],
                 zorder=5, clip_on=True,
             )  # fmt: skip
@@ -194,7 +194,7 @@ def _edge(
     )  # fmt: skip
     x, y = ((a + b) / 2 for a, b in zip(*ends, strict=True))
     axes.text(
-        x, y, text, ha="center", va="center", fontsize=6.5, color=colour, zorder=2,
+        x, y, text, ha="center", va="center", fontsize=7, color=colour, zorder=2,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8},
     )  # fmt: skip
 
@@ -202,6 +202,6 @@ def _edge(
 def figure_of(flow: Flow, *, title: str = "") -> Figure:
     """One placement as a figure of its own, as high as it has rows."""
     count = max(rows(flow).values()) + 1
-    figure, axes = plt.subplots(figsize=(9.0, 1.4 + 0.34 * count))
+    figure, axes = plt.subplots(figsize=(9.0, 1.4 + 0.5 * count))
     draw(flow, axes, title=title)
     return figure

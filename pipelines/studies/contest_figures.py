@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from hetero.plots.figures import CYCLE, heat_map
+from hetero.plots.figures import CYCLE, heat_map, shared_legend
 from pipelines.studies import league
 from pipelines.studies.league import CASE, GOODPUT, PORTFOLIO, PRICE, TIE
 
@@ -158,6 +158,9 @@ def bars(
         axis.set(xlim=(0, None), xlabel="")
     for axis in lowest:
         axis.set_xlabel("goodput [requests/s]")
+    axes[0, 0].plot([], [], "x", color="#999999", label="no plan")
+    axes[0, 0].plot([], [], ":", color="#777777", linewidth=0.9, label="bound on throughput")
+    shared_legend(fig)
     return fig
 
 
@@ -196,7 +199,7 @@ def standings(table: pd.DataFrame) -> Figure:
         ranked[["wins", "cases served", "cases"]].itertuples(index=False)
     ):
         axis.text(
-            1.01, y, f"{wins} wins, {served} of {cases} cases",
+            1.01, y, f"{wins} win{'s' * (wins != 1)}, {served} of {cases} cases",
             transform=axis.get_yaxis_transform(), va="center", fontsize=7.5, color="#444444",
         )  # fmt: skip
     axis.axvline(100, color="#777777", linewidth=0.9, linestyle=":")

@@ -140,5 +140,9 @@ def intervals_figure(outcomes: Sequence[Outcomes], colours: Mapping[str, str]) -
             else:
                 ax.set_xlim(0, None)
                 ax.xaxis.set_major_locator(MaxNLocator(4))
+                ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}")
             ax.invert_yaxis()
+    axes[0, 0].plot([], [], "o", color="#555555", label="nominal step times")
+    axes[0, 0].plot([], [], color="#555555", linewidth=4, alpha=0.5, label="90 % interval")
+    shared_legend(fig)
     return fig

@@ -313,13 +313,15 @@ def flow_and_delivered(
             left.plot(flows, decoded, label=name if kind == "flow" else None, **style)
             token_s = [d.serving.decode.mean_s for d in mine]
             right.plot([d.in_flight for d in mine], token_s, **style)
-    left.axhline(1.0, color="0.3", lw=1, ls="--")
+    left.axhline(1.0, color="0.3", lw=1, ls="--", label="Helix's placement")
     left.set(xlabel="maximum flow over the largest", ylabel="decoded over Helix's placement")
     right.set(xscale="log", yscale="log", xlabel="requests in flight", ylabel="decode latency [s]")
     for axis, at in ((right.xaxis, [30, 100, 300, 1000]), (right.yaxis, [0.1, 0.2, 0.5, 1, 2, 5])):
         _ticks(axis, at)
     left.set_ylim(bottom=0)
-    left.legend(fontsize=8)
+    for label, marker, filled in (("large flow", "o", "0.3"), ("chains", "s", "none")):
+        left.plot([], [], marker, color="0.3", mfc=filled, ms=4, label=label)
+    figures.shared_legend(fig, ncols=5)
     return fig
 
 
@@ -381,6 +383,8 @@ def schedulers(table: pd.DataFrame) -> Figure:
     axis.set_xticks([0, 1], ["single cluster", "geo-distributed"])
     axis.set(xlabel="", ylabel="decoded [tokens/s]")
     axis.margins(y=0.1)
+    axis.plot([], [], "_", color="black", ms=9, mew=1.2, label="Helix's simulator")
+    axis.plot([], [], "x", color="black", ms=5, mew=1.2, label="24 real nodes")
     axis.legend(title="")
     return fig
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations, pairwise
+from textwrap import fill
 from typing import Any, Final
 
 import matplotlib.pyplot as plt
@@ -46,6 +47,13 @@ _COLOURS: Final = {
     name: "#777777" if k is None else figures.CYCLE[k]
     for name, k in zip((*hs.PAPER, *hs.OURS), (None, 5, 3, 1, 0, 2), strict=True)
 }
+#: Workloads of 4.1 and 4.4 that the five of fig. 6 leave out.
+_BESIDE_FIG6: Final = {"lognormal", "mean 2,048"}
+#: What 4.4 prints of fig. 6.
+_BIMODAL: Final = {
+    SLO: {"Uniform": 26.7, "HeteroServe": 12.1},
+    TPS: {"Uniform": 22_368.0, "HeteroServe": 47_234.0},
+}
 _MARKS: Final = dict(zip(_COLOURS, "sv^DoX", strict=True))
 _APART: Final[dict[str, Any]] = {"dodge": 0.6, "linestyle": "none", "err_kws": {"linewidth": 1}}
 _LINES: Final[dict[str, Any]] = {"native_scale": True, "linewidth": 1.6}
@@ -81,27 +89,44 @@ def _ends(each: pd.Series[float]) -> tuple[float, float]:
 def compared(
     rows: pd.DataFrame,
     names: Sequence[str],
+    beside: Sequence[str],
     printed: Mapping[str, Mapping[str, float]],
     height: float,
 ) -> Figure:
-    """Throughput, attainment and P95 TTFT of schedulers by setting, and what is published."""
-    fig, axes = plt.subplots(1, 3, figsize=(11, height), sharey=True)
+    """Three metrics by setting: the paper's rows, with bars and as published, above all others."""
+    rows = rows.reset_index(drop=True)
+    parts = [names, beside]
+    fig, axes = plt.subplots(
+        2, 3, figsize=(11, height), sharex="col", sharey="row",
+        height_ratios=[len(part) + 0.6 for part in parts],
+    )  # fmt: skip
     titles = {TPS: "Throughput", SLO: "SLO attainment", P95: "P95 TTFT"}
-    for axis, (metric, title) in zip(axes, titles.items(), strict=True):
-        placed = {"x": metric, "y": "scheduler", "order": names, "dodge": 0.48, "linestyle": "none"}
-        sns.pointplot(rows, **placed, **_BY_SETTING, errorbar=_ends, ax=axis)
-        if metric in printed:
-            known = printed[metric]
+    for column, (metric, title) in zip(axes.T, titles.items(), strict=True):
+        for axis, part in zip(column, parts, strict=True):
+            placed: dict[str, Any] = {"x": metric, "y": "scheduler", "order": part, "ax": axis}
+            if axis is column[0] and metric != P95:  # no bars on an axis in powers of ten
+                sns.barplot(
+                    at(rows, MAIN), **placed, color="#F6DFB0", saturation=1, width=0.7,
+                    errorbar=None, zorder=0.5, label="judged setting",
+                )  # fmt: skip
+            dodged = {"dodge": 0.48, "linestyle": "none", "errorbar": _ends}
+            sns.pointplot(rows, **placed, **_BY_SETTING, **dodged)
+            axis.set(ylabel="", title="" if axis is column[1] else title)
+            axis.set_yticks(range(len(part)), [fill(x, 26, break_on_hyphens=False) for x in part])
+            axis.grid(visible=True)
+        if known := printed.get(metric):
             style: dict[str, Any] = {"color": "black", "markersize": 5, "zorder": 1}
-            axis.plot(list(known.values()), list(known), "D", **style, label="published")
-        axis.set(title=title, ylabel="")
-        axis.grid(visible=True)
-    axes[0].set_xlim(left=0)
-    axes[0].xaxis.set_major_locator(MaxNLocator(4))
-    axes[0].xaxis.set_major_formatter("{x:,.0f}")
-    axes[1].set_xlim(0, 101)
-    axes[2].set_xscale("log")
-    figures.shared_legend(fig)
+            column[0].plot(list(known.values()), list(known), "D", **style, label="published")
+        column[0].set_xlabel("")
+    axes[1, 0].set_title("Beside the paper")
+    axes[1, 0].set_xlim(left=0)
+    axes[1, 0].xaxis.set_major_locator(MaxNLocator(4))
+    axes[1, 0].xaxis.set_major_formatter("{x:,.0f}")
+    axes[1, 1].set_xlim(0, 101)
+    axes[1, 2].set_xscale("log")
+    for axis in axes[:, 2]:
+        axis.axvline(500, color=figures.CYCLE[4], linestyle="--", linewidth=1, label="target")
+    figures.shared_legend(fig, ncols=4)
     return fig
 
 
@@ -140,12 +165,25 @@ def over_load(rows: pd.DataFrame) -> Figure:
 
 
 def over_workloads(rows: pd.DataFrame) -> Figure:
-    """SLO attainment and throughput by workload, at both decode models' own saturation (fig. 6)."""
-    fig, axes = _own_panels(rows, "workload", (SLO, TPS), (11, 6), **_by_scheduler(), **_APART)
-    names = [name.replace(" ", "\n") for name in rows["workload"].unique()]
+    """SLO attainment and throughput by workload, at both decode models' own saturation (fig. 6).
+
+    First the five workloads of the paper's figure, then those of its other sections.
+    """
+    names = sorted(rows["workload"].unique(), key=lambda name: name in _BESIDE_FIG6)
+    style = _by_scheduler() | _APART | {"order": names}
+    fig, axes = _own_panels(rows, "workload", (SLO, TPS), (11, 6), **style)
+    offsets = np.linspace(-0.3, 0.3, len(_COLOURS)) + names.index("bimodal")
+    for axis, printed in zip(axes.flat, [_BIMODAL[SLO]] * 2 + [_BIMODAL[TPS]] * 2, strict=True):
+        for name, value in printed.items():
+            axis.plot(
+                offsets[list(_COLOURS).index(name)], value, "D", markersize=5, zorder=4,
+                color="black", markerfacecolor=_COLOURS[name], label="published",
+            )  # fmt: skip
+        axis.axvline(len(set(names) - _BESIDE_FIG6) - 0.5, color="#999999", linewidth=0.8, zorder=0)
+    figures.shared_legend(fig)
     for top, bottom in axes.T:
         top.set_ylim(0, 104)
-        bottom.set_xticks(range(len(names)), names)
+        bottom.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
     axes[1, 0].set_ylim(0, None)
     axes[1, 0].yaxis.set_major_formatter("{x:,.0f}")
     return fig
@@ -169,7 +207,7 @@ def over_shares(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
 
 
 def over_parameters(rows: pd.DataFrame) -> Figure:
-    """What delta, Q_max, lambda and K change, a panel each (4.5)."""
+    """What delta, Q_max, lambda and K change, a panel each (4.5), with the two values printed."""
     fig, axes = plt.subplots(1, 4, figsize=(12, 3.4))
     panels = (
         ("delta", hs.P99, "safety margin delta", hs.P99),
@@ -189,6 +227,7 @@ def over_parameters(rows: pd.DataFrame) -> Figure:
         else:
             axis.set_xticks(ticks)
     axes[0].set(yscale="log")
+    axes[2].plot([2.0, 4.0], [5.0, 14.0], "D", color="black", label="published (2: less than 5 %)")
     figures.shared_legend(fig)
     return fig
 
@@ -204,6 +243,7 @@ def over_sizes(rows: pd.DataFrame) -> Figure:
     for left in axes[:, 0]:
         left.set_ylim(0, None)
     axes[0, 0].yaxis.set_major_formatter("{x:,.0f}")
+    figures.shared_legend(fig)
     return fig
 
 
@@ -217,7 +257,6 @@ def _own_panels(
             sns.pointplot(at(rows, setting), x=x, y=metric, **style, ax=axis)
             axis.set(xlabel="", ylabel=metric)
         column[0].set_title(setting[0].capitalize())
-    figures.shared_legend(fig)
     return fig, axes
 
 
@@ -334,9 +373,8 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         "21b": p95["H"] / p95["L"],
         "22a": tps["H"] / tps["O"],
         "22b": slo["H"] - slo["O"],
-        # Of means: single seeds can bring the divisor close to 0.
-        "23a": 100.0 * np.mean(tps["L"] - tps["U"]) / np.mean(tps["H"] - tps["U"]),
-        "23b": 100.0 * np.mean(slo["L"] - slo["U"]) / np.mean(slo["H"] - slo["U"]),
+        "23a": 100.0 * of_means(tps["L"] - tps["U"], tps["H"] - tps["U"]),
+        "23b": 100.0 * of_means(slo["L"] - slo["U"], slo["H"] - slo["U"]),
         "24a": 100 * (tps["H"] / tps["L"] - 1),
         "24b": slo["H"] - slo["L"],
         "24c": p95["H"] - p95["L"],
@@ -408,6 +446,24 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         "32": swept("Q_max", strictest, hs.PASSED) - swept("Q_max", 32.0, hs.PASSED),
     }
     return {f"heteroserve-{number}": value for number, value in result.items()}
+
+
+def of_means(over: NDArray[np.float64], under: NDArray[np.float64]) -> NDArray[np.float64]:
+    r"""Ratio of two means over seeds, as a value per seed that has the jackknife's spread.
+
+    .. math:: \hat\theta + (n - 1) (\overline{\theta_{-j}} - \theta_{-i}), \quad
+        \theta_{-i} = \sum_{j \ne i} a_j / \sum_{j \ne i} b_j
+
+    Single seeds can bring the divisor close to 0. Source: Tukey (1958).
+
+    Examples
+    --------
+    >>> of_means(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])).tolist()
+    [0.5, 0.5, 0.5]
+    """
+    left_out = (over.sum() - over) / (under.sum() - under)
+    values: NDArray[np.float64] = (len(over) - 1) * (left_out.mean() - left_out)
+    return values + float(over.mean() / under.mean())
 
 
 def mean(value: Value) -> float | str:

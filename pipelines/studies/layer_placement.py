@@ -114,6 +114,8 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
     shape = -(-len(logged) // 2), min(len(logged), 2)
     size = (4.4 * shape[1], 2.9 * shape[0])
     fig, axes = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+    for ax in axes.flat[: len(logged)][-shape[1] :]:
+        ax.set_xlabel("solving time [s]")
     for ax in axes.flat[len(logged) :]:
         ax.remove()
     for name, ax in zip(logged, axes.flat, strict=False):
@@ -132,12 +134,11 @@ def progress(plans: Mapping[str, FlowPlan]) -> Figure:
             ax.step(at, bounds, linestyle="--", label=f"{label}, bound", **style)
             ax.step(at, best, label=f"{label}, best", **style)
         if plan.proven:
-            ax.axhline(plan.tokens_per_s, color="red", ls=":", lw=1, label="optimum")
+            ax.axhline(plan.tokens_per_s, color="red", ls=":", lw=1.6, zorder=3, label="optimum")
         ax.set(xscale="log", yscale="log", title=name)
     for ax in axes[:, 0]:
         ax.set_ylabel("flow [tokens/s]")
-    fig.supxlabel("time [s]", fontsize=10)
-    axes[0][0].legend()
+    figures.shared_legend(fig)
     return fig
 
 

@@ -220,10 +220,11 @@ def gap_ratios(frame: pd.DataFrame) -> list[float]:
     return [float(at["OS"].mean() / at["RR"].mean()) for at in gaps]
 
 
-def best_share(frame: pd.DataFrame, names: Collection[str]) -> float:
-    """Share of the rates at which OS has the highest mean throughput."""
-    means = ({k: x.mean() for k, x in values(frame, rate, names).items()} for rate in RATES)
-    return float(np.mean([max(at, key=at.__getitem__) == "OS" for at in means]))
+def best_share(frame: pd.DataFrame, names: Collection[str]) -> Values:
+    """Share of the rates at which OS has the highest throughput, by seed."""
+    tps = [pd.DataFrame(values(frame, rate, names)) for rate in RATES]
+    share: Values = np.mean([at.idxmax(axis=1) == "OS" for at in tps], axis=0)
+    return share
 
 
 def other_readings(frame: pd.DataFrame, what: Callable[[pd.DataFrame], str]) -> str:

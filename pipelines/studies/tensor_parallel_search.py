@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from hetero import catalog
 from hetero.catalog import Link, Llm
@@ -134,6 +135,16 @@ def by_setting(simulated: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
         (str(link), str(engine)): rows.pivot(index="seed", columns="t", values=TPS)
         for (link, engine), rows in groups
     }
+
+
+def largest_share(estimates: Sequence[DegreeSearch], tps: pd.DataFrame) -> NDArray[np.float64]:
+    """Estimated over simulated throughput by sample, at the degree where it is largest.
+
+    ``tps`` is one of :func:`by_setting`, its samples in the order of ``estimates``.
+    """
+    estimated = [[degree.system_tps for degree in found.degrees] for found in estimates]
+    shares: NDArray[np.float64] = (np.array(estimated) / tps.to_numpy()).max(axis=1)
+    return shares
 
 
 def order_of(tps: pd.Series) -> str:

@@ -85,4 +85,6 @@ def test_intervals_of_plans_have_a_row_per_question():
     assert figure.axes[0].lines[2].get_color() == "#555555"
     assert tuple(line.get_xdata()) == pytest.approx(wide.interval("a", "cost"))
     assert list(mark.get_xdata()) == [2.0]
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["nominal step times", "90 % interval"]
     plt.close(figure)

@@ -65,6 +65,8 @@ def test_plans_are_ranked_by_what_they_decode(study, ranked):
     left, right = hs.flow_and_delivered({"small": ranked}, {"small": published}).axes
     for lines in (left.lines[:2], right.lines):
         assert sum(len(line.get_xdata()) for line in lines) == len(ranked.ranked)
+    told = [text.get_text() for text in left.get_figure().legends[0].get_texts()]
+    assert told == ["small", "Helix's placement", "large flow", "chains"]
     shares = np.concatenate([line.get_xdata() for line in left.lines[:2]])
     assert max(shares) == 1.0
     ours = study.ours("small-10 30B", ranked.best, published)

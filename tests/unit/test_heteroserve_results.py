@@ -57,6 +57,16 @@ def test_crossing(gains, share):
     assert results.crossing([0.1, 0.5], gains) == pytest.approx(share)
 
 
+def test_ratios_of_means_have_the_spread_of_the_jackknife():
+    over, under = np.array([1.0, 3.0, 5.0]), np.array([2.0, 9.0, 4.0])
+    values = results.of_means(over, under)
+    assert values.mean() == pytest.approx(over.sum() / under.sum())
+    left_out = np.array([8 / 13, 6 / 6, 4 / 11])
+    # Tukey's variance of the estimate: (n - 1) / n times the squared deviations.
+    expected = 2 / 3 * ((left_out - left_out.mean()) ** 2).sum()
+    assert values.var(ddof=1) / 3 == pytest.approx(expected)
+
+
 def test_every_claim_but_those_of_other_measurements_has_a_value(runs, by_setting):
     missing = results.claims().keys() - by_setting[MAIN].keys()
     assert {name.split("-")[1].rstrip("abc") for name in missing} == {"16", "17", "18"}
@@ -100,9 +110,16 @@ def test_flips(runs):
 
 
 def test_figures_have_a_panel_per_metric_or_setting(study, runs):
-    fig = results.compared(runs["table1"], list(PAPER), results.table1(), 5.6)
-    assert [axis.get_title() for axis in fig.axes] == ["Throughput", "SLO attainment", "P95 TTFT"]
+    fig = results.compared(runs["table1"], list(PAPER), list(hs.READINGS), results.table1(), 6.4)
+    titles = [axis.get_title() for axis in fig.axes]
+    assert titles == ["Throughput", "SLO attainment", "P95 TTFT", "Beside the paper", "", ""]
     assert fig.axes[2].get_xscale() == "log"
+    # The paper's schedulers as bars in its order, with what Table 1 prints.
+    assert [tick.get_text() for tick in fig.axes[0].get_yticklabels()] == list(PAPER)
+    means = [hs.values(hs.at(runs["table1"], MAIN), TPS, scheduler=x).mean() for x in PAPER]
+    assert [bar.get_width() for bar in fig.axes[0].patches] == pytest.approx(means)
+    (published,) = [line for line in fig.axes[0].lines if line.get_label() == "published"]
+    assert list(published.get_xdata()) == list(results.table1()[TPS].values())
     fig = results.first_tokens(study, (MAIN, SETTINGS[2]))
     assert len(fig.axes[0].lines) == len(PAPER | OURS) + 1
     drawn = {

@@ -65,6 +65,7 @@ def test_our_plan_beside_the_published_one(plans):
     assert plan.tokens_per_s <= row["with partial inference [tokens/s]"]
     assert row["with partial inference [tokens/s]"] <= row["bound [tokens/s]"] * (1 + 1e-5)
     (axis,) = lp.progress(plans).axes
+    assert axis.get_xlabel() == "solving time [s]"
     assert len(axis.lines) == 5  # best and bound of both, and the optimum
     assert axis.get_xscale() == axis.get_yscale() == "log"
     flow = plan.best[0].flow

@@ -125,8 +125,8 @@ def test_statements_of_the_claims():
     assert study.gain_percent(table, 24.0).tolist() == [100.0, 50.0]
     assert study.memory_ratio(table).tolist() == [0.5, 2.0]
     assert study.gap_ratios(table) == pytest.approx([5 / 3] * 4)
-    assert study.best_share(table, ["RR", "OS"]) == 1.0
-    assert study.best_share(table, ["RR", "OS", "MB"]) == 0.0
+    assert study.best_share(table, ["RR", "OS"]).tolist() == [1.0, 1.0]
+    assert study.best_share(table, ["RR", "OS", "MB"]).tolist() == [1.0, 0.0]
     assert study.order(table[table["seed"] == 0], 8.0, ["RR", "OS"]) == "OS>RR"
     assert len(study.pick(table, 8.0, link="A", strategy="OS")) == 2
     two = pd.concat([table, table.assign(link="C")])

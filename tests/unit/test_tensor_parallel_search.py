@@ -72,6 +72,10 @@ def test_equal_work_ends_together_and_is_drawn_by_instance(estimate, machine, mo
     assert next(iter(tps)) == ("NVLink 2", "prefill first")
     assert list(tps["NVLink 2", "chunked"].columns) == DEGREES
     estimated = {link: estimate(samples[0], kv_formula="full") for link in study.links()}
+    found = estimated["NVLink 2"]
+    simulated = pd.DataFrame([[4.0 * d.system_tps for d in found.degrees]] * 2, columns=DEGREES)
+    simulated.loc[1, 8] /= 2.0
+    assert study.largest_share([found, found], simulated) == pytest.approx([0.25, 0.5])
     figure = study.simulated_figure(table, estimated)
     # One bar per instance and link.
     assert len(figure.axes[2].patches) == 2 * (8 + 4 + 2 + 1)
