@@ -87,8 +87,10 @@ def inferencemax() -> Iterator[ServerRun]:
 def lengths(count: int, inputs: int, outputs: int) -> Trace:
     """Requests of 0.8 to 1 times the lengths asked for, as the benchmark draws them."""
     rng = stream(0, "inferencemax")
-    drawn = [rng.integers(round(_SHORTEST * n), n + 1, count) for n in (inputs, outputs)]
-    return Trace(np.zeros(count), *drawn, name=f"{inputs} + {outputs}")
+    prompts, answers = (
+        rng.integers(round(_SHORTEST * n), n + 1, count).astype(np.int32) for n in (inputs, outputs)
+    )
+    return Trace(np.zeros(count), prompts, answers, name=f"{inputs} + {outputs}")
 
 
 @dataclass(frozen=True, eq=False)

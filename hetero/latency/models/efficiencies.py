@@ -239,13 +239,11 @@ def expert_efficiency(llm: Llm, vendor: str, engine: str = "vllm") -> ExpertEffi
     Experts in a narrower type than the rest have rows of their own. Of an engine or a vendor
     without runs, what vLLM reaches on NVIDIA's.
     """
-    frame = derived_frame("experts").set_index(["engine", "vendor", "narrow"])
-    narrow = int(llm.expert_bits > 0)
-    row = next(
-        frame.loc[*key, narrow]
-        for key in ((engine, vendor), ("vllm", vendor), ("vllm", "NVIDIA"))
-        if (*key, narrow) in frame.index
-    )
+    frame = derived_frame("experts")
+    frame = frame[frame["narrow"] == int(llm.expert_bits > 0)]
+    rows = {(str(row["engine"]), str(row["vendor"])): row for _, row in frame.iterrows()}
+    nearest = ((engine, vendor), ("vllm", vendor), ("vllm", "NVIDIA"))
+    row = next(rows[key] for key in nearest if key in rows)
     return ExpertEfficiency(
         compute_share=float(row["compute_share"]),
         bandwidth_share=float(row["bandwidth_share"]),
