@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from hetero.errors import require
+from pipelines import figure_checks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,8 @@ class ResultFolder:
     ) -> Figure:
         """Save a figure as SVG with its provenance printed below, and return it.
 
-        Once saved, it is displayed as a link to its file: an executed notebook stays small.
+        In the smoke profile it has to be readable, see :mod:`pipelines.figure_checks`. Once saved,
+        it is displayed as a link to its file: an executed notebook stays small.
 
         Parameters
         ----------
@@ -98,6 +100,8 @@ class ResultFolder:
         from hetero.plots import figures
 
         figures.stamp(figure, self.provenance)
+        if self.profile == "smoke":  # other profiles take long, and draw what a user asks for
+            figure_checks.hold(figure, f"{self.notebook}/{name}")
         if self.folder is not None:
             # Results are kept in git, where text packs well and pictures do not.
             figures.save(figure, self.folder / name, png=False)

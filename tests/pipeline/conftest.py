@@ -122,6 +122,7 @@ print("written to", out.folder)
 print(object())
 figure, axes = plt.subplots()
 axes.plot(range(count), [scale * k for k in range(count)], label=kinds[0])
+axes.set(xlabel="k", ylabel="scaled")
 out.figure(figure, "line", shows=["xiong/Fig. 4"], caption="A line.")
 out.table(pd.DataFrame({"x [s]": [scale]}), "points", caption="A point.")
 figure

@@ -55,6 +55,7 @@ def leave(folder: Path, source: str, *, requests: int) -> None:
     out = ResultFolder("01_workloads", str(output), "smoke", source, seeds=[0, 1])
     drawn, axes = plt.subplots()
     axes.plot([0, 1])
+    axes.set(xlabel="requests", ylabel="length [tokens]")
     out.figure(drawn, "lengths", shows=["helix/Fig. 5"], caption="Lengths <of> & both.")
     figures.close(drawn)
     frame = pd.DataFrame({"p [%]": range(40), "x": [1.23456789] * 40})
