@@ -117,19 +117,27 @@ def claim(
 
 
 def spreads(
-    number: int | str, pairs: Sequence[Sequence[Sequence[Search]]], figure: str, note: str
+    number: int | str,
+    pairs: Sequence[Sequence[Sequence[Search]]],
+    figure: str,
+    note: str,
+    *,
+    share: bool = False,
 ) -> dict[str, Any]:
     """A claim on how standard deviations of two groups of trials compare, later over earlier.
 
-    The ratio of one pair; of several, the share of them whose deviation rises.
+    Parameters
+    ----------
+    share
+        Whether the share of pairs whose deviation rises counts, not the ratio of the only pair.
     """
     both = [[ends(searches) for searches in pair] for pair in pairs]
     ratios = np.array([spread(later) / max(spread(earlier), 1e-9) for earlier, later in both])
-    odds = stats.f.ppf(0.975, len(both[0][1]) - 1, len(both[0][0]) - 1)
-    low, high = (ratios / np.sqrt(odds), ratios * np.sqrt(odds))
-    told = (ratios, low, high) if len(pairs) == 1 else [x > 1 for x in (ratios, low, high)]
-    value, *found = (float(np.mean(x)) for x in told)
-    more = {"interval": tuple(found)} if len(both[0][0]) > 1 else {}
+    counts = len(both[0][0]), len(both[0][1])
+    odds = stats.f.ppf(0.975, counts[1] - 1, counts[0] - 1)
+    told = (ratios, ratios / np.sqrt(odds), ratios * np.sqrt(odds))
+    value, *found = (float(np.mean(x > 1 if share else x)) for x in told)
+    more = {"interval": tuple(found)} if min(counts) > 1 else {}
     return claim(number, value, figure, note, **more)
 
 
@@ -206,8 +214,9 @@ class Fleets:
                         f"published {name} [req/s]": published[trace][k],
                     }
                 plans = self.plans(trace, letter)
+                flow = [Objective(plan.rates)(plan.layout) for plan in plans]
                 row["load of the mix carried [req/s]"] = np.mean([p.served_rps for p in plans])
-                row["programs not proven"] = sum(p.status == "limit" for p in plans)
+                row["largest load of these layouts [req/s]"] = np.mean(flow)
             row |= {"largest load [req/s]": proven.served_rps, "bound [req/s]": proven.bound}
             rows.append(row | {"its R_total [req/s]": proven.expected_rps})
         return pd.DataFrame(rows)
@@ -223,12 +232,13 @@ class Fleets:
                 (column[1], self.deviation_rps, PUBLISHED_D, PUBLISHED_D_STD),
             ):
                 ours = pd.DataFrame({letter: values(trace, letter) for letter in INVENTORIES})
-                style = {"errorbar": "sd", "capsize": 0.15, "color": figures.CYCLE[0]}
-                sns.barplot(ours, width=0.6, label="ours", ax=axis, **style)
+                style = {"errorbar": "sd", "capsize": 0.15, "err_kws": {"linewidth": 1.2}}
+                sns.barplot(ours, width=0.6, label="ours", color=figures.CYCLE[0], ax=axis, **style)
                 printed = {"fmt": "D", "capsize": 4, "color": "#222222", "label": "published"}
                 axis.errorbar(x + 0.2, published[trace], error[trace], **printed)
             column[0].set_title(f"Azure {trace}")
             column[1].set_yscale("symlog", linthresh=10)
+            column[1].set_ylim(bottom=0)
             column[1].set_xlabel("H200 / H800 / H20")
             ticks = [f"({i})\n" + " / ".join(map(str, n)) for i, n in INVENTORIES.items()]
             column[1].set_xticks(x, ticks)
@@ -292,10 +302,10 @@ def progress(groups: Mapping[Any, Sequence[Search]], title: str) -> Figure:
             lw=0,
             label="mean \N{PLUS-MINUS SIGN} std",
         )
-        axis.plot(x, mean, "o-", color=colour, markersize=4, label=f"mean of {len(runs)} trials")
+        axis.plot(x, mean, "o-", color=colour, markersize=4, label="mean over trials")
         axis.axhline(top, linestyle=":", color="#444444", linewidth=1, label="best of all trials")
         axis.set(
-            title=f"{title} {key}\n{mean[-1]:.0f} \N{PLUS-MINUS SIGN} {std[-1]:.1f}",
+            title=f"{title} {key}".strip() + f"\n{mean[-1]:.0f} \N{PLUS-MINUS SIGN} {std[-1]:.1f}",
             xlabel="iteration",
         )
         axis.set_xticks(x[:: 1 + len(x) // 8])
@@ -362,7 +372,8 @@ def scanned(rows: pd.DataFrame) -> Figure:
             axis.plot(x, y, "o-", markersize=4, label=f"({letter})", color=color)
             axis.axhline(value, linestyle="--", linewidth=1, color=color)
         axis.set(title=f"Azure {trace}", ylabel="best R_total [requests/s]", yscale="log")
-        axis.legend(title="inventory")
+        axis.set_yticks((20, 50, 100, 200, 400), ("20", "50", "100", "200", "400"))
+        axis.legend(title="inventory", loc="lower right")
     for (of_tau, of_price), one in misses(rows)["conv"].groupby(level=["tau", "price"]):
         x = one.index.get_level_values("width_tokens")
         axes[2].plot(x, one, ".-", label=f"{of_tau:g}, {of_price:g}")

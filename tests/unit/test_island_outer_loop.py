@@ -77,7 +77,7 @@ def test_deviations_are_compared_by_the_law_of_their_ratio():
     # The 97.5 % quantile of F(4, 4) is 9.6045.
     assert told["interval"] == pytest.approx((20 / 9.6045**0.5, 20 * 9.6045**0.5), rel=1e-4)
     steps = [(narrow, wide), (wide, wide), (wide, narrow)]
-    told = study.spreads("16b", steps, "fig512_slots", "why")
+    told = study.spreads("16b", steps, "fig512_slots", "why", share=True)
     assert (told["value"], *told["interval"]) == pytest.approx((1 / 3, 1 / 3, 2 / 3))
 
 
