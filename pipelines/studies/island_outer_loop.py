@@ -343,21 +343,17 @@ def committed() -> pd.DataFrame:
 
 def misses(scanned: pd.DataFrame) -> pd.DataFrame:
     """By triple and trace, the root mean square of ln(R_total / published) over inventories."""
-    published = {
-        (trace, letter): float(value)
-        for trace, values in PUBLISHED.items()
-        for letter, value in zip(INVENTORIES, values, strict=True)
-    }
     keys = zip(scanned["trace"], scanned["inventory"], strict=True)
-    log = np.log(scanned["r_total_rps"] / [published[key] for key in keys])
-    squares = (log**2).groupby([scanned[name] for name in ("trace", *TRIPLE)]).mean()
-    return np.sqrt(squares).unstack("trace")
+    published = [PUBLISHED[trace][list(INVENTORIES).index(letter)] for trace, letter in keys]
+    squares = np.log(scanned["r_total_rps"] / published) ** 2
+    return scanned.assign(miss=squares).pivot_table("miss", list(TRIPLE), "trace") ** 0.5
 
 
 def chosen(scanned: pd.DataFrame) -> tuple[int, float, float]:
     """The triple that misses the conversation rows least; no other row is looked at."""
-    width, tau, price = misses(scanned)["conv"].idxmin()
-    return int(width), float(tau), float(price)
+    missed = misses(scanned).reset_index()
+    best = missed.iloc[int(missed["conv"].to_numpy().argmin())]
+    return int(best["width_tokens"]), float(best["tau"]), float(best["price"])
 
 
 def scanned(rows: pd.DataFrame) -> Figure:
@@ -374,9 +370,11 @@ def scanned(rows: pd.DataFrame) -> Figure:
         axis.set(title=f"Azure {trace}", ylabel="best R_total [requests/s]", yscale="log")
         axis.set_yticks((20, 50, 100, 200, 400), ("20", "50", "100", "200", "400"))
         axis.legend(title="inventory", loc="lower right")
-    for (of_tau, of_price), one in misses(rows)["conv"].groupby(level=["tau", "price"]):
-        x = one.index.get_level_values("width_tokens")
-        axes[2].plot(x, one, ".-", label=f"{of_tau:g}, {of_price:g}")
+    missed = misses(rows).reset_index()
+    for each in product(TAUS, PRICES):
+        one = missed[(missed["tau"] == each[0]) & (missed["price"] == each[1])]
+        label = f"{each[0]:g}, {each[1]:g}"
+        axes[2].plot(one["width_tokens"], one["conv"], ".-", label=label)
     axes[2].set(title="conversation: miss", ylabel="rms of ln(R_total / published)")
     axes[2].legend(title="tau, M")
     for axis in axes:
