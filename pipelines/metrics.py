@@ -87,10 +87,8 @@ def _skew(table: pd.DataFrame) -> dict[str, float]:
     if table.empty:
         return {}
     last = table[table["iteration"] == table["iteration"].max()]
-    means = last.groupby("skew up to", as_index=False)[
-        ["best throughput [requests/s]", "regret [%]"]
-    ].mean()
-    return _best(means, "skew up to", "best throughput [requests/s]", "regret [%]")
+    name = "best throughput [requests/s]"
+    return _best(last.groupby("skew up to", as_index=False)[[name]].mean(), "skew up to", name)
 
 
 def _best(

@@ -114,10 +114,13 @@ class IslandOuterLoopSection(Section):
         min_length=1, description="Azure traces of Table 5.1"
     )
     width_tokens: int = Field(ge=8, le=8000, description="W, width of a range of lengths [tokens]")
+    tau: float = Field(ge=0, description="largest deviation of a range over its share")
+    price: float = Field(ge=0, description="M, price of a deviation")
     seeds: Seeds = Field(description="trials of every search; 5 or 10 in the thesis")
-    iterations: int = Field(
-        ge=2, description="batches of the divider searches; 15 or 20 in the thesis"
+    fleet_iterations: int = Field(
+        ge=2, description="batches of the searches for Table 5.1; 15 in the thesis"
     )
+    iterations: int = Field(ge=2, description="batches of the divider searches; 20 in the thesis")
     batches: list[Annotated[int, Field(ge=2)]] = Field(
         min_length=2, description="layouts per batch"
     )

@@ -17,6 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import ScalarFormatter
 
+from hetero.arrays import Floats
+from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.plots import figures
 from hetero.workload.lengths import LengthRanges
@@ -144,22 +146,22 @@ def rates(solved: Solutions) -> Figure:
     return fig
 
 
-def assignment(solved: Solutions) -> Figure:
-    """Share of an island's time that each range is given, mean over equal islands (fig. 5.2)."""
+def assignment(solved: Solutions, width_tokens: int) -> Figure:
+    """Time of a phase's islands that each range is given, stacked by class (fig. 5.2)."""
 
     def draw(axis: Axes, name: str, phase: Phase) -> None:
         plan = solved["thesis", name].plan
-        where = plan.rates.ranges
-        for group in plan.of(phase):
-            share = 100 * group.share
-            axis.plot(where.middle_tokens, share, drawstyle="steps-mid", **_style(group.island))
-        axis.plot(where.middle_tokens, 100 * where.share, color="black", linewidth=0.8, alpha=0.6)
-        text = f"{count(plan, phase)} of {sum(count(plan, each) for each in PHASES)} islands"
+        where, islands = plan.rates.ranges, count(plan, phase)
+        _stacked(axis, plan, phase, [100 * g.count * g.share / islands for g in plan.of(phase)],
+                 width_tokens)  # fmt: skip
+        edges = [*where.start_tokens, where.end_tokens[-1]]
+        axis.stairs(100 * where.share, edges, color="black", linewidth=1.2)
+        text = f"{islands} of {sum(count(plan, each) for each in PHASES)} islands"
         axis.text(0.97, 0.93, text, transform=axis.transAxes, ha="right", fontsize=8)
         axis.set_ylim(bottom=0)
 
     fig = _by_layout(draw, "{}: time per range [%]")
-    _line_legend(fig, Line2D([], [], color="black", linewidth=0.8, label="share of requests"))
+    _bar_legend(fig, Line2D([], [], color="black", linewidth=1.2, label="share of requests"))
     return fig
 
 
@@ -168,21 +170,32 @@ def throughput(solved: Solutions, width_tokens: int) -> Figure:
 
     def draw(axis: Axes, name: str, phase: Phase) -> None:
         plan = solved["thesis", name].plan
-        below = np.zeros(len(plan.rates.ranges))
-        for group, flow in zip(plan.of(phase), plan.flow_rps(phase), strict=True):
-            style: dict[str, Any] = {"edgecolor": "white", "linewidth": 0, "bottom": below}
-            style |= {"color": figures.gpu_colour(group.island.gpu)}
-            style |= {"hatch": _HATCHES[group.island.size]}
-            axis.bar(plan.rates.ranges.middle_tokens, flow, 0.92 * width_tokens, **style)
-            below += flow
+        _stacked(axis, plan, phase, plan.flow_rps(phase), width_tokens)
 
     fig = _by_layout(draw, "{} [requests/s]")
+    _bar_legend(fig)
+    return fig
+
+
+def _stacked(
+    axis: Axes, plan: Assignment, phase: Phase, heights: Iterable[Floats], width_tokens: int
+) -> None:
+    """Bars of each range, one group of islands on top of the other."""
+    below = np.zeros(len(plan.rates.ranges))
+    for group, height in zip(plan.of(phase), heights, strict=True):
+        style: dict[str, Any] = {"edgecolor": "white", "linewidth": 0, "bottom": below}
+        style |= {"color": figures.gpu_colour(group.island.gpu)}
+        style |= {"hatch": _HATCHES[group.island.size]}
+        axis.bar(plan.rates.ranges.middle_tokens, height, 0.92 * width_tokens, **style)
+        below += height
+
+
+def _bar_legend(fig: Figure, *more: Artist) -> None:
     sizes = {
         size: {"facecolor": "#999999", "hatch": hatch, "edgecolor": "white"}
         for size, hatch in _HATCHES.items()
     }
-    _legend(fig, partial(Rectangle, (0, 0), 1, 1), sizes)
-    return fig
+    _legend(fig, partial(Rectangle, (0, 0), 1, 1), sizes, *more)
 
 
 def evaluated(by_layout: Mapping[str, Evaluation]) -> Figure:
@@ -274,9 +287,9 @@ def _by_layout(
     return fig
 
 
-def _line_legend(fig: Figure, *more: Artist) -> None:
+def _line_legend(fig: Figure) -> None:
     sizes = {size: {"color": "#555555", "linestyle": line} for size, line in _LINES.items()}
-    _legend(fig, partial(Line2D, [], []), sizes, *more)
+    _legend(fig, partial(Line2D, [], []), sizes)
 
 
 def _legend(
@@ -287,4 +300,5 @@ def _legend(
     handles = [handle(color=figures.gpu_colour(gpu), label=gpu) for gpu in gpus]
     handles += [handle(**style, label=f"{size} GPUs") for size, style in sizes.items()]
     handles += more
-    fig.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    ncols = len(handles) if not more else -(-len(handles) // 2)
+    fig.legend(handles=handles, loc="outside upper center", ncols=ncols)

@@ -61,14 +61,9 @@ def test_best_skew_is_that_after_the_last_iteration_over_seeds(tmp_path: Path) -
             "seed": [0, 0, 1, 0, 1],
             "iteration": [1, 2, 2, 2, 2],
             "best throughput [requests/s]": [999.0, 10.0, 20.0, 14.0, 18.0],
-            "regret [%]": [0.0, 50.0, 0.0, 30.0, 10.0],
         },
     )
-    assert write(tmp_path)["skew"] == {
-        "best": 5.0,
-        "best throughput [requests/s]": 16.0,
-        "regret [%]": 20.0,
-    }
+    assert write(tmp_path)["skew"] == {"best": 5.0, "best throughput [requests/s]": 16.0}
 
 
 def test_best_number_of_bins_is_that_where_it_matters(tmp_path: Path) -> None:

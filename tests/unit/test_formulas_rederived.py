@@ -24,6 +24,7 @@ from hetero.placement import FlowNetwork, Placement
 from hetero.planners.rignall.divider import divide
 from hetero.planners.rignall.inner import Deviations, solve
 from hetero.planners.rignall.rates import IslandClass, RateTable
+from hetero.planners.rignall.search import Objective
 from hetero.planners.thunderserve.transport import transport
 from hetero.planners.xiong.estimate import throughput
 from hetero.routers import Normal, Workload
@@ -174,10 +175,11 @@ def program(
     z: tuple[int, ...],
     tau: float,
     big: float,
-) -> float:
+) -> tuple[float, float]:
     """Section 4.8.1 with the phases fixed, every constraint written out; -inf if infeasible.
 
-    Variables: x_prefill, x_decode by island and range, then the three deviations by range.
+    Variables: x_prefill, x_decode by island and range, then the three deviations by range. Beside
+    the optimum, E[R] of its x by 4.4.2 and 4.4.1.
     """
     islands, width = prefill.shape
     cells = islands * width
@@ -214,7 +216,12 @@ def program(
         bounds[cells + i * width + j] = 0.0, float(z[i])
     rows, limits = zip(*upper, strict=True)
     found = linprog(-value, np.array(rows), limits, equal, np.ones(islands), bounds)
-    return -found.fun if found.success else -math.inf
+    if not found.success:
+        return -math.inf, 0.0
+    expected = {
+        phase: sum(p[j] * (rates[phase][j] @ found.x) for j in range(width)) for phase in rates
+    }
+    return -found.fun, min(expected["prefill"], expected["decode"])
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -224,7 +231,9 @@ def test_rignall_inner_program_by_brute_force(seed: int) -> None:
     p = rng.dirichlet(np.ones(width))
     tau, big = float(rng.uniform(0.05, 0.9)), float(rng.choice([1.0, 20.0, 1000.0]))
     prefill, decode = rng.uniform(0.5, 8.0, (2, islands, width))
-    best = max(program(prefill, decode, p, z, tau, big) for z in product((0, 1), repeat=islands))
+    best, expected = max(
+        program(prefill, decode, p, z, tau, big) for z in product((0, 1), repeat=islands)
+    )
     named = tuple(IslandClass(f"gpu{k}", 2) for k in range(islands))
     edges = np.arange(width + 1) * 100
     table = RateTable(
@@ -233,6 +242,9 @@ def test_rignall_inner_program_by_brute_force(seed: int) -> None:
     for form in ("thesis", "sparse", "aggregated"):
         made = solve(table, dict.fromkeys(named, 1), form, deviations=Deviations(tau, big))
         assert made.objective == pytest.approx(best, rel=1e-7, abs=1e-7), form
+        assert made.expected_rps == pytest.approx(expected, rel=1e-5), form
+    objective = Objective(table, "aggregated", Deviations(tau, big))
+    assert objective(dict.fromkeys(named, 1)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_rignall_divider() -> None:

@@ -123,10 +123,12 @@ def test_figures_have_a_panel_per_gpu_or_layout(solved, evaluated):
     for fig in (
         draw.readings(solved),
         draw.rates(solved),
-        draw.assignment(solved),
+        draw.assignment(solved, WIDTH),
         draw.throughput(solved, WIDTH),
     ):
         assert [axis.get_title() for axis in fig.axes[:4]] == layouts
+    for axis in draw.assignment(solved, WIDTH).axes:  # islands give out their whole time
+        assert sum(p.get_height() for bars in axis.containers for p in bars) == pytest.approx(100)
     assert [axis.get_title() for axis in draw.evaluated(evaluated).axes] == layouts[:2]
     where = study.islands("thesis", WIDTH).ranges
     axis = draw.lengths(where, WIDTH).axes[0]

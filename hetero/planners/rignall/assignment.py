@@ -163,6 +163,18 @@ class Assignment(Shown):
         return float(min(self.rate_rps("prefill").sum(), self.rate_rps("decode").sum()))
 
     @property
+    def expected_rps(self) -> float:
+        r"""R_total as printed: the smaller phase of rates weighted by shares [requests/s].
+
+        :math:`\min_{phase} \sum_i \sum_r x_i(r)\, R_i(s_r)\, p_r`. No load of requests: it grows
+        with the width of the ranges, at one range to ``throughput_rps``.
+
+        Source: Rignall, sections 4.4.2, 4.6.3, 5.2.2: expected throughput under a workload; E[R].
+        """
+        share = self.rates.share
+        return min(float(self.rate_rps(phase) @ share) for phase in PHASES)
+
+    @property
     def served_rps(self) -> float:
         r"""Largest load of exactly this mix of lengths that both phases carry [requests/s].
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -74,6 +75,10 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
     left = round(rest - float(sizes.sum()))
     sizes[np.argsort(-(ideal - sizes), kind="stable")[:left]] += 1
     return tuple(int(size) for size in sizes + minimum)
+
+
+# Mutated points keep the parameters of most types, and pools are looked through again and again.
+_sizes = lru_cache(maxsize=1 << 14)(divide)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ class Divider:
         """The islands of a point."""
         found: dict[IslandClass, int] = {}
         for t, (gpu, count) in enumerate(self.inventory.items()):
-            for size in divide(count, round(point[2 * t]), float(point[2 * t + 1]), self.minimum):
+            for size in _sizes(count, round(point[2 * t]), float(point[2 * t + 1]), self.minimum):
                 island = IslandClass(gpu, size)
                 found[island] = found.get(island, 0) + 1
         return found

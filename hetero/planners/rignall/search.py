@@ -76,11 +76,18 @@ class Objective:
     ----------
     rates
         Rates of every class that layouts may have.
+    form
+        Program of the inner loop. A flow form values a layout by the load of the given mix that it
+        carries, the others, which the thesis prints, by their ``expected_rps``.
+    deviations
+        tau and M of the printed program.
     solved
         Number of inner programs solved so far.
     """
 
     rates: RateTable
+    form: inner.Form = "flow aggregated"
+    deviations: inner.Deviations = field(default_factory=inner.Deviations)
     solved: int = 0
     _known: dict[tuple[tuple[IslandClass, int], ...], float] = field(default_factory=dict)
 
@@ -89,7 +96,9 @@ class Objective:
         key = tuple(sorted(layout.items()))
         if key not in self._known:
             try:
-                self._known[key] = self.assignment(layout).throughput_rps
+                found = self.assignment(layout)
+                flow = self.form.startswith("flow")
+                self._known[key] = found.throughput_rps if flow else found.expected_rps
             except InfeasibleError:
                 self._known[key] = 0.0
             self.solved += 1
@@ -105,7 +114,8 @@ class Objective:
         """
         if not layout:
             raise InfeasibleError("The layout has no island.", resolve="give at least two islands.")
-        return inner.solve(self.rates, layout, limits=SolverLimits(gap=_GAP))
+        how: dict[str, Any] = {"deviations": self.deviations, "limits": SolverLimits(gap=_GAP)}
+        return inner.solve(self.rates, layout, self.form, **how)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -138,10 +148,6 @@ class Search(Shown):
     def trace_rps(self) -> Floats:
         """Best throughput after each batch, shape (batches,) [requests/s]."""
         return np.asarray(np.maximum.accumulate(self.values_rps)[self.batch - 1 :: self.batch])
-
-    def regret(self, optimum_rps: float) -> Floats:
-        """Share of the proven optimum that is missing after each batch, shape (batches,)."""
-        return np.asarray(1.0 - self.trace_rps / optimum_rps)
 
     def trials(self) -> Table:
         """One row per trial."""
