@@ -22,22 +22,17 @@ if TYPE_CHECKING:
 SMALLEST_PT: Final = 7.0
 #: How far texts may reach over the edge or into each other: their boxes are larger than the ink.
 _SLACK_PT: Final = 1.5
-#: Figures with faults, as notebook/name; the list may only shrink.
-FAULTY: Final = frozenset({
-    "01_workloads/helix_fig5", "02_latency_fitting/aiconfigurator_models",
-    "06_island_inner_loop/fig52_assignment",
-})  # fmt: skip
 
 
 def hold(figure: Figure, name: str) -> None:
-    """Raise if a figure, by its notebook/name, has :func:`faults` and is not :data:`FAULTY`.
+    """Raise if a figure, by its notebook/name, has :func:`faults`.
 
     Raises
     ------
     ParameterError
         If it has; the text tells each.
     """
-    found = [] if name in FAULTY else faults(figure)
+    found = faults(figure)
     require(
         not found,
         f"Figure '{name}' has {len(found)} fault{'s' * (len(found) != 1)}: {'; '.join(found[:6])}.",

@@ -179,7 +179,7 @@ def models_figure(compared: pd.DataFrame) -> Figure:
             legend=ax is axes[1], ax=ax,
         )  # fmt: skip
         for bars in ax.containers:
-            ax.bar_label(bars, fmt="%.1f", fontsize=6.5)
+            ax.bar_label(bars, fmt="%.1f", fontsize=7)
         ax.set_xticks(range(len(names)), [n.split("-S")[0].replace("RTX-", "") for n in names])
         ax.set(xlabel="", title=phase)
     axes[0].set_ylabel(MEAN)
