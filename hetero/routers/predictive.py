@@ -45,7 +45,7 @@ corrected mean. Without this, replicas collect the requests whose lengths were u
 Related: the exponential price of load is that of online routing on unrelated machines (Aspnes et
 al., 1997); Xiong et al. (eq. 7) use it on the KV usage alone.
 
-Layout of ``RM``: header of :data:`HEADER` entries, then the average T of each replica.
+Layout of ``RM``: header of :data:`HEADER` entries, then :data:`TERMS` for each kind of replicas.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ import numpy as np
 
 from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take
-from hetero.engine.compiled import compiled
+from hetero.engine.compiled import compiled, inlined
 from hetero.engine.held import is_deferred
 from hetero.engine.prefix import known_tokens
 from hetero.engine.state import (
@@ -80,7 +80,12 @@ from hetero.routers.base import PREDICTIVE, Builtin, Floats
 PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3
 ARRIVED, INPUT, OUTPUT = 4, 5, 6
 NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 7, 8, 9, 10, 11, 12
-HEADER = 13
+LAST, EXPECTED = 13, 14  # the request in hand and its output to expect
+HEADER = 15
+# Of each kind: the average T; and what the request in hand means to it: T, its prefill, the tokens
+# of that and their pairs, what a full replica renews, T over its average, the delay of a long
+# reply, and the share of its tokens that counts as held.
+SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE, TERMS = 1, 2, 3, 4, 5, 6, 7, 8, 9
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
 _SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
@@ -120,7 +125,7 @@ def _expected(RM, predicted):
     return max(mean + slope * (predicted - RM[PREDICTED]), 1.0)
 
 
-@compiled
+@inlined
 def _prefill_s(e, FM, s, tokens, pairs, step):
     """Time until ``tokens`` of prompts are prefilled; chunks share their steps with the decode."""
     if e.batching != CHUNKED:
@@ -137,7 +142,7 @@ def _prefill_s(e, FM, s, tokens, pairs, step):
     return max(time, step)
 
 
-@compiled
+@inlined
 def _wait_s(s, usage, renewal):
     """w: the work of those that wait, or how long until the excess over a full replica leaves."""
     if s.waiting == 0:
@@ -145,37 +150,98 @@ def _wait_s(s, usage, renewal):
     return max(s.load - s.decoding_load, 0.0)
 
 
-@compiled
-def _first_token_s(R, e, s, FM, t, inputs, pairs, usage, renewal):
-    """F: time to the first token of a request with ``inputs`` tokens to prefill, arriving now."""
-    step = step_s(e, FM, s.running, s.running, s.cached, 0.0) if s.running > 0 else 0.0
-    rest = 0.0
+@inlined
+def _ahead(R, s):
+    """Tokens that a replica will prefill before those of a request that comes now."""
+    tokens = s.waiting_tokens + s.staged_tokens
+    if s.partial >= 0:
+        tokens += R[s.partial].input_tokens - s.partial_tokens
+    return tokens
+
+
+@inlined
+def _first_token_s(R, e, s, FM, RM, c, t, usage):
+    """F: time to the first token of a request that arrives now."""
+    step = rest = 0.0
+    if s.running > 0 and (s.mode == IN_DECODE or e.batching == CHUNKED):
+        step = step_s(e, FM, s.running, s.running, s.cached, 0.0)
     if s.mode == IN_PREFILL:
         rest = max(FM[e.index] - t, 0.0)
     elif s.mode == IN_DECODE:
         rest = 0.5 * step
-    tokens = inputs
+    ahead = _ahead(R, s)
     if usage > 1.0:
-        rest += _wait_s(s, usage, renewal)  # the prompts ahead are prefilled meanwhile
-    else:
-        tokens += s.waiting_tokens + s.staged_tokens
-        if s.partial >= 0:
-            tokens += R[s.partial].input_tokens - s.partial_tokens
-    return e.way_s + rest + _prefill_s(e, FM, s, tokens, pairs, step)
+        rest += _wait_s(s, usage, RM[c + RENEWAL])  # the prompts ahead are prefilled meanwhile
+        ahead = 0
+    if ahead == 0 and e.batching != CHUNKED:
+        return e.way_s + rest + RM[c + OWN]
+    return e.way_s + rest + _prefill_s(e, FM, s, RM[c + FRESH] + ahead, RM[c + PAIRS], step)
 
 
-@compiled
-def _fullness(e, s, RM, inputs, outputs):
-    """Share of a replica taken with this request: of its cache or batch; above 1 it must wait."""
-    if s.outstanding == 0:
-        return 0.0
+@inlined
+def _cost(R, e, s, FM, RM, c, t, inputs, outputs, most, latest, least):
+    """Cost of a replica; infinite where the request is to wait instead, or beyond ``least``."""
+    slot = 1.0 / e.max_batch
     taken = s.outstanding_tokens + inputs + outputs
-    if e.admission == PAGED:
-        # On average a request holds its prompt and half of its reply.
-        taken *= (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
-    full = max(taken / e.kv_tokens, (s.outstanding + 1) / e.max_batch)
-    # A queue that stands while the replica decodes shows that it is full.
-    return max(full, 2.0) if s.waiting > 0 and s.mode == IN_DECODE else full
+    usage = max(taken / e.kv_tokens, (s.outstanding + 1) * slot)
+    # A queue that stands while the replica decodes shows that it is full, whatever was predicted of
+    # the requests that run.
+    stands = s.waiting > 0 and s.mode == IN_DECODE
+    if s.outstanding > 0 and most < np.inf:
+        full = max(taken * RM[c + HELD_SHARE] / e.kv_tokens, (s.outstanding + 1) / e.max_batch)
+        if full > most or stands:
+            return np.inf
+    if stands:
+        queued = s.waiting_tokens + s.waiting * RM[OUTPUT] + inputs + outputs
+        usage = max(usage, 1.0 + queued / e.kv_tokens)
+    first = _first_token_s(R, e, s, FM, RM, c, t, usage)
+    if first > latest or (first > least and RM[c + RATIO] >= 0.0):
+        return np.inf
+    price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
+    return first + price * RM[c + RATIO] + RM[c + LATE]
+
+
+@inlined
+def _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight):
+    """What a request means to replicas of a kind, as an entry of ``RM`` each."""
+    slot = 1.0 / e.max_batch
+    mean = RM[INPUT] + RM[OUTPUT]
+    batch = max(1.0 / max(mean / e.kv_tokens, slot), 1.0)
+    full = np.int64(batch)
+    cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
+    step = step_s(e, FM, full, full, cached, 0.0)
+    known = float(known_tokens(R, e, IM, r))
+    fresh = inputs - known
+    pairs = 0.5 * (inputs * inputs - known * known)
+    if e.batching == CHUNKED:
+        own = step_s(e, FM, fresh + full, full, cached, pairs) - step
+    else:
+        own = step_s(e, FM, fresh, 0, 0.0, pairs)
+    share = own + outputs * step * max((inputs + outputs) / e.kv_tokens, slot)
+    RM[c] += weight * (share - RM[c])
+    longer = max(outputs - RM[OUTPUT], 0.0)
+    RM[c + SHARE], RM[c + OWN], RM[c + FRESH], RM[c + PAIRS] = share, own, fresh, pairs
+    RM[c + RENEWAL] = RM[c] * batch
+    RM[c + RATIO] = share / RM[c] if RM[c] > 0.0 else 1.0
+    RM[c + LATE] = RM[LONG_REPLY] * longer * longer / RM[OUTPUT] * step
+    # On average a request of a paged engine holds its prompt and half of its reply.
+    RM[c + HELD_SHARE] = (RM[INPUT] + 0.5 * RM[OUTPUT]) / mean if e.admission == PAGED else 1.0
+
+
+@inlined
+def _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest):
+    """The replica of least cost, -1 for none."""
+    best, least = -1, np.inf
+    for i in range(len(E)):
+        e = E[i]
+        c = HEADER + TERMS * e.kind
+        if (anew and e.first == i) or e.books > 0:
+            _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight)
+        if may_take(R, E, S, r, i):
+            cost = _cost(R, e, S[i], FM, RM, c, t, inputs, outputs, most, latest, least)
+            if cost < least:
+                best, least = i, cost
+    return best
 
 
 @compiled
@@ -191,57 +257,22 @@ def predictive(R, E, S, FM, IM, RM, r, t):
     weight = 0.0 if again else 1.0 / min(RM[ARRIVED], _RECENT)
     RM[INPUT] += weight * (inputs - RM[INPUT])
     RM[OUTPUT] += weight * (outputs - RM[OUTPUT])
-    mean = RM[INPUT] + RM[OUTPUT]
-    longer = max(outputs - RM[OUTPUT], 0.0)
-    late = RM[LONG_REPLY] * longer * longer / RM[OUTPUT]
-    best, least, credit = REJECT, np.inf, 0.0
-    waits = False
-    for i in range(len(E)):
-        e = E[i]
-        slot = 1.0 / e.max_batch
-        batch = max(1.0 / max(mean / e.kv_tokens, slot), 1.0)
-        full = np.int64(batch)
-        cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
-        step = step_s(e, FM, full, full, cached, 0.0)
-        known = float(known_tokens(R, e, IM, r))
-        fresh = inputs - known
-        pairs = 0.5 * (inputs * inputs - known * known)
-        if e.batching == CHUNKED:
-            share = step_s(e, FM, fresh + full, full, cached, pairs) - step
-        else:
-            share = step_s(e, FM, fresh, 0, 0.0, pairs)
-        share += outputs * step * max((inputs + outputs) / e.kv_tokens, slot)
-        RM[HEADER + i] += weight * (share - RM[HEADER + i])
-        if not may_take(R, E, S, r, i):
-            continue
-        if target == 0.0 or again:
-            most = _SPARE if target > 0.0 else 1.0
-            if _fullness(e, S[i], RM, inputs, outputs) > most:
-                waits = True
-                continue
-        usage = max(
-            (S[i].outstanding_tokens + inputs + outputs) / e.kv_tokens,
-            (S[i].outstanding + 1) * slot,
-        )
-        if S[i].waiting > 0 and S[i].mode == IN_DECODE:
-            # A queue that stands while the replica decodes shows that it is full, whatever was
-            # predicted of the requests that run.
-            queued = S[i].waiting_tokens + S[i].waiting * RM[OUTPUT] + inputs + outputs
-            usage = max(usage, 1.0 + queued / e.kv_tokens)
-        first = _first_token_s(R, e, S[i], FM, t, fresh, pairs, usage, RM[HEADER + i] * batch)
-        price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
-        average = RM[HEADER + i]
-        cost = first + price * (share / average if average > 0.0 else 1.0) + late * step
-        if target > 0.0 and not again and first > target:
-            waits = True
-            continue
-        if cost < least:
-            best, least, credit = i, cost, share
+    most = latest = np.inf
+    if target == 0.0 or again:
+        most = _SPARE if target > 0.0 else 1.0
+    else:
+        latest = target
+    # While a request waits, most offers find what it means as it was.
+    anew = not again or RM[LAST] != r or RM[EXPECTED] != outputs
+    RM[LAST], RM[EXPECTED] = r, outputs
+    best = _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest)
     if best >= 0:
-        R[r].credit = credit
-    elif waits:
-        return DEFER
-    return best
+        R[r].credit = RM[HEADER + TERMS * E[best].kind + SHARE]
+        return best
+    for i in range(len(E)):
+        if may_take(R, E, S, r, i):
+            return DEFER
+    return REJECT
 
 
 @dataclass(frozen=True)
@@ -291,7 +322,7 @@ class Predictive(Builtin):
 
     def memory(self, deployment: Deployment) -> Floats:
         """Layout of :mod:`hetero.routers.predictive`."""
-        memory = np.zeros(HEADER + len(deployment.replicas))
+        memory = np.zeros(HEADER + TERMS * len(deployment.replicas))
         memory[:ARRIVED] = (
             self.price_s,
             self.steepness,
@@ -303,3 +334,4 @@ class Predictive(Builtin):
     def renumber(self, memory: Floats, by: int) -> None:
         """The next request to learn from has another index."""
         memory[NEXT] = max(memory[NEXT] - by, 0.0)
+        memory[LAST] = -1.0
