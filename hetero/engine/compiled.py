@@ -74,6 +74,11 @@ class _Notice(event.Listener):
 event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
+def inlined(function: Callable[..., Any]) -> Any:
+    """A function of kernels that is worth no call of its own: passing the arrays costs more."""
+    return njit(**_OPTIONS, forceinline=True)(function)
+
+
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile a function on first use; later processes read it from the cache.
 

@@ -196,6 +196,8 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
                     take_back(R, E[k], S[k], IM, r)
                     wake(S[k], FM, k, t)
                     count = lose(R, E[k], IM, held, count, r)
+    for k in range(len(E)):
+        FM[E[k].block] = -np.inf  # some may look again earlier than they were to
     return count
 
 

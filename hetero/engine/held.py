@@ -11,11 +11,12 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.engine.compiled import compiled
-from hetero.engine.replica import advance_all
+from hetero.engine.replica import advance_all, next_end_s
 from hetero.engine.state import (
     CHANGES,
     DEFERRED,
     DEFERRED_FOR_GOOD,
+    EVENTS,
     HELD,
     HELD_HEAD,
     HELD_TAIL,
@@ -52,9 +53,8 @@ def hold(R, E, S, FM, IM, r, reason, t):
 @compiled
 def merge(R, IM, lost):
     """Put requests that lost their replica, in order, among those that are held."""
-    r = IM[HELD_HEAD]
-    IM[HELD_HEAD] = IM[HELD_TAIL] = -1
-    IM[DEFERRED] = 0
+    IM[EVENTS] += 1
+    r = take_all(IM)
     k = 0
     while r >= 0 or k < len(lost):
         if r < 0 or (k < len(lost) and lost[k] < r):
@@ -108,9 +108,7 @@ def take_all(IM):
 def next_change_s(R, E, S, FM, IM, until):
     """Play the fleet to the next first token or finish, at most to ``until``, where it is inf."""
     while True:
-        t = np.inf
-        for i in range(len(E)):
-            t = min(t, FM[i])
+        t = next_end_s(E, FM)
         if IM[TRANSFERS] > 0:
             t = min(t, FM[E[0].transfer_keys])
         if t > until or t == np.inf:

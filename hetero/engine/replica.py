@@ -28,6 +28,7 @@ from hetero.engine.padded import begin_padded
 from hetero.engine.state import (
     AT_BOUNDARY,
     AT_HAND,
+    BLOCK,
     CHUNKED,
     DECODE_ONLY,
     DOWN,
@@ -206,6 +207,8 @@ def enqueue(R, e, s, FM, IM, r, t):
         start = s.clock_s + s.stall_s
         s.run_steps = steps_to_reach(first, slope, start, t, s.run_steps)
         FM[e.index] = start + run_s(first, slope, s.run_steps)
+    # Nothing else brings an end forward but failures.
+    FM[e.block] = min(FM[e.block], FM[e.index])
 
 
 @compiled
@@ -227,6 +230,21 @@ def deliver(R, E, S, FM, IM, t):
 
 
 @compiled
+def next_end_s(E, FM):
+    """When the first replica ends what it is doing."""
+    count, blocks = len(E), E[0].block
+    first = np.inf
+    for b in range(0, count, BLOCK):
+        if FM[blocks + b // BLOCK] < first:
+            earliest = np.inf
+            for i in range(b, min(b + BLOCK, count)):
+                earliest = min(earliest, FM[i])
+            FM[blocks + b // BLOCK] = earliest
+            first = min(first, earliest)
+    return first
+
+
+@compiled
 def advance_all(R, E, S, FM, IM, t):
     """Play every replica up to ``t``, those that only decode after what they are sent.
 
@@ -242,9 +260,15 @@ def advance_all(R, E, S, FM, IM, t):
         if k < 0 or first > t:
             break
         advance(R, E[k], S[k], FM, IM, min(np.nextafter(first, np.inf), t))
-    for i in range(len(E)):
-        if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
-            advance(R, E[i], S[i], FM, IM, t)
+    count, blocks = len(E), E[0].block
+    for b in range(0, count, BLOCK):
+        if FM[blocks + b // BLOCK] <= t:
+            earliest = np.inf
+            for i in range(b, min(b + BLOCK, count)):
+                if FM[i] <= t and not (split and E[i].role == DECODE_ONLY):
+                    advance(R, E[i], S[i], FM, IM, t)
+                earliest = min(earliest, FM[i])
+            FM[blocks + b // BLOCK] = earliest
     if split:
         deliver(R, E, S, FM, IM, t)
         for i in range(len(E)):

@@ -107,9 +107,12 @@ ENGINE = np.dtype(
         ("bend_count", "i8", (2,)),  # 0: none
         ("pair_s", "f8", (2,)),
         ("index", "i8"),
+        ("kind", "i8"),  # the same for replicas of equal engines and one step model,
+        ("first", "i8"),  # of which this is the first
         ("split", "i8"),  # whether any replica of the fleet serves one phase only
         ("shared", "i8"),  # whether KV transfers wait for each other on any link
         # Where its parts of the two memories begin, see Memory.
+        ("block", "i8"),  # where the earliest end of its block of replicas stands
         ("knots", "i8", (2,)),
         ("rates", "i8", (2,)),
         ("bends", "i8", (2,)),
@@ -185,23 +188,27 @@ REPLICA = np.dtype(
 #: length of the log of first tokens (written ~request) and finishes (request), and a request
 #: before which all have ended; of the requests held at the dispatcher the first, the last and the
 #: number of those that a router deferred; how often a request got its first token or its last, and
-#: up to which of these times held requests have been offered again.
+#: up to which of these times held requests have been offered again; how often replicas may have
+#: changed otherwise than by their steps and by what they were sent.
 TRANSFERS, LOGGED, OLDEST = GAP_BINS, GAP_BINS + 1, GAP_BINS + 2
 HELD_HEAD, HELD_TAIL, DEFERRED = GAP_BINS + 3, GAP_BINS + 4, GAP_BINS + 5
-CHANGES, SEEN_CHANGES = GAP_BINS + 6, GAP_BINS + 7
-_COUNTERS = 8
+CHANGES, SEEN_CHANGES, EVENTS = GAP_BINS + 6, GAP_BINS + 7, GAP_BINS + 8
+_COUNTERS = 9
+#: Replicas of a block, of which one entry says when the first ends what it is doing.
+BLOCK = 32
 
 
 class Memory:
     """Lays out the two flat memories, floats ``FM`` and integers ``IM``, that kernels work on.
 
-    ``FM``: M times when what a replica is doing ends (infinite while idle or down); per engine and
-    piece its knots (tokens, seconds, seconds per further token) and times per cached token, those
-    of mixed steps and the levels of decode steps behind, then its bends (contexts, and per batch
-    extra times and their slopes); per prefill engine the latency and
-    seconds per token of its links; the heap of transfer times.
+    ``FM``: M times when what a replica is doing ends (infinite while idle or down), then per block
+    of replicas one that is not after the earliest of them; per step model and piece its knots
+    (tokens, seconds, seconds per further token) and times per cached token, those of mixed steps
+    and the levels of decode steps behind, then its bends (contexts, and per batch extra times and
+    their slopes); per prefill engine the latency and seconds per token of its links; the heap of
+    transfer times.
     ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
-    :data:`SEEN_CHANGES`; the requests in transfer; the log; the prefix blocks of the requests, and
+    :data:`EVENTS`; the requests in transfer; the log; the prefix blocks of the requests, and
     to how many KV blocks with names each refers; per engine the heap of running requests, their
     order of admission, their count by position within a block, its prefix cache and the
     dispatcher's books of that. Two plain arrays, because compiled calls copy the description of
@@ -250,6 +257,29 @@ def requests(
     return records
 
 
+_OF_STEP = ("pieces", "knots", "knot_count", "rates", "rate_count", "bends", "bend_count", "pair_s")
+
+
+def _write_step(engine: Any, memory: Memory, step: StepModel) -> None:
+    """Lay out the tables of a step model, and say where in the record of an engine."""
+    engine["pieces"] = len(step.pieces)
+    for p, piece in enumerate(step.pieces):
+        slope = np.diff(piece.knots_s) / np.diff(piece.knots_tokens)
+        slope = np.append(slope, slope[-1] if len(slope) else 0.0)
+        table = np.column_stack([piece.knots_tokens, piece.knots_s, slope])
+        engine["knots"][p] = memory.add("f8", table)
+        engine["knot_count"][p] = len(slope)
+        rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows, piece.levels])
+        engine["rates"][p] = memory.add("f8", rates)
+        engine["rate_count"][p] = len(piece.per_cached_token_s)
+        if piece.bends is not None:
+            bent = np.hstack([piece.bends.extra_s, piece.bends.slopes_s])
+            engine["bends"][p] = memory.add("f8", piece.bends.context_tokens)
+            memory.add("f8", bent)
+            engine["bend_count"][p] = len(piece.bends.context_tokens)
+        engine["pair_s"][p] = piece.per_pair_s
+
+
 def build(
     steps: list[StepModel],
     limits: list[dict[str, Any]],
@@ -295,6 +325,8 @@ def build(
     engines["split"] = split
     memory = Memory()
     memory.add("f8", np.full(count, np.inf))
+    engines["block"] = memory.add("f8", np.full(-(-count // BLOCK), np.inf))
+    engines["block"] += engines["index"] // BLOCK
     taken = np.full((count, count, 2), -1) if media is None else media
     engines["shared"] = bool((taken >= 0).any())
     free = memory.add("f8", np.zeros(int(taken.max()) + 1))
@@ -309,23 +341,15 @@ def build(
         engines["chains"] = memory.add("i8", chains[0])
         engines["chain_blocks"] = memory.add("i8", chains[1])
         engines["references"] = memory.add("i8", np.zeros(request_count, np.int64))
+    written: dict[int, int] = {}  # the first replica of each step model
+    kinds: dict[tuple[Any, ...], int] = {}
+    firsts: list[int] = []
     for m, step in enumerate(steps):
-        engines["pieces"][m] = len(step.pieces)
-        for p, piece in enumerate(step.pieces):
-            slope = np.diff(piece.knots_s) / np.diff(piece.knots_tokens)
-            slope = np.append(slope, slope[-1] if len(slope) else 0.0)
-            table = np.column_stack([piece.knots_tokens, piece.knots_s, slope])
-            engines["knots"][m, p] = memory.add("f8", table)
-            engines["knot_count"][m, p] = len(slope)
-            rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows, piece.levels])
-            engines["rates"][m, p] = memory.add("f8", rates)
-            engines["rate_count"][m, p] = len(piece.per_cached_token_s)
-            if piece.bends is not None:
-                bent = np.hstack([piece.bends.extra_s, piece.bends.slopes_s])
-                engines["bends"][m, p] = memory.add("f8", piece.bends.context_tokens)
-                memory.add("f8", bent)
-                engines["bend_count"][m, p] = len(piece.bends.context_tokens)
-            engines["pair_s"][m, p] = piece.per_pair_s
+        first = written.setdefault(id(step), m)
+        if first == m:
+            _write_step(engines[m], memory, step)
+        for name in _OF_STEP:
+            engines[name][m] = engines[name][first]
         batch = int(engines["max_batch"][m])
         paged = engines["admission"][m] == PAGED
         engines["keys"][m] = memory.add("i8", np.zeros(batch, np.int64))
@@ -339,6 +363,10 @@ def build(
             engines["prefix"][m] = memory.add("i8", pool)
             if size >= block:
                 engines["books"][m] = memory.add("i8", prefix.empty(size // block))
+        alone = m if engines["books"][m] else -1  # books differ
+        kind = kinds.setdefault((first, alone, *limits[m].values()), len(kinds))
+        firsts += [m] * (kind == len(firsts))
+        engines["kind"][m], engines["first"][m] = kind, firsts[kind]
         if engines["role"][m] == PREFILL_ONLY:
             engines["link_latency_s"][m] = memory.add("f8", link_latency_s[m])
             engines["link_s_per_token"][m] = memory.add("f8", link_s_per_token[m])
