@@ -16,6 +16,7 @@ from hetero.engine.state import (
     CHANGES,
     DEFERRED,
     DEFERRED_FOR_GOOD,
+    EVENTS,
     HELD,
     HELD_HEAD,
     HELD_TAIL,
@@ -52,6 +53,7 @@ def hold(R, E, S, FM, IM, r, reason, t):
 @compiled
 def merge(R, IM, lost):
     """Put requests that lost their replica, in order, among those that are held."""
+    IM[EVENTS] += 1
     r = take_all(IM)
     k = 0
     while r >= 0 or k < len(lost):

@@ -188,11 +188,12 @@ REPLICA = np.dtype(
 #: length of the log of first tokens (written ~request) and finishes (request), and a request
 #: before which all have ended; of the requests held at the dispatcher the first, the last and the
 #: number of those that a router deferred; how often a request got its first token or its last, and
-#: up to which of these times held requests have been offered again.
+#: up to which of these times held requests have been offered again; how often replicas may have
+#: changed otherwise than by their steps and by what they were sent.
 TRANSFERS, LOGGED, OLDEST = GAP_BINS, GAP_BINS + 1, GAP_BINS + 2
 HELD_HEAD, HELD_TAIL, DEFERRED = GAP_BINS + 3, GAP_BINS + 4, GAP_BINS + 5
-CHANGES, SEEN_CHANGES = GAP_BINS + 6, GAP_BINS + 7
-_COUNTERS = 8
+CHANGES, SEEN_CHANGES, EVENTS = GAP_BINS + 6, GAP_BINS + 7, GAP_BINS + 8
+_COUNTERS = 9
 #: Replicas of a block, of which one entry says when the first ends what it is doing.
 BLOCK = 32
 
@@ -207,7 +208,7 @@ class Memory:
     their slopes); per prefill engine the latency and seconds per token of its links; the heap of
     transfer times.
     ``IM``: the histogram of inter-token times; the counters :data:`TRANSFERS` to
-    :data:`SEEN_CHANGES`; the requests in transfer; the log; the prefix blocks of the requests, and
+    :data:`EVENTS`; the requests in transfer; the log; the prefix blocks of the requests, and
     to how many KV blocks with names each refers; per engine the heap of running requests, their
     order of admission, their count by position within a block, its prefix cache and the
     dispatcher's books of that. Two plain arrays, because compiled calls copy the description of

@@ -45,7 +45,10 @@ corrected mean. Without this, replicas collect the requests whose lengths were u
 Related: the exponential price of load is that of online routing on unrelated machines (Aspnes et
 al., 1997); Xiong et al. (eq. 7) use it on the KV usage alone.
 
-Layout of ``RM``: header of :data:`HEADER` entries, then :data:`TERMS` for each kind of replicas.
+Among many replicas the same choice is made without a look at most: replicas of one kind have rows
+with what bounds their cost from below, written anew where a step has ended or begun since.
+
+Layout of ``RM``: header of :data:`HEADER` entries, :data:`TERMS` for each kind, then the columns.
 """
 
 from __future__ import annotations
@@ -65,6 +68,8 @@ from hetero.engine.state import (
     CHUNKED,
     DEFER,
     DEFERRED,
+    DOWN,
+    EVENTS,
     FINISHED,
     IN_DECODE,
     IN_PREFILL,
@@ -72,7 +77,7 @@ from hetero.engine.state import (
     REJECT,
     REJECTED,
 )
-from hetero.engine.steps import step_s
+from hetero.engine.steps import step_s, token_s
 from hetero.errors import require
 from hetero.routers.base import PREDICTIVE, Builtin, Floats
 
@@ -80,15 +85,24 @@ from hetero.routers.base import PREDICTIVE, Builtin, Floats
 PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3
 ARRIVED, INPUT, OUTPUT = 4, 5, 6
 NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 7, 8, 9, 10, 11, 12
-LAST, EXPECTED = 13, 14  # the request in hand and its output to expect
-HEADER = 15
+# The request in hand and its output to expect; events seen; whether there are many replicas (1:
+# perhaps, 2: in rows) and of how many kinds; the second best of the decision before.
+LAST, EXPECTED, SEEN_EVENTS, MANY, KINDS, SECOND = 13, 14, 15, 16, 17, 18
+HEADER = 19
 # Of each kind: the average T; and what the request in hand means to it: T, its prefill, the tokens
 # of that and their pairs, what a full replica renews, T over its average, the delay of a long
-# reply, and the share of its tokens that counts as held.
-SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE, TERMS = 1, 2, 3, 4, 5, 6, 7, 8, 9
+# reply, and the share of its tokens that counts as held; its first row and the one behind its last.
+SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE = 1, 2, 3, 4, 5, 6, 7, 8
+START, STOP, LEAST_RATE, TERMS = 9, 10, 11, 12
+# Columns for M replicas each: the end of its step when its row was written, and its row; by row its
+# replica, and what the bound of its cost is made of, see _bound_s.
+SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE = 0, 1, 2, 3, 4, 5, 6
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
 _SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
+_FEW = 48  # replicas that are looked at one by one
+_FINITE = 1e300  # s; above every cost, below that of what is out
+_CHUNK = 32  # rows whose bounds are compared at once
 _PRIOR = 20.0  # finished requests that outweigh taking predictions at their word
 
 
@@ -228,7 +242,7 @@ def _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight):
     RM[c + HELD_SHARE] = (RM[INPUT] + 0.5 * RM[OUTPUT]) / mean if e.admission == PAGED else 1.0
 
 
-@inlined
+@compiled
 def _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest):
     """The replica of least cost, -1 for none."""
     best, least = -1, np.inf
@@ -241,6 +255,223 @@ def _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest
             cost = _cost(R, e, S[i], FM, RM, c, t, inputs, outputs, most, latest, least)
             if cost < least:
                 best, least = i, cost
+    return best
+
+
+@compiled
+def _arrange(E, FM, RM):
+    """Give replicas of one kind rows side by side, where kinds are few enough for that."""
+    count = len(E)
+    x = HEADER + TERMS * count
+    row = kind = 0
+    RM[MANY] = 0.0
+    while row < count:
+        if 8 * kind > count:
+            return
+        c = HEADER + TERMS * kind
+        RM[c + START] = row
+        for i in range(count):
+            if E[i].kind == kind:
+                RM[x + ROW * count + i], RM[x + REPLICA * count + row] = row, i
+                RM[x + i] = np.nan
+                RM[c + LEAST_RATE] = _least_rate(E[i], FM)
+                row += 1
+        RM[c + STOP] = row
+        kind += 1
+    RM[KINDS], RM[MANY] = kind, 2.0
+
+
+@compiled
+def _write(R, e, s, FM, RM, x, count):
+    """Write the row of a replica."""
+    before = float(_ahead(R, s))
+    rest = np.inf if s.mode == DOWN else 0.0
+    by_tokens = math.exp(RM[STEEPNESS] * min(s.outstanding_tokens / e.kv_tokens, 2.0))
+    by_slots = math.exp(RM[STEEPNESS] * ((s.outstanding + 1) / e.max_batch - 1.0))
+    if s.waiting > 0 and s.mode == IN_DECODE:
+        by_slots = np.inf
+    beside = 0.0
+    if e.batching == CHUNKED and s.running > 0:
+        j, levels = e.rates[0] + min(s.running, e.rate_count[0]) - 1, e.rate_count[0]
+        beside = FM[j + 2 * levels] + FM[j + levels] * s.cached
+        if FM[j + 3 * levels] < 0.0:
+            beside = np.nan
+        before += s.running
+    if s.mode == IN_PREFILL:
+        rest = FM[e.index] + beside
+    elif s.mode == IN_DECODE and s.running > 0:
+        rest = -0.5 * step_s(e, FM, s.running, s.running, s.cached, 0.0) - beside
+    if before < 0.0 or not beside >= 0.0:
+        rest = np.nan  # no bound
+    RM[x + e.index] = FM[e.index]
+    q = x + int(RM[x + ROW * count + e.index])
+    RM[q + REST * count], RM[q + BEFORE * count] = rest, before
+    RM[q + BY_TOKENS * count], RM[q + BY_SLOTS * count] = by_tokens, by_slots
+
+
+@compiled
+def _least_rate(e, FM):
+    """Least time per token of the table of a step."""
+    top = float(e.max_step_tokens + e.max_batch)
+    rate = token_s(e, FM, 0, top) / top
+    for j in range(e.knots[0], e.knots[0] + 3 * e.knot_count[0], 3):
+        if 0.0 < FM[j] < top:
+            rate = min(rate, FM[j + 1] / FM[j])
+    return rate
+
+
+@inlined
+def _slope(e, FM, p, tokens):
+    """Least slope of a line from a point of a table, at ``tokens``, to any later one."""
+    j = e.knots[p] + 3 * (e.knot_count[p] - 1)
+    start, slope = token_s(e, FM, p, tokens), FM[j + 2]
+    while j >= e.knots[p] and FM[j] > tokens:
+        slope = min(slope, (FM[j + 1] - start) / (FM[j] - tokens))
+        j -= 3
+    return slope
+
+
+@inlined
+def _prefill_floor(e, FM, RM, c):
+    """What a prefill takes at least, and per token before it; NaN where that is not known."""
+    fresh = RM[c + FRESH]
+    slope = _slope(e, FM, 0, fresh)
+    if e.batching != CHUNKED:
+        if e.pieces == 2:
+            slope = min(slope, _slope(e, FM, 1, fresh))
+        return RM[c + OWN], slope
+    if e.max_batch >= e.max_step_tokens:
+        return np.nan, 0.0
+    if fresh > e.max_step_tokens - e.max_batch:  # it may take several steps
+        floor = RM[c + LEAST_RATE] * fresh + 0.5 * e.pair_s[0] * RM[c + PAIRS]
+        return floor, RM[c + LEAST_RATE]
+    pairs = 0.5 * RM[c + PAIRS]  # those of the last step, where what is before takes others
+    return token_s(e, FM, 0, fresh) + e.pair_s[0] * pairs, min(slope, RM[c + LEAST_RATE])
+
+
+@inlined
+def _bound_s(rest, by_tokens, by_slots, more, t, floor, latest, gain, size, tokens, slots):
+    """Below the cost of a replica; infinite where it is full or late, NaN where it may be less.
+
+    ``rest`` is the end of its step where that is above 0, else less than 0 by what is left of it;
+    ``more`` [s] what is to be prefilled before adds.
+    """
+    wait = rest - t if rest > 0.0 else -rest
+    price = gain * min(max(by_tokens * size, by_slots), 1.0)
+    # Where it is full, other things count than what is to be prefilled before.
+    bound = floor + wait + min(more + price, gain)
+    out = (by_tokens > tokens) | (by_slots > slots) | (wait > latest)
+    return np.inf if out else bound
+
+
+@inlined
+def _beyond(least, t):
+    """What a bound has to be above for a cost above ``least``, whatever is rounded."""
+    return least + 1e-9 * abs(least) + 1e-15 * t + 1e-12
+
+
+@compiled
+def _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least):
+    """Cost of replica ``i``; infinite where it cannot take the request now, or beyond ``least``."""
+    if not may_take(R, E, S, r, i):
+        return np.inf
+    c = HEADER + TERMS * E[i].kind
+    return _cost(R, E[i], S[i], FM, RM, c, t, inputs, outputs, most, latest, least)
+
+
+@compiled
+def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest):
+    """The same with a look at those only whose cost is not surely above the least so far."""
+    count = len(E)
+    x = HEADER + TERMS * count
+    best, least = -1, np.inf
+    for b in range(0, count, _CHUNK):
+        stop = min(b + _CHUNK, count)
+        seen, ends = RM[x + b : x + stop], FM[b:stop]
+        changed = 0
+        for k in range(len(seen)):
+            changed += (seen[k] != ends[k]) | (ends[k] <= t)
+        if changed > 0:
+            for k in range(len(seen)):
+                if seen[k] != ends[k] or ends[k] <= t:
+                    i = b + k
+                    _write(R, E[i], S[i], FM, RM, x, count)
+                    if not anew:  # whoever has not changed had no room for it
+                        cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
+                        if cost < least:
+                            best, least = i, cost
+    theta = RM[STEEPNESS]
+    slots = math.exp(theta * (most - 1.0)) * (1.0 + 1e-9)
+    second, cut = -1, _FINITE
+    for kind in range(int(RM[KINDS]) if anew else 0):
+        c = HEADER + TERMS * kind
+        start, stop = int(RM[c + START]), int(RM[c + STOP])
+        e = E[int(RM[x + REPLICA * count + start])]
+        _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight)
+        i = int(RM[SECOND])
+        if E[i].kind == kind:  # likely to be near the least
+            cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
+            if cost < least or (cost == least and i < best):
+                best, least = i, cost
+                cut = _beyond(least, t)
+        floor, slope = _prefill_floor(e, FM, RM, c)
+        floor += e.way_s
+        # Up to here a look at the table tells what is to be prefilled before.
+        fresh, one_step = RM[c + FRESH], np.inf
+        if e.batching == CHUNKED:
+            one_step = float(e.max_step_tokens)
+        if e.pieces == 2:
+            one_step = 0.0
+        alone = token_s(e, FM, 0, fresh)
+        if e.batching == CHUNKED:
+            alone -= 0.5 * e.pair_s[0] * RM[c + PAIRS]
+        late = latest * (1.0 + 1e-9) + 1e-15 * t - floor if slope >= 0.0 else np.inf
+        gain = RM[PRICE_S] * RM[c + RATIO]
+        floor = floor + RM[c + LATE] if gain >= 0.0 else np.nan
+        size = math.exp(theta * ((inputs + outputs) / e.kv_tokens - 1.0))
+        held = RM[c + HELD_SHARE]
+        tokens = slots if held == 1.0 else math.exp(theta * (most / held - 1.0)) * (1.0 + 1e-9)
+        tokens = max(tokens / size, 1.0 + 1e-9)  # one that is empty takes any request
+        if theta == 0.0 or e.max_batch == 1:
+            floor = np.nan
+        for b in range(start, stop, _CHUNK):
+            end = min(b + _CHUNK, stop)
+            rest = RM[x + REST * count + b : x + REST * count + end]
+            by_tokens = RM[x + BY_TOKENS * count + b : x + BY_TOKENS * count + end]
+            by_slots = RM[x + BY_SLOTS * count + b : x + BY_SLOTS * count + end]
+            before = RM[x + BEFORE * count + b : x + BEFORE * count + end]
+            near = 0
+            for k in range(end - b):
+                bound = _bound_s(
+                    *(rest[k], by_tokens[k], by_slots[k], slope * before[k]),
+                    *(t, floor, late, gain, size, tokens, slots),
+                )
+                near += not bound > cut
+            for k in range(end - b if near > 0 else 0):
+                more = slope * before[k]
+                bound = _bound_s(
+                    *(rest[k], by_tokens[k], by_slots[k], more),
+                    *(t, floor, late, gain, size, tokens, slots),
+                )
+                if bound > cut:
+                    continue
+                if before[k] > 0.0 and fresh + before[k] < one_step:
+                    more = token_s(e, FM, 0, fresh + before[k]) - alone
+                    bound = _bound_s(
+                        *(rest[k], by_tokens[k], by_slots[k], more),
+                        *(t, floor, late, gain, size, tokens, slots),
+                    )
+                    if bound > cut:
+                        continue
+                i = int(RM[x + REPLICA * count + b + k])
+                cost = _look(R, E, S, FM, RM, r, i, t, inputs, outputs, most, latest, least)
+                if cost < least or (cost == least and i < best):
+                    second = best
+                    best, least = i, cost
+                    cut = _beyond(least, t)
+    if best >= 0:
+        RM[x + best] = np.nan
+        RM[SECOND] = second if second >= 0 else RM[SECOND]
     return best
 
 
@@ -262,10 +493,17 @@ def predictive(R, E, S, FM, IM, RM, r, t):
         most = _SPARE if target > 0.0 else 1.0
     else:
         latest = target
-    # While a request waits, most offers find what it means as it was.
+    if RM[SEEN_EVENTS] != IM[EVENTS]:
+        RM[SEEN_EVENTS], RM[LAST] = IM[EVENTS], -1.0
+        RM[MANY] = min(RM[MANY], 1.0)
     anew = not again or RM[LAST] != r or RM[EXPECTED] != outputs
-    RM[LAST], RM[EXPECTED] = r, outputs
-    best = _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest)
+    RM[LAST], RM[EXPECTED] = r if again or target == 0.0 else -1, outputs
+    if RM[MANY] == 1.0:
+        _arrange(E, FM, RM)
+    if RM[MANY] == 2.0:
+        best = _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest)
+    else:
+        best = _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest)
     if best >= 0:
         R[r].credit = RM[HEADER + TERMS * E[best].kind + SHARE]
         return best
@@ -322,7 +560,9 @@ class Predictive(Builtin):
 
     def memory(self, deployment: Deployment) -> Floats:
         """Layout of :mod:`hetero.routers.predictive`."""
-        memory = np.zeros(HEADER + TERMS * len(deployment.replicas))
+        count = len(deployment.replicas)
+        memory = np.zeros(HEADER + (TERMS + BEFORE + 1) * count)
+        memory[MANY] = count > _FEW
         memory[:ARRIVED] = (
             self.price_s,
             self.steepness,

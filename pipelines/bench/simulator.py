@@ -365,7 +365,7 @@ def bench(
     large = fleet(many)
     for router in (RoundRobin(), PowerOfTwo(), LeastRequests(), Predictive()):
         progress(f"{router.name}, {many} replicas")
-        scans = isinstance(router, LeastRequests | Predictive)
+        scans = isinstance(router, LeastRequests)
         rate = saturated[router.name] * many / len(eight.replicas)
         count = max(int(largest * (_SCANNED if scans else 1.0)), 100)
         speeds += measure(large, router, rate, (count,))
