@@ -167,8 +167,9 @@ class Live:
             f"Router '{self.name}' reads the records of the fleet, and this state has none.",
             resolve="pass FleetState(records=...), or route with a router of plain Python.",
         )
-        records[4][state.EVENTS] += 1  # who asks may do something else
         first, second = (0.0, 0.0) if self._rng is None else self._rng.random(2).tolist()
+        if fleet.records is not None:  # who asks may do something else than told
+            fleet.records[4][state.EVENTS] += 1
         i, j = self._pair(
             self._router.code, *records, self._memory, first, second, request.index, fleet.now_s
         )

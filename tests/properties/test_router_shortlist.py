@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.routers import Predictive
+from hetero.routers.base import Floats
 from hetero.routers.predictive import MANY
 from hetero.simulator import Event, simulate
 from hetero.workload import Trace
@@ -30,11 +32,14 @@ ENGINES = {
 class Seen(Predictive):
     """Keeps its memory in sight, and may be told to look at every replica."""
 
-    def __init__(self, many: bool, **options: float) -> None:
+    many: bool
+    kept: Floats
+
+    def __init__(self, many: bool, **options: Any) -> None:
         super().__init__(**options)
         object.__setattr__(self, "many", many)
 
-    def memory(self, deployment: Deployment) -> np.ndarray:
+    def memory(self, deployment: Deployment) -> Floats:
         memory = super().memory(deployment)
         memory[MANY] *= self.many
         object.__setattr__(self, "kept", memory)
@@ -120,7 +125,8 @@ def test_a_short_list_decides_as_a_look_at_all(
     served = trace(rng, 12 * count, load * count)
     events = []
     if failing:
-        for replica in rng.choice(deployment.replicas, count // 3, replace=False):
+        for k in rng.choice(count, count // 3, replace=False):
+            replica = deployment.replicas[k]
             start = float(rng.uniform(0, 12 / load))
             events += [Event(start, replica.name), Event(start + 2.0, replica.name, "recover")]
     routers = tuple(Seen(many, target_s=target_s, price_s=price_s) for many in (True, False))

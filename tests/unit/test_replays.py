@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero.latency.sources import profiles
+from hetero.latency.sources import profiles, raggedness
 from hetero.latency.step import StepModel
 from hetero.workload import datasets
 from pipelines.studies import replays
@@ -75,7 +75,7 @@ def test_one_gpu_is_replayed_within_a_few_percent(real) -> None:
     """What was reached is in the notebook; this notices when it is lost."""
     run = real[0]
     step = profiles.profiled_step(run.gpu, run.llm)
-    ragged = step.ragged(profiles.longest_over_mean(run.trace, 128))
+    ragged = step.ragged(raggedness.longest_over_mean(run.trace, 128))
     errors = replays.replay(run, ragged).errors().set_index(["quantity", "statistic"])
     for quantity in ("TPOT", "E2E"):
         for statistic in ("mean", "P50", "P90", "P99"):
