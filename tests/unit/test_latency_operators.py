@@ -11,6 +11,7 @@ from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
 from hetero.latency.frames import raw_available
 from hetero.latency.sources import measured, operators
+from pipelines.studies import measured_tables
 
 needs_extra = pytest.mark.skipif(
     not operators.available(), reason="the extra silicon is not installed"
@@ -63,6 +64,6 @@ def test_step_models_carry_their_error() -> None:
 @needs_extra
 def test_committed_all_reduce_is_what_the_package_gives() -> None:
     committed = pd.read_csv(paths.data("measured", "all_reduce.csv"))
-    pd.testing.assert_frame_equal(committed, operators.all_reduce_knots(), check_dtype=False)
+    pd.testing.assert_frame_equal(committed, measured_tables.all_reduce_knots(), check_dtype=False)
     for _, rows in committed.groupby("engine"):
         assert bool(np.all(np.diff(rows["message_bytes"]) > 0))
