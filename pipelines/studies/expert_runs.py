@@ -31,7 +31,8 @@ from hetero.latency.step import StepModel
 from hetero.streams import stream
 from hetero.workload import Trace
 from pipelines.studies import servers
-from pipelines.studies.server_fit import Fold
+from pipelines.studies.calibration import summary
+from pipelines.studies.server_fit import FOLDS, LABELS, Fold
 from pipelines.studies.servers import ServerRun, StepsOfRun, read, served, simulated
 
 # Smallest and largest share of compute, share of bandwidth, and time per layer [us]; and the weak
@@ -40,7 +41,6 @@ _BOUNDS: Final = ((0.02, 2.0), (0.1, 2.0), (0.1, 500.0))
 _PRIOR: Final = ((0.5, 1.0), (1.0, 0.1), (5.0, 1.5))
 _SCALE: Final = 0.1
 _AWAY: Final = 10.0  # the solver's steps are shares of what it varies
-_LABELS: Final = ("TPOT", "E2E", "TTFT", "throughput")
 _GPUS: Final = {
     "h100": "H100-SXM",
     "h200": "H200-SXM",
@@ -225,19 +225,17 @@ def errors() -> pd.DataFrame:
     for family in families():
         frame = servers.errors(family.runs)
         parts.append(frame.assign(test="default"))
-        for fold in ("gpu", "llm"):
+        for fold in FOLDS:
             rows = [
                 servers.errors([run], family.steps(found)) for run, found in family.left_out(fold)
             ]
             parts.append(pd.concat(rows).assign(test=fold))
-    columns = ["test", "source", "server", "gpu", "llm", "degree", "load", *_LABELS]
+    columns = ["test", "source", "server", "gpu", "llm", "degree", "load", *LABELS]
     found = pd.concat(parts, ignore_index=True)[columns]
-    return found.assign(**{label: found[label].round(1) for label in _LABELS})
+    return found.assign(**{label: found[label].round(1) for label in LABELS})
 
 
 if __name__ == "__main__":
     pd.set_option("display.width", 200)
-    made = errors()
-    by = ["test", "server", "gpu", "llm"]
-    sized = made.assign(**{label: made[label].abs() for label in _LABELS})
-    sys.stdout.write(f"{sized.groupby(by)[list(_LABELS)].median().round(1).to_string()}\n")
+    found = summary(errors(), ("test", "server", "gpu", "llm"))
+    sys.stdout.write(f"{found.round(1).to_string()}\n")
