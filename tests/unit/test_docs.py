@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import doctest
-import importlib
+import importlib.util
 import inspect
 import re
 import shlex
@@ -119,9 +119,11 @@ def parsed(group, words):
 
 @pytest.mark.parametrize("text", blocks("sh"))
 def test_commands_are_ones_that_exist(text, group):
-    for line in text.splitlines():
+    for line in text.replace("\\\n", " ").splitlines():
         program, *words = shlex.split(line, comments=True)
-        if program == "make":
+        if program in ("python", "curl"):
+            assert program == "curl" or importlib.util.find_spec(words[1]), line
+        elif program == "make":
             targets = re.findall(r"^(\w+):", (paths.root() / "Makefile").read_text(), re.MULTILINE)
             assert words[0] in targets
         elif program == "dvc":
@@ -149,7 +151,8 @@ def test_files_are_accepted_by_their_readers(text, tmp_path):
         assert cluster.find(str(path)).machines
     elif kind == "deployment":
         step = StepModel.affine(floor_s=0.01, per_token_s=1e-5, per_cached_token_s=1e-8)
-        storage.save(step, tmp_path / "steps.json")
+        for wanted in set(re.findall(r"step: (\w+\.json)", text)):
+            storage.save(step, tmp_path / wanted)
         assert settings.load(path).deployment().replicas
     else:
         assert kind == "sweep"

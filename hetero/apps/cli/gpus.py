@@ -8,7 +8,7 @@ import typer
 
 
 def gpus(
-    markdown: Annotated[bool, typer.Option(help="Print the table as the README has it.")] = False,
+    markdown: Annotated[bool, typer.Option(help="Print the table as Markdown.")] = False,
 ) -> None:
     """What is measured, derived, estimated or assumed for every GPU, with its expected error."""
     from hetero.latency.calibration import known

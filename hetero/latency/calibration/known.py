@@ -1,7 +1,7 @@
 """What is known of each GPU of the catalog: measured, derived, estimated or assumed, and how well.
 
 One row per GPU, made from the catalog and the tables of ``data/measured``; ``hetero gpus`` prints
-it, and the README holds the same table as ``hetero gpus --markdown`` gives it.
+it, and the documentation holds the same table.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from hetero.latency.calibration.expected import (
 )
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import calibrated, chip, lenders
-
-BEGIN, END = "<!-- hetero gpus: begin -->", "<!-- hetero gpus: end -->"
 
 _TABLES = {
     "aiconfigurator_steps": "operators",
@@ -62,11 +60,9 @@ def known() -> Table:
 
 
 def markdown() -> str:
-    """The table as Markdown, between the marks that the README has."""
+    """The table as Markdown, with its notes."""
     table = known()
     lines = [
-        BEGIN,
-        "",
         "| " + " | ".join(column.heading for column in table.columns) + " |",
         "| " + " | ".join("---" for _ in table.columns) + " |",
     ]
@@ -74,8 +70,7 @@ def markdown() -> str:
         "| " + " | ".join(c.show(cell) for c, cell in zip(table.columns, row, strict=True)) + " |"
         for row in table.rows
     ]
-    lines += ["", *(f"{note}\n" for note in table.notes), END]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *(f"{note}\n" for note in table.notes)])
 
 
 @lru_cache(maxsize=1)

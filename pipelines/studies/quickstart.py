@@ -1,0 +1,122 @@
+"""The picture of a plan card: what runs where, what it carries, and what that rests on."""
+
+from __future__ import annotations
+
+import textwrap
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from hetero.apps.cards import sections
+from hetero.apps.cards.card import PlanCard, Replicas
+from hetero.plots.figures import gpu_colour
+from hetero.simulator import Run
+
+
+def served_by_group(card: PlanCard, run: Run) -> pd.Series:
+    """Share [%] of the finished requests of a run that each group of a card's replicas served."""
+    replica = run.frame()["replica"].dropna()
+    shares = 100.0 * replica.value_counts(normalize=True)
+    return pd.Series(
+        {
+            _group_name(group): sum(float(shares.get(name, 0.0)) for name in group.names)
+            for group in card.groups
+        },
+        name="requests served [%]",
+    )
+
+
+def card_figure(card: PlanCard, run: Run) -> Figure:
+    """A plan card at a glance: groups and their part, goodput under its bound, latencies.
+
+    Parameters
+    ----------
+    run
+        The plan of the card, simulated at the load that was asked for.
+    """
+    fig, axes = plt.subplots(1, 3, figsize=(10.4, 3.3), width_ratios=(1.0, 1.0, 0.8))
+    _groups(axes[0], card, served_by_group(card, run))
+    _carried(axes[1], card)
+    _latencies(axes[2], card)
+    asked = card.question
+    fleet = " + ".join(f"{count} {name}" for name, count in asked.gpus.items())
+    fig.suptitle(f"{asked.model} on {fleet}", fontsize=11, fontweight="bold", x=0.012, ha="left")
+    said = sections.headline(card)
+    words = " ".join((said[0], said[-1])) if card.limits is not None else said[0]
+    fig.supxlabel("\n".join(textwrap.wrap(words, 140)), fontsize=8.5, x=0.012, ha="left")
+    return fig
+
+
+def _group_name(group: Replicas) -> str:
+    gpus = " + ".join(f"{count} {name}" for name, count in group.gpus.items())
+    return f"{group.count} x ({gpus})\n{group.parallelism}"
+
+
+def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
+    colours = [gpu_colour(next(iter(group.gpus))) for group in card.groups]
+    places = np.arange(len(shares))[::-1]
+    axis.barh(places, shares, color=colours, height=0.6)
+    for place, share in zip(places, shares, strict=True):
+        axis.text(share + 1.5, place, f"{share:.0f} %", va="center", fontsize=8)
+    axis.set(
+        yticks=places,
+        yticklabels=list(shares.index),
+        xlim=(0, 1.25 * max(shares)),
+        ylim=(-0.6, len(shares) - 0.4),
+        xlabel="requests served [%]",
+        ylabel="replicas",
+        title=f"{card.usd_per_h:.2f} $/h" if card.usd_per_h is not None else "replicas",
+    )
+    axis.grid(visible=False, axis="y")
+
+
+def _carried(axis: Axes, card: PlanCard) -> None:
+    low, high = card.goodput_rps.interval()
+    rows = [("goodput", card.goodput_rps.value, "#0072B2")]
+    if card.question.rate_given:
+        rows.insert(0, ("asked for", card.question.rate_rps, "#009E73"))
+    if card.bound is not None:
+        rows.append(("bound", card.bound.rate_rps, "#BBBBBB"))
+    places = np.arange(len(rows))[::-1]
+    axis.barh(places, [row[1] for row in rows], color=[row[2] for row in rows], height=0.6)
+    at = next(p for p, row in zip(places, rows, strict=True) if row[0] == "goodput")
+    axis.plot([low, high], [at, at], color="#111111", linewidth=1.6, marker="|", markersize=9)
+    most = max(high, *(row[1] for row in rows))
+    for place, (name, value, _) in zip(places, rows, strict=True):
+        end = max(value, high) if name == "goodput" else value
+        axis.text(end + 0.02 * most, place, sections.show(value), va="center", fontsize=8)
+    axis.set(
+        yticks=places,
+        yticklabels=[row[0] for row in rows],
+        xlim=(0, 1.2 * most),
+        ylim=(-0.6, len(rows) - 0.4),
+        xlabel="requests/s (line: 90 % interval)",
+        ylabel="load",
+        title=f"{100 * card.question.goal:g} % within the targets",
+    )
+    axis.grid(visible=False, axis="y")
+
+
+def _latencies(axis: Axes, card: PlanCard) -> None:
+    rows = []
+    for name, target_s in card.question.targets_s.items():
+        found = card.latencies_s[name]
+        rows += [(f"{name.upper()} P{p}", 100 * found[p].value / target_s) for p in (50, 90, 99)]
+    places = np.arange(len(rows))[::-1]
+    axis.barh(places, [value for _, value in rows], color="#56B4E9", height=0.6)
+    axis.axvline(100, color="#111111", linewidth=1.2, linestyle="--")
+    for place, (_, value) in zip(places, rows, strict=True):
+        axis.text(value + 2, place, f"{value:.0f} %", va="center", fontsize=8)
+    axis.set(
+        yticks=places,
+        yticklabels=[name for name, _ in rows],
+        xlim=(0, 1.25 * max(100.0, *(value for _, value in rows))),
+        ylim=(-0.6, len(rows) - 0.4),
+        xlabel="of the target [%]",
+        ylabel="latency",
+        title=f"at {sections.show(card.question.rate_rps)} requests/s",
+    )
+    axis.grid(visible=False, axis="y")

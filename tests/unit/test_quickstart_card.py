@@ -1,0 +1,37 @@
+"""The picture of a plan card shows the figures of the card."""
+
+from __future__ import annotations
+
+import pytest
+
+import hetero
+from hetero import workload
+from hetero.plots.figures import close
+from pipelines.studies.quickstart import card_figure, served_by_group
+
+
+def test_the_picture_says_what_the_card_says() -> None:
+    card = hetero.plan("heteroserve-4", model="Llama-3.1-8B", slo="ttft=2s,tpot=100ms", rate=2.0)
+    run = card.plan.simulate(workload.load("azure2023_conv").head(400).rescale(rate_rps=2.0))
+    shares = served_by_group(card, run)
+    assert len(shares) == len(card.groups)
+    assert shares.sum() == pytest.approx(100.0)
+    figure = card_figure(card, run)
+    by_group, carried, latencies = figure.axes
+    widths = [bar.get_width() for bar in by_group.patches]
+    assert widths == pytest.approx(list(shares))
+    drawn = dict(
+        zip(
+            [label.get_text() for label in carried.get_yticklabels()],
+            [bar.get_width() for bar in carried.patches],
+            strict=True,
+        )
+    )
+    assert card.bound is not None
+    assert drawn == {
+        "asked for": 2.0,
+        "goodput": pytest.approx(card.goodput_rps.value),
+        "bound": pytest.approx(card.bound.rate_rps),
+    }
+    assert len(latencies.patches) == 3 * len(card.question.targets_s)
+    close(figure)
