@@ -5,8 +5,10 @@ commands compare (``pipelines.metrics``).
 
 A paper's section has its published values beside ours and, item by item, what regenerates its
 figures and tables; a notebook's section has those figures and tables with their provenance. The
-page is one static file beside the results it shows: no script, no network, links relative to
-``results/``. It is made from the manifests alone; ``python -m pipelines.report`` writes it.
+page is one file beside the results it shows: no network, links relative to ``results/``, and a few
+lines of script that show a section at a time and filter claims; without them all is shown. What is
+to be said of a claim in full stands in ``pages/claims.html``. Both are made from the manifests and
+the tables beside them; ``python -m pipelines.report`` writes them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,32 @@ TITLES = {
     "helix": "Helix",
     "thunderserve": "ThunderServe",
 }
-_ROWS = 12  # of a table shown in the page; the file has all
+_ROWS = 7  # of a table of the first screen
+_DETAILS = f"{pages.FOLDER}/claims.html"
+#: Of the first screen: title, notebook, table, its columns and their headings, a sentence.
+_PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
+    (
+        "How near the simulator is to real servers",
+        "16_calibration",
+        "verdicts",
+        {"test": "test", "quantity": "of", "runs": "runs", "median error [%]": "median error [%]"},
+        "Published runs of dense models on vLLM, simulated by the default command with all of that "
+        "GPU, or of that model, left out of every fit. Notebooks 12 and 16 have them one by one.",
+    ),
+    (
+        "Who plans best",
+        "13_arena",
+        "league",
+        {
+            "planner": "planner",
+            "cases served": "cases",
+            "mean over all cases [% of best]": "goodput [% of best]",
+        },
+        "Mean goodput on the same mixed fleets and requests, over that of the best planner of the papers "
+        "in each case, 0 without a plan. The portfolio asks them all and improves the best; notebook "
+        "13 has them all.",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +80,17 @@ class ShownResult:
     file: str
     caption: str
     shows: tuple[str, ...]
-    provenance: str
-    head: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    hidden: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A short table of the first screen, and a sentence below it."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    says: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +103,6 @@ class NotebookRun:
     source: str
     profile: str
     seeds: str
-    parameters: str
     code: str
     page: str
 
@@ -155,7 +188,7 @@ def _rests_on(notebook: str) -> Iterator[str]:
             continue
         place = path.relative_to(paths.root())
         if place.suffix == ".py" and len(place.parts) > 2:
-            place = place.parent
+            place = Path(*place.parts[: min(2, len(place.parts) - 1)])
         if place.as_posix() not in seen:
             seen.add(place.as_posix())
             yield place.as_posix()
@@ -189,6 +222,20 @@ def _item(row: Covered) -> Item:
     )
 
 
+def panels(folder: Path) -> Iterator[Panel]:
+    """What the first screen shows beside the claims: how near the simulator is, who plans best."""
+    for title, notebook, file, columns, says in _PANELS:
+        for traces in reversed(schema.SOURCES):
+            path = folder / traces / notebook / f"{file}.csv"
+            if path.is_file():
+                head, *body = _cells(path)
+                places = [head.index(name) for name in columns if name in head]
+                shown = (tuple(_number(row[k]) for k in places) for row in body)
+                few = tuple(itertools.islice(shown, _ROWS))
+                yield Panel(title, tuple(columns[head[k]] for k in places), few, says)
+                break
+
+
 def introduction(notebook: str) -> tuple[str, str]:
     """Title and first paragraph of a notebook, without its markup.
 
@@ -213,14 +260,12 @@ def plain(text: str) -> str:
 
 
 def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> NotebookRun:
-    parameters = ", ".join(f"{k} = {v}" for k, v in manifest.get("parameters", {}).items())
     notebook = manifest["notebook"]
     executed = folder / traces / notebook / f"{notebook}.ipynb"
     return NotebookRun(
         traces,
         manifest["profile"],
         ", ".join(map(str, manifest["seeds"])) or "none",
-        parameters or "none",
         manifest.get("code_sha256", "")[:12],
         pages.page_of(traces, notebook) if executed.is_file() else "",
     )
@@ -246,14 +291,14 @@ def _shown(
     path = folder / traces / manifest["notebook"] / row["file"]
     file = quote(path.relative_to(folder).as_posix())
     shows = tuple(_published(one) for one in row["shows"])
-    provenance = f"{traces} traces, {manifest['profile']} profile"
     if kind == "figures":
-        return ShownResult(traces, file, row["caption"], shows, provenance)
+        return ShownResult(traces, file, row["caption"], shows)
+    return ShownResult(traces, file, row["caption"], shows, len(_cells(path)) - 1)
+
+
+def _cells(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as stream:
-        head, *body = csv.reader(stream)
-    rows = tuple(tuple(map(_number, cells)) for cells in itertools.islice(body, _ROWS))
-    hidden = max(0, len(body) - _ROWS)
-    return ShownResult(traces, file, row["caption"], shows, provenance, tuple(head), rows, hidden)
+        return list(csv.reader(stream))
 
 
 def _published(name: str) -> str:
@@ -276,8 +321,17 @@ def _value(measured: float | str) -> str:
     return Column("", digits=5).show(measured)
 
 
-def render(folder: Path) -> str:
-    """Text of the page for the results below ``folder``.
+def _brief(one: claims.Measurement | None) -> str:
+    """A measured value and its interval, to three digits."""
+    if one is None or not isinstance(one.value, float):
+        return str(one.value) if one else ""
+    show = Column("", digits=3).show
+    ends = f" ({show(one.interval[0])} to {show(one.interval[1])})" if one.interval else ""
+    return f"{show(int(one.value) if one.value.is_integer() else one.value)}{ends}"
+
+
+def render(folder: Path) -> tuple[str, str]:
+    """Text of the report for the results below ``folder``, and of the page of its claims.
 
     Raises
     ------
@@ -286,20 +340,21 @@ def render(folder: Path) -> str:
     """
     verdicts = claims.verdicts(folder)
     found = chapters(folder)
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(
-            verdicts=verdicts,
-            audited=verdicts.audit(),
-            papers=papers(folder, verdicts),
-            statuses=claims.STATUSES,
-            chapters=found,
-            rests_on=dict.fromkeys(
-                f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
-            ),
-            coverage=claims.coverage(folder).summary,
-        )
+    environment = _environment()
+    shared = {"verdicts": verdicts, "papers": papers(folder, verdicts), "statuses": claims.STATUSES}
+    report = environment.get_template("report.html").render(
+        **shared,
+        chapters=found,
+        rests_on=dict.fromkeys(
+            f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
+        ),
+        coverage=claims.coverage(folder).summary,
+        panels=panels(folder),
+        details=_DETAILS,
+        brief=_brief,
+    )
+    return report, environment.get_template("claims.html").render(
+        **shared, audited=verdicts.audit()
     )
 
 
@@ -318,11 +373,12 @@ def _environment() -> Environment:
 def main() -> None:
     """Write the report of this checkout, its pages and the values that DVC compares."""
     folder = paths.results()
-    text = render(folder)
+    text, details = render(folder)
     folder.mkdir(exist_ok=True)
     with writing(folder / "report.html", force=True) as part:
         part.write_text(text, encoding="utf-8")
     pages.write(folder, _environment())
+    (folder / _DETAILS).write_text(details, encoding="utf-8")
     metrics.write(folder, schema.load().source, claims.verdicts(folder))
 
 
