@@ -65,9 +65,9 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
             "cases served": "cases",
             "mean over all cases [% of best]": "goodput [% of best]",
         },
-        "Mean goodput on the same mixed fleets and requests, over that of the best planner of the papers "
-        "in each case, 0 without a plan. The portfolio asks them all and improves the best; notebook "
-        "13 has them all.",
+        "Mean goodput on the same mixed fleets and requests, over that of the best planner of the "
+        "papers in each case, 0 without a plan. The portfolio asks them all and improves the best; "
+        "notebook 13 has them all.",
     ),
 )
 
