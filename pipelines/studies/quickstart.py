@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -44,9 +42,6 @@ def card_figure(card: PlanCard, run: Run) -> Figure:
     asked = card.question
     fleet = " + ".join(f"{count} {name}" for name, count in asked.gpus.items())
     fig.suptitle(f"{asked.model} on {fleet}", fontsize=11, fontweight="bold", x=0.012, ha="left")
-    said = sections.headline(card)
-    words = " ".join((said[0], said[-1])) if card.limits is not None else said[0]
-    fig.supxlabel("\n".join(textwrap.wrap(words, 140)), fontsize=8.5, x=0.012, ha="left")
     return fig
 
 
@@ -58,6 +53,8 @@ def _group_name(group: Replicas) -> str:
 def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
     colours = [gpu_colour(next(iter(group.gpus))) for group in card.groups]
     places = np.arange(len(shares))[::-1]
+    said = [f"{card.usd_per_h:.2f} $/h"] if card.usd_per_h is not None else []
+    said += [f"{card.limits.binding} binds"] if card.limits is not None else []
     axis.barh(places, shares, color=colours, height=0.6)
     for place, share in zip(places, shares, strict=True):
         axis.text(share + 1.5, place, f"{share:.0f} %", va="center", fontsize=8)
@@ -68,7 +65,7 @@ def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
         ylim=(-0.6, len(shares) - 0.4),
         xlabel="requests served [%]",
         ylabel="replicas",
-        title=f"{card.usd_per_h:.2f} $/h" if card.usd_per_h is not None else "replicas",
+        title=", ".join(said),
     )
     axis.grid(visible=False, axis="y")
 
