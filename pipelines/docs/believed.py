@@ -1,8 +1,9 @@
 """What the simulator can be believed about, as the README has it.
 
-``python -m pipelines.docs.believed`` writes it there. One row per GPU that vLLM was measured on by others. Errors are medians over the runs of
-``data/measured`` of the absolute difference between simulation and measurement, with the tables
-that a user gets, and with every measurement of that GPU left out of all fits.
+``python -m pipelines.docs.believed`` writes it there. One row per GPU that others measured vLLM on.
+Errors are medians over the runs of ``data/measured`` of the absolute difference between simulation
+and measurement, with the tables that a user gets, and with every measurement of that GPU left out
+of all fits.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def errors() -> dict[Place, dict[str, float]]:
     errors: dict[Place, dict[str, float]] = {}
     for kind, name in _TABLES.items():
         frame = calibration.read(name)
-        frame = frame[frame["server"].str.lower().str.contains("vllm")]
+        frame = frame[frame["server"].str.lower().str.contains("vllm")].copy()
+        frame[list(_QUANTITIES)] = frame[list(_QUANTITIES)].abs()
         by = frame.groupby(["gpu", "test"])
-        found = by[list(_QUANTITIES)].agg(lambda values: values.abs().median())
+        found = by[list(_QUANTITIES)].median()
         found["runs"] = by.size()
         rows = found.reset_index().to_dict("records")
         errors |= {
