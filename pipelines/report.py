@@ -27,13 +27,13 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hetero import paths
-from hetero.display import Column
+from hetero.display import Column, Table
 from hetero.errors import HeteroError
 from hetero.files import writing
 from pipelines import metrics, pages, schema, source
 from pipelines.studies import claims
 from pipelines.studies.coverage import DRAWINGS, Covered
-from pipelines.studies.published import PAPERS
+from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
 
 #: As the report names the papers.
@@ -236,6 +236,41 @@ def panels(folder: Path) -> Iterator[Panel]:
                 break
 
 
+def profiles(folder: Path, verdicts: claims.Verdicts) -> Table:
+    """Claims on which a run in the paper profile says something else than one in the default.
+
+    Twin is compared with twin and real with real; what needs the real trace is judged on it alone.
+    """
+    compared = [
+        (row.claim, default, fuller)
+        for row, paper in zip(verdicts, claims.verdicts(folder / schema.PAPER), strict=True)
+        for default, fuller in ((row.twin, paper.twin), (row.real, paper.real))
+        if default and default.judgement and default.profile == "default"
+        if fuller and fuller.judgement and (fuller.source == "real" or not row.claim.requires)
+    ]
+    columns = (
+        Column("claim", of=lambda one: one[0].id),
+        Column("traces", of=lambda one: one[1].source),
+        Column("accepted", of=lambda one: one[0].accepted),
+        Column("default", of=lambda one: _value(one[1].value)),
+        Column("paper", of=lambda one: _value(one[2].value)),
+        Column("verdict, default", of=lambda one: one[1].judgement),
+        Column("verdict, paper", of=lambda one: one[2].judgement),
+    )
+    changed = [one for one in compared if one[1].judgement != one[2].judgement]
+    ran = [f"{one.notebook} ({one.source})" for one in manifests(folder / schema.PAPER)]
+    fuller = [name for name, body in schema.load(profile=schema.PAPER).overlaid.items() if body]
+    differ = [source.notebook_of(stage) for stage in fuller]
+    return Table.of(
+        "Default and paper profiles",
+        columns,
+        changed,
+        f"{len(changed)} of {len(compared)} claims that both profiles judge have another verdict.",
+        f"Run in the paper profile: {', '.join(ran) or 'none'}. It has values of its own for "
+        f"{', '.join(differ) or 'none'}; that of all other notebooks is the default one.",
+    )
+
+
 def introduction(notebook: str) -> tuple[str, str]:
     """Title and first paragraph of a notebook, without its markup.
 
@@ -349,6 +384,7 @@ def render(folder: Path) -> tuple[str, str]:
             f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
         ),
         coverage=claims.coverage(folder).summary,
+        profiles=profiles(folder, verdicts),
         panels=panels(folder),
         details=_DETAILS,
         brief=_brief,

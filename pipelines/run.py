@@ -3,6 +3,10 @@
 ``python -m pipelines.run workloads`` executes ``notebooks/01_workloads.ipynb`` and leaves
 ``results/<source>/01_workloads/``: figures, tables, manifest.json and the executed notebook.
 Earlier results are replaced only by a complete new set.
+
+With ``--paper`` it runs in the paper profile, whatever params.yaml says, and only the tables and
+the manifest are kept, in ``results/paper/<source>/01_workloads/``. All other results stay as they
+are, and the report compares the verdicts.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ class StageError(HeteroError):
     """A notebook that did not run to its end, or left something other than complete results."""
 
 
-def run(stage: str, *, traces: str | None = None) -> Path:
+def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
     """Run the notebook of ``stage`` and return its results folder.
 
     Parameters
@@ -48,6 +52,8 @@ def run(stage: str, *, traces: str | None = None) -> Path:
         Section of params.yaml, such as ``"workloads"``.
     traces
         ``twin`` or ``real``, instead of ``workload.source`` of params.yaml.
+    paper
+        Run in the paper profile, apart from the results of others, and keep no pictures.
 
     Raises
     ------
@@ -56,7 +62,7 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     StageError
         If a cell fails, or the code changed while it ran. Earlier results are untouched.
     """
-    params = schema.load(source=traces)
+    params = schema.load(source=traces, profile=schema.PAPER if paper else None)
     notebook = source.notebook_of(stage)
     path = source.notebook_path(notebook)
     values = params.of(stage)
@@ -67,9 +73,10 @@ def run(stage: str, *, traces: str | None = None) -> Path:
     before = fingerprints(watched)
     _check_fingerprint(notebook, path)
 
-    folder = root / "results" / params.source / notebook
+    place = Path(schema.PAPER if paper else "") / params.source / notebook
+    folder = root / "results" / place
     build = root / "pipelines" / "build"
-    work = build / "run" / params.source / notebook
+    work = build / "run" / place
     shutil.rmtree(work, ignore_errors=True)
     if work.with_suffix(".old").is_dir() and not folder.exists():
         work.with_suffix(".old").rename(folder)  # a run was killed between the two renames
@@ -92,7 +99,11 @@ def run(stage: str, *, traces: str | None = None) -> Path:
         # The notebook wrote to a working folder; whoever opens it should find the final one.
         text = executed.replace(given["output"], str(folder.relative_to(root)))
         text = text.replace(f"{root}/", "")
-        (work / path.name).write_text(text, encoding="utf-8")
+        if paper:
+            for figure in work.glob("*.svg"):
+                figure.unlink()
+        else:
+            (work / path.name).write_text(text, encoding="utf-8")
         _swap(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -348,6 +359,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m pipelines.run", description=__doc__)
     parser.add_argument("stage", help="section of params.yaml, such as workloads")
     parser.add_argument("--source", help="twin or real, instead of workload.source")
+    parser.add_argument("--paper", action="store_true", help="paper profile, kept apart")
     options = parser.parse_args(arguments)
     progress = logging.getLogger("hetero.notebook")
     progress.setLevel(logging.INFO)
@@ -356,7 +368,7 @@ def main(arguments: list[str] | None = None) -> None:
     progress.addHandler(handler)
     logging.getLogger("papermill").setLevel(logging.ERROR)
     try:
-        run(options.stage, traces=options.source)
+        run(options.stage, traces=options.source, paper=options.paper)
     except HeteroError as error:
         sys.exit(f"Error: {error}")
     except KeyboardInterrupt:

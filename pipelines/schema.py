@@ -25,6 +25,8 @@ Profile = Literal["smoke", "default", "paper"]
 Source = Literal["twin", "real"]
 PROFILES: Final[tuple[str, ...]] = get_args(Profile)
 SOURCES: Final[tuple[str, ...]] = get_args(Source)
+PAPER: Final = "paper"
+"""Profile whose runs are kept apart, in a folder of that name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ class Params:
         return self.sections[stage].model_dump()
 
 
-def load(path: Path | None = None, *, source: str | None = None) -> Params:
+def load(
+    path: Path | None = None, *, source: str | None = None, profile: str | None = None
+) -> Params:
     """Read and check params.yaml; every profile is checked, not only the one in force.
 
     Parameters
@@ -69,6 +73,8 @@ def load(path: Path | None = None, *, source: str | None = None) -> Params:
         The file; by default the one of this checkout.
     source
         ``twin`` or ``real``, instead of ``workload.source`` of the file.
+    profile
+        ``smoke``, ``default`` or ``paper``, instead of ``profile`` of the file.
 
     Raises
     ------
@@ -86,7 +92,7 @@ def load(path: Path | None = None, *, source: str | None = None) -> Params:
             path=path,
             resolve="restore it with `git checkout params.yaml`.",
         ) from error
-    return parse(text, path, source=source)
+    return parse(text, path, source=source, profile=profile)
 
 
 def section(

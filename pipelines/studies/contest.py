@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -249,6 +249,13 @@ def play(
     answers = tried(question, planners, rules, effort)
     scores = [one.score for one in answers if one.score and one.planner != PORTFOLIO]
     best = max((one.goodput_rps.mean for one in scores), default=0.0)
+
+    @cache  # the portfolio's plan may be a planner's own
+    def played(plan: Plan, load: float, known: Score) -> Score:
+        rate = load * (best or question.rate_rps)
+        rates = [known.goodput_rps.mean] * len(rules.seeds)  # only what happens at this load is new
+        return score(plan, question, seeds=rules.seeds, rate_rps=rate, known=rates)
+
     rows: list[dict[str, object]] = []
     for answer in answers:
         head = {**match.names, "planner": answer.planner}
@@ -257,18 +264,8 @@ def play(
             rows.append({**head, "router": OWN, "reason": answer.reason})
             continue
         for load in rules.loads:
-            rate = load * best if best > 0 else load * question.rate_rps
-            # The goodput is known; only what happens at this load is not.
-            at_load = score(
-                plan,
-                question,
-                seeds=rules.seeds,
-                rate_rps=rate,
-                known=[known.goodput_rps.mean] * len(rules.seeds),
-            )
-            rows.append(
-                {**head, "router": OWN, "load": load, **_cells(at_load, known, plan, question.llm)}
-            )
+            found = _cells(played(plan, load, known), known, plan, question.llm)
+            rows.append({**head, "router": OWN, "load": load, **found})
         if answer.planner != PORTFOLIO and plan.deployment is not None:
             rows += [
                 {**head, "router": name, **_routed(plan, known, question, router, rules)}

@@ -50,10 +50,10 @@ class Page(HTMLParser):
             self.rows[self._row] += data
 
 
-def leave(folder: Path, source: str, *, requests: int) -> None:
+def leave(folder: Path, source: str, *, requests: int, profile: str = "smoke", nodes: int = 11):
     """What a run of the first notebook would leave, with chosen values."""
     output = folder / source / "01_workloads"
-    out = ResultFolder("01_workloads", str(output), "smoke", source, seeds=[0, 1])
+    out = ResultFolder("01_workloads", str(output), profile, source, seeds=[0, 1])
     drawn, axes = plt.subplots()
     axes.plot([0, 1])
     axes.set(xlabel="requests", ylabel="length [tokens]")
@@ -63,7 +63,7 @@ def leave(folder: Path, source: str, *, requests: int) -> None:
     out.table(frame, "quantiles", caption="Quantiles.")
     out.claim("helix-21a", requests, figure="lengths", note="after the <filter>")
     out.claim("helix-34c", 190.25, figure="lengths", interval=(180.5, 199.5))
-    out.claim("helix-20a", 11, figure="lengths")
+    out.claim("helix-20a", nodes, figure="lengths")
     out.claim("heteroserve-5", 2.0, figure="lengths", interval=(1.9, 2.1))
     out.claim("xiong-1a", "2>4>8>1", figure="quantiles")
 
@@ -111,6 +111,29 @@ def test_real_traces_decide_once_they_are_there(results: Path) -> None:
     assert " ".join(Page(text).rows["helix-21a"].split()).startswith("reproduced")
     assert text.index('src="twin/01_workloads/lengths.svg"') > 0
     assert text.index('src="real/01_workloads/lengths.svg"') > 0
+
+
+def test_verdicts_of_the_paper_profile_stand_beside_and_do_not_count(tmp_path: Path) -> None:
+    leave(tmp_path, "twin", requests=16_000, profile="default")
+    before = claims.verdicts(tmp_path).table()
+    # A claim about the trace is not judged by its twin, so that this is no other verdict.
+    leave(tmp_path / "paper", "twin", requests=16_657, profile="paper", nodes=12)
+    found = claims.verdicts(tmp_path)
+    assert found.table() == before
+    told = report.profiles(tmp_path, found)
+    verdicts = ("not reproduced", "reproduced")
+    assert told.rows == (("helix-20a", "twin", "12", "11", "12", *verdicts),)
+    assert told.notes[0].startswith("1 of 3 claims")
+    assert "Run in the paper profile: 01_workloads (twin)." in told.notes[1]
+    assert "07_island_outer_loop" in told.notes[1]
+    # The real trace is compared with the real one only.
+    leave(tmp_path, "real", requests=16_000, profile="default", nodes=12)
+    assert report.profiles(tmp_path, claims.verdicts(tmp_path)).rows == told.rows
+    leave(tmp_path / "paper", "real", requests=16_657, profile="paper", nodes=12)
+    told = report.profiles(tmp_path, claims.verdicts(tmp_path))
+    assert [row[:2] for row in told.rows] == [("helix-20a", "twin"), ("helix-21a", "real")]
+    page = Page(report.render(tmp_path)[0])
+    assert "#helix-21a" in page.links
 
 
 def test_every_link_leads_somewhere(results: Path) -> None:

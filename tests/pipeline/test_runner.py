@@ -42,6 +42,20 @@ def test_first_run_leaves_complete_results(ran: Project) -> None:
     assert not list((ran.root / "pipelines" / "build" / "run").rglob("*.*"))
 
 
+def test_paper_profile_is_kept_apart_and_without_pictures(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    project.change("params.yaml", "  smoke:\n", "  paper:\n    count: 5\n  smoke:\n")
+    project.commit()
+    done = project.call("pipelines.run", "tiny", "--paper")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = project.root / "results" / "paper" / "twin" / "01_tiny"
+    assert sorted(one.name for one in folder.iterdir()) == ["manifest.json", "points.csv"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert (manifest["profile"], manifest["parameters"]["count"]) == ("paper", 5)
+    kept = {k: v for k, v in project.results().items() if not k.startswith("results/paper")}
+    assert kept == ran.results()
+
+
 def test_second_run_does_nothing(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "p")
     before = project.results()

@@ -13,6 +13,11 @@ def _verify(project: Project, *options: str):
 def test_committed_results_come_out_again_and_a_changed_one_is_found(ran, tmp_path):
     project = ran.copy(tmp_path / "project")
     (project.root / "tests_main.py").write_text("from hetero.apps.cli import main\n\nmain()\n")
+    apart = project.root / "results" / "paper" / "twin" / "01_tiny" / "points.csv"
+    apart.parent.mkdir(parents=True)
+    apart.write_text("x [s]\n1\n")
+    line = "      - results/${workload"
+    project.change("dvc.yaml", line, f"      - results/paper\n{line}")
     project.commit()
     done = _verify(project)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.fleets import fleet
 from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.score import Estimate, goodput
+from hetero.apps.portfolio.score import Estimate, Score, goodput, score
 from hetero.catalog import llm
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
@@ -190,6 +192,26 @@ def test_the_portfolio_is_at_least_as_good_as_the_best(table: pd.DataFrame) -> N
     own = league.plans(table)
     whole = own[own["planner"] == league.PORTFOLIO]["share of best"]
     assert (whole >= 1.0 - 1e-12).all()
+
+
+def test_a_plan_is_played_once_at_every_load(asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[float] = []
+
+    def counted(*given: Any, **options: Any) -> Score:
+        played.append(options["rate_rps"])
+        return score(*given, **options)
+
+    monkeypatch.setattr(arena_contest, "score", counted)
+    rules = Rules(seeds=(0,), span_s=2.0, loads=(0.5, 1.0))
+    # Without moves the portfolio's plan is the best one of the planners.
+    found = play(MATCH, asked[:2], rules, None, replace(EFFORT, moves=0))
+    assert len(played) == 2 * len(rules.loads)
+    whole = found[found["planner"] == league.PORTFOLIO].drop(columns="planner")
+    others = found[found[league.GOODPUT] == whole[league.GOODPUT].iloc[0]]
+    best = others[others["planner"] != league.PORTFOLIO].drop(columns="planner").head(2)
+    pd.testing.assert_frame_equal(
+        whole.reset_index(drop=True), best.reset_index(drop=True), check_exact=True
+    )
 
 
 def test_the_same_bytes_for_one_worker_and_for_two(asked) -> None:
