@@ -182,12 +182,11 @@ def resolve(
         trace=trace,
     ):
         return replace(found, engine=engine, vendor=gpu.vendor)
-    source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
     roofline = for_gpu(
         gpu,
         llm,
         tensor_parallel,
-        source=source if source in sources(gpu.name) else None,
+        source=calibration_of(gpu, engine),
         precision=precision,
         kv_precision=kv_precision,
         experts=experts or (expert_efficiency(llm, gpu.vendor, engine) if llm.experts else None),
@@ -197,6 +196,12 @@ def resolve(
     found = _resolved(roofline.step_model(), kinds[level])
     found = replace(found, engine=engine, vendor=gpu.vendor)
     return _under(found, engine, release, llm, tensor_parallel)
+
+
+def calibration_of(gpu: Gpu, engine: EngineName) -> str | None:
+    """The calibration of a GPU under an engine; None for the one that is known best."""
+    source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
+    return source if source in sources(gpu.name) else None
 
 
 def resolved_steps(

@@ -142,11 +142,12 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
     argv += ["--tensor-parallel-size", str(tensor)]
     if copies > 1:
         argv += ["--data-parallel-size", str(copies)]
-    if service.llm.experts and serving.parts[0].gpus > 1:
+    if service.llm.experts and copies > 1:
         argv += ["--enable-expert-parallel"]
     if len(serving.parts) > 1:
         argv += ["--pipeline-parallel-size", str(len(serving.parts))]
-    argv += ["--dtype", _DTYPES.get(precision, "auto")]
+    dtype = "auto" if service.llm.expert_bits else _DTYPES.get(precision, "auto")
+    argv += ["--dtype", dtype]
     if precision in _ONLINE:
         argv += ["--quantization", _ONLINE[precision]]
     if _CACHES[kv_precision] != "auto":

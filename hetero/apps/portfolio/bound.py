@@ -1,4 +1,4 @@
-r"""A bound on throughput that no plan of a dense model exceeds: work, and the GPUs that do it.
+r"""A bound on throughput that no plan exceeds: work, and the GPUs that do it.
 
 Whatever the plan, every request of I input and O output tokens takes each of the L layers through
 
@@ -8,7 +8,7 @@ Whatever the plan, every request of I input and O output tokens takes each of th
 and every step ends in the logits. One GPU of type g spends on one layer at least
 
 .. math::
-    \frac{\max(p_g (n + n_{pad}), w_g) + o_g}{n}, \quad a_g, \quad k_g
+    \frac{\max(p_g (n + n_{pad}), w_g) + x_g(n) + o_g}{n}, \quad a_g, \quad k_g
 
 seconds per token of a step of n tokens, per pair, and per cached token: the terms of the roofline
 on a single GPU. Sharing a layer among t GPUs adds all-reduces and repeats the fixed part on each of
@@ -145,7 +145,7 @@ class Bound(Shown):
 
 
 def bound(question: Question) -> Bound | None:
-    """The bound of a case; None for mixtures of experts, whose step times are others.
+    """The bound of a case; None for :func:`~assumptions.analytic` ones.
 
     None as well where prefix caches shorten prompts by as much as the router makes of them.
 
@@ -162,7 +162,7 @@ def bound(question: Question) -> Bound | None:
     >>> bool(5.0 < limit.rps() < limit.rps(0.9) < 50.0)
     True
     """
-    if question.llm.experts:
+    if assumptions.analytic(question):
         return None
     shared = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
     return None if shared else _bound(question)
@@ -211,15 +211,13 @@ def _of_roofline(one: Rates, layers: int, engine: Engine, longest: float) -> tup
     """Corners and seconds per part by the terms of a layer, see the module."""
 
     def seconds(n: Floats, _: Floats) -> Floats:
-        products = np.maximum(one.product_s * (n + one.padding_tokens), one.weights_s)
-        return np.asarray(layers * (products + one.fixed_s))
+        return np.asarray(layers * (one.products_s(n) + one.fixed_s))
 
-    bend = max(one.weights_s / one.product_s - one.padding_tokens, 1.0)
     batch = float(engine.max_batch)
     others = np.array(
         [layers * one.pair_s, layers * one.cached_s, one.step_s / batch, one.logits_s / batch]
     )
-    return _steps(seconds, np.array([bend]), engine, longest), others
+    return _steps(seconds, np.maximum(one.bends, 1.0), engine, longest), others
 
 
 def _steps(

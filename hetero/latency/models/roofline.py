@@ -310,17 +310,26 @@ class Roofline(Shown):
         slope = float(np.diff(terms["products"])[0])
         return float(max(0.0, terms["weights"][1] / slope - self.efficiency.padding_tokens))
 
+    @property
+    def knots_tokens(self) -> Floats:
+        """New tokens between which steps of the step model lie on straight lines."""
+        bend = self.bend_tokens
+        if not self.llm.experts:
+            return np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
+        # Weights read grow with the tokens until all experts are touched: no finite number of
+        # knots is exact, and 4 per doubling are close.
+        top = max(2.0 * bend, 4096.0 * self.llm.experts / self.llm.experts_active)
+        knots = np.unique(np.append(np.geomspace(1.0, top, 4 * int(np.log2(top))), bend))
+        return np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
+
+    def experts_by_tokens(self) -> Floats:
+        """New tokens, and the time of the routed experts with so many [s]; shape (2, K)."""
+        knots = self.knots_tokens
+        return np.array([knots, self._experts(knots)])
+
     def step_model(self) -> StepModel:
         """The step model this reduces to; exact for dense models, see :meth:`reduce`."""
-        bend = self.bend_tokens
-        if self.llm.experts:
-            # Weights read grow with the tokens until all experts are touched: no finite number
-            # of knots is exact, and 4 per doubling are close.
-            top = max(2.0 * bend, 4096.0 * self.llm.experts / self.llm.experts_active)
-            knots = np.unique(np.append(np.geomspace(1.0, top, 4 * int(np.log2(top))), bend))
-            knots = np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
-        else:
-            knots = np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
+        knots = self.knots_tokens
         # Of one token or pair the difference would drown in the rounding of an empty step.
         rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, _MANY, 0.0], [0.0, 0.0, _MANY]) / _MANY
         return StepModel(
