@@ -224,6 +224,7 @@ def resolved_steps(
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
     trace: Trace | None = None,
+    expert_ranks: int = 0,
 ) -> Callable[[Gpu, Llm, int], StepModel]:
     """:func:`resolve` as a source of step times, a function of GPU, model and degree."""
 
@@ -238,6 +239,7 @@ def resolved_steps(
             kv_precision=kv_precision,
             own=own,
             trace=trace,
+            expert_ranks=expert_ranks,
         )
         return found.step
 

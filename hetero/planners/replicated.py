@@ -69,7 +69,7 @@ def replicated(
         Where step times come from; by default what is known best under vLLM, see
         :mod:`hetero.latency.resolve`.
     engine
-        Engine of every replica, or by its GPU.
+        Engine of every replica, or by its GPU; with ranks, that of each of them.
     room
         Share of the memory and overhead by GPU, model and degree, in place of the two above, such
         as :func:`hetero.memory.engine_room` has them.
@@ -105,6 +105,9 @@ def replicated(
         gpu = machine.linked_gpu
         whole = wanted * ranks if isinstance(wanted, int) else [t * ranks for t in wanted]
         chosen = [size // ranks for size in _instances(machine, whole)]
+        limits = (engine(gpu) if callable(engine) else engine) or Engine()
+        batch, tokens = ranks * limits.max_batch, ranks * limits.max_step_tokens
+        limits = replace(limits, max_batch=batch, max_step_tokens=tokens)
         price = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         for t in dict.fromkeys(chosen):
             require(
@@ -120,7 +123,7 @@ def replicated(
                 steps(gpu, llm, t),
                 count=chosen.count(t),
                 tensor_parallel=t,
-                engine=engine(gpu) if callable(engine) else engine,
+                engine=limits,
                 name=f"{name} t={t}",
                 memory_fraction=own.memory_fraction,
                 overhead_gib=own.overhead_gib,

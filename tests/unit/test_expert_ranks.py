@@ -7,9 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from ranks_oracle import Group, run
+from test_export_vllm import flags
 
 from hetero import catalog, workload
 from hetero.apps.cli import main
+from hetero.apps.export import Service, vllm
+from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.planners import planner
+from hetero.apps.portfolio.portfolio import ask
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import ParameterError
@@ -18,12 +23,17 @@ from hetero.latency.models.roofline import Roofline
 from hetero.latency.overheads import with_overheads
 from hetero.memory import Budget
 from hetero.planners.replicated import replicated
+from hetero.plans import Plan
+from hetero.question import Question
 from hetero.routers import LeastTokens
-from hetero.simulator import simulate
+from hetero.simulator import Slo, simulate
 from hetero.simulator.sustained import arrivals
 
 H200, DEEPSEEK = catalog.gpu("H200-SXM"), catalog.llm("DeepSeek-V3")
 CHATS = workload.load("azure2023_conv").sample(600, np.random.default_rng(0))
+LLAMA = catalog.llm("Llama-3.1-8B")
+SMALL = Machine("small", catalog.gpu("L40S"), 2)
+OTHERS = ("tensor-parallel search", "Mélange")
 N = np.array([1.0, 5.0, 8.0, 64.0, 777.0, 4096.0])
 
 
@@ -153,7 +163,7 @@ def test_what_an_engine_takes_per_request_is_shared_out() -> None:
 
 def test_only_experts_are_spread() -> None:
     with pytest.raises(ParameterError, match="not spread"):
-        for_gpu(H200, catalog.llm("Llama-3.1-8B"), expert_ranks=2)
+        for_gpu(H200, LLAMA, expert_ranks=2)
     with pytest.raises(ParameterError, match="8 experts"):
         for_gpu(H200, catalog.llm("Mixtral-8x7B"), 2, expert_ranks=8)
 
@@ -163,7 +173,42 @@ def test_simulate_takes_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) ->
     few = ["--requests", "20", "--router", "hetero", "--rate", "1"]
     with pytest.raises(SystemExit):
         main([*words.split(), *few])
-    assert "share nothing" in capsys.readouterr().err
+    assert "2 ranks spread no experts" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([*words.split(), "--enable-expert-parallel", *few])
     assert "experts spread by 2 ranks" in capsys.readouterr().out
+
+
+def test_a_planner_spreads_experts_where_that_carries_more() -> None:
+    """DeepSeek-V3 on one machine: all its ranks are costed, none beyond the bound, and exported."""
+    fleet = Cluster("one", (Machine("m", H200, 8, usd_per_h=32.0), Machine("n", H200, 1)))
+    asked = Question(
+        fleet, DEEPSEEK, CHATS, 5.0, Slo(3.0, 0.2), precision="fp8", engine="vllm", least_s=10.0
+    )
+    found = {name: ask(planner(name), asked) for name in ("expert parallelism", *OTHERS)}
+    best = found["expert parallelism"]
+    assert best.plan is not None
+    assert best.score is not None
+    for name in OTHERS:
+        other = found[name].score
+        assert other is not None
+        assert best.score.goodput_rps.mean > 1.05 * other.goodput_rps.mean
+    limit = bound(asked)
+    assert limit is not None
+    assert best.score.goodput_rps.mean < limit.rps(asked.goal)
+    assert Plan.from_json(best.plan.to_json()) == best.plan
+    (one,) = best.plan.groups
+    copies = 8 // one.tensor
+    service = Service.of_plan(best.plan, DEEPSEEK, "one", precision="fp8")
+    words = flags(vllm.commands(service, service.servings[0])[0].argv)
+    assert words["--tensor-parallel-size"] * words["--data-parallel-size"] == 8
+    assert words["--enable-expert-parallel"]
+    assert words["--max-num-seqs"] * copies == best.plan.deployment.replicas[0].engine.max_batch
+    assert words["--max-num-batched-tokens"] == 2048
+
+
+def test_who_has_no_experts_to_spread_says_so() -> None:
+    dense = Question(Cluster("one", (Machine("m", H200, 8),)), LLAMA, CHATS, 5.0, engine="vllm")
+    assert "experts of a mixture" in ask(planner("expert parallelism"), dense).reason
+    few = replace(dense, llm=catalog.llm("Mixtral-8x22B"), cluster=Cluster("c", (SMALL,)))
+    assert "fits no machine" in ask(planner("expert parallelism"), few).reason

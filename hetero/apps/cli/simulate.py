@@ -56,12 +56,7 @@ def simulate(
         bool, typer.Option(help="Spread whole experts over the GPUs of an engine.")
     ] = False,
     data_parallel_size: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Ranks of --degree GPUs with attention of their own, among which an engine with "
-            "--enable-expert-parallel spreads its experts.",
-        ),
+        int, typer.Option(min=1, help="Ranks of an engine, of --degree GPUs with own attention.")
     ] = 1,
     router: Annotated[
         list[str] | None,
@@ -215,9 +210,8 @@ def simulate(
         ranks = data_parallel_size
         require(
             ranks == 1 or (enable_expert_parallel and degree != "best"),
-            f"{ranks} ranks share nothing without expert parallelism, and divide no machine "
-            "whose degree is to be found.",
-            resolve="add --enable-expert-parallel and --degree, or leave out --data-parallel-size.",
+            f"{ranks} ranks spread no experts without --enable-expert-parallel and --degree.",
+            resolve="add both, or leave out --data-parallel-size.",
         )
         cannot = [
             name for name, g in machines.gpu_types.items() if not serving.serves(g, precision)
@@ -253,8 +247,8 @@ def simulate(
             return replace(
                 own,
                 batching=steps_of,  # type: ignore[arg-type]
-                max_batch=ranks * (max_batch or own.max_batch),
-                max_step_tokens=ranks * (chunk or (own.max_step_tokens if chunked else 8192)),
+                max_batch=max_batch or own.max_batch,
+                max_step_tokens=chunk or (own.max_step_tokens if chunked else 8192),
                 schedule_ahead=own.schedule_ahead and chunked
                 if schedule_ahead is None
                 else schedule_ahead,
@@ -272,8 +266,8 @@ def simulate(
                 gpu,
                 llm,
                 tensor_parallel,
-                max_batch=limits.max_batch // ranks,
-                max_step_tokens=limits.max_step_tokens // ranks,
+                max_batch=limits.max_batch,
+                max_step_tokens=limits.max_step_tokens,
                 share=memory,
             )
 

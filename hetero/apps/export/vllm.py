@@ -157,16 +157,15 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
         longest = min(longest, serving.kv_tokens)
     if serving.engine is not None:
         engine = serving.engine
-        # The batch of a group that decodes is that of all copies; vLLM counts each on its own.
-        each = copies if serving.phase == "decode" else 1
-        argv += ["--max-num-seqs", str(max(1, engine.max_batch // each))]
+        # The limits of a group are those of all copies; vLLM counts each on its own.
+        argv += ["--max-num-seqs", str(batch := max(1, engine.max_batch // copies))]
         if engine.batching == "chunked":
             # A whole batch that decodes must fit a step.
-            budget = max(engine.max_step_tokens, engine.max_batch)
+            budget = max(engine.max_step_tokens // copies, batch)
             argv += ["--enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
         else:
             # Without chunks a step has to take the longest prompt whole.
-            budget = max(engine.max_step_tokens, engine.max_batch, longest)
+            budget = max(engine.max_step_tokens // copies, batch, longest)
             argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
         if engine.prefix_cache:
             argv += ["--enable-prefix-caching"]

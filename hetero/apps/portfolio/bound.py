@@ -174,6 +174,10 @@ def _bound(question: Question) -> Bound:
     if engine.batching == "chunked":
         most = max(engine.max_step_tokens, *assumptions.STEP_TOKENS)
         engine = replace(engine, max_step_tokens=most)
+    if question.llm.experts:  # each of a machine's ranks has limits of its own
+        most = max(machine.count for machine in costs.machines)
+        tokens, batch = most * engine.max_step_tokens, most * engine.max_batch
+        engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
     longest = float(question.trace.input_tokens.max())
