@@ -351,6 +351,7 @@ def replicas(
     kv_formula: KvFormula = "model",
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
+    ranks: int = 1,
 ) -> Sequence[Replica]:
     """Equal replicas of a model on GPUs of one type, with the KV cache that memory leaves them.
 
@@ -372,6 +373,7 @@ def replicas(
         weight_precision=weight_precision,
         kv_precision=kv_precision,
         kv_formula=kv_formula,
+        ranks=ranks,
     )
     if reason := budget.why_not():
         raise InfeasibleError(
@@ -389,8 +391,8 @@ def replicas(
             engine=engine or Engine(),
             role=role,
             gpu=gpu,
-            gpus=tensor_parallel,
-            usd_per_h=None if price is None else price * tensor_parallel,
+            gpus=budget.gpus,
+            usd_per_h=None if price is None else price * budget.gpus,
         )
         for k in range(count)
     ]

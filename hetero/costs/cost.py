@@ -5,12 +5,14 @@ that share every one of its layers (tensor parallelism); stages may have other m
 degrees and numbers of layers. One stage with ``l`` layers takes
 
 .. math::
-    T_s(n, c, q) = l \big[\max(p\,(n + n_{pad}), w) + k\,c + a\,q + r\,n + f\big] + o
+    T_s(n, c, q) = l \big[\max(p\,(n + n_{pad}), w) + x(n) + k\,c + a\,q + r\,n + f\big] + o
 
 for ``n`` new tokens, ``c`` cached tokens read and ``q`` prefill query-key pairs, with the terms per
 layer of the calibrated roofline (:mod:`hetero.latency.models.roofline`): products ``p``, weights
-``w``, KV cache ``k``, attention ``a``, all-reduce ``r`` and fixed ``f`` (launches, hops of the
-all-reduce); ``o`` is the time per step of the engine on the first stage and the logits on the last.
+``w``, routed experts ``x`` (straight between knots, 0 in dense models), KV cache ``k``, attention
+``a``, all-reduce ``r`` and fixed ``f`` (launches, hops of the all-reduce); ``o`` is the time per
+step of the engine on the first stage and the logits on the last. Layers count alike: one of a
+mixture of experts is the mean of those with experts and those without.
 Between stages activations move in :math:`\alpha + 2 h n / \beta`.
 
 - Prefill latency: :math:`\sum_s T_s + \sum hops`; occupancy, which bounds its throughput: the
@@ -46,7 +48,7 @@ from hetero.costs.rates import CostSettings, PipelineStage, Rates
 from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
-from hetero.latency.resolve import ResolvedSteps, measured
+from hetero.latency.resolve import ResolvedSteps, calibration_of, measured
 
 __all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
@@ -64,12 +66,7 @@ class CostModel:
     cluster
         Machines and links; stages name machines by their number in ``cluster.machines``.
     llm
-        A dense model.
-
-    Raises
-    ------
-    ParameterError
-        If the model is a mixture of experts.
+        The model that groups serve.
 
     Examples
     --------
@@ -88,14 +85,6 @@ class CostModel:
     llm: Llm
     settings: CostSettings = field(default_factory=CostSettings)
     _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        require(
-            not self.llm.experts,
-            f"{self.llm.name} is a mixture of experts; groups of mixed GPUs are costed for "
-            "dense models.",
-            resolve="choose a dense model.",
-        )
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -248,7 +237,9 @@ class CostModel:
         )
         s, llm = self.settings, self.llm
         table = self.measured(machine, gpus)
-        known = table.efficiency if table else efficiencies.efficiency(machine.gpu)
+        # Dense models have the calibration that is known best, whatever the engine.
+        source = calibration_of(machine.gpu, s.engine) if llm.experts else None
+        known = table.efficiency if table else efficiencies.efficiency(machine.gpu, source)
         roofline = Roofline(
             gpu=machine.linked_gpu,
             llm=llm,
@@ -257,6 +248,7 @@ class CostModel:
             precision=s.precision,
             kv_precision=s.kv_precision,
             layers=1,
+            experts=efficiencies.expert_efficiency(llm, machine.gpu.vendor, s.engine),
         )
         terms = roofline.terms([0.0, 1.0], 0, [0.0, 1.0], [0.0, 1.0])
         zero = {name: float(values[0]) for name, values in terms.items()}
@@ -281,6 +273,7 @@ class CostModel:
             usable_bytes=gpus * usable,
             layer_bytes=(whole.weight_bytes - ends) / llm.layers,
             kv_layer_bytes=kv / llm.layers,
+            experts=roofline.experts_by_tokens() if llm.experts else None,
         )
 
     def end_bytes(self, *, first: bool, last: bool) -> int:

@@ -200,6 +200,7 @@ class Configurations:
 
 def _layer_s(rate: Rates, n: float, cached: float, pairs: float) -> float:
     products = max(rate.product_s * (n + rate.padding_tokens), rate.weights_s)
+    products += 0.0 if rate.experts is None else float(rate.experts_s(np.asarray(n)))
     rest = rate.cached_s * cached + rate.pair_s * pairs + rate.reduce_s * n + rate.fixed_s
     return products + rest
 

@@ -120,9 +120,12 @@ class Pipeline(Shown):
         """Time of each stage [s] for new tokens, cached tokens and pairs; shape (S, N)."""
         n, c, q = (np.atleast_1d(np.asarray(a, np.float64)) for a in (tokens, cached, pairs))
         one = self._columns
-        products = one["product_s"] * (n + one["padding_tokens"])
+        products = np.maximum(one["product_s"] * (n + one["padding_tokens"]), one["weights_s"])
+        if self.model.llm.experts:
+            held = zip(self.stages, self.rates, strict=True)
+            products = products + [stage.layers * rate.experts_s(n) for stage, rate in held]
         rest = one["cached_s"] * c + one["pair_s"] * q + one["reduce_s"] * n + one["fixed_s"]
-        return np.asarray(np.maximum(products, one["weights_s"]) + rest)
+        return np.asarray(products + rest)
 
     @cached_property
     def _each_hop(self) -> list[tuple[float, float]]:

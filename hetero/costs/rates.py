@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hetero.arrays import Floats
 from hetero.catalog import EngineName
 from hetero.errors import require_not_negative, require_positive, require_share
 from hetero.latency.models.roofline import Efficiency
@@ -93,7 +97,10 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Terms of one layer on ``t`` GPUs of one machine, and the memory they have; see the module."""
+    """Terms of one layer on ``t`` GPUs of one machine, and the memory they have; see the module.
+
+    ``experts`` are new tokens, and the time of the routed experts of a mixture [s], shape (2, K).
+    """
 
     product_s: float
     padding_tokens: float
@@ -107,3 +114,24 @@ class Rates:
     usable_bytes: float
     layer_bytes: float
     kv_layer_bytes: float
+    experts: Floats | None = field(default=None, compare=False)
+
+    @property
+    def bends(self) -> Floats:
+        """New tokens at which :meth:`products_s` takes another slope."""
+        if self.experts is not None:
+            return np.asarray(self.experts[0])
+        return np.array([self.weights_s / self.product_s - self.padding_tokens])
+
+    def products_s(self, tokens: ArrayLike) -> Floats:
+        """Time [s] of matrix products with so many new tokens, routed experts included."""
+        n = np.asarray(tokens, np.float64)
+        products = np.maximum(self.product_s * (n + self.padding_tokens), self.weights_s)
+        return products if self.experts is None else products + self.experts_s(n)
+
+    def experts_s(self, tokens: Floats) -> Floats:
+        """Time [s] of the routed experts; beyond the last of ``experts`` as from the one before."""
+        assert self.experts is not None
+        n, found = self.experts
+        slope = (found[-1] - found[-2]) / (n[-1] - n[-2])
+        return np.asarray(np.interp(tokens, n, found) + slope * np.maximum(tokens - n[-1], 0.0))

@@ -82,9 +82,7 @@ def _slowest(pipeline: Pipeline, role: Role) -> int:
 
 def _knots(pipeline: Pipeline, parts: int) -> Floats:
     """New tokens at which a stage turns from reading weights to computing."""
-    bends = [
-        parts * (rate.weights_s / rate.product_s - rate.padding_tokens) for rate in pipeline.rates
-    ]
+    bends = np.concatenate([parts * rate.bends for rate in pipeline.rates])
     inner = sorted({float(bend) for bend in bends if bend > 0})
     top = 2.0 * inner[-1] if inner else 1.0
     return np.array([0.0, *inner, top])

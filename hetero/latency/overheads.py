@@ -26,7 +26,11 @@ _MOST_DECODING = 1024
 
 
 def with_overheads(
-    step: StepModel, overheads: EngineOverheads, llm: Llm, tensor_parallel: int = 1
+    step: StepModel,
+    overheads: EngineOverheads,
+    llm: Llm,
+    tensor_parallel: int = 1,
+    ranks: int = 1,
 ) -> StepModel:
     """The step model of a replica under an engine that takes such times beside its kernels.
 
@@ -34,6 +38,8 @@ def with_overheads(
     ----------
     step
         Of the kernels alone.
+    ranks
+        Engines in lockstep that share out the requests.
 
     Examples
     --------
@@ -45,21 +51,21 @@ def with_overheads(
     (0.013, 0.011)
     """
     fixed = overheads.step_s + (overheads.worker_s if tensor_parallel > 1 else 0.0)
-    pieces = [_on_top(one, fixed, overheads.decoding_s) for one in step.pieces]
+    pieces = [_on_top(one, fixed, overheads.decoding_s, ranks) for one in step.pieces]
     floor = llm.layers * overheads.launch_s
     if floor > 0 and len(pieces) == 1:
         launched = Piece(np.array([0.0, 1.0]), np.full(2, floor), np.zeros(1))
-        pieces.append(_on_top(launched, fixed, overheads.decoding_s))
+        pieces.append(_on_top(launched, fixed, overheads.decoding_s, ranks))
     source = f"{step.source}, with the overheads of {overheads.name}"
     request_s = step.request_s + overheads.request_s
     return replace(step, pieces=tuple(pieces), source=source, request_s=request_s)
 
 
-def _on_top(piece: Piece, fixed_s: float, decoding_s: float) -> Piece:
+def _on_top(piece: Piece, fixed_s: float, decoding_s: float, ranks: int) -> Piece:
     known = len(piece.per_cached_token_s)
     count = max(known, _MOST_DECODING) if decoding_s else known
     at = np.minimum(np.arange(count), known - 1)
-    busy = decoding_s * np.arange(1.0, count + 1.0)
+    busy = decoding_s * np.ceil(np.arange(1.0, count + 1.0) / ranks)
     per_cached, level, per_token = piece.mixed_rows[:, at]
     # Beyond the batches that are known, bends stay at the mean context of the last.
     bends = piece.bends and Bends(piece.bends.context_tokens, piece.bends.extra_s[at])

@@ -28,6 +28,8 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from hetero.catalog import EngineName, Gpu, Llm, llms, serving_engine
 from hetero.catalog import gpu as find_gpu
 from hetero.display import Column, Shown, Table
@@ -137,6 +139,7 @@ def resolve(
     own: Mapping[str, StepModel] | None = None,
     trace: Trace | None = None,
     experts: ExpertEfficiency | None = None,
+    expert_ranks: int = 0,
 ) -> ResolvedSteps:
     """Step times of a model on some GPUs of one type under an engine, by the order of this module.
 
@@ -151,8 +154,11 @@ def resolve(
         One's own step models by GPU type; they count first.
     trace
         Requests whose ragged batches a layer profile is to account for; without it they are equal.
+        Ranks that share experts take prompts as long as the one that its mean token is of.
     experts
         What routed experts reach, by default what runs of servers show.
+    expert_ranks
+        See :class:`~hetero.latency.models.roofline.Roofline`; no table was measured with any.
 
     Raises
     ------
@@ -171,32 +177,43 @@ def resolve(
     """
     if own and gpu.name in own:
         return replace(_resolved(own[gpu.name], "own file"), engine=engine, vendor=gpu.vendor)
-    if found := measured(
-        gpu,
-        llm,
-        tensor_parallel,
-        engine=engine,
-        release=release,
-        precision=precision,
-        kv_precision=kv_precision,
-        trace=trace,
+    if not expert_ranks and (
+        found := measured(
+            gpu,
+            llm,
+            tensor_parallel,
+            engine=engine,
+            release=release,
+            precision=precision,
+            kv_precision=kv_precision,
+            trace=trace,
+        )
     ):
         return replace(found, engine=engine, vendor=gpu.vendor)
-    source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
     roofline = for_gpu(
         gpu,
         llm,
         tensor_parallel,
-        source=source if source in sources(gpu.name) else None,
+        source=calibration_of(gpu, engine),
         precision=precision,
         kv_precision=kv_precision,
         experts=experts or (expert_efficiency(llm, gpu.vendor, engine) if llm.experts else None),
+        expert_ranks=expert_ranks,
     )
+    if expert_ranks > 1 and trace is not None:
+        inputs = trace.input_tokens.astype(np.float64)
+        roofline = replace(roofline, prompt_tokens=float((inputs**2).sum() / inputs.sum()))
     kinds = {level: kind for kind, level in _LEVELS.items()}
     level = level_of(gpu.name, tensor_parallel=tensor_parallel)
     found = _resolved(roofline.step_model(), kinds[level])
     found = replace(found, engine=engine, vendor=gpu.vendor)
-    return _under(found, engine, release, llm, tensor_parallel)
+    return _under(found, engine, release, llm, tensor_parallel, max(1, expert_ranks))
+
+
+def calibration_of(gpu: Gpu, engine: EngineName) -> str | None:
+    """The calibration of a GPU under an engine; None for the one that is known best."""
+    source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
+    return source if source in sources(gpu.name) else None
 
 
 def resolved_steps(
@@ -207,6 +224,7 @@ def resolved_steps(
     kv_precision: str = "fp16",
     own: Mapping[str, StepModel] | None = None,
     trace: Trace | None = None,
+    expert_ranks: int = 0,
 ) -> Callable[[Gpu, Llm, int], StepModel]:
     """:func:`resolve` as a source of step times, a function of GPU, model and degree."""
 
@@ -221,6 +239,7 @@ def resolved_steps(
             kv_precision=kv_precision,
             own=own,
             trace=trace,
+            expert_ranks=expert_ranks,
         )
         return found.step
 
@@ -270,7 +289,12 @@ def _resolved(
 
 
 def _under(
-    found: ResolvedSteps, engine: EngineName, release: str, llm: Llm, tensor_parallel: int
+    found: ResolvedSteps,
+    engine: EngineName,
+    release: str,
+    llm: Llm,
+    tensor_parallel: int,
+    ranks: int = 1,
 ) -> ResolvedSteps:
     """The same under an engine, which takes time around its kernels."""
     overheads = serving_engine(engine).overheads_of(release)
@@ -279,7 +303,9 @@ def _under(
     if overheads is None:
         source = f"{found.step.source}, without the engine's own time: none was fitted to {engine}"
         return replace(found, step=replace(found.step, source=source))
-    return replace(found, step=with_overheads(found.kernels, overheads, llm, tensor_parallel))
+    return replace(
+        found, step=with_overheads(found.kernels, overheads, llm, tensor_parallel, ranks)
+    )
 
 
 _FITTED: dict[tuple[object, ...], Efficiency] = {}

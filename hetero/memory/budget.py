@@ -45,7 +45,8 @@ class Budget(Shown):
 
     Tensor parallelism copies what it cannot divide: with fewer KV heads than GPUs, their
     projections and their cache; with latent attention, its down-projections and the whole cache.
-    Norms and biases, which are copied too, count once.
+    Norms and biases, which are copied too, count once. Where ``ranks`` of so many GPUs share out
+    the routed experts, each has the rest of the weights and a KV cache of its own.
 
     Attributes
     ----------
@@ -57,6 +58,8 @@ class Budget(Shown):
         Data types of weights and KV cache.
     kv_formula
         ``"model"`` or ``"full"``, see :mod:`hetero.memory`.
+    ranks
+        Ranks that share out the routed experts; figures but ``gpus`` and ``max_tokens`` are of one.
 
     Raises
     ------
@@ -85,10 +88,13 @@ class Budget(Shown):
     weight_precision: str = "fp16"
     kv_precision: str = "fp16"
     kv_formula: KvFormula = "model"
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         require_positive(
-            tensor_parallel=self.tensor_parallel, pipeline_parallel=self.pipeline_parallel
+            tensor_parallel=self.tensor_parallel,
+            pipeline_parallel=self.pipeline_parallel,
+            ranks=self.ranks,
         )
         require(
             self.pipeline_parallel <= self.llm.layers,
@@ -107,7 +113,7 @@ class Budget(Shown):
     @property
     def gpus(self) -> int:
         """GPUs of the instance."""
-        return self.tensor_parallel * self.pipeline_parallel
+        return self.tensor_parallel * self.pipeline_parallel * self.ranks
 
     @property
     def stages(self) -> tuple[StageMemory, ...]:
@@ -132,6 +138,9 @@ class Budget(Shown):
             params += self.llm.head_params if tied else 0
             routed = max(0, start + count - max(start, self.llm.dense_layers))
             weights = self.llm.bytes_of_params(params, routed, self.weight_precision)
+            shared = routed * self.llm.experts * self.llm.expert_params
+            own = self.llm.bytes_of_params(shared, routed, self.weight_precision)
+            weights -= own - math.ceil(own / self.ranks)
             stages.append(StageMemory(count, usable, per_stage, weights))
             start += count
         return tuple(stages)
@@ -158,8 +167,8 @@ class Budget(Shown):
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that the KV cache holds; 0 if the weights do not fit."""
-        return max(0, math.floor(self.kv_capacity_bytes / self.kv_bytes_per_token))
+        """Tokens that the KV caches of all ranks hold; 0 if the weights do not fit."""
+        return self.ranks * max(0, math.floor(self.kv_capacity_bytes / self.kv_bytes_per_token))
 
     def max_batch(self, input_tokens: int, output_tokens: int) -> int:
         r"""Requests of one size that fit at once.

@@ -55,6 +55,7 @@ def replicated(
     kv_formula: KvFormula = "model",
     weight_precision: str = "fp16",
     kv_precision: str = "fp16",
+    ranks: int = 1,
 ) -> Deployment:
     """Whole replicas on the machines of a cluster; no instance spans machines.
 
@@ -68,10 +69,12 @@ def replicated(
         Where step times come from; by default what is known best under vLLM, see
         :mod:`hetero.latency.resolve`.
     engine
-        Engine of every replica, or by its GPU.
+        Engine of every replica, or by its GPU; with ranks, that of each of them.
     room
         Share of the memory and overhead by GPU, model and degree, in place of the two above, such
         as :func:`hetero.memory.engine_room` has them.
+    ranks
+        Ranks of each instance that share out the experts, each of its tensor-parallel degree.
 
     Raises
     ------
@@ -100,7 +103,11 @@ def replicated(
     for name, wanted in degrees.items():
         machine = cluster.machine(name)
         gpu = machine.linked_gpu
-        chosen = _instances(machine, wanted)
+        whole = wanted * ranks if isinstance(wanted, int) else [t * ranks for t in wanted]
+        chosen = [size // ranks for size in _instances(machine, whole)]
+        limits = (engine(gpu) if callable(engine) else engine) or Engine()
+        batch, tokens = ranks * limits.max_batch, ranks * limits.max_step_tokens
+        limits = replace(limits, max_batch=batch, max_step_tokens=tokens)
         price = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         for t in dict.fromkeys(chosen):
             require(
@@ -116,7 +123,7 @@ def replicated(
                 steps(gpu, llm, t),
                 count=chosen.count(t),
                 tensor_parallel=t,
-                engine=engine(gpu) if callable(engine) else engine,
+                engine=limits,
                 name=f"{name} t={t}",
                 memory_fraction=own.memory_fraction,
                 overhead_gib=own.overhead_gib,
@@ -124,6 +131,7 @@ def replicated(
                 kv_formula=kv_formula,
                 weight_precision=weight_precision,
                 kv_precision=kv_precision,
+                ranks=ranks,
             )
             found += [replace(one, network_s=cluster.reach_s(name)) for one in made]
     return Deployment(cluster.name, tuple(found))

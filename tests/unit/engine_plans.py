@@ -61,11 +61,10 @@ def planned(seed: int) -> tuple[Question, tuple[Tried, ...]] | None:
     if all(engine.lacks(gpu) for gpu in where.gpu_types.values()):
         return None
     question = request(where, model=model, trace=CHATS, slo=Slo(4.0, 0.3), rate=1.0).question
-    names = ("islands exact",) if question.llm.experts else OF_GROUPS
-    tried = [ask(planner(name, LITTLE), question) for name in names]
+    tried = [ask(planner(name, LITTLE), question) for name in OF_GROUPS]
     good = [planner(one.planner, LITTLE) for one in tried if one.plan is not None]
     try:
-        found = portfolio(question, effort=LITTLE, planners=good[:3] or [planner(names[0])])
+        found = portfolio(question, effort=LITTLE, planners=good[:3] or [planner(OF_GROUPS[0])])
     except InfeasibleError:
         return question, ()
     return question, (*(one for one in tried if one.plan is not None), found.best)

@@ -126,9 +126,10 @@ def test_leaving_requests_out_leaves_the_largest_out() -> None:
     assert half.rps() <= found.rps(len(short) / len(CHATS)) * 1.02
 
 
-def test_mixtures_of_experts_have_none() -> None:
+def test_islands_of_the_analytic_model_have_none() -> None:
     question = Question(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert bound(question) is None
+    assert bound(replace(question, engine="vllm", precision="fp8")) is not None
 
 
 def test_work_of_a_request_by_hand() -> None:

@@ -10,6 +10,7 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nodes
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
+from hetero.costs.pipeline import Pipeline
 from hetero.errors import InfeasibleError
 from hetero.planners.replicated import replicated, roofline_steps
 from hetero.question import MOST_REQUESTS, Question
@@ -19,6 +20,11 @@ SEVENTY = catalog.llm("Llama-3.1-70B")
 EIGHT = catalog.llm("Llama-3.1-8B")
 CHATS = workload.load("azure2023_conv").sample(400, np.random.default_rng(3))
 MIXED = cluster("current-mixed-32")
+
+
+@pytest.fixture(scope="module", params=["Llama-3.1-70B", "gpt-oss-120b"])
+def mixed(request: pytest.FixtureRequest) -> Question:
+    return Question(MIXED, catalog.llm(request.param), CHATS, 5.0)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +46,13 @@ def test_replicas_are_those_of_the_roofline(question: Question, machine: str, de
     assert here.usd_per_h == there.usd_per_h
 
 
-def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(question: Question) -> None:
-    costs = assumptions.costs(question)
-    stages = [PipelineStage(0, 2, 40), PipelineStage(2, 4, 30), PipelineStage(3, 4, 10)]
-    pipeline = costs.pipeline(stages)
+def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(mixed: Question) -> None:
+    costs = assumptions.costs(mixed)
+    held = (mixed.llm.layers - 20, 15, 5) if mixed.llm.experts else (40, 30, 10)
+    stages = [
+        PipelineStage(m, t, n) for (m, t), n in zip(((0, 2), (2, 4), (3, 4)), held, strict=True)
+    ]
+    pipeline = Pipeline(costs, tuple(stages))
     both, prefill = (assumptions.replica(pipeline, "r", role) for role in ("both", "prefill"))
     n = np.unique(np.geomspace(1, 60_000, 200).round())
     third = 3.0 * pipeline.stage_seconds(n / 3.0).max(axis=0)

@@ -6,9 +6,11 @@ import pytest
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
+from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import lag, replica, step_model
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
+from hetero.latency.resolve import resolve
 from hetero.memory import Budget
 
 MODEL = llm("LLaMA-1-30B")
@@ -27,6 +29,39 @@ def test_one_stage_is_the_roofline_of_the_whole_model(pair):
     assert alone.prefill_occupancy_s(1024) == pytest.approx(float(alone.prefill_latency_s(1024)))
     for b, c in ((1, 1024), (40, 50_000)):
         assert alone.decode_step_s(b, c) == pytest.approx(float(whole.seconds(b, b, c)))
+
+
+@pytest.mark.parametrize("engine", ["any", "vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [("gpt-oss-120b", "fp16"), ("Qwen3-30B-A3B", "fp16"), ("DeepSeek-V3", "fp8")],
+)
+def test_one_stage_of_a_mixture_is_what_simulate_plays(engine, model, precision):
+    n = np.unique(np.geomspace(1, 500_000, 80).round())
+    settings = CostSettings(engine=engine, precision=precision)
+    costs = CostModel(cluster("current-mixed-32"), llm(model), settings)
+    for t in (1, 2, 4, 8):
+        group = Pipeline(costs, (PipelineStage(0, t, costs.llm.layers),))
+        own = step_model(group)
+        there = resolve(
+            group.machines[0].linked_gpu, costs.llm, t, engine=engine, precision=precision
+        ).step
+        for one in ((n, 0, 0.0, n * n / 2), (n, n, 700.0 * n, 0.0), (n, 7, 900.0, n)):
+            assert own.seconds(*one) == pytest.approx(there.seconds(*one), rel=1e-8)
+
+
+def test_experts_of_all_stages_are_those_of_the_model():
+    """Shares of the layers on equal GPUs add up, and beyond the knots the last slope goes on."""
+    costs = CostModel(cluster("thunderserve-a100-8"), llm("Qwen3-30B-A3B"))
+    whole = Pipeline(costs, (PipelineStage(0, 2, 48),))
+    parts = Pipeline(costs, (PipelineStage(0, 2, 11), PipelineStage(0, 2, 37)))
+    n = np.array([0.0, 1.0, 37.0, 5000.0, 1e6, 2e6])
+    assert parts.stage_seconds(n).sum(axis=0) == pytest.approx(whole.stage_seconds(n)[0])
+    roofline = for_gpu(costs.machines[0].linked_gpu, costs.llm, 2, layers=1)
+    rates = costs.rates(0, 2)
+    exact = roofline.terms(n)["experts"]
+    assert rates.experts_s(n) == pytest.approx(exact, rel=0.01)
+    assert rates.experts_s(rates.bends) == pytest.approx(roofline.terms(rates.bends)["experts"])
 
 
 def test_memory_of_equal_stages_is_the_budget_of_an_instance(pair):
@@ -81,8 +116,6 @@ def test_what_cannot_be_is_refused(pair):
         pair.pipeline([PipelineStage(0, 4, 30), PipelineStage(0, 2, 30)])
     with pytest.raises(ParameterError, match="cannot share"):
         CostModel(cluster("thunderserve-a100-8"), MODEL).rates(0, 8)  # 52 heads
-    with pytest.raises(ParameterError, match="mixture of experts"):
-        CostModel(cluster("thunderserve-a100-8"), llm("Mixtral-8x7B"))
 
 
 def test_most_layers_leave_room_for_a_cache(pair):

@@ -42,6 +42,7 @@ from hetero.apps.cards.limits import limits
 from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
+from hetero.apps.portfolio.assumptions import analytic
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
@@ -61,7 +62,8 @@ from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
-_EXPERTS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
+_ISLANDS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
+_EXPERTS = " (routed experts fitted to runs of servers; the error is that of dense models)"
 _APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _POOL = 4  # plans that are tried again after every change
 
@@ -328,7 +330,7 @@ def _card(
             kv_precision=question.kv_precision,
         ),
         planner=best.asked.planner,
-        precision="fp8" if question.llm.experts else question.precision,
+        precision="fp8" if analytic(question) else question.precision,
         groups=grouped(plan.groups, plan.deployment),
         idle=_idle(plan, asked.cluster),
         routing=plan.routing,
@@ -360,7 +362,7 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]
     gpus = offered.gpu_types.values()
-    if engine.memory_of(question.release) is not None and not question.llm.experts:
+    if engine.memory_of(question.release) is not None:
         found.append(
             f"KV caches are what {100 * question.memory_share:g} % of the visible memory leaves "
             "beside the weights and the engine's profiling run."
@@ -368,7 +370,7 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
     read = [g.name for g in gpus if precision not in (*g.rated, "fp32", "fp16", "bf16")]
-    if read and not question.llm.experts:
+    if read and not analytic(question):
         found.append(
             f"Weights in {precision} are read as such and multiplied in 16 bits on "
             f"{', '.join(read)}."
@@ -479,7 +481,8 @@ def _sources(plan: Plan, cluster: Cluster, question: Question) -> tuple[Source, 
     for name, count in plan.gpus.items():
         machine = next(m for m in cluster.machines if m.gpu.name == name)
         row = rows.get(name)
-        other = _EXPERTS if question.llm.experts else str(row[3]) if row else "assumed"
+        other = _ISLANDS if analytic(question) else str(row[3]) if row else "assumed"
+        other += _EXPERTS if question.llm.experts and not analytic(question) else ""
         tables, levels = _step_times(plan, name)
         errors = [step_error(machine.gpu, level, question.engine) for level in levels]
         each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count

@@ -86,7 +86,7 @@ def compete(question: Question, asked: CardRequest, say: Progress | None = None)
     much, so that a quick card asks them only where no other plan meets the targets.
     """
     effort = ARENA[asked.effort_name]
-    known = planners(effort)
+    known = planners(effort, experts=bool(question.llm.experts))
     later = [one for one in known if isinstance(one, LayerPlacement | Heuristics)]
     if asked.effort_name != "quick":
         later = []
@@ -130,7 +130,7 @@ def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[C
 
 def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> str:
     """Planner that plans a changed case: the one of the best plan that is not an improvement."""
-    names = {one.name for one in planners(ARENA[asked.effort_name])}
+    names = {one.name for one in planners(ARENA[asked.effort_name], experts=True)}
     if best.plan.planner in names:
         return best.plan.planner
     single = [one for one in found if one.asked.plan and one.plan.planner in names]

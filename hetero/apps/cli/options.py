@@ -59,7 +59,7 @@ Cluster = Annotated[
 ]
 Model = Annotated[str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")]
 DenseModel = Annotated[
-    str, typer.Option(help="Dense model of the catalog, or a Hugging Face config.json.")
+    str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")
 ]
 MoeModel = Annotated[
     str,

@@ -52,6 +52,12 @@ def simulate(
             "al., one number for all, or one per machine, as in a=4,b=1."
         ),
     ] = "best",
+    enable_expert_parallel: Annotated[
+        bool, typer.Option(help="Spread whole experts over the GPUs of an engine.")
+    ] = False,
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Ranks of an engine, of --degree GPUs with own attention.")
+    ] = 1,
     router: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,7 +181,7 @@ def simulate(
         require(
             (degree, steps_of, engine, kv_tokens, precision, kv_precision)
             == ("best", "chunked", ("vllm", ""), "", "fp16", "fp16")
-            and not (steps or max_batch or chunk)
+            and not (steps or max_batch or chunk or enable_expert_parallel)
             and (memory, schedule_ahead, prefix_cache) == (None, None, None),
             "A plan card says itself how its machines are divided and what its engines do.",
             resolve="leave out --degree, --steps, and the options of engines and their memory.",
@@ -201,6 +207,12 @@ def simulate(
         requested, too_long = within_context(requested, llm)
         own = _own(steps or [], machines, degree)
         serving = catalog.serving_engine(engine[0])
+        ranks = data_parallel_size
+        require(
+            ranks == 1 or (enable_expert_parallel and degree != "best"),
+            f"{ranks} ranks spread no experts without --enable-expert-parallel and --degree.",
+            resolve="add both, or leave out --data-parallel-size.",
+        )
         cannot = [
             name for name, g in machines.gpu_types.items() if not serving.serves(g, precision)
         ]
@@ -223,6 +235,7 @@ def simulate(
                 kv_precision=kv_precision,
                 own=own,
                 trace=requested,
+                expert_ranks=ranks * enable_expert_parallel,
             )
 
         def times(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
@@ -271,6 +284,7 @@ def simulate(
             room=room,
             weight_precision=precision,
             kv_precision=kv_precision,
+            ranks=ranks,
         )
         if prefix_cache and requested.prefix_ids is None:
             notes.append("Nothing is cached: the trace names no blocks that prompts share.")
@@ -287,11 +301,11 @@ def simulate(
             left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
             left = "as given" if name in given else left
             said = [
-                f"Step times of {gpu.name} x{count}: {resolved(gpu, llm, count).label}.",
+                f"Step times of {gpu.name} x{count * ranks}: {resolved(gpu, llm, count).label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
                 f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"
                 f"{ahead}.",
-                f"KV cache on {gpu.name} x{count}: {held:,} tokens, {left}.",
+                f"KV cache on {gpu.name} x{count * ranks}: {held:,} tokens, {left}.",
             ]
             notes += [one for one in said if one not in notes]
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)

@@ -142,11 +142,12 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
     argv += ["--tensor-parallel-size", str(tensor)]
     if copies > 1:
         argv += ["--data-parallel-size", str(copies)]
-    if service.llm.experts and serving.parts[0].gpus > 1:
+    if service.llm.experts and copies > 1:
         argv += ["--enable-expert-parallel"]
     if len(serving.parts) > 1:
         argv += ["--pipeline-parallel-size", str(len(serving.parts))]
-    argv += ["--dtype", _DTYPES.get(precision, "auto")]
+    dtype = "auto" if service.llm.expert_bits else _DTYPES.get(precision, "auto")
+    argv += ["--dtype", dtype]
     if precision in _ONLINE:
         argv += ["--quantization", _ONLINE[precision]]
     if _CACHES[kv_precision] != "auto":
@@ -156,16 +157,15 @@ def arguments(service: Service, serving: ServedEngine) -> list[str]:
         longest = min(longest, serving.kv_tokens)
     if serving.engine is not None:
         engine = serving.engine
-        # The batch of a group that decodes is that of all copies; vLLM counts each on its own.
-        each = copies if serving.phase == "decode" else 1
-        argv += ["--max-num-seqs", str(max(1, engine.max_batch // each))]
+        # The limits of a group are those of all copies; vLLM counts each on its own.
+        argv += ["--max-num-seqs", str(batch := max(1, engine.max_batch // copies))]
         if engine.batching == "chunked":
             # A whole batch that decodes must fit a step.
-            budget = max(engine.max_step_tokens, engine.max_batch)
+            budget = max(engine.max_step_tokens // copies, batch)
             argv += ["--enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
         else:
             # Without chunks a step has to take the longest prompt whole.
-            budget = max(engine.max_step_tokens, engine.max_batch, longest)
+            budget = max(engine.max_step_tokens // copies, batch, longest)
             argv += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(budget)]
         if engine.prefix_cache:
             argv += ["--enable-prefix-caching"]

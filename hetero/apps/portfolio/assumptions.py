@@ -2,11 +2,12 @@ r"""The equal ground: one source of step times, one engine and one rule of memor
 
 Step times are those of the calibrated roofline (:mod:`hetero.latency.models.roofline`) by way of
 the cost model of :mod:`hetero.costs.cost`, which agrees with it to rounding for one stage and adds
-pipelines. Memory is what the engine's release takes and leaves (:func:`hetero.memory.engine_room`),
-for the papers' systems, the engine ``"any"``, 90 % of each GPU less 2 GiB; the rest after the
-weights is KV cache. Steps have at most 2,048 tokens, up to 256 requests decode together, and the
-cache is paged. Engines that exist cut prompts into chunks beside what decodes; the papers' systems
-prefill first, and a prompt that is longer than a step goes through whole.
+pipelines; only :func:`analytic` cases have others. Memory is what the engine's release takes and
+leaves (:func:`hetero.memory.engine_room`), for the papers' systems, the engine ``"any"``, 90 % of
+each GPU less 2 GiB; the rest after the weights is KV cache. Steps have at most 2,048 tokens, up to
+256 requests decode together, and the cache is paged. Engines that exist cut prompts into chunks
+beside what decodes; the papers' systems prefill first, and a prompt that is longer than a step goes
+through whole.
 
 A pipeline whose stages differ has no single slowest one: it is played with
 
@@ -44,7 +45,7 @@ from hetero.workload import Trace
 Floats = NDArray[np.float64]
 
 ENGINE: Final = engine_of(CostSettings())
-"""Engine of every replica of a dense model, where any may run it."""
+"""Engine of every replica, where any may run it."""
 STEP_TOKENS: Final = (512, 1024, 2048, 4096, 8192)
 """Sizes of steps that are tried where prompts are cut into chunks."""
 _SHORT_S = 20.0
@@ -66,19 +67,13 @@ def settings(question: Question) -> CostSettings:
 
 
 def engine(question: Question) -> Engine:
-    """Engine of every replica of a dense model in a case."""
+    """Engine of every replica in a case."""
     return engine_of(settings(question))
 
 
 @lru_cache(maxsize=16)
 def costs(question: Question) -> CostModel:
-    """Costs of the model on the machines of the case.
-
-    Raises
-    ------
-    ParameterError
-        If the model is a mixture of experts.
-    """
+    """Costs of the model on the machines of the case."""
     return CostModel(question.cluster, question.llm, settings(question))
 
 
@@ -155,8 +150,17 @@ def _turns(pipeline: Pipeline) -> Floats:
     """New tokens of a stage at which the slowest of all stages may change its slope.
 
     A stage is the larger of two lines over its new tokens, one for reading weights and one for
-    computing; the largest of all lines turns only where two of them cross.
+    computing; the largest of all lines turns only where two of them cross. In a mixture of experts
+    a stage has a line from bend to bend.
     """
+    if pipeline.model.llm.experts:
+        n = np.unique(np.concatenate([rate.bends for rate in pipeline.rates]))
+        turns = [n]
+        for a, b in combinations(pipeline.stage_seconds(n), 2):
+            k = np.flatnonzero((a - b)[:-1] * (a - b)[1:] < 0)
+            share = (a - b)[k] / ((a - b)[k] - (a - b)[k + 1])
+            turns.append(n[k] + share * np.diff(n)[k])
+        return np.unique(np.concatenate(turns))
     lines = []
     for stage, rate in zip(pipeline.stages, pipeline.rates, strict=True):
         fixed = stage.layers * rate.fixed_s
@@ -199,12 +203,22 @@ def within_reach(question: Question) -> Question:
     return replace(question, cluster=part_of(cluster, near))
 
 
+def analytic(question: Question) -> bool:
+    """Whether step times are those of the thesis's latency model for islands (Rignall).
+
+    The engine ``"any"`` stands for the papers' systems, and the mixtures of experts that the thesis
+    serves have its model there. All else, and so every plan that an engine can run, is judged by
+    the roofline: plans of the two are never ranked against each other.
+    """
+    return question.engine == "any" and "rignall" in question.llm.in_papers
+
+
 def unfit(question: Question) -> str | None:
-    """Why no planner of dense models can take a case; None if they can."""
-    if question.llm.experts:
+    """Why no planner of tensor and pipeline parallelism can take a case; None if they can."""
+    if analytic(question):
         return (
-            f"{question.llm.name} is a mixture of experts, and step times of tensor and pipeline "
-            "parallelism are known for dense models only."
+            f"{question.llm.name} is a mixture of experts, which the engine 'any' serves by the "
+            "analytic model of islands alone: name an engine, such as vllm."
         )
     return unfit_precision(question) or unfit_budget(question)
 
@@ -212,6 +226,8 @@ def unfit(question: Question) -> str | None:
 def unfit_precision(question: Question) -> str | None:
     """Which GPUs do not serve the precision of a case, or not by its engine; None if all do."""
     wanted, gpus = question.precision, question.cluster.gpu_types
+    if question.llm.expert_bits and wanted not in ("fp16", "bf16"):
+        return f"{question.llm.name} ships with quantised experts and is served as it is: in fp16."
     engine = serving_engine(question.engine)
     if reasons := [why for gpu in gpus.values() if (why := engine.lacks(gpu, wanted))]:
         return f"{'; '.join(reasons)}."

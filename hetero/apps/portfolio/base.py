@@ -39,7 +39,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Adapter(ABC):
-    """A planner of dense models; subclasses say how one cluster, without a budget, is planned.
+    """A planner; subclasses say how one cluster, without a budget, is planned.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-r"""A bound on throughput that no plan of a dense model exceeds: work, and the GPUs that do it.
+r"""A bound on throughput that no plan exceeds: work, and the GPUs that do it.
 
 Whatever the plan, every request of I input and O output tokens takes each of the L layers through
 
@@ -8,7 +8,7 @@ Whatever the plan, every request of I input and O output tokens takes each of th
 and every step ends in the logits. One GPU of type g spends on one layer at least
 
 .. math::
-    \frac{\max(p_g (n + n_{pad}), w_g) + o_g}{n}, \quad a_g, \quad k_g
+    \frac{\max(p_g (n + n_{pad}), w_g) + x_g(n) + o_g}{n}, \quad a_g, \quad k_g
 
 seconds per token of a step of n tokens, per pair, and per cached token: the terms of the roofline
 on a single GPU. Sharing a layer among t GPUs adds all-reduces and repeats the fixed part on each of
@@ -145,7 +145,7 @@ class Bound(Shown):
 
 
 def bound(question: Question) -> Bound | None:
-    """The bound of a case; None for mixtures of experts, whose step times are others.
+    """The bound of a case; None for :func:`~assumptions.analytic` ones.
 
     None as well where prefix caches shorten prompts by as much as the router makes of them.
 
@@ -162,7 +162,7 @@ def bound(question: Question) -> Bound | None:
     >>> bool(5.0 < limit.rps() < limit.rps(0.9) < 50.0)
     True
     """
-    if question.llm.experts:
+    if assumptions.analytic(question):
         return None
     shared = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
     return None if shared else _bound(question)
@@ -174,6 +174,10 @@ def _bound(question: Question) -> Bound:
     if engine.batching == "chunked":
         most = max(engine.max_step_tokens, *assumptions.STEP_TOKENS)
         engine = replace(engine, max_step_tokens=most)
+    if question.llm.experts:  # each of a machine's ranks has limits of its own
+        most = max(machine.count for machine in costs.machines)
+        tokens, batch = most * engine.max_step_tokens, most * engine.max_batch
+        engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
     longest = float(question.trace.input_tokens.max())
@@ -211,15 +215,13 @@ def _of_roofline(one: Rates, layers: int, engine: Engine, longest: float) -> tup
     """Corners and seconds per part by the terms of a layer, see the module."""
 
     def seconds(n: Floats, _: Floats) -> Floats:
-        products = np.maximum(one.product_s * (n + one.padding_tokens), one.weights_s)
-        return np.asarray(layers * (products + one.fixed_s))
+        return np.asarray(layers * (one.products_s(n) + one.fixed_s))
 
-    bend = max(one.weights_s / one.product_s - one.padding_tokens, 1.0)
     batch = float(engine.max_batch)
     others = np.array(
         [layers * one.pair_s, layers * one.cached_s, one.step_s / batch, one.logits_s / batch]
     )
-    return _steps(seconds, np.array([bend]), engine, longest), others
+    return _steps(seconds, np.maximum(one.bends, 1.0), engine, longest), others
 
 
 def _steps(

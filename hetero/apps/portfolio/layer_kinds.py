@@ -1,16 +1,17 @@
-r"""Nodes for layer placement from the arena's step times, for any GPU, degree and dense model.
+r"""Nodes for layer placement from the arena's step times, for any GPU, degree and model.
 
 Helix plans and plays with measured times per layer over prompt tokens and over decoding requests.
 Here both come from the rates of the equal ground, for the mean contexts of the workload:
 
 .. math::
-    t_p(n) = \max(p (n + n_{pad}), w) + (r + a\,\kappa)\,n + f + \frac{o + e}{L}, \qquad
-    t_d(b) = \max(p (b + n_{pad}), w) + (r + k\,c)\,b + f + \frac{o + e}{L}
+    t_p(n) = \max(p (n + n_{pad}), w) + x(n) + (r + a\,\kappa)\,n + f + \frac{o + e}{L}, \qquad
+    t_d(b) = \max(p (b + n_{pad}), w) + x(b) + (r + k\,c)\,b + f + \frac{o + e}{L}
 
-with products p, weights w, all-reduce r, attention a, KV cache k and fixed part f of one layer, the
-step's own time o and its logits e spread over the L layers, :math:`\kappa = \sum I^2 / 2 \sum I`
-pairs per prompt token and c the cached tokens of a request that decodes. Memory follows the same
-rule as everywhere; a node that holds k layers holds k / L of the embeddings.
+with products p, weights w, routed experts x, all-reduce r, attention a, KV cache k and fixed part f
+of one layer, the step's own time o and its logits e spread over the L layers,
+:math:`\kappa = \sum I^2 / 2 \sum I` pairs per prompt token and c the cached tokens of a request
+that decodes. Memory follows the same rule as everywhere; a node that holds k layers holds k / L of
+the embeddings.
 """
 
 from __future__ import annotations
@@ -66,13 +67,12 @@ def latency(costs: CostModel, machine: int, gpus: int, means: Means) -> LayerLat
     ends = (one.step_s + one.logits_s) / layers
 
     def times(n: Floats, per_token_s: float) -> Floats:
-        products = np.maximum(one.product_s * (n + one.padding_tokens), one.weights_s)
-        return np.asarray(1e3 * (products + (one.reduce_s + per_token_s) * n + one.fixed_s + ends))
+        rest = (one.reduce_s + per_token_s) * n
+        return np.asarray(1e3 * (one.products_s(n) + rest + one.fixed_s + ends))
 
-    bend = one.weights_s / one.product_s - one.padding_tokens
-    prompts = np.unique([1.0, min(max(bend, 1.0), _LONGEST), _LONGEST])
+    prompts = np.unique([1.0, *np.clip(one.bends, 1.0, _LONGEST), _LONGEST])
     most = float(assumptions.ENGINE.max_batch)
-    decodes = np.unique([1.0, min(max(bend, 1.0), most), most])
+    decodes = np.unique([1.0, *np.clip(one.bends, 1.0, most), most])
     where = costs.machines[machine]
     return LayerLatency(
         prompt_tokens=prompts,

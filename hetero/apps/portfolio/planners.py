@@ -7,12 +7,18 @@ from hetero.apps.portfolio.effort import NORMAL, Effort
 from hetero.apps.portfolio.islands import Islands
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.phases import HexGen, PhaseSplitting
-from hetero.apps.portfolio.replicas import DistServe, Homogeneous, Melange, TensorParallelSearch
+from hetero.apps.portfolio.replicas import (
+    DistServe,
+    ExpertRanks,
+    Homogeneous,
+    Melange,
+    TensorParallelSearch,
+)
 from hetero.errors import ParameterError
 
 
-def planners(effort: Effort = NORMAL) -> tuple[Planner, ...]:
-    """Every planner, with so much effort each.
+def planners(effort: Effort = NORMAL, *, experts: bool = False) -> tuple[Planner, ...]:
+    """Every planner, with so much effort each, and those of experts under engines that exist.
 
     Examples
     --------
@@ -34,7 +40,7 @@ def planners(effort: Effort = NORMAL) -> tuple[Planner, ...]:
         Heuristics(effort, "Swarm"),
         Heuristics(effort, "Petals"),
     )
-    return found
+    return (*found, ExpertRanks(effort)) if experts else found
 
 
 def planner(name: str, effort: Effort = NORMAL) -> Planner:
@@ -45,7 +51,7 @@ def planner(name: str, effort: Effort = NORMAL) -> Planner:
     ParameterError
         If there is none.
     """
-    for one in planners(effort):
+    for one in planners(effort, experts=True):
         if one.name == name:
             return one
     raise ParameterError(

@@ -10,6 +10,7 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import of_baseline, plan_of
+from hetero.apps.portfolio.score import score
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
@@ -19,11 +20,12 @@ from hetero.latency.resolve import resolved_steps
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.homogeneous import colocated, distserve
 from hetero.planners.baselines.plan import BaselinePlan
+from hetero.planners.replicated import StepSource, replicated
 from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
-from hetero.plans import Plan
+from hetero.plans import Group, Plan
 from hetero.question import Question
-from hetero.routers import Workload
+from hetero.routers import Predictive, Workload
 
 Equal: TypeAlias = Callable[..., BaselinePlan]
 
@@ -48,14 +50,7 @@ class TensorParallelSearch(Adapter):
                 one_each,
                 question.llm,
                 assumptions.requests(question, 200),
-                latency=tensor_parallel.padded(
-                    resolved_steps(
-                        engine=question.engine,
-                        release=question.release,
-                        precision=question.precision,
-                        kv_precision=question.kv_precision,
-                    )
-                ),
+                latency=tensor_parallel.padded(_steps(question)),
                 weight_precision=question.precision,
                 room=costs.room,
                 require_longest=False,
@@ -174,6 +169,82 @@ class DistServe(Adapter):
 
     def _plan(self, question: Question) -> Plan:
         return _best_kind(question, self.name, self.effort.requests, distserve)
+
+
+@dataclass(frozen=True)
+class ExpertRanks(Adapter):
+    """One replica per machine, its experts spread by as many ranks as are best for its kind."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return "expert parallelism"
+
+    def unfit(self, question: Question) -> str | None:
+        """Dense models have no experts to spread, and the papers' systems no ranks."""
+        if not question.llm.experts or question.engine == "any":
+            return "Ranks spread the experts of a mixture, under an engine that exists."
+        return assumptions.unfit(question)
+
+    def _plan(self, question: Question) -> Plan:
+        nodes: list[Replica] = []
+        groups: list[Group] = []
+        for numbers in alike(question.cluster):
+            part, count = only(question, numbers), question.cluster.machines[numbers[0]].count
+            found = (_spread(part, d, self.name) for d in range(2, count + 1) if count % d == 0)
+            scored = [(score(one, part, seeds=(part.seed,)).key, one) for one in found if one]
+            if scored:
+                _, best = max(scored, key=lambda one: one[0])
+                nodes += best.deployment.replicas if best.deployment else ()
+                groups += best.groups
+        if not nodes:
+            raise InfeasibleError(
+                f"{question.llm.name} fits no machine of {question.cluster.name} in ranks.",
+                resolve="offer larger machines, or plan with tensor parallelism.",
+            )
+        made = Deployment(f"{self.name} on {question.cluster.name}", tuple(nodes))
+        return Plan(self.name, tuple(groups), made, Predictive(), "hetero", made.usd_per_h)
+
+
+def _spread(question: Question, ranks: int, name: str) -> Plan | None:
+    """Every machine as one replica of so many ranks; None where the model does not fit."""
+    costs, machines = assumptions.costs(question), question.cluster.machines
+    tensor = machines[0].count // ranks
+    if not costs.divides(tensor) or machines[0].count > question.llm.experts:
+        return None
+    try:
+        found = replicated(
+            question.cluster,
+            question.llm,
+            {machine.name: tensor for machine in machines},
+            steps=_steps(question, ranks),
+            engine=assumptions.engine(question),
+            room=costs.room,
+            weight_precision=question.precision,
+            kv_precision=question.kv_precision,
+            ranks=ranks,
+        )
+    except InfeasibleError:
+        return None
+    nodes = [replace(one, step=replace(one.step, level="")) for one in found.replicas]
+    words = f"TP {tensor} x DP {ranks}, EP {tensor * ranks}"
+    stages = [((m.name, m.gpu.name, m.count, question.llm.layers),) for m in machines]
+    groups = [
+        Group(one.name, "both", at, words=words, tensor=tensor)
+        for one, at in zip(nodes, stages, strict=True)
+    ]
+    return Plan(name, tuple(groups), Deployment(name, tuple(nodes)), Predictive(), "hetero", None)
+
+
+def _steps(question: Question, ranks: int = 0) -> StepSource:
+    return resolved_steps(
+        engine=question.engine,
+        release=question.release,
+        precision=question.precision,
+        kv_precision=question.kv_precision,
+        trace=question.trace if ranks else None,
+        expert_ranks=ranks,
+    )
 
 
 def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:

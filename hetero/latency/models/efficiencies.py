@@ -262,6 +262,7 @@ def for_gpu(
     layers: int | None = None,
     without: str = "",
     experts: ExpertEfficiency | None = None,
+    expert_ranks: int = 0,
 ) -> Roofline:
     """Roofline of a replica with calibrated efficiencies.
 
@@ -272,6 +273,8 @@ def for_gpu(
         default the newest of the same chip, else medians over the other GPUs (``estimated``).
     experts
         What routed experts reach, by default :func:`expert_efficiency` of vLLM.
+    expert_ranks
+        See :class:`~hetero.latency.models.roofline.Roofline`.
 
     Raises
     ------
@@ -289,4 +292,5 @@ def for_gpu(
         kv_precision=kv_precision,
         layers=layers,
         experts=experts,
+        expert_ranks=expert_ranks,
     )

@@ -29,6 +29,29 @@ their own. A token visits ``k`` of ``E`` experts of ``P_e`` parameters and ``W_e
       \frac{l_e E_n W_e}{t\,\eta_w \epsilon_w B}\Big) + l_e\, o_e
 
 with the shares ``epsilon`` of what dense products reach, and the time ``o_e`` of a layer's routing.
+
+Whole experts may be spread over all ``g`` GPUs of a group instead (expert parallelism), of which
+``d = g / t`` ranks have attention and dense products for tokens of their own. Ranks run in
+lockstep, so that the fullest counts: :math:`\lceil b / d \rceil` of ``b`` decoding requests and,
+since a prompt is not shared out, :math:`\min(p, \max(p / d, I))` of ``p`` prefill tokens of prompts
+of ``I`` tokens. (Ranks balanced to the token, ``I = 0``, would be up to three times as fast.) The
+GPU with most of the ``k n`` visits of all ranks counts, and the one that reads most experts: of
+``g`` loads of mean ``m`` and variance ``v``
+
+.. math::
+    \max \approx m + \sqrt{2 v \ln g}, \qquad
+    (m, v) = \Big(\frac{k n}{g}, \frac{k n}{g}\Big), \quad
+    \Big(\frac{E_n}{g}, \frac{E_n}{g}\big(1 - \frac{E_n}{E}\big)\Big)
+
+(Raab and Steger, Balls into Bins, 1998, for visits; neither exceeds what a GPU can get). Where
+``d > 1`` tokens travel to the GPUs of their experts and back, which takes the place of a quarter of
+the all-reduces of such a layer (the sum after the experts leaves each GPU its part of the tokens):
+
+.. math::
+    exchange\_s = 2 l_e \Big(\frac{\min(k, g) (1 - 1/g)\, 2 h n_1}{t\,\eta_l N}
+      + (g - 1) \lambda\Big)
+
+with the ``n_1`` tokens of the fullest rank. Ranks as in vLLM's guide to data-parallel deployment.
 """
 
 from __future__ import annotations
@@ -51,6 +74,7 @@ from hetero.latency.tables import Phase
 Floats = NDArray[np.float64]
 
 _MANY = 2.0**40  # tokens or pairs of a step whose time is its rate
+_MOST_DECODING = 1024  # requests up to which ranks are told apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +184,11 @@ class ExpertEfficiency:
     layer_s: float = 0.0
 
 
+def _largest(mean: Floats, variance: Floats, parts: int) -> Floats:
+    """About what the largest of so many equal loads is, see the module."""
+    return np.asarray(mean + np.sqrt(2.0 * variance * np.log(parts)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Roofline(Shown):
     """Step times of one replica from the spec sheet of its GPU.
@@ -174,6 +203,11 @@ class Roofline(Shown):
         converted on the fly, as int8 and int4 always are); attention runs at the fp16 rate.
     experts
         Of the routed experts of a mixture.
+    expert_ranks
+        Ranks of ``tensor_parallel`` GPUs with attention of their own that spread whole experts over
+        all their GPUs; 0: the experts of one rank are shared as all its layers are.
+    prompt_tokens
+        Of a prompt, which one of these ranks takes whole.
     layers
         Layers held, ``None`` for all of them; a part of the model has no logits and no overhead
         per step.
@@ -195,8 +229,15 @@ class Roofline(Shown):
     kv_precision: str = "fp16"
     layers: int | None = None
     experts: ExpertEfficiency = ExpertEfficiency()
+    expert_ranks: int = 0
+    prompt_tokens: float = 0.0
 
     def __post_init__(self) -> None:
+        require(
+            self.expert_ranks == 0 or 0 < self.gpus <= self.llm.experts,
+            f"{self.llm.experts} experts of {self.llm.name} are not spread over {self.gpus} GPUs.",
+            resolve="spread experts of a mixture, at least one to each GPU.",
+        )
         require(
             self.tensor_parallel >= 1,
             f"A replica on {self.tensor_parallel} GPUs does not exist.",
@@ -213,6 +254,11 @@ class Roofline(Shown):
     @property
     def _held(self) -> int:
         return self.llm.layers if self.layers is None else self.layers
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all ranks."""
+        return self.tensor_parallel * max(1, self.expert_ranks)
 
     @property
     def _share(self) -> float:
@@ -238,13 +284,19 @@ class Roofline(Shown):
     def _experts(self, tokens: Floats) -> Floats:
         """Time [s] of the routed experts of a step of so many tokens."""
         e, own, model = self.efficiency, self.experts, self.llm
-        share = self._share * model.moe_layers * model.expert_params / self.tensor_parallel
-        touched = 1.0 - (1.0 - model.experts_active / model.experts) ** np.maximum(tokens, 1.0)
+        parts = self.gpus if self.expert_ranks else 1
+        share = self._share * model.moe_layers * model.expert_params
+        share /= 1 if self.expert_ranks else self.tensor_parallel
+        held, active = model.experts / parts, model.experts_active
+        touched = 1.0 - (1.0 - active / model.experts) ** np.maximum(tokens, 1.0)
+        visits, read = active * tokens / parts, held * touched
+        visits = np.minimum(_largest(visits, visits, parts), min(active, held) * tokens)
+        read = np.minimum(_largest(read, read * (1.0 - touched), parts), held)
         per_value = model.expert_bits / 8 or bytes_of(1024, self.precision) / 1024
         flops = self._flops * e.compute_efficiency * own.compute_share
         bandwidth = self._bandwidth * e.bandwidth_efficiency * own.bandwidth_share
-        computing = 2.0 * share * model.experts_active * tokens / flops
-        reading = share * model.experts * touched * per_value / bandwidth
+        computing = 2.0 * share * visits / flops
+        reading = share * read * per_value / bandwidth
         routing = self._share * model.moe_layers * own.layer_s
         return np.asarray(np.maximum(computing, reading) + routing)
 
@@ -257,11 +309,18 @@ class Roofline(Shown):
     ) -> dict[str, Floats]:
         """Every term of the step [s]; products and weights overlap, the rest adds to the larger.
 
-        Arguments as in :meth:`StepModel.seconds`; ``decoding`` has no effect of its own here.
+        Arguments as in :meth:`StepModel.seconds`; ``decoding`` says how many ranks read the cache.
         """
-        n, _, c, q = np.broadcast_arrays(
+        every, b, c, q = np.broadcast_arrays(
             *(np.asarray(a, dtype=np.float64) for a in (tokens, decoding, cached, pairs))
         )
+        n, ranks = every, max(1, self.expert_ranks)
+        if ranks > 1:
+            prefill = np.maximum(every - b, 0.0)
+            whole = np.minimum(prefill, np.maximum(prefill / ranks, self.prompt_tokens))
+            n = np.ceil(b / ranks) + whole
+            c = c * np.where(b > 0, np.ceil(b / ranks) / np.maximum(b, 1.0), 1.0 / ranks)
+            q = q / ranks + (whole - prefill / ranks) * self.prompt_tokens / 2.0
         e, model, t, held = self.efficiency, self.llm, self.tensor_parallel, self._held
         routed = model.moe_layers * model.experts_active * model.expert_params
         compute = 2.0 * (model.matmul_params - model.head_params - routed) * self._share / t
@@ -269,11 +328,18 @@ class Roofline(Shown):
         copies = t / min(t, 1 if model.latent else model.kv_heads)
         kv = model.kv_bytes_per_token(self.kv_precision) * self._share * copies / t
         attention = model.attention_flops_per_pair() * self._share / t
-        sent = 2 * held * (2.0 * (t - 1) / t) * model.activation_bytes_per_token("fp16")
-        hops = 2 * held * 2 * (t - 1)
+        size, link = model.activation_bytes_per_token("fp16"), 1e9 * self.gpu.link_gbs
+        spread = self._share * model.moe_layers if ranks > 1 else 0
+        reduces = 2 * held - spread / 2 if spread else 2 * held
+        sent = reduces * (2.0 * (t - 1) / t) * size
+        hops = reduces * 2 * (t - 1)
         one = np.ones_like(n)
         step = e.step_overhead_s if self.layers is None else 0.0
-        experts = {"experts": self._experts(n)} if model.experts else {}
+        experts = {"experts": self._experts(every)} if model.experts else {}
+        if spread:
+            away = min(model.experts_active, self.gpus) * (1.0 - 1.0 / self.gpus) * size / t
+            hop = (self.gpus - 1) * e.hop_latency_s
+            experts["exchange"] = 2 * spread * (away * n / (link * e.link_efficiency) + hop)
         return {
             "products": compute * (n + e.padding_tokens) / (self._flops * e.compute_efficiency),
             "weights": self._weight_bytes / (self._bandwidth * e.bandwidth_efficiency) * one,
@@ -282,8 +348,7 @@ class Roofline(Shown):
             "kv cache": kv * c / (self._bandwidth * e.kv_efficiency),
             # Scores and values are products of activations, whatever the weights are stored in.
             "attention": attention * q / (1e12 * self.gpu.fp16_tflops * e.attention_efficiency),
-            "all-reduce": sent * n / (1e9 * self.gpu.link_gbs * e.link_efficiency)
-            + hops * e.hop_latency_s,
+            "all-reduce": sent * n / (link * e.link_efficiency) + hops * e.hop_latency_s,
             "overhead": (held * e.layer_overhead_s + step) * one,
         }
 
@@ -306,34 +371,55 @@ class Roofline(Shown):
     @property
     def bend_tokens(self) -> float:
         """Tokens of a step at which computing takes as long as reading the weights."""
-        terms = self.terms(np.array([0.0, 1.0]))
+        terms = self.terms(np.array([0.0, 1.0]), np.array([0, 1]))
         slope = float(np.diff(terms["products"])[0])
-        return float(max(0.0, terms["weights"][1] / slope - self.efficiency.padding_tokens))
+        own = max(0.0, terms["weights"][1] / slope - self.efficiency.padding_tokens)
+        return float(max(1, self.expert_ranks) * own)
+
+    @property
+    def knots_tokens(self) -> Floats:
+        """New tokens between which steps of the step model lie on straight lines."""
+        bend = self.bend_tokens
+        if not self.llm.experts:
+            return np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
+        # Weights read grow with the tokens until all experts are touched: no finite number of
+        # knots is exact, and 4 per doubling are close.
+        top = max(2.0 * bend, 4096.0 * self.llm.experts / self.llm.experts_active)
+        knots = np.unique(np.append(np.geomspace(1.0, top, 4 * int(np.log2(top))), bend))
+        knots = np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
+        if self.expert_ranks < 2:
+            return knots
+        turns = [self.prompt_tokens, self.expert_ranks * self.prompt_tokens]
+        return np.unique([*knots, bend / self.expert_ranks, *turns])
+
+    def experts_by_tokens(self) -> Floats:
+        """New tokens, and the time of the routed experts with so many [s]; shape (2, K)."""
+        knots = self.knots_tokens
+        return np.array([knots, self._experts(knots)])
 
     def step_model(self) -> StepModel:
         """The step model this reduces to; exact for dense models, see :meth:`reduce`."""
-        bend = self.bend_tokens
-        if self.llm.experts:
-            # Weights read grow with the tokens until all experts are touched: no finite number
-            # of knots is exact, and 4 per doubling are close.
-            top = max(2.0 * bend, 4096.0 * self.llm.experts / self.llm.experts_active)
-            knots = np.unique(np.append(np.geomspace(1.0, top, 4 * int(np.log2(top))), bend))
-            knots = np.concatenate([[0.0], knots[knots >= 1.0], [2.0 * top]])
-        else:
-            knots = np.array([0.0, bend, 2.0 * bend]) if bend > 0 else np.array([0.0, 1.0])
+        knots = self.knots_tokens
         # Of one token or pair the difference would drown in the rounding of an empty step.
         rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, _MANY, 0.0], [0.0, 0.0, _MANY]) / _MANY
+        cached_s, times, level = np.array([rates[1] - rates[0]]), self.seconds(knots), None
+        if (own := self.expert_ranks) > 1:
+            batch = np.arange(1.0, _MOST_DECODING + 1.0)
+            cached_s = cached_s * own * np.ceil(batch / own) / batch
+            level = self.seconds(batch, batch) - np.interp(batch, knots, times)
         return StepModel(
             (
                 Piece(
                     knots,
-                    self.seconds(knots),
-                    np.array([rates[1] - rates[0]]),
+                    times,
+                    cached_s,
                     float(rates[2] - rates[0]),
+                    decode_level_s=level,
                 ),
             ),
             source=f"roofline of {self.llm.name} on {self.gpu.name}"
-            + (f" x{self.tensor_parallel}" if self.tensor_parallel > 1 else "")
+            + (f" x{self.gpus}" if self.gpus > 1 else "")
+            + (f", experts spread by {own} rank{'s' * (own > 1)}" if own else "")
             + f", {self.efficiency.source}",
             provenance=self.efficiency.provenance,
         )
