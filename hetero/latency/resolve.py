@@ -190,7 +190,7 @@ def resolve(
         source=source if source in sources(gpu.name) else None,
         precision=precision,
         kv_precision=kv_precision,
-        experts=experts or (expert_efficiency(llm, gpu.vendor, engine) if llm.experts else None),
+        experts=experts or (llm.experts and expert_efficiency(llm, gpu, engine, precision)) or None,
     )
     kinds = {level: kind for kind, level in _LEVELS.items()}
     level = level_of(gpu.name, tensor_parallel=tensor_parallel)
@@ -272,8 +272,13 @@ def _resolved(
 def _under(
     found: ResolvedSteps, engine: EngineName, release: str, llm: Llm, tensor_parallel: int
 ) -> ResolvedSteps:
-    """The same under an engine, which takes time around its kernels."""
+    """The same under an engine, which takes time around its kernels.
+
+    Runs of mixtures show none of it beside kernels where the next step is prepared ahead.
+    """
     overheads = serving_engine(engine).overheads_of(release)
+    if llm.experts and overheads is not None and serving_engine(engine).ahead(release):
+        overheads = replace(overheads, step_s=0.0, decoding_s=0.0)
     if overheads is None and engine == "any":
         return found
     if overheads is None:
