@@ -285,7 +285,7 @@ class ServingEngine(Shown):
         """
         return _has(self.caches_from, release)
 
-    def overheads_of(self, release: str = "") -> EngineOverheads | None:
+    def overheads_of(self, release: str = "", *, experts: bool = False) -> EngineOverheads | None:
         """What a release takes beside the kernels of a step, as every command takes it.
 
         It is that of the newest releases fitted that are not newer, else of the oldest; None where
@@ -295,6 +295,9 @@ class ServingEngine(Shown):
         ----------
         release
             By default the newest.
+        experts
+            Of a mixture: runs of those show none of the time per step beside the kernels where the
+            next step is prepared ahead.
 
         Raises
         ------
@@ -316,7 +319,10 @@ class ServingEngine(Shown):
             self.overheads, key=lambda one: release_numbers(one.releases.partition("-")[0])
         )
         older = [one for one in by_age if release_numbers(one.releases.partition("-")[0]) <= wanted]
-        return (older or by_age[:1])[-1].of(release)
+        found = (older or by_age[:1])[-1].of(release)
+        if experts and self.ahead(release):
+            return replace(found, step_s=0.0, decoding_s=0.0)
+        return found
 
     def memory_of(self, release: str = "") -> EngineMemory | None:
         """How a release, by default the newest, divides the memory; None for the papers' systems.

@@ -128,7 +128,7 @@ class CostModel:
         """What the engine takes around the kernels of a stage, where its table has it not."""
         if self.settings.efficiency is not None or (table and table.step is table.kernels):
             return None
-        return self.engine.overheads_of(self.settings.release)
+        return self.engine.overheads_of(self.settings.release, experts=bool(self.llm.experts))
 
     def room(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
         """What the engine takes of the memory of so many GPUs, and holds beside weights.
@@ -248,7 +248,7 @@ class CostModel:
             precision=s.precision,
             kv_precision=s.kv_precision,
             layers=1,
-            experts=efficiencies.expert_efficiency(llm, machine.gpu.vendor, s.engine),
+            experts=efficiencies.expert_efficiency(llm, machine.gpu, s.engine, s.precision),
         )
         terms = roofline.terms([0.0, 1.0], 0, [0.0, 1.0], [0.0, 1.0])
         zero = {name: float(values[0]) for name, values in terms.items()}

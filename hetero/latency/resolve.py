@@ -197,7 +197,7 @@ def resolve(
         source=calibration_of(gpu, engine),
         precision=precision,
         kv_precision=kv_precision,
-        experts=experts or (expert_efficiency(llm, gpu.vendor, engine) if llm.experts else None),
+        experts=experts or (llm.experts and expert_efficiency(llm, gpu, engine, precision)) or None,
         expert_ranks=expert_ranks,
     )
     if expert_ranks > 1 and trace is not None:
@@ -297,7 +297,7 @@ def _under(
     ranks: int = 1,
 ) -> ResolvedSteps:
     """The same under an engine, which takes time around its kernels."""
-    overheads = serving_engine(engine).overheads_of(release)
+    overheads = serving_engine(engine).overheads_of(release, experts=bool(llm.experts))
     if overheads is None and engine == "any":
         return found
     if overheads is None:

@@ -1,12 +1,17 @@
-r"""Mixtures of experts on real servers: what their kernels reach, fitted and tested left out.
+r"""Mixtures of experts on real servers, with what their kernels reach, and tested left out.
 
 InferenceMAX (dataset ``serving_runs``) has closed loops of clients on gpt-oss-120b and DeepSeek-R1
-under vLLM and SGLang, Argonne static batches of Mixtral under vLLM of 2024, BLIS stages of Mixtral
-under vLLM 0.15. Each run is simulated as ``hetero simulate`` would; with the shares of
-:class:`~hetero.latency.models.roofline.ExpertEfficiency` fitted to TPOT and TTFT, or the time of a
-whole batch, of all runs, of all but a GPU's, and of all but a model's. Experts stored in a narrower
-type than what is computed in (gpt-oss, mxfp4) have shares of their own. TTFT under SGLang is many
-times its kernels and takes no part in a fit.
+under vLLM, SGLang and TensorRT-LLM, Argonne static batches of Mixtral under vLLM of 2024. Each run
+is simulated as ``hetero simulate`` would, with what its launch script sets: vLLM prepares steps
+ahead, SGLang puts prompts first in large chunks, KV caches of Blackwell are fp8
+(github.com/InferenceMAX/InferenceMAX, benchmarks/, December 2025).
+
+On NVIDIA's GPUs no run is fitted to: what experts reach is from tables of kernels
+(:mod:`pipelines.studies.expert_kernels`), with the tables of a run's GPU left out, or the rows of
+its model's shape. Of AMD's there are no tables: the three values are fitted to TPOT and TTFT (under
+vLLM), or the time of a whole batch, of all runs on a die, of all but a GPU's, and of all but a
+model's. TTFT under SGLang is many times its kernels: it looks for new requests every 10 or 30 steps
+where its script says so, and takes no part in a fit.
 """
 
 from __future__ import annotations
@@ -15,22 +20,27 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
+from scipy.special import ndtri
 
 from hetero.arrays import Floats
 from hetero.catalog import EngineName, gpu, llm
 from hetero.deployment import engine_on
+from hetero.latency.calibration.expected import error_of, level_of
+from hetero.latency.frames import derived_frame
+from hetero.latency.models.efficiencies import die, expert_efficiency
 from hetero.latency.models.roofline import ExpertEfficiency
 from hetero.latency.resolve import resolve
 from hetero.latency.step import StepModel
 from hetero.streams import stream
 from hetero.workload import Trace
-from pipelines.studies import servers
+from pipelines.studies import expert_kernels, servers
 from pipelines.studies.calibration import summary
 from pipelines.studies.server_fit import FOLDS, LABELS, Fold
 from pipelines.studies.servers import ServerRun, StepsOfRun, read, served, simulated
@@ -53,21 +63,37 @@ _MODELS: Final = {"gptoss": "gpt-oss-120b", "dsr1": "DeepSeek-R1"}
 _SHORTEST = 0.8  # of the lengths asked for; shorter ones are not drawn
 
 
+_ENGINES: Final[dict[str, EngineName]] = {"vllm": "vllm", "sglang": "sglang", "trt": "trtllm"}
+# What the launch scripts set, by engine: limits, and whether steps are prepared ahead.
+_LAUNCHED: Final = {
+    "vllm": {"max_batch": 512, "max_step_tokens": 8192, "schedule_ahead": True},
+    "sglang": {"max_batch": 512, "max_step_tokens": 32768, "batching": "prefill first"},
+    "trtllm": {"max_batch": 512, "max_step_tokens": 20000, "schedule_ahead": True},
+}
+_CHUNK_OF_AMD: Final = 196608
+_NARROW_CACHE: Final = ("B200",)
+
+
 def inferencemax() -> Iterator[ServerRun]:
-    """The last run of every setting of one replica, under vLLM and SGLang."""
+    """The last run of every setting of one replica, under vLLM, SGLang and TensorRT-LLM."""
     frame = read("inferencemax_even.csv")
     kept = (frame["latest"] == 1) & ~frame["disagg"] & (frame["spec_decoding"] == "none")
-    kept &= frame["framework"].isin(["vllm", "sglang"]) & (frame["ep"] == 1)
+    kept &= (
+        frame["framework"].isin(list(_ENGINES)) & (frame["ep"] == 1) & (frame["dp_attention"] == 0)
+    )
     for row in frame[kept].to_dict("records"):
-        model = llm(_MODELS[row["infmax_model_prefix"]])
-        if row["precision"] == "fp4" and not model.expert_bits:
-            continue
-        clients, name = int(row["conc"]), _GPUS[row["hw"].split("-")[0]]
-        release = row["image"].rpartition(":")[2].lstrip("v").split("-")[0].split(".post")[0]
+        model, family = llm(_MODELS[row["infmax_model_prefix"]]), _ENGINES[row["framework"]]
+        clients, of = int(row["conc"]), gpu(_GPUS[row["hw"].split("-")[0]])
+        release = row["image"].rpartition(":")[2].lstrip("v").split("-")[0]
+        release = release.split(".post")[0].split("rc")[0]
+        limits = dict(_LAUNCHED[family])
+        if of.vendor == "AMD":
+            limits["max_step_tokens"] = _CHUNK_OF_AMD
+        engine = replace(engine_on(of, family, release), prefix_cache=False)
         yield ServerRun(
             "inferencemax",
-            f"{row['framework']} {release}",
-            name,
+            f"{family} {release}",
+            of.name,
             model,
             int(row["tp"]),
             f"{clients} clients, {row['isl']} + {row['osl']}",
@@ -79,8 +105,9 @@ def inferencemax() -> Iterator[ServerRun]:
                 "output_tps": row["output_tput_per_gpu"] * row["tp"],
             },
             precision="fp16" if model.expert_bits else row["precision"],
-            engine=replace(engine_on(gpu(name), row["framework"], release), prefix_cache=False),
-            family=row["framework"],
+            kv_precision="fp8" if of.name.startswith(_NARROW_CACHE) else "fp16",
+            engine=replace(engine, **limits),
+            family=family,
         )
 
 
@@ -93,79 +120,61 @@ def lengths(count: int, inputs: int, outputs: int) -> Trace:
     return Trace(np.zeros(count), prompts, answers, name=f"{inputs} + {outputs}")
 
 
-@dataclass(frozen=True, eq=False)
-class Family:
-    """Runs under one engine on GPUs of one vendor, whose experts are stored alike."""
+def _steps(shares: ExpertEfficiency | None = None) -> StepsOfRun:
+    """Step times with these shares, by default those of every command."""
 
-    engine: EngineName
-    vendor: str
-    narrow: bool
-    runs: tuple[ServerRun, ...]
+    def of(run: ServerRun) -> StepModel:
+        return resolve(
+            gpu(run.gpu),
+            run.llm,
+            run.tensor_parallel,
+            engine=run.family,
+            release=run.release,
+            precision=run.precision,
+            kv_precision=run.kv_precision,
+            experts=shares,
+        ).step
 
-    def steps(self, shares: ExpertEfficiency) -> StepsOfRun:
-        """Step times with these shares, under the engine's overheads."""
+    return of
 
-        def of(run: ServerRun) -> StepModel:
-            return resolve(
-                gpu(run.gpu),
-                run.llm,
-                run.tensor_parallel,
-                engine=run.family,
-                release=run.release,
-                precision=run.precision,
-                experts=shares,
-            ).step
 
-        return of
+def logs(shares: ExpertEfficiency, of: Sequence[ServerRun]) -> Floats:
+    """Logarithms of simulated over measured: TPOT and TTFT or E2E; of a batch its time."""
+    steps, rows = _steps(shares), []
+    for run in of:
+        own = simulated(run, served(run, steps))
+        keys = ("tpot_s", "ttft_s" if run.family == "vllm" else "e2e_s")
+        keys = ("e2e_s", "e2e_s") if run.statistic == "last" else keys
+        rows.append([math.log(own[key] / run.measured[key]) for key in keys])
+    return np.array(rows)
 
-    def errors(self, shares: ExpertEfficiency, runs: Sequence[ServerRun] = ()) -> Floats:
-        """Logarithms of simulated over measured: TPOT and TTFT or E2E; of a batch its time."""
-        steps, rows = self.steps(shares), []
-        for run in runs or self.runs:
-            own = simulated(run, served(run, steps))
-            keys = ("tpot_s", "ttft_s" if self.engine == "vllm" else "e2e_s")
-            keys = ("e2e_s", "e2e_s") if run.statistic == "last" else keys
-            rows.append([math.log(own[key] / run.measured[key]) for key in keys])
-        return np.array(rows)
 
-    def fit(self, runs: Sequence[ServerRun] = ()) -> ExpertEfficiency:
-        """Shares that explain the runs best; every pair of GPU and model weighs the same.
+def fit(of: Sequence[ServerRun]) -> ExpertEfficiency:
+    """Shares that explain some runs best; every pair of GPU and model weighs the same.
 
-        Runs that wait for room in the KV cache say nothing of kernels and take no part.
-        """
-        chosen = tuple(filter(_held, runs or self.runs))
-        many = Counter((run.gpu, run.llm.name) for run in chosen)
-        weight = np.array([many[run.gpu, run.llm.name] ** -0.5 for run in chosen])[:, None]
-        low, high = np.log(_BOUNDS).T + _AWAY
-        centre, deviation = np.log([one for one, _ in _PRIOR]), [one for _, one in _PRIOR]
+    Runs that wait for room in the KV cache say nothing of kernels and take no part.
+    """
+    chosen = tuple(filter(_held, of))
+    many = Counter((run.gpu, run.llm.name) for run in chosen)
+    weight = np.array([many[run.gpu, run.llm.name] ** -0.5 for run in chosen])[:, None]
+    low, high = np.log(_BOUNDS).T + _AWAY
+    centre, deviation = np.log([one for one, _ in _PRIOR]), [one for _, one in _PRIOR]
 
-        def residuals(logs: Floats) -> Floats:
-            found = _shares(logs - _AWAY)
-            far = _SCALE * (logs - _AWAY - centre) / deviation
-            return np.append((weight * self.errors(found, chosen)).ravel(), far)
+    def residuals(found: Floats) -> Floats:
+        far = _SCALE * (found - _AWAY - centre) / deviation
+        return np.append((weight * logs(_shares(found - _AWAY), chosen)).ravel(), far)
 
-        found = least_squares(
-            residuals,
-            centre + _AWAY,
-            bounds=(low, high),
-            loss="soft_l1",
-            f_scale=_SCALE,
-            diff_step=[0.005],
-            xtol=1e-3,
-            ftol=1e-3,
-        )
-        return _shares(found.x - _AWAY)
-
-    def left_out(self, fold: Fold) -> Iterator[tuple[ServerRun, ExpertEfficiency]]:
-        """Every run with the shares of a fit that does not know its GPU, or its model."""
-
-        def name(run: ServerRun) -> str:
-            return run.gpu if fold == "gpu" else run.llm.name
-
-        for held in dict.fromkeys(map(name, self.runs)):
-            rest = [run for run in self.runs if name(run) != held]
-            shares = self.fit(rest) if rest else ExpertEfficiency()
-            yield from ((run, shares) for run in self.runs if name(run) == held)
+    found = least_squares(
+        residuals,
+        centre + _AWAY,
+        bounds=(low, high),
+        loss="soft_l1",
+        f_scale=_SCALE,
+        diff_step=[0.005],
+        xtol=1e-3,
+        ftol=1e-3,
+    )
+    return _shares(found.x - _AWAY)
 
 
 def _held(run: ServerRun) -> bool:
@@ -183,53 +192,111 @@ def _shares(logs: Floats) -> ExpertEfficiency:
     )
 
 
-def families() -> tuple[Family, ...]:
-    """The runs by engine, vendor, and whether experts are narrower than what is computed in."""
-    runs = [*inferencemax(), *servers.runs("argonne", experts=True)]
-    groups: dict[tuple[EngineName, str, bool], list[ServerRun]] = {}
-    for run in runs:
-        key = (run.family, gpu(run.gpu).vendor, run.llm.expert_bits > 0)
-        groups.setdefault(key, []).append(run)
-    return tuple(Family(*key, tuple(found)) for key, found in sorted(groups.items()))
+@lru_cache(maxsize=1)
+def runs() -> tuple[ServerRun, ...]:
+    """Every run of a mixture of experts on one replica."""
+    return (*inferencemax(), *servers.runs("argonne", experts=True))
+
+
+def near(engine: EngineName, name: str, without: str = "") -> list[ServerRun]:
+    """Runs under an engine on the die of a GPU without kernels; of all others if there are none."""
+    rest = [
+        run
+        for run in runs()
+        if run.family == engine and gpu(run.gpu).vendor != "NVIDIA" and run.gpu != without
+    ]
+    rest = [run for run in rest if run.precision != "fp4"]
+    return [run for run in rest if die(run.gpu) == die(name)] or rest
+
+
+@lru_cache(maxsize=16)
+def _fitted(engine: EngineName, name: str, without: str = "") -> ExpertEfficiency | None:
+    chosen = near(engine, name, without)
+    return fit(chosen) if chosen else None
 
 
 def shares() -> pd.DataFrame:
-    """Rows of ``data/measured/experts.csv``: a fit per family, to all its runs."""
+    """Rows of ``data/measured/experts.csv``: of kernels, and a fit per die without any."""
     rows = []
-    for family in families():
-        found = family.fit()
+    for engine, name in dict.fromkeys((run.family, run.gpu) for run in runs()):
+        if gpu(name).vendor == "NVIDIA" or (found := _fitted(engine, name)) is None:
+            continue
+        those = near(engine, name)
+        error = 100.0 * np.abs(np.expm1(logs(found, those)[:, 0]))
         rows.append(
             {
-                "engine": family.engine,
-                "vendor": family.vendor,
-                "narrow": int(family.narrow),
+                "engine": engine,
+                "vendor": gpu(name).vendor,
+                "gpu": name,
+                "type": those[0].precision,
                 "compute_share": found.compute_share,
                 "bandwidth_share": found.bandwidth_share,
-                "layer_us": round(1e6 * found.layer_s, 3),
-                "runs": len(family.runs),
-                "gpus": " ".join(sorted({run.gpu for run in family.runs})),
-                "models": " ".join(sorted({run.llm.name for run in family.runs})),
+                "layer_us": round(1e6 * found.layer_s, 2),
+                "latent_us": 0.0,
+                "shapes": 1,
+                "error_percent": round(float(np.median(error)), 1),
+                "source": f"fitted on serving_runs: {len(those)} runs of {those[0].llm.name}",
             }
         )
-    return pd.DataFrame(rows)
+    return pd.concat([expert_kernels.shares(), pd.DataFrame(rows)], ignore_index=True)
+
+
+def left_out(run: ServerRun, fold: Fold) -> ExpertEfficiency:
+    """What is said of a run's experts without its GPU, or without its model.
+
+    Latent attention was measured on one model alone: without it, it takes what dense layers do.
+    Each engine ran one model on AMD's GPUs: without it, the other engine's runs count.
+    """
+    of = gpu(run.gpu)
+    if of.vendor == "NVIDIA":
+        if fold == "gpu":
+            return expert_efficiency(run.llm, of, run.family, run.precision, without=of.name)
+        kind = "mxfp4" if run.llm.expert_bits else run.precision
+        table = expert_kernels.experts(run.gpu.replace("-40GB", "-80GB"), run.family, kind)
+        return expert_kernels.fit(expert_kernels.without(table, run.llm))
+    other: EngineName = "sglang" if run.family == "vllm" else "vllm"
+    found = _fitted(run.family, of.name, of.name) if fold == "gpu" else _fitted(other, of.name)
+    # Without any run of the vendor, as of a GPU of which nothing is known.
+    usual = replace(of, vendor="NVIDIA")
+    return found or expert_efficiency(run.llm, usual, run.family, run.precision)
+
+
+def covered(share: float = 0.9) -> pd.DataFrame:
+    """How often intervals made without a run's GPU, or model, hold its TPOT and throughput.
+
+    In a closed loop both go with the time of a decode step, whose deviation is
+    :func:`hetero.latency.calibration.expected.error_of`'s. Columns: test, quantity, runs, covered.
+    """
+    frame = derived_frame("expert_servers")
+    frame = frame[(frame["test"] != "default") & (frame["source"] == "inferencemax")]
+    widths = []
+    for row in frame.to_dict("records"):
+        name, fold = str(row["gpu"]), row["test"]
+        error = error_of(
+            level_of(name), row["server"].split()[0], gpu(name).vendor, without=(fold, row[fold])
+        )
+        widths.append(float(ndtri((1 + share) / 2)) * error.decode_sd)
+    rows = [
+        (test, label, len(own), float((size[own.index] <= np.take(widths, at)).mean()))
+        for label in ("TPOT", "throughput")
+        for size in [np.abs(np.log1p(frame[label] / 100.0))]
+        for test, own in frame.groupby("test")
+        for at in [np.flatnonzero(frame["test"] == test)]
+    ]
+    return pd.DataFrame(rows, columns=["test", "quantity", "runs", "covered"])
 
 
 def errors() -> pd.DataFrame:
-    """Rows of ``data/measured/expert_servers.csv``: the error of every run, left out and fitted.
+    """Rows of ``data/measured/expert_servers.csv``: the error of every run, left out and not.
 
-    Columns as of :func:`pipelines.studies.servers.errors`, and ``test``: ``gpu`` and ``llm`` where
-    the shares come from a fit without that GPU or that model (with no run left, shares are 1),
-    ``default`` with what every command takes.
+    Columns as of :func:`pipelines.studies.servers.errors`, and ``test``: ``gpu`` and ``llm``
+    without that GPU or that model (:func:`left_out`), ``default`` with what every command takes.
     """
-    parts = []
-    for family in families():
-        frame = servers.errors(family.runs)
-        parts.append(frame.assign(test="default"))
-        for fold in FOLDS:
-            rows = [
-                servers.errors([run], family.steps(found)) for run, found in family.left_out(fold)
-            ]
-            parts.append(pd.concat(rows).assign(test=fold))
+    every = list(runs())
+    parts = [servers.errors(every).assign(test="default")]
+    for fold in FOLDS:
+        rows = [servers.errors([run], _steps(left_out(run, fold))) for run in every]
+        parts.append(pd.concat(rows).assign(test=fold))
     columns = ["test", "source", "server", "gpu", "llm", "degree", "load", *LABELS]
     found = pd.concat(parts, ignore_index=True)[columns]
     return found.assign(**{label: found[label].round(1) for label in LABELS})

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from hetero.catalog import gpu as find_gpu
-from hetero.catalog import link
+from hetero.catalog import link, llm
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
@@ -24,12 +25,28 @@ from hetero.latency.frames import SOURCES, Source
 from hetero.latency.models.efficiencies import PRIOR, calibrated, chip, lenders
 from hetero.latency.models.layers import helix
 from hetero.latency.models.roofline import VALUES, Efficiency
-from hetero.latency.sources import measured, profile_settings
+from hetero.latency.sources import measured, operators, profile_settings
 from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
 from pipelines.studies import layer_profiles
 
 Floats = NDArray[np.float64]
 
+PACKAGE_ENGINES: Final[dict[operators.Backend, str]] = {
+    "vllm": "0.24.0",
+    "sglang": "0.5.14",
+    "trtllm": "1.3.0rc20",
+}
+"""Engines of the package aiconfigurator-core 0.12.0 with their releases on most GPUs."""
+
+_OTHER_RELEASES: Final = {
+    "A100-SXM-80GB": {"vllm": "0.14.0", "sglang": "0.5.10", "trtllm": "1.0.0"},
+    "Arc-Pro-B60": {"vllm": "0.26.0"},
+}
+
+_GRID_REPLICAS: Final = (
+    *(("Llama-3.1-8B", degree) for degree in (1, 2, 4)),
+    *(("Llama-3.1-70B", degree) for degree in (2, 4, 8)),
+)
 _POINTS = (np.arange(40) + 0.5) / 40  # of the distribution of each table's errors that is kept
 
 
@@ -190,29 +207,72 @@ def by_gpu(tables: Iterable[Measurements]) -> dict[tuple[str, str], list[Measure
 
 def calibrate_all(*, raw: bool = False, hold_out: bool = True) -> pd.DataFrame:
     """One row per source, GPU and engine: values, deviations, errors. See ``data/measured``."""
+    groups = [group for source in SOURCES for group in by_gpu(tables(source, raw=raw)).values()]
+    return pd.DataFrame([_as_row(calibrate(group, hold_out=hold_out)) for group in groups])
+
+
+def _as_row(found: Calibration) -> dict[str, object]:
+    row: dict[str, object] = {
+        "source": found.source,
+        "gpu": found.gpu,
+        "engine": found.engine,
+        "tables": found.tables,
+        **dict(zip(VALUES, found.efficiency.values.tolist(), strict=True)),
+        "estimated": " ".join(found.efficiency.estimated),
+        "unmeasured": " ".join(found.unmeasured),
+    }
+    for phase in PHASES:
+        a = found.accuracy[phase]
+        row |= {f"{phase}_{name}": round(value, 2) for name, value in a.percents.items()}
+        for kind in ("llm", "degree"):
+            held = found.held_out.get((kind, phase))
+            row[f"{phase}_held_out_{kind}_mape_percent"] = (
+                round(held.mape_percent, 2) if held else None
+            )
+    return row
+
+
+def package_calibrations() -> pd.DataFrame:
+    """Rows of ``data/measured/more_efficiencies.csv``: GPUs of the package alone.
+
+    The published grid has six GPUs; the package has Blackwell's others and Intel's B60, in the
+    same models, degrees, batches and lengths.
+
+    Raises
+    ------
+    ParameterError
+        If the package is not installed.
+    """
+    known = set(calibrated_by_grid())
     rows = []
-    for source in SOURCES:
-        for group in by_gpu(tables(source, raw=raw)).values():
-            found = calibrate(group, hold_out=hold_out)
-            row: dict[str, object] = {
-                "source": source,
-                "gpu": found.gpu,
-                "engine": found.engine,
-                "tables": found.tables,
-                **dict(zip(VALUES, found.efficiency.values.tolist(), strict=True)),
-                "estimated": " ".join(found.efficiency.estimated),
-                "unmeasured": " ".join(found.unmeasured),
-            }
-            for phase in PHASES:
-                a = found.accuracy[phase]
-                row |= {f"{phase}_{name}": round(value, 2) for name, value in a.percents.items()}
-                for kind in ("llm", "degree"):
-                    held = found.held_out.get((kind, phase))
-                    row[f"{phase}_held_out_{kind}_mape_percent"] = (
-                        round(held.mape_percent, 2) if held else None
-                    )
-            rows.append(row)
+    for name in operators.SYSTEMS:
+        for engine in PACKAGE_ENGINES:
+            if name not in known and (found := _of_package(name, engine)):
+                label = f"{engine} {package_release(name, engine)}"
+                group = [replace(table, engine=label, provenance="measured") for table in found]
+                rows.append(_as_row(calibrate(group)))
     return pd.DataFrame(rows)
+
+
+def package_release(name: str, engine: operators.Backend) -> str:
+    """Release of an engine that the package measured on a GPU."""
+    return _OTHER_RELEASES.get(name, {}).get(engine, PACKAGE_ENGINES[engine])
+
+
+def calibrated_by_grid() -> tuple[str, ...]:
+    """GPUs of the published grid of aiconfigurator."""
+    return tuple({table.gpu: None for table in measured.aiconfigurator()})
+
+
+def _of_package(name: str, engine: operators.Backend) -> list[Measurements]:
+    found = []
+    operators.package()
+    for model, degree in _GRID_REPLICAS:
+        try:
+            found.append(operators.measurements(find_gpu(name), llm(model), degree, engine=engine))
+        except (ParameterError, ValueError, RuntimeError):
+            continue  # too little memory, or the engine was not measured on it
+    return found
 
 
 def errors(*, raw: Collection[Source] = ()) -> pd.DataFrame:

@@ -156,9 +156,14 @@ class ServerRun:
 
     @property
     def release(self) -> str:
-        """Release of its engine; empty where it is not known."""
-        last = self.server.split()[-1]
-        return last if last[0].isdigit() else ""
+        """Release of its engine, or the first that prepares steps ahead where it was told to.
+
+        Empty where it is not known.
+        """
+        last, known = self.server.split()[-1], serving_engine(self.family)
+        found = last if last[0].isdigit() else ""
+        ahead = self.engine.schedule_ahead and found and not known.ahead(found)
+        return known.ahead_from or found if ahead else found
 
     @property
     def name(self) -> str:

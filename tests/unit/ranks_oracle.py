@@ -58,7 +58,7 @@ class Group:
         sent = 2.0 * m.hidden * most * min(m.experts_active, g) * (g - 1) / g
         sent /= 1e9 * self.gpu.link_gbs * e.link_efficiency
         way = 2 * (sent + (g - 1) * e.hop_latency_s) if g > 1 else 0.0
-        return m.moe_layers * (max(reading, computing) + x.layer_s + way)
+        return m.moe_layers * (reading + computing + x.layer_s + way)
 
     def step_s(self, work: list[tuple[float, float, float]]) -> float:
         """A step of all ranks, which wait for the slowest; each has tokens, cached and pairs."""

@@ -134,7 +134,7 @@ def test_balanced_ranks_beside_ranks_in_lockstep(rate: float, tpot: float, ttft:
         seen[name] = error, float(played.ttft_s.mean() / first.mean() - 1)
     assert abs(seen["whole"][0]) < tpot
     assert abs(seen["whole"][1]) < ttft
-    assert seen["shared"][0] < -0.3
+    assert seen["shared"][0] < -0.25
     assert seen["shared"][1] < -0.6
 
 

@@ -25,7 +25,9 @@ def test_rows_say_what_the_tables_hold() -> None:
     assert "steps: BLOOM-176B, Llama-2-70B" in rows["H100-SXM"][2]
     assert rows["RTX-4090"][2] == "layers: Llama-3.1-8B"
     assert rows["H800-SXM"][3] == "estimated from H100-SXM"
-    assert rows["MI300X"][2:4] == ("nothing", "assumed")
+    assert rows["A40"][2:4] == ("nothing", "assumed")
+    assert rows["B300-SXM"][2:4] == rows["Arc-Pro-B60"][2:4] == ("operators", "derived")
+    assert rows["MI300X"][2:4] == ("offline runs", "compute fitted to runs, the rest assumed")
     assert rows["H800-SXM"][6] == "assumed"
     assert rows["A800-SXM-80GB"][6] == "none"
 

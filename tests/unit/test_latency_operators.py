@@ -10,6 +10,7 @@ from hetero import paths
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
 from hetero.latency.frames import raw_available
+from hetero.latency.reduction import reduce_table
 from hetero.latency.sources import measured, operators
 from pipelines.studies import measured_tables
 
@@ -22,7 +23,7 @@ def test_without_the_extra_the_hint_names_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(operators, "available", lambda: False)
     operators._handle.cache_clear()
     with pytest.raises(ParameterError, match=r"hetero\[silicon\]"):
-        operators.step_model(gpu("H100-SXM"), llm("Llama-3.1-8B"))
+        operators.measurements(gpu("H100-SXM"), llm("Llama-3.1-8B"))
 
 
 def test_gpus_and_models_outside_say_so() -> None:
@@ -54,10 +55,10 @@ def test_the_published_grid_comes_out() -> None:
 
 @needs_extra
 def test_step_models_carry_their_error() -> None:
-    found = operators.step_model(gpu("B200-SXM"), llm("Llama-3.1-8B"))
+    found = reduce_table(operators.measurements(gpu("B200-SXM"), llm("Llama-3.1-8B")))
     assert found.accuracy["decode"].mape_percent < 1.5
     assert found.accuracy["prefill"].mape_percent < 3.0
-    faster = operators.step_model(gpu("H100-SXM"), llm("Llama-3.1-8B")).model
+    faster = reduce_table(operators.measurements(gpu("H100-SXM"), llm("Llama-3.1-8B"))).model
     assert float(found.model.decode_seconds([1024])) < float(faster.decode_seconds([1024]))
 
 

@@ -84,7 +84,11 @@ def _models() -> dict[str, dict[str, set[str]]]:
 
 def _measured(name: str) -> str:
     kinds = _models().get(name, {})
-    return "; ".join(f"{kind}: {', '.join(sorted(llms))}" for kind, llms in kinds.items())
+    if not kinds and name in set(calibrated()["gpu"]):
+        return "operators"
+    runs = derived_frame("offline_compute")["gpu"]
+    found = [f"{kind}: {', '.join(sorted(llms))}" for kind, llms in kinds.items()]
+    return "; ".join([*found, *["offline runs"] * (name in set(runs))])
 
 
 def _other(gpu: Gpu) -> str:
@@ -94,6 +98,9 @@ def _other(gpu: Gpu) -> str:
     if level == "same chip":
         names = sorted({n for n in calibrated()["gpu"] if chip(n) == chip(gpu.name)})
         return f"estimated from {' and '.join(names)}"
+    runs = derived_frame("offline_compute")
+    if gpu.name in set(runs["gpu"]):
+        return "compute fitted to runs, the rest assumed"
     return "assumed"
 
 

@@ -38,8 +38,9 @@ _DIES = {"H200": "H100", "MI325X": "MI300X", "MI308X": "MI300X", "MI350X": "MI35
 
 @lru_cache(maxsize=1)
 def calibrated() -> pd.DataFrame:
-    """The committed calibrations, ``data/measured/efficiencies.csv``."""
-    frame = derived_frame("efficiencies")
+    """The committed calibrations: ``data/measured/efficiencies.csv``, ``more_efficiencies.csv``."""
+    names = ("efficiencies", "more_efficiencies")
+    frame = pd.concat(map(derived_frame, names), ignore_index=True)
     return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
 
 
@@ -80,10 +81,11 @@ def _of_chip(name: str, without: str = "") -> pd.DataFrame:
     frame = calibrated()
     frame = frame[frame["gpu"] != without]
     rows = frame[frame["gpu"].map(chip) == chip(name)]
-    return rows if len(rows) else frame[frame["gpu"].map(_die) == _die(name)]
+    return rows if len(rows) else frame[frame["gpu"].map(die) == die(name)]
 
 
-def _die(name: str) -> str:
+def die(name: str) -> str:
+    """Die of a GPU: chips of one die differ in memory or power."""
     own = chip(name)
     return _DIES.get(own, own)
 
@@ -182,7 +184,7 @@ def _offline_compute(of: Gpu, without: str) -> float | None:
     frame = derived_frame("offline_compute")
     frame = frame[(frame["vendor"] == of.vendor) & (frame["gpu"] != without)]
     if (own := frame[frame["gpu"] == of.name]).empty and not (
-        own := frame[frame["gpu"].map(_die) == _die(of.name)]
+        own := frame[frame["gpu"].map(die) == die(of.name)]
     ).empty:
         clock = [min(1.0, (_watts(of) / _watts(gpu(name))) ** (1 / 3)) for name in own["gpu"]]
         return float((own["compute_efficiency"] * clock).median())
@@ -207,10 +209,12 @@ def lenders() -> pd.DataFrame:
     """Calibrations that lend values to other chips: those on whole replicas of several models.
 
     A layer profile has one model or two on one GPU or two, which does not tell efficiencies from
-    overheads: its values hold together, for the chip that it was made on.
+    overheads: its values hold together, for the chip that it was made on. Blackwell speaks through
+    B200 alone.
     """
     frame = calibrated()
-    return frame[frame["source"] != "profiles"]
+    published = frame["gpu"].isin(derived_frame("efficiencies")["gpu"])
+    return frame[published & (frame["source"] != "profiles")]
 
 
 @lru_cache(maxsize=64)
@@ -232,22 +236,33 @@ def _medians(link_type: str, source: str = "", without: str = "") -> dict[str, f
     return found
 
 
-@lru_cache(maxsize=64)
-def expert_efficiency(llm: Llm, vendor: str, engine: str = "vllm") -> ExpertEfficiency:
-    """What routed experts reach under an engine on GPUs of a vendor (``experts.csv``).
+@lru_cache(maxsize=256)
+def expert_efficiency(
+    llm: Llm, gpu: Gpu, engine: str = "vllm", precision: str = "fp16", *, without: str = ""
+) -> ExpertEfficiency:
+    """What routed experts reach on a GPU under an engine (``experts.csv``).
 
-    Experts in a narrower type than the rest have rows of their own. Of an engine or a vendor
-    without runs, what vLLM reaches on NVIDIA's.
+    Experts in a narrower type than the rest, and each type of weights, have rows of their own. The
+    nearest row counts: of the GPU, its chip or die, else the medians of its vendor; under the
+    engine, else under vLLM; else vLLM's on NVIDIA's. ``without`` is as of :func:`efficiency`.
     """
     frame = derived_frame("experts")
-    frame = frame[frame["narrow"] == int(llm.expert_bits > 0)]
-    rows = {(str(row["engine"]), str(row["vendor"])): row for _, row in frame.iterrows()}
-    nearest = ((engine, vendor), ("vllm", vendor), ("vllm", "NVIDIA"))
-    row = next(rows[key] for key in nearest if key in rows)
+    frame = frame[frame["gpu"] != without]
+    wanted = "mxfp4" if llm.expert_bits else precision
+    typed = frame[frame["type"] == (wanted if wanted in set(frame["type"]) else "fp16")]
+    vendor = frame[frame["vendor"] == gpu.vendor]
+    groups = (
+        rows[rows["engine"] == name]
+        for rows in (typed[typed["vendor"] == gpu.vendor], vendor, typed)
+        for name in (engine, "vllm")
+    )
+    rows = next(found for found in groups if len(found))
+    own = (rows[rows["gpu"].map(of) == of(gpu.name)] for of in (str, chip, die))
+    row = next((found for found in own if len(found)), rows).median(numeric_only=True)
     return ExpertEfficiency(
         compute_share=float(row["compute_share"]),
         bandwidth_share=float(row["bandwidth_share"]),
-        layer_s=1e-6 * float(row["layer_us"]),
+        layer_s=1e-6 * float(row["layer_us"] + llm.latent * row["latent_us"]),
     )
 
 
@@ -282,7 +297,8 @@ def for_gpu(
         If the source is unknown or does not cover this GPU, or the degree does not exist.
     """
     if experts is None:
-        experts = expert_efficiency(llm, gpu.vendor) if llm.experts else ExpertEfficiency()
+        found = llm.experts and expert_efficiency(llm, gpu, "vllm", precision, without=without)
+        experts = found or ExpertEfficiency()
     return Roofline(
         gpu=gpu,
         llm=llm,

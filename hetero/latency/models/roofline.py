@@ -25,10 +25,12 @@ their own. A token visits ``k`` of ``E`` experts of ``P_e`` parameters and ``W_e
 
 .. math::
     E_n = E \big(1 - (1 - k/E)^n\big), \quad
-    experts\_s = \max\!\Big(\frac{2 l_e k P_e\, n}{t\,\eta_c \epsilon_c F},
-      \frac{l_e E_n W_e}{t\,\eta_w \epsilon_w B}\Big) + l_e\, o_e
+    experts\_s = \frac{2 l_e k P_e\, n}{t\,\eta_c \epsilon_c F}
+      + \frac{l_e E_n W_e}{t\,\eta_w \epsilon_w B} + l_e\, o_e
 
 with the shares ``epsilon`` of what dense products reach, and the time ``o_e`` of a layer's routing.
+They add up: experts differ in their tokens, and tables of kernels lie nearer to the sum than to
+the larger on every GPU measured (``data/measured/experts.csv``).
 
 Whole experts may be spread over all ``g`` GPUs of a group instead (expert parallelism), of which
 ``d = g / t`` ranks have attention and dense products for tokens of their own. Ranks run in
@@ -66,10 +68,7 @@ from hetero.catalog import Gpu, Llm
 from hetero.catalog.precision import bytes_of
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
-from hetero.latency.accuracy import Accuracy
-from hetero.latency.reduction import Reduction
 from hetero.latency.step import Piece, StepModel
-from hetero.latency.tables import Phase
 
 Floats = NDArray[np.float64]
 
@@ -176,7 +175,8 @@ class ExpertEfficiency:
     compute_share, bandwidth_share
         Of the efficiencies of compute and of bandwidth in dense products.
     layer_s
-        Time per layer of routing, sorting and summing [s].
+        Time per layer of routing, sorting and summing, and of what latent attention takes beyond
+        dense layers [s].
     """
 
     compute_share: float = 1.0
@@ -298,7 +298,7 @@ class Roofline(Shown):
         computing = 2.0 * share * visits / flops
         reading = share * read * per_value / bandwidth
         routing = self._share * model.moe_layers * own.layer_s
-        return np.asarray(np.maximum(computing, reading) + routing)
+        return np.asarray(computing + reading + routing)
 
     def terms(
         self,
@@ -398,7 +398,7 @@ class Roofline(Shown):
         return np.array([knots, self._experts(knots)])
 
     def step_model(self) -> StepModel:
-        """The step model this reduces to; exact for dense models, see :meth:`reduce`."""
+        """The step model this reduces to; exact for dense models."""
         knots = self.knots_tokens
         # Of one token or pair the difference would drown in the rounding of an empty step.
         rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, _MANY, 0.0], [0.0, 0.0, _MANY]) / _MANY
@@ -423,21 +423,6 @@ class Roofline(Shown):
             + f", {self.efficiency.source}",
             provenance=self.efficiency.provenance,
         )
-
-    def reduce(self) -> Reduction:
-        """Step model and its error at steps of 1 to 65,536 tokens; rounding only for dense models.
-
-        The whole product of a mixture of experts bends with the share of experts touched, which
-        the step model follows between its knots.
-        """
-        model = self.step_model()
-        n = np.unique(np.geomspace(1, 65536, 200).round())
-        accuracy: dict[Phase, Accuracy] = {
-            "prefill": Accuracy.of(model.seconds(n, 0, 0, n * 512), self.seconds(n, 0, 0, n * 512)),
-            "decode": Accuracy.of(model.seconds(n, n, n * 1024), self.seconds(n, n, n * 1024)),
-        }
-        note = "knots follow the share of experts touched" if self.llm.experts else ""
-        return Reduction(model, accuracy, note)
 
     def table(self) -> Table:
         """Where the time goes: the terms of a few typical steps [ms]."""

@@ -1,9 +1,9 @@
 """Step times from NVIDIA's measured operator tables, the optional extra ``silicon``.
 
 The package aiconfigurator-core carries measurements of matrix products, attention kernels and
-collectives on A100, H100, H200, B200, B300, GB200, GB300, L40S and RTX PRO 6000 under vLLM, SGLang
-and TensorRT-LLM, and adds them up for a model; what it has no table for it estimates. Nothing
-between the operators (scheduling, sampling) is in it. Installed, it works without a network.
+collectives on the GPUs of :data:`SYSTEMS` under vLLM, SGLang and TensorRT-LLM, and adds them up for
+a model; what it has no table for it estimates. Nothing between the operators (scheduling, sampling)
+is in it. Installed, it works without a network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from numpy.typing import ArrayLike
 
 from hetero.catalog import Gpu, Llm
 from hetero.errors import ParameterError
-from hetero.latency.reduction import Reduction, reduce_table
 from hetero.latency.sources.measured import GRID_BATCHES, GRID_LENGTHS
 from hetero.latency.tables import Measurements
 
@@ -42,6 +41,7 @@ SYSTEMS = {
     "GB300": "gb300",
     "L40S": "l40s",
     "RTX-PRO-6000-Server": "rtx_pro_6000_server",
+    "Arc-Pro-B60": "b60",
 }
 _MEMORY_SHARE = 0.9
 
@@ -119,19 +119,6 @@ def measurements(
         source="aiconfigurator",
         provenance="derived",  # sums of measured operators, not measured steps
     )
-
-
-def step_model(
-    gpu: Gpu, llm: Llm, tensor_parallel: int = 1, *, engine: Backend = "vllm"
-) -> Reduction:
-    """Step model of a replica from operator measurements, with the error of the reduction.
-
-    Raises
-    ------
-    ParameterError
-        As :func:`measurements`.
-    """
-    return reduce_table(measurements(gpu, llm, tensor_parallel, engine=engine))
 
 
 def package() -> Any:
