@@ -289,6 +289,18 @@ class CalibrationSection(Section):
     )
 
 
+class MixedFleetsSection(Section):
+    """Parameters of 17_mixed_fleets."""
+
+    routers: list[str] = Field(
+        min_length=1, description="routers by name, and 'planned shares' by what GPUs reach alone"
+    )
+    per_gpu: int = Field(ge=100, description="Offline: requests for each GPU")
+    span_s: float = Field(gt=0, description="Server: time that requests come for [s]")
+    halvings: int = Field(ge=1, description="Server: halvings of the interval of the rate")
+    bar: float = Field(gt=0, description="difference from the measured ratio that is accepted")
+
+
 SECTIONS: Final[dict[str, type[Section]]] = {
     "quickstart": QuickstartSection,
     "workloads": WorkloadsSection,
@@ -307,4 +319,5 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "explorer": ExplorerSection,
     "live": LiveSection,
     "calibration": CalibrationSection,
+    "mixed_fleets": MixedFleetsSection,
 }

@@ -101,6 +101,7 @@ def engine(
     block_tokens: int = 64,
     step_tokens: int = 2048,
     limit_s: float = 600.0,
+    fault: Path | None = None,
 ) -> Iterator[Running]:
     """Start ``transformers serve`` on a folder of :func:`write_model`, and wait until it serves.
 
@@ -112,6 +113,8 @@ def engine(
         Its KV cache.
     step_tokens
         Most tokens of a step.
+    fault
+        File of what disturbs it, see :mod:`pipelines.bench.faulted`.
 
     Raises
     ------
@@ -119,10 +122,13 @@ def engine(
         If it does not serve within ``limit_s``.
     """
     port = free_port()
-    command = _command(folder, port, blocks, block_tokens, step_tokens)
+    command, own = _command(folder, port, blocks, block_tokens, step_tokens), _environment()
+    if fault is not None:
+        command[:1] = [sys.executable, "-m", "pipelines.bench.faulted"]
+        own["HETERO_FAULT"] = str(fault)
     path = folder / f"server-{port}.log"
     url = f"http://127.0.0.1:{port}"
-    with started(command, url, path, core=core, limit_s=limit_s, env=_environment()) as process:
+    with started(command, url, path, core=core, limit_s=limit_s, env=own) as process:
         yield Running(url, str(folder), process)
 
 

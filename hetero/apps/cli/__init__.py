@@ -26,7 +26,8 @@ app = typer.Typer(
 # name; the others are commands of a checkout, which declares them as entry points.
 _COMMANDS = (
     *("data", "trace", "fit", "gpus", "profile", "measure", "estimate", "simulate", "sweep"),
-    *("plan", "export", "size", "resilience", "reschedule", "serve", "replay", "bench"),
+    *("plan", "export", "size", "resilience", "reschedule", "serve", "replay"),
+    *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
 

@@ -457,12 +457,20 @@ def plain(one: Metrics) -> dict[str, Any]:
     """Metrics as JSON values; what is not a number becomes null."""
     from dataclasses import asdict
 
-    def clean(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {str(key): clean(each) for key, each in value.items()}
-        if isinstance(value, tuple):
-            return [clean(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    record: dict[str, Any] = clean(asdict(one) | {"total_tps": one.total_tps})
+    record: dict[str, Any] = finite(asdict(one) | {"total_tps": one.total_tps})
     return record
+
+
+def finite(value: Any) -> Any:
+    """A value in which what is not a number, or infinite, becomes None.
+
+    Examples
+    --------
+    >>> finite({"a": (1.0, math.inf)})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
