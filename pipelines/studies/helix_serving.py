@@ -17,13 +17,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from hetero.placement import FlowNetwork, Placement
-from hetero.planners.helix import PlacementEffort, delivered, search
+from hetero.planners.helix import PlacementEffort, search
 from hetero.plots import figures, placements
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import Latency, PipelineRun, WindowFigures, combine
 from hetero.simulator.pipelines import NetworkEvent, simulate_pipelines
 from hetero.workload import TraceSource
 from pipelines.studies import helix
+from pipelines.studies import helix_delivered as delivered
 from pipelines.studies.helix_artifact import (
     Mode,
     artifact_flow,

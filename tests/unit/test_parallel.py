@@ -6,7 +6,7 @@ import pytest
 
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork
-from hetero.planners.helix import delivered
+from pipelines.studies import helix_delivered as delivered
 from pipelines.studies.helix import offline_requests
 from pipelines.studies.helix_artifact import expected, problem
 
