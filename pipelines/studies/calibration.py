@@ -186,6 +186,73 @@ def verdicts(frame: pd.DataFrame, bars: Mapping[str, float]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def public() -> pd.DataFrame:
+    """Every published run beside its simulation by the default command, by GPU, model and engine.
+
+    Returns
+    -------
+    Runs; median size of the error of ``TPOT``, ``throughput`` and ``TTFT`` [%]; of the first two
+    with their GPU left out (``without GPU``), where that was done; what was fitted to any of them
+    (``fitted``); aiconfigurator's error of TPOT [%] on the same GPU, model and engine; and the
+    ``floor`` [%], by which repeats of one setting, or submitters of one benchmark, differ there.
+
+    Examples
+    --------
+    >>> found = public()
+    >>> int(found["runs"].sum()) > 1000, bool((found["floor"].dropna() > 0).all())
+    (True, True)
+    """
+    keys, labels = ["gpu", "llm", "engine"], ["TPOT", "throughput", "TTFT"]
+    parts = [_named(read(name)) for name in ("servers", "expert_servers")]
+    frame = pd.concat(parts, ignore_index=True)
+    size = frame.assign(**{label: frame[label].abs() for label in labels})
+    every = size[size["test"] == "default"].groupby(keys)
+    found = every[labels].median().assign(runs=every.size())
+    apart = size[size["test"] == "gpu"].groupby(keys)[labels[:2]].median()
+    found = found.join(apart.rename(columns=lambda label: f"{label} without GPU"))
+    sampled = parts[0].loc[parts[0]["test"] == "in sample", keys]
+    overheads = set(sampled.itertuples(index=False, name=None))
+    shares = derived_frame("experts")
+    by = {
+        "experts": set(shares.loc[shares["source"].str.startswith("fitted"), "gpu"]),
+        "compute": set(derived_frame("offline_compute")["gpu"]),
+    }
+    mixtures = set(parts[1]["llm"])
+
+    def fitted(key: tuple[str, str, str]) -> str:
+        own = "experts" if key[1] in mixtures else "compute"
+        names = ["overheads"] * (key in overheads) + [own] * (key[0] in by[own])
+        return " ".join(names) or "nothing"
+
+    found["fitted"] = found.index.map(fitted)
+    other = _named(read("aiconfigurator_servers"))
+    other = other[other["estimate"] == "IFB"].assign(aiconfigurator=other["TPOT"].abs())
+    found = found.join(other.groupby(keys)["aiconfigurator"].median())
+    return found.join(_floors().rename("floor"), on=["gpu", "engine"]).reset_index()
+
+
+_CHIPS: Final = {"b200": "B200-SXM", "h200": "H200-SXM", "h100": "H100-SXM"}
+
+
+def _named(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with the engine of every run, without its release."""
+    name = frame["server"].str.lower().str.partition(" ")[0]
+    known = {"nm-vllm": "vllm", "tensorrt-llm": "trtllm", "trt": "trtllm"}
+    return frame.assign(engine=name.replace(known))
+
+
+def _floors() -> pd.Series[float]:
+    """Spread of repeats [%] of TPOT, or half of that between submitters of token rates."""
+    runs = _named(read("server_repeats"))
+    gpus = runs["gpu"].str.partition("-")[0].replace(_CHIPS)
+    found = runs.assign(gpu=gpus).groupby(["gpu", "engine"])["TPOT"].median()
+    chips = read("server_chips").assign(engine="mlperf")
+    half = 50.0 * (chips["high"] - chips["low"]) / chips["tokens_per_s"]
+    several = half.where(chips["runs"] > 1).groupby([chips["gpu"], chips["engine"]]).median()
+    both: pd.Series[float] = pd.concat([found, several]).dropna()
+    return both
+
+
 def repeats() -> pd.DataFrame:
     """The table ``server_repeats``: coefficient of variation over repeats of one setting [%].
 

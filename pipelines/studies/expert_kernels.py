@@ -38,6 +38,7 @@ _TYPES: Final = {
 _KEY: Final = ["hidden_size", "inter_size", "topk", "num_experts"]
 _DEGREES: Final = (1, 2, 4, 8)
 _START: Final = (0.5, 1.0, 20e-6)
+_BOUNDS: Final = ((1e-2, 4.0), (1e-2, 4.0), (1e-8, 1e-3))
 _SCALE: Final = 0.1
 _SHORT_TOKENS: Final = 129
 _LATENT: Final = "DeepSeek-R1"
@@ -101,15 +102,17 @@ def fit(frame: pd.DataFrame) -> ExpertEfficiency:
     weight = weight / weight.mean()
 
     def residuals(logs: Floats) -> Floats:
-        error = np.log(predicted(frame, _shares(logs)) / frame["seconds"].to_numpy())
-        return np.asarray(weight * error)
+        return np.asarray(weight * np.log1p(_errors(frame, _shares(logs))))
 
-    start = np.log(_START)
-    low, high = np.log([1e-2, 1e-2, 1e-8]), np.log([4.0, 4.0, 1e-3])
+    low, high = np.log(_BOUNDS).T
     found = least_squares(
-        residuals, start, bounds=(low, high), loss="soft_l1", f_scale=_SCALE, x_scale=1.0
+        residuals, np.log(_START), bounds=(low, high), loss="soft_l1", f_scale=_SCALE
     )
     return _shares(found.x)
+
+
+def _errors(frame: pd.DataFrame, found: ExpertEfficiency) -> Floats:
+    return np.asarray(predicted(frame, found) / frame["seconds"].to_numpy() - 1.0)
 
 
 def _shares(logs: Floats) -> ExpertEfficiency:
@@ -121,16 +124,14 @@ def without(frame: pd.DataFrame, model: Llm) -> pd.DataFrame:
     """The rows of a table that are not of a model's shape."""
     inner = round(model.expert_params / (3 * model.hidden))
     own = [model.hidden, inner, model.experts_active, model.experts]
-    return frame[(frame[_KEY].to_numpy() != own).any(axis=1)]
+    rest: pd.DataFrame = frame.loc[(frame[_KEY].to_numpy() != own).any(axis=1)]
+    return rest
 
 
 def left_out(frame: pd.DataFrame) -> float:
     """Median size of the error of each shape from a fit without it [%]; NaN with one shape."""
-    errors = []
-    for _, own in frame.groupby(_KEY):
-        rest = frame.drop(own.index)
-        if len(rest):
-            errors.append(np.abs(predicted(own, fit(rest)) / own["seconds"].to_numpy() - 1.0))
+    parts = [own for _, own in frame.groupby(_KEY) if len(own) < len(frame)]
+    errors = [np.abs(_errors(own, fit(frame.drop(own.index)))) for own in parts]
     return 100.0 * float(np.median(np.concatenate(errors))) if errors else float("nan")
 
 
@@ -158,7 +159,6 @@ def row(
 ) -> dict[str, object]:
     """A row of ``data/measured/experts.csv``."""
     found = fit(frame)
-    error = np.abs(predicted(frame, found) / frame["seconds"].to_numpy() - 1.0)
     return {
         "engine": engine,
         "vendor": gpu(name).vendor,
@@ -169,7 +169,7 @@ def row(
         "layer_us": round(1e6 * found.layer_s, 2),
         "latent_us": round(latent_us(name, engine), 1),
         "shapes": frame.groupby(_KEY).ngroups,
-        "error_percent": round(100.0 * float(np.median(error)), 1),
+        "error_percent": round(100.0 * float(np.median(np.abs(_errors(frame, found)))), 1),
         "left_out_percent": round(left_out(frame), 1),
         "source": f"aiconfigurator-core, kernels of {engine} {package_release(name, engine)}",
     }
@@ -185,13 +185,14 @@ def shares() -> pd.DataFrame:
     ParameterError
         If the package is not installed.
     """
-    tables = [
-        (name, engine, weights, experts(name, engine, weights))
+    rows = [
+        row(name, engine, weights, frame)
         for name in operators.SYSTEMS
         if gpu(name).vendor == "NVIDIA"
         for engine in PACKAGE_ENGINES
         for weights in _TYPES
+        if len(frame := experts(name, engine, weights))
     ]
-    rows = pd.DataFrame([row(*key, frame) for *key, frame in tables if len(frame)])
-    usual = rows.groupby("engine")["latent_us"].transform("median")
-    return rows.assign(latent_us=rows["latent_us"].fillna(usual).round(1))
+    found = pd.DataFrame(rows)
+    usual = found.groupby("engine")["latent_us"].transform("median")
+    return found.assign(latent_us=found["latent_us"].fillna(usual).round(1))

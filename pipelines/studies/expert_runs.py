@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -65,7 +65,7 @@ _SHORTEST = 0.8  # of the lengths asked for; shorter ones are not drawn
 
 _ENGINES: Final[dict[str, EngineName]] = {"vllm": "vllm", "sglang": "sglang", "trt": "trtllm"}
 # What the launch scripts set, by engine: limits, and whether steps are prepared ahead.
-_LAUNCHED: Final = {
+_LAUNCHED: Final[dict[str, dict[str, Any]]] = {
     "vllm": {"max_batch": 512, "max_step_tokens": 8192, "schedule_ahead": True},
     "sglang": {"max_batch": 512, "max_step_tokens": 32768, "batching": "prefill first"},
     "trtllm": {"max_batch": 512, "max_step_tokens": 20000, "schedule_ahead": True},
@@ -265,25 +265,27 @@ def covered(share: float = 0.9) -> pd.DataFrame:
     """How often intervals made without a run's GPU, or model, hold its TPOT and throughput.
 
     In a closed loop both go with the time of a decode step, whose deviation is
-    :func:`hetero.latency.calibration.expected.error_of`'s. Columns: test, quantity, runs, covered.
+    :func:`hetero.latency.calibration.expected.error_of`'s. Columns: test, engine, vendor, runs, and
+    both quantities with the share of runs held.
     """
     frame = derived_frame("expert_servers")
     frame = frame[(frame["test"] != "default") & (frame["source"] == "inferencemax")]
-    widths = []
-    for row in frame.to_dict("records"):
-        name, fold = str(row["gpu"]), row["test"]
-        error = error_of(
-            level_of(name), row["server"].split()[0], gpu(name).vendor, without=(fold, row[fold])
+    names = frame["server"].str.split().str[0]
+    frame = frame.assign(engine=names, vendor=frame["gpu"].map(lambda name: gpu(name).vendor))
+    errors = [
+        error_of(
+            level_of(row["gpu"]),
+            row["engine"],
+            row["vendor"],
+            without=(row["test"], row[row["test"]]),
         )
-        widths.append(float(ndtri((1 + share) / 2)) * error.decode_sd)
-    rows = [
-        (test, label, len(own), float((size[own.index] <= np.take(widths, at)).mean()))
-        for label in ("TPOT", "throughput")
-        for size in [np.abs(np.log1p(frame[label] / 100.0))]
-        for test, own in frame.groupby("test")
-        for at in [np.flatnonzero(frame["test"] == test)]
+        for row in frame.to_dict("records")
     ]
-    return pd.DataFrame(rows, columns=["test", "quantity", "runs", "covered"])
+    width = float(ndtri((1 + share) / 2)) * np.array([error.decode_sd for error in errors])
+    both = ["TPOT", "throughput"]
+    held = (frame[both] / 100.0).map(np.log1p).abs().le(width, axis=0)
+    groups = frame.assign(**held).groupby(["test", "engine", "vendor"])
+    return groups[both].mean().assign(runs=groups.size()).reset_index()
 
 
 def errors() -> pd.DataFrame:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -243,15 +244,10 @@ def package_calibrations() -> pd.DataFrame:
     ParameterError
         If the package is not installed.
     """
-    known = set(calibrated_by_grid())
-    rows = []
-    for name in operators.SYSTEMS:
-        for engine in PACKAGE_ENGINES:
-            if name not in known and (found := _of_package(name, engine)):
-                label = f"{engine} {package_release(name, engine)}"
-                group = [replace(table, engine=label, provenance="measured") for table in found]
-                rows.append(_as_row(calibrate(group)))
-    return pd.DataFrame(rows)
+    known = {table.gpu for table in measured.aiconfigurator()}
+    names = [name for name in operators.SYSTEMS if name not in known]
+    groups = [_of_package(name, engine) for name in names for engine in PACKAGE_ENGINES]
+    return pd.DataFrame([_as_row(calibrate(group)) for group in groups if group])
 
 
 def package_release(name: str, engine: operators.Backend) -> str:
@@ -259,19 +255,14 @@ def package_release(name: str, engine: operators.Backend) -> str:
     return _OTHER_RELEASES.get(name, {}).get(engine, PACKAGE_ENGINES[engine])
 
 
-def calibrated_by_grid() -> tuple[str, ...]:
-    """GPUs of the published grid of aiconfigurator."""
-    return tuple({table.gpu: None for table in measured.aiconfigurator()})
-
-
 def _of_package(name: str, engine: operators.Backend) -> list[Measurements]:
-    found = []
+    label, found = f"{engine} {package_release(name, engine)}", []
     operators.package()
     for model, degree in _GRID_REPLICAS:
-        try:
-            found.append(operators.measurements(find_gpu(name), llm(model), degree, engine=engine))
-        except (ParameterError, ValueError, RuntimeError):
-            continue  # too little memory, or the engine was not measured on it
+        # Too little memory, or the engine was not measured on it.
+        with contextlib.suppress(ParameterError, ValueError, RuntimeError):
+            one = operators.measurements(find_gpu(name), llm(model), degree, engine=engine)
+            found.append(replace(one, engine=label, provenance="measured"))
     return found
 
 

@@ -250,23 +250,6 @@ def _carried(found: EngineOverheads) -> StepsOfRun:
     return lambda run: servers.without_its_gpu(run, found)
 
 
-def left_out_runs() -> pd.DataFrame:
-    """Every run of vLLM and every way to test it, and the offline runs: what intervals are made of.
-
-    Returns
-    -------
-    As of :func:`left_out`, of all generations; and of the chips of MLPerf as they are by default
-    (``in sample``) and without their own measurements (``gpu``).
-    """
-    parts = [left_out(name)[1] for name in GENERATIONS]
-    ways: dict[str, StepsOfRun] = {"in sample": servers.known_best, "gpu": servers.without_its_gpu}
-    parts += [
-        servers.errors(servers.chips(steps), steps).assign(test=test, fitted=False)
-        for test, steps in ways.items()
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
 def _key(run: ServerRun, fold: Fold) -> str:
     return run.gpu if fold == "gpu" else run.llm.name
 

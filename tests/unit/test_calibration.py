@@ -96,3 +96,34 @@ def test_kept_chips_are_those_of_mlperf() -> None:
     np.testing.assert_allclose(kept["tokens_per_s"], found["tokens_per_s"], atol=0.01)
     errors = 100.0 * (kept["simulated"] / kept["tokens_per_s"] - 1.0)
     np.testing.assert_allclose(kept["error"], errors, atol=0.02)
+
+
+def test_the_public_comparison_has_every_run_once() -> None:
+    found = calibration.public()
+    kept = [calibration.read(name) for name in ("servers", "expert_servers")]
+    assert found["runs"].sum() == sum((rows["test"] == "default").sum() for rows in kept)
+    assert not found.duplicated(["gpu", "llm", "engine"]).any()
+    rows = found.set_index(["gpu", "llm", "engine"])
+    (own,) = [rows.loc[("H200-SXM", "gpt-oss-120b", "vllm")]]
+    experts = kept[1]
+    runs = experts[(experts["gpu"] == "H200-SXM") & (experts["server"] == "vllm 0.13.0")]
+    for test, label in (("default", "TPOT"), ("gpu", "TPOT without GPU")):
+        assert own[label] == runs.loc[runs["test"] == test, "TPOT"].abs().median()
+
+
+def test_the_public_comparison_says_what_was_fitted_and_its_floor() -> None:
+    rows = calibration.public().set_index(["gpu", "llm", "engine"])
+    fitted = {
+        ("H100-SXM", "Llama-3-8B", "vllm"): "overheads",
+        ("H100-SXM", "gpt-oss-120b", "vllm"): "nothing",
+        ("MI300X", "DeepSeek-V3-R1-671B", "sglang"): "experts",
+        ("MI355X", "Llama-2-70B", "mlperf"): "compute",
+    }
+    assert rows.loc[list(fitted), "fitted"].tolist() == list(fitted.values())
+    nights = calibration.read("server_repeats")
+    nights = nights.loc[nights["source"] == "nm_vllm", "TPOT"].median()
+    assert rows.loc[("A10G", "Llama-2-7B", "vllm"), "floor"] == nights
+    assert rows["aiconfigurator"].notna().any()
+    # Where something was fitted to the runs, they are no farther off than without their GPU.
+    both = rows.loc[rows["fitted"] == "experts", ["TPOT", "TPOT without GPU"]].dropna()
+    assert both["TPOT"].median() <= both["TPOT without GPU"].median()

@@ -213,11 +213,15 @@ def test_runs_of_servers_are_met_without_their_gpu_or_model() -> None:
 
 
 def test_intervals_hold_runs_of_mixtures() -> None:
-    found = expert_runs.covered()
-    assert len(found) == 4
-    assert found["covered"].min() >= 0.85
-    none = expert_runs.covered(1e-6)
-    assert none["covered"].max() < 0.1
+    """Nine of ten where vLLM serves NVIDIA's GPUs; the others have wider ones than they need."""
+    found, none = expert_runs.covered(), expert_runs.covered(1e-6)
+    assert found["runs"].sum() == 2 * 151
+    usual = found[found["engine"] == "vllm"]
+    assert len(usual) == 2
+    for label in ("TPOT", "throughput"):
+        assert (found["runs"] * found[label]).sum() / found["runs"].sum() >= 0.85
+        assert usual[label].between(0.85, 1.0).all()
+        assert none[label].max() < 0.1
 
 
 def test_committed_errors_are_those_of_the_command(need) -> None:

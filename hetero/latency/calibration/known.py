@@ -49,10 +49,10 @@ def known() -> Table:
         "Error: nine of ten steps of other models err by less, on servers that no fit knew. Of a "
         f"model measured on the GPU it is {best.prefill_p90_percent:.1f} % of prefills and "
         f"{best.decode_p90_percent:.1f} % of decode steps, nearly all of it the engine's.",
-        "Measured: operators (summed by aiconfigurator), layers (Helix, LLMServingSim) or whole "
-        "steps (Splitwise). Derived: roofline with efficiencies fitted to them. Estimated: those "
-        "of another variant of the chip. Assumed: the median of every efficiency over the "
-        f"{lenders()['gpu'].map(chip).nunique()} chips with tables of several models.",
+        "Measured: operators (summed by aiconfigurator), layers (Helix, LLMServingSim), steps "
+        "(Splitwise). Derived: roofline with efficiencies fitted to them. Estimated: those of "
+        "another variant of the chip. Assumed: the median of every efficiency over the chips with "
+        f"several models, {lenders()['gpu'].map(chip).nunique()}; its error, of each left out.",
         "No chip was measured in two variants: an estimated GPU is given the error of an assumed "
         "one, which overstates it.",
     )
