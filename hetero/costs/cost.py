@@ -237,8 +237,7 @@ class CostModel:
         )
         s, llm = self.settings, self.llm
         table = self.measured(machine, gpus)
-        # Dense models have the calibration that is known best, whatever the engine.
-        source = calibration_of(machine.gpu, s.engine) if llm.experts else None
+        source = calibration_of(machine.gpu, s.engine)
         known = table.efficiency if table else efficiencies.efficiency(machine.gpu, source)
         roofline = Roofline(
             gpu=machine.linked_gpu,

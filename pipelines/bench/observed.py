@@ -12,7 +12,6 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +22,6 @@ from hetero.apps import profiling
 from hetero.apps.profiling.observed import Observation, ServedLog, observe
 from hetero.apps.serving.replay import replay
 from hetero.deployment import Deployment, Engine, Replica
-from hetero.display import Column, Table
 from hetero.files import writing
 from hetero.routers import Oracle, RoundRobin
 from hetero.simulator import simulate
@@ -31,7 +29,7 @@ from hetero.streams import stream
 from hetero.workload import Trace
 from pipelines.bench.engines import Running, engine, write_model
 from pipelines.bench.live import PATIENCE_S, STEP_TOKENS, short_conversations
-from pipelines.bench.measured import Measured, Say, silent
+from pipelines.bench.measured import Say, silent
 
 BLOCKS, BLOCK_TOKENS = 96, 16
 PACE: Final = {"step_s": 0.08, "decoding_s": 0.008, "token_s": 0.002}
@@ -44,35 +42,6 @@ FAULTS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
 """The part that is to be named, and what :mod:`pipelines.bench.faulted` does to it."""
 
 
-@dataclass(frozen=True, repr=False)
-class ObserveBench(Measured):
-    """One row per case.
-
-    Attributes
-    ----------
-    cases
-        Fault and size, parts named, the interval of the part that was disturbed, and the errors of
-        means over fresh requests after the refit [%].
-    """
-
-    cases: pd.DataFrame
-    notes: tuple[str, ...]
-
-    def table(self) -> Table:
-        """The same as a table."""
-        columns = tuple(Column(str(name), digits=3) for name in self.cases)
-        return Table(
-            "Faults of a real engine",
-            columns,
-            tuple(self.cases.itertuples(index=False)),
-            self.notes,
-        )
-
-    def record(self) -> list[dict[str, object]]:
-        """The same rows, for JSON."""
-        return self.cases.to_dict("records")  # type: ignore[return-value]
-
-
 def bench(
     *,
     repeats: int = 1,
@@ -81,13 +50,18 @@ def bench(
     rate: float = 0.8,
     seed: int = 0,
     progress: Say = silent,
-) -> ObserveBench:
+) -> pd.DataFrame:
     """Inject every fault so often, and nothing into ``sound`` cases.
 
     Parameters
     ----------
     requests, rate
         Of each of the three replays of a case; arrivals come in bursts.
+
+    Returns
+    -------
+    One row per case: fault and size, parts named, the interval of the part that was disturbed, and
+    errors of means over fresh requests after the refit [%].
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -106,16 +80,7 @@ def bench(
             cases = [*FAULTS * repeats, *[("", dict[str, float]())] * sound]
             order = stream(seed, "order").permutation(len(cases))
             rows = [work.case(k, *cases[i]) for k, i in enumerate(order)]
-    found = pd.DataFrame(rows)
-    named = (found["named"] == found["fault"]).groupby(found["fault"] != "").agg(["sum", "size"])
-    notes = tuple(
-        f"{row['sum']} of {row['size']} cases {'name the fault alone' if bad else 'name nothing'}."
-        for bad, row in named.iterrows()
-    )
-    within = found[[name for name in found if str(name).endswith("%")]].abs()
-    return ObserveBench(
-        found, (*notes, f"Fresh requests: largest error {within.max(axis=None):.1f} %.")
-    )
+    return pd.DataFrame(rows)
 
 
 class _Injection:
@@ -194,3 +159,12 @@ def errors(fresh: ServedLog, seen: Observation) -> dict[str, float]:
         f"{name} %": 100.0 * float(np.nanmean(simulated) / np.nanmean(real) - 1.0)
         for name, simulated, real in pairs
     }
+
+
+if __name__ == "__main__":
+    found = bench(progress=print)
+    named = found["named"] == found["fault"]
+    for bad, what in ((True, "name the fault alone"), (False, "name nothing")):
+        of = named[(found["fault"] != "") == bad]
+        print(f"{of.sum()} of {len(of)} cases {what}.")
+    print(found.to_string(index=False, float_format="%.3g"))

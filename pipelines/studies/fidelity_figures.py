@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from hetero.deployment import Deployment
-from hetero.plots.figures import gpu_colour, shared_legend
+from hetero.plots.figures import CYCLE, gpu_colour, shared_legend
 from hetero.routers import Builtin, Router
 from hetero.simulator import metrics, simulate
 from hetero.simulator.uncertainty import Outcomes
 from hetero.workload import Trace
+from pipelines.studies import calibration
 from pipelines.studies.replays import PERCENTILES, ReplayedRun
 
 _GPUS: Final = {"a100": "A100", "l4": "L4", "t4": "T4"}
@@ -40,6 +41,69 @@ def judge(
         }
 
     return evaluate
+
+
+def public_figure(runs: pd.DataFrame) -> Figure:
+    """Median error of published runs by GPU and engine, dense models and mixtures apart.
+
+    Open marks are of rows to which something was fitted.
+
+    Parameters
+    ----------
+    runs
+        As :func:`pipelines.studies.calibration.public` has them; rows of one GPU, engine and kind
+        are joined by their medians, each weighted by its runs.
+    """
+    mixture = runs["llm"].isin(calibration.read("expert_servers")["llm"])
+    frame = runs.assign(
+        place=runs["gpu"] + ", " + runs["engine"] + mixture.map({True: ", experts", False: ""})
+    )
+    labels = {"throughput": "o", "TPOT": "s", "TTFT": "^"}
+    rows = {
+        place: {name: _weighted(part[name], part["runs"]) for name in labels}
+        | {
+            "runs": part["runs"].sum(),
+            "floor": part["floor"].max(),
+            "fitted": part["fitted"].ne("nothing").any(),
+        }
+        for place, part in frame.groupby("place")
+    }
+    shown = pd.DataFrame(rows).T.sort_values("throughput", ascending=False)
+    places = np.arange(len(shown))
+    colours = iter(CYCLE)
+    fig, axis = plt.subplots(figsize=(7.6, 1.4 + 0.24 * len(shown)))
+    for name, mark in labels.items():
+        values, colour = shown[name].astype(float), next(colours)
+        for fitted, fill in ((False, "full"), (True, "none")):
+            here = (shown["fitted"] == fitted).to_numpy()
+            label = None if fitted else name
+            looks = {"color": colour, "fillstyle": fill, "label": label, "markersize": 5}
+            axis.plot(values[here], places[here], mark, **looks)
+    axis.plot(
+        shown["floor"].astype(float),
+        places,
+        "|",
+        color="#111111",
+        label="between repeats",
+        markersize=9,
+    )
+    axis.set(
+        yticks=places,
+        yticklabels=[f"{place} ({int(count)})" for place, count in shown["runs"].items()],
+        xscale="log",
+        xlabel="median error of the default command [%]",
+        ylabel="GPU, engine (runs)",
+    )
+    shared_legend(fig)
+    return fig
+
+
+def _weighted(values: pd.Series, weights: pd.Series) -> float:
+    """Median of medians, each counted as often as it has runs; NaN without any."""
+    kept = values.notna()
+    if not kept.any():
+        return float("nan")
+    return float(np.median(np.repeat(values[kept], weights[kept])))
 
 
 def engine_figure(runs: Mapping[tuple[str, str], ReplayedRun]) -> Figure:
