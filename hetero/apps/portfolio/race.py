@@ -203,11 +203,8 @@ class LayoutRace:
         """Race all layouts by their bounds until those that are left are worse; whether all are."""
         source = self.space.layouts()
         ways, discarded, limit, known = 0, 0, np.inf, (0, np.inf)
-        while (
-            limit * SLACK >= self.race.mean_rps
-            and self.race.left
-            and ways < _BOUNDED * self.race.budget
-        ):
+        most = min(self.space.count, _BOUNDED * self.race.budget)
+        while limit * SLACK >= self.race.mean_rps and self.race.left and ways < most:
             batch, known = list[ReplicaLayout](), (ways, limit)
             for limit, some in islice(source, _BATCH):
                 if limit * SLACK < self.race.mean_rps:
@@ -224,7 +221,8 @@ class LayoutRace:
                 ]
                 if any(won):
                     self._settle(one)
-        complete = limit * SLACK < self.race.mean_rps and self.race.left > 0
+        worse = limit * SLACK < self.race.mean_rps or ways == self.space.count
+        complete = worse and self.race.left > 0
         all_, discarded = self.space.count, discarded + self.space.count - ways
         what = "ways to divide the fleet into whole replicas and phases"
         under = f"with {len(routers)} router{'s' if len(routers) > 1 else ''} each"
