@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import combinations_with_replacement, product
 
 import numpy as np
@@ -145,7 +144,7 @@ def enumerated(question: Question, base: Plan) -> tuple[float, Plan, int]:
             for ruled in routers(question)[:OURS]:
                 count += 1
                 try:
-                    plan = built(base, {}, layout, *ruled)
+                    plan = built(base, layout, *ruled)
                     if sustains(plan, question.load(GAIN * best[0] or 1e-3), 0):
                         best = max(best, (goodput(plan, question)[0], plan), key=lambda x: x[0])
                 except HeteroError:
@@ -194,8 +193,7 @@ def compared(question: Question, base: Plan) -> Compared:
     with stopwatch(spent, time.process_time):
         race = Race(question, base, goodput(base, question), seeds=(0,), budget=_BUDGET)
         layouts = space(base.pipelines[0].model, question)
-        build = partial(built, base, dict[str, int]())
-        proof = LayoutRace(race, layouts, build, routers(question)[:OURS]).run([layout_of(base)])
+        proof = LayoutRace(race, layouts, built, routers(question)[:OURS]).run([layout_of(base)])
     with stopwatch(spent, time.process_time):
         rate, plan, designs = enumerated(question, base)
     return Compared(
@@ -207,7 +205,7 @@ def compared(question: Question, base: Plan) -> Compared:
         _design(plan) == _design(race.plan),
         spent[1],
         spent[0],
-        str(proof),
+        proof,
     )
 
 

@@ -77,8 +77,8 @@ def public_figure(runs: pd.DataFrame) -> Figure:
         for fitted, fill in ((False, "full"), (True, "none")):
             here = (shown["fitted"] == fitted).to_numpy()
             label = None if fitted else name
-            looks = {"color": colour, "fillstyle": fill, "label": label, "markersize": 5}
-            axis.plot(values[here], places[here], mark, **looks)
+            looks: dict[str, Any] = {"color": colour, "fillstyle": fill, "label": label}
+            axis.plot(values[here], places[here], mark, markersize=5, **looks)
     axis.plot(
         shown["floor"].astype(float),
         places,

@@ -75,7 +75,7 @@ def improve(
     jobs
         Processes; what is found is the same for any number.
     """
-    race, sizes = Race(question, *starts[0], seeds=seeds, budget=designs), dict[str, int]()
+    race = Race(question, *starts[0], seeds=seeds, budget=designs)
     known, proof = routers(question), ""
 
     first = starts[0][0]
@@ -88,17 +88,10 @@ def improve(
             for plan, _ in starts
             if plan.pipelines and plan.pipelines[0].model.cluster == costs.cluster
         ]
-        search = LayoutRace(
-            race,
-            space(costs, question),
-            partial(built, first, sizes),
-            known,
-            partial(_steps, race, sizes),
-            jobs,
-        )
-        proof = str(search.run(layouts))
+        search = LayoutRace(race, space(costs, question), built, known, _steps, jobs)
+        proof = search.run(layouts)
     else:
-        _steps(race, sizes)
+        _steps(race)
     return Improved(race.plan, race.carried_rps, tuple(race.changes), designs - race.left, proof)
 
 
@@ -135,16 +128,8 @@ def layout_of(plan: Plan) -> ReplicaLayout:
     return ReplicaLayout(parts, 4 if ratio <= 0.25 else 8 if ratio <= 0.5 else 16)
 
 
-def built(
-    base: Plan, sizes: dict[str, int], layout: ReplicaLayout, routing: str, router: Builtin
-) -> Plan:
-    """The plan of a layout and a router, by the name of another.
-
-    Parameters
-    ----------
-    sizes
-        Tokens of the steps by GPU type, where they are not those that are assumed.
-    """
+def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> Plan:
+    """The plan of a layout and a router, by the names of another and with steps of its sizes."""
     count: Counter[str] = Counter()
     parts: list[tuple[str, Pipeline, Role]] = []
     for pipeline, role in layout.parts:
@@ -165,7 +150,8 @@ def built(
         bound=base.bound,
         options=base.options,
     )
-    return _sized(plan, sizes) if sizes else plan
+    known = ((one.gpu, one.engine.max_step_tokens) for one in base.deployment.replicas)
+    return _sized(plan, {gpu.name: tokens for gpu, tokens in known if gpu is not None})
 
 
 def routers(question: Question) -> tuple[Ruled, ...]:
@@ -189,7 +175,7 @@ def _rerouted(plan: Plan, router: Builtin, routing: str) -> Plan:
     )
 
 
-def _steps(race: Race, sizes: dict[str, int]) -> None:
+def _steps(race: Race) -> None:
     """Try steps of half and of twice as many tokens, one GPU type after the other.
 
     Large ones prefill more at once, small ones keep those that decode waiting for less.
@@ -207,7 +193,7 @@ def _steps(race: Race, sizes: dict[str, int]) -> None:
                 what = f"steps of {size:,} tokens on {gpu.name}"
                 if race.attempt(what, partial(_sized, race.plan, {gpu.name: size})) <= 0:
                     break
-                sizes[gpu.name], size = size, round(factor * size)
+                size = round(factor * size)
 
 
 def _sized(plan: Plan, sizes: dict[str, int]) -> Plan:

@@ -32,8 +32,8 @@ from hetero.workload import Trace
 
 Ruled = tuple[str, Builtin]
 """A router in words, and itself."""
-Build = Callable[[ReplicaLayout, str, Builtin], Plan]
-"""The plan of a layout and a router."""
+Build = Callable[[Plan, ReplicaLayout, str, Builtin], Plan]
+"""The plan of a layout and a router, by the names and with the steps of another plan."""
 
 GAIN = 1.005
 """A design must sustain so much more than the best plan so far."""
@@ -48,6 +48,7 @@ _SHORT_IN_BURSTS = 0.4  # below the goal
 _FEWEST = 300  # requests
 _HOPELESS = 0.4  # below the goal: other routers do not help
 _BATCH = 32  # layouts
+_CLIMB = 500  # designs near each plan that is given
 _BOUNDED = 50  # ways to divide the fleet, per design that may be raced
 
 
@@ -144,7 +145,7 @@ class LayoutRace:
     routers
         Every layout is raced with the first :data:`OURS` before any is with the others.
     polish
-        Called where no router is better: what else may change in the best plan of the race.
+        Called where no router is better, with the race: what else may change in its best plan.
     jobs
         Processes that race layouts side by side; what is found is the same for any number.
     """
@@ -153,48 +154,60 @@ class LayoutRace:
     space: ReplicaSpace
     build: Build
     routers: Sequence[Ruled]
-    polish: Callable[[], None] = lambda: None
+    polish: Callable[[Race], None] = lambda race: None
     jobs: int = 1
     _raced: set[object] = field(default_factory=set)
 
     def run(self, layouts: Sequence[ReplicaLayout] = ()) -> str:
-        """Race what is near these layouts, then every one, and say in a sentence what that shows.
-
-        Parameters
-        ----------
-        layouts
-            That of the best plan first.
-        """
-        self._general = self.routers[0]
+        """Race what is near these layouts, then all, and say in a sentence what that shows."""
         for layout in layouts:
-            self._settle(layout)
+            self._climb(layout)
         said, complete = self._sweep(self.routers[:OURS])
         if complete and len(self.routers) > OURS:
             further, complete = self._sweep(self.routers)
             said = further if complete else said
         return said
 
+    def _climb(self, layout: ReplicaLayout) -> None:
+        """What is near a layout of its own accord, and the best plan where that is better."""
+        whole, raced = self.race, self._raced
+        plan = self.build(whole.plan, layout, *self.routers[0])
+        rates = goodput(plan, whole.question, whole.seeds)
+        budget = min(whole.left, _CLIMB)
+        self.race = Race(whole.question, plan, rates, seeds=whole.seeds, budget=budget)
+        self._raced = set()
+        self._settle(layout)
+        found, self.race, self._raced = self.race, whole, raced
+        whole.left -= budget - found.left
+        if found.mean_rps > whole.mean_rps:
+            whole.plan, whole.carried_rps = found.plan, found.carried_rps
+            whole.changes = [*found.changes] or [
+                Change(f"routing: {found.plan.routing}", found.mean_rps)
+            ]
+
     def _settle(self, layout: ReplicaLayout) -> None:
         """All routers, what the caller tries, and neighbours, until nothing is better."""
         better: ReplicaLayout | None = layout
+        general = self.routers[0]
         while better is not None and self.race.left:
             layout = better
             for ruled in self.routers:
                 if self._attempt("", layout, ruled) > 0:
-                    self._general = ruled
-            self.polish()
+                    general = ruled
+            self.polish(self.race)
             near = (one for one in self.space.neighbours(layout) if not self._worse(one[1]))
-            won = (one for what, one in near if self._attempt(what, one, self._general) > 0)
+            won = (one for what, one in near if self._attempt(what, one, general) > 0)
             better = next(won, None)
 
     def _sweep(self, routers: Sequence[Ruled]) -> tuple[str, bool]:
         """Race all layouts by their bounds until those that are left are worse; whether all are."""
-        source, mean_rps = self.space.layouts(), lambda: self.race.mean_rps / SLACK
+        source = self.space.layouts()
         ways, discarded, limit, known = 0, 0, np.inf, (0, np.inf)
-        while limit >= mean_rps() and self.race.left and ways < _BOUNDED * self.race.budget:
+        most = min(self.space.count, _BOUNDED * self.race.budget)
+        while limit * SLACK >= self.race.mean_rps and self.race.left and ways < most:
             batch, known = list[ReplicaLayout](), (ways, limit)
             for limit, some in islice(source, _BATCH):
-                if limit < mean_rps():
+                if limit * SLACK < self.race.mean_rps:
                     break
                 good = [one for one in some if not self._worse(one)]
                 ways, discarded = ways + 1, discarded + (not good)
@@ -208,7 +221,8 @@ class LayoutRace:
                 ]
                 if any(won):
                     self._settle(one)
-        complete = limit < mean_rps() and self.race.left > 0
+        worse = limit * SLACK < self.race.mean_rps or ways == self.space.count
+        complete = worse and self.race.left > 0
         all_, discarded = self.space.count, discarded + self.space.count - ways
         what = "ways to divide the fleet into whole replicas and phases"
         under = f"with {len(routers)} router{'s' if len(routers) > 1 else ''} each"
@@ -245,7 +259,7 @@ class LayoutRace:
             return -1.0
         self._raced.add(key)
         label = ", ".join(filter(None, (what, f"routing: {ruled[0]}")))
-        return self.race.attempt(label, partial(self.build, layout, *ruled))
+        return self.race.attempt(label, partial(self.build, self.race.plan, layout, *ruled))
 
 
 def _misses(
@@ -254,7 +268,7 @@ def _misses(
     found: list[float] = []
     for ruled in routers:
         try:
-            found.append(race.missed(build(layout, *ruled)))
+            found.append(race.missed(build(race.plan, layout, *ruled)))
         except HeteroError:
             found.append(-1.0)
         if found[-1] < -_HOPELESS:

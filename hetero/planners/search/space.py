@@ -180,7 +180,8 @@ class ReplicaSpace:
             for m in numbers:
                 groups.setdefault(_contents(layout, m), []).append(m)
             for alike, (_, division) in product(groups.values(), self.divisions[kind]):
-                for some in [alike, alike[:1]][len(alike) == 1 :]:
+                for n in sorted({len(alike), (len(alike) + 1) // 2, 1}):
+                    some = alike[:n]
                     # What spans machines goes as a whole.
                     kept = [part for part in layout.parts if not _machines(part[0]) & set(some)]
                     made = [part for m in some for part in self.parts(m, division)]
