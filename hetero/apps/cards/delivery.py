@@ -102,7 +102,7 @@ def difference(a: Sampled, b: Sampled) -> Sampled:
     seeds = min(len(a.seeds), len(b.seeds))
     draws = min(len(a.draws), len(b.draws))
     return Sampled(
-        a.value - b.value,
+        round(a.value - b.value, 12),
         tuple(x - y for x, y in zip(a.seeds[:seeds], b.seeds[:seeds], strict=True)),
         tuple(x - y for x, y in zip(a.draws[:draws], b.draws[:draws], strict=True)),
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hetero.cluster import Cluster
+
+_DOZEN = 12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -32,7 +36,7 @@ class Effort:
     improved
         Planners' plans that the search begins with, the best first.
     designs
-        Designs that the search races.
+        Designs that the search races on a dozen GPUs; fewer on more, which take longer to simulate.
     """
 
     requests: int = 800
@@ -51,6 +55,10 @@ class Effort:
     parts: int = 3
     improved: int = 3
     designs: int = 6_000
+
+    def designs_for(self, cluster: Cluster) -> int:
+        """Designs that the search races on a cluster."""
+        return self.designs * _DOZEN // max(_DOZEN, sum(cluster.gpu_counts.values()))
 
 
 QUICK: Final = Effort(

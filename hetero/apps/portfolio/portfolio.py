@@ -176,7 +176,9 @@ def portfolio(
         )
     ranked = sorted(good, key=_key, reverse=True)[: max(1, effort.improved)]
     starts = [(one.plan, one.score.seeds_rps) for one in ranked if one.plan and one.score]
-    found = improve(starts, question, seeds=tuple(seeds), designs=effort.designs)
+    found = improve(
+        starts, question, seeds=tuple(seeds), designs=effort.designs_for(question.cluster)
+    )
     said = (found.proof,) if found.proof else ()
     if found.changes:
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
