@@ -104,7 +104,7 @@ def main() -> None:
     _slow_steps(ContinuousBatchProcessor)
     _less_cache(ContinuousBatchProcessor)
     _slow_front(uvicorn.Config)
-    serve()
+    serve()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

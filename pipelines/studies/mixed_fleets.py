@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 
 from hetero.catalog import gpu, llm, serving_engine
-from hetero.deployment import Deployment, Replica, engine_on
+from hetero.deployment import Deployment, Replica, engine_on, replicas
 from hetero.latency.frames import derived_frame
 from hetero.latency.resolve import resolve
 from hetero.memory import engine_room
-from hetero.planners.replicated import replicas
 from hetero.routers import Builtin, WeightedRoundRobin
 from hetero.routers.named import factories
 from hetero.simulator import simulate

@@ -420,7 +420,7 @@ class _Work:
         def left(theta: Floats) -> Floats:
             found = self.left(theta, kv, hits)
             assert found is not None  # what fits the cache does so at any speed
-            return found / self.scale
+            return np.asarray(found / self.scale)
 
         def slopes(theta: Floats) -> Floats:
             front, *factors = _MOVE * np.eye(3)  # the front end takes no time below 0
