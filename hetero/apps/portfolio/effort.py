@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hetero.cluster import Cluster
-
-_DOZEN = 12
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -34,9 +30,9 @@ class Effort:
         Parts of an offer within a budget that each planner plans for, those of the highest bound
         first.
     improved
-        Planners' plans that the search begins with, the best first.
-    designs
-        Designs that the search races on a dozen GPUs; fewer on more, which take longer to simulate.
+        Entries that the portfolio improves, the best first.
+    moves
+        Simulated changes of each of them.
     """
 
     requests: int = 800
@@ -54,11 +50,7 @@ class Effort:
     proof: bool = False
     parts: int = 3
     improved: int = 3
-    designs: int = 6_000
-
-    def designs_for(self, cluster: Cluster) -> int:
-        """Designs that the search races on a cluster."""
-        return self.designs * _DOZEN // max(_DOZEN, sum(cluster.gpu_counts.values()))
+    moves: int = 200
 
 
 QUICK: Final = Effort(
@@ -76,7 +68,7 @@ QUICK: Final = Effort(
     keep=3,
     parts=1,
     improved=3,
-    designs=2_000,
+    moves=120,
 )
 """Some seconds for some tens of GPUs, for people who wait."""
 
@@ -99,7 +91,7 @@ THOROUGH: Final = Effort(
     proof=True,
     parts=8,
     improved=5,
-    designs=40_000,
+    moves=300,
 )
 """The counts of the papers."""
 
