@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from hetero import paths
 from hetero.files import writing
-from pipelines.studies import calibration
+from pipelines.studies import calibration, servers
 
 BEGIN, END = "<!-- believed: begin -->", "<!-- believed: end -->"
 _TABLES = {"dense": "servers", "experts": "expert_servers"}
@@ -30,12 +30,8 @@ def errors() -> dict[Place, dict[str, float]]:
     errors: dict[Place, dict[str, float]] = {}
     for kind, name in _TABLES.items():
         frame = calibration.read(name)
-        frame = frame[frame["server"].str.lower().str.contains("vllm")].copy()
-        frame[list(_QUANTITIES)] = frame[list(_QUANTITIES)].abs()
-        by = frame.groupby(["gpu", "test"])
-        found = by[list(_QUANTITIES)].median()
-        found["runs"] = by.size()
-        rows = found.reset_index().to_dict("records")
+        frame = frame[frame["server"].str.lower().str.contains("vllm")]
+        rows = servers.medians(frame, ("gpu", "test")).to_dict("records")
         errors |= {
             (kind, str(row["gpu"]), str(row["test"])): {
                 name: float(row[name]) for name in ("runs", *_QUANTITIES)
@@ -55,7 +51,7 @@ def markdown() -> str:
         "TPOT, GPU left out |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for (kind, gpu, test), own in found.items():
+    for (kind, gpu, test), own in sorted(found.items()):
         if test != "default":
             continue
         left = found.get((kind, gpu, "gpu"), {})

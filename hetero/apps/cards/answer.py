@@ -63,7 +63,7 @@ from hetero.workload import Trace, TraceSource
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
 _ISLANDS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
-_EXPERTS = " (routed experts fitted to runs of servers; the error is that of dense models)"
+_EXPERTS = " (routed experts: data/measured/experts.csv; the error is that of dense models)"
 _APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _POOL = 4  # plans that are tried again after every change
 

@@ -58,9 +58,6 @@ Cluster = Annotated[
     str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
 ]
 Model = Annotated[str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")]
-DenseModel = Annotated[
-    str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")
-]
 MoeModel = Annotated[
     str,
     typer.Option(help="Mixture-of-experts model of the catalog, or a Hugging Face config.json."),

@@ -19,7 +19,7 @@ _SLOW = "write two machines, as a,b=0.1."
 
 def reschedule(
     cluster: options.Cluster,
-    model: options.DenseModel = "LLaMA-1-30B",
+    model: options.Model = "LLaMA-1-30B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     columns: options.Columns = "",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def resilience(
     cluster: options.Cluster,
     rate: Annotated[float | None, options.above_zero("Load to carry [requests/s].")] = None,
-    model: options.DenseModel = "Llama-3-8B",
+    model: options.Model = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     columns: options.Columns = "",

@@ -55,7 +55,7 @@ Seeds = Annotated[
 
 
 def size(
-    model: options.DenseModel = "Llama-3-8B",
+    model: options.Model = "Llama-3-8B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     columns: options.Columns = "",

@@ -20,7 +20,7 @@ _CHOICE_REQUESTS = 400  # that every plan serves with every draw of the step tim
 
 def phases(
     cluster: options.Cluster,
-    model: options.DenseModel = "LLaMA-1-30B",
+    model: options.Model = "LLaMA-1-30B",
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     columns: options.Columns = "",
