@@ -81,6 +81,7 @@ def _repro(root: Path, lock: int, *, profile: str | None, traces: str | None) ->
         "PYTHONUNBUFFERED": "1",
         "DVC_NO_ANALYTICS": "1",
     }
+    (root / "results" / "paper").mkdir(parents=True, exist_ok=True)  # the report depends on it
     _release(root / ".dvc" / "tmp" / "rwlock")
     command = [sys.executable, "-m", "dvc", "repro"]
     # The lock is kept until the last of the children is gone, though this process be killed.
