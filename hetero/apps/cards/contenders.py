@@ -17,7 +17,7 @@ from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Portfolio, ask, portfolio
 from hetero.apps.portfolio.portfolio import Tried as Asked
-from hetero.apps.portfolio.score import score
+from hetero.apps.portfolio.score import Rank, score
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
 from hetero.question import Question, drawable
@@ -53,9 +53,9 @@ class Contender:
         return self.asked.plan
 
     @property
-    def key(self) -> tuple[float, ...]:
+    def key(self) -> Rank:
         """What contenders are ranked by."""
-        return self.asked.score.key if self.asked.score else (-1.0, -1.0, -1.0)
+        return Rank(self.asked.score)
 
 
 def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None) -> list[Contender]:
@@ -111,7 +111,7 @@ def compete(question: Question, asked: CardRequest, say: Progress | None = None)
         return replace(found, tried=(*found.tried, *rows))
     if found is None:
         return more
-    best = max(found.best, more.best, key=lambda one: one.score.key if one.score else ())
+    best = max(found.best, more.best, key=lambda one: Rank(one.score))
     return replace(found, tried=(*found.tried, *more.tried), best=best)
 
 
@@ -200,7 +200,7 @@ def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Con
     """The plan that the rule takes."""
     good = [one for one in found if one.asked.plan is not None]
     best = max(good, key=lambda one: one.key)
-    able = [one for one in good if drawable(one.plan) and one.key[0] > 0]
+    able = [one for one in good if drawable(one.plan) and one.rate_rps > 0]
     if asked.choose == "nominal" or len(able) < 2:
         return best
     say(f"{asked.choose} over step times")

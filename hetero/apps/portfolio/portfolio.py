@@ -16,7 +16,7 @@ from hetero.apps.portfolio.bound import Bound, bound
 from hetero.apps.portfolio.effort import NORMAL, Effort
 from hetero.apps.portfolio.improve import Change, Improved, improve, resized
 from hetero.apps.portfolio.planners import planners as all_planners
-from hetero.apps.portfolio.score import Score, score
+from hetero.apps.portfolio.score import Rank, Score, score
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.plans import Plan
@@ -86,7 +86,7 @@ class Portfolio(Shown):
 
     def table(self) -> Table:
         """Every planner with what its plan delivers, or why it has none."""
-        rows = sorted(self.tried, key=lambda one: tuple(-x for x in _key(one)))
+        rows = sorted(self.tried, key=_key, reverse=True)
         cost = "usd_per_mtok_at_goodput"
         columns = (
             Column("planner", of=lambda x: x.planner),
@@ -213,5 +213,5 @@ def ask(planner: Planner, question: Question, seeds: Sequence[int] = (0,)) -> Tr
     return Tried(planner.name, plan, score(plan, question, seeds=seeds))
 
 
-def _key(one: Tried) -> tuple[float, ...]:
-    return one.score.key if one.score else (-1.0, -1.0, -1.0)
+def _key(one: Tried) -> Rank:
+    return Rank(one.score)

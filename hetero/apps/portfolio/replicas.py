@@ -10,7 +10,7 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import of_baseline, plan_of
-from hetero.apps.portfolio.score import score
+from hetero.apps.portfolio.score import Rank, score
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
@@ -192,7 +192,7 @@ class ExpertRanks(Adapter):
         for numbers in alike(question.cluster):
             part, count = only(question, numbers), question.cluster.machines[numbers[0]].count
             found = (_spread(part, d, self.name) for d in range(2, count + 1) if count % d == 0)
-            scored = [(score(one, part, seeds=(part.seed,)).key, one) for one in found if one]
+            scored = [(Rank(score(one, part, seeds=(part.seed,))), one) for one in found if one]
             if scored:
                 _, best = max(scored, key=lambda one: one[0])
                 nodes += best.deployment.replicas if best.deployment else ()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, total_ordering
 
 import numpy as np
 
@@ -50,56 +51,129 @@ class Estimate:
         return f"{self.mean:.4g}" + (f" ± {half:.2g}" if half > 0 else "")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A run at a rate, its part that counts, and the shares that met the targets and finished."""
+
+    told: Metrics
+    attained: float
+    finished: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Score(Shown):
     """What a plan delivers.
+
+    What happens at the offered load is simulated when it is first asked for: plans are ranked by
+    their goodput, and most are never looked at closer.
 
     Attributes
     ----------
     rate_rps
-        Offered load that everything but the goodput was played at [requests/s].
-    throughput_rps, throughput_tps
-        Requests, and input and output tokens, finished per second in the part of each run that
-        counts (:mod:`hetero.simulator.sustained`).
+        Offered load that everything but the goodput is played at [requests/s].
     seeds_rps
         Largest offered load that the plan sustains, of each seed.
-    goodput_rps
-        Its mean over seeds (:mod:`hetero.simulator.sustained`).
-    attainment
-        Share of the requests that met every target at ``rate_rps``; by target in ``met``.
-    finished
-        Share of the requests that were served at all.
-    ttft_s, tpot_s, e2e_s
-        By percentile.
-    usd_per_h
-        Price of the GPUs in use.
-    usd_per_mtok, usd_per_mtok_at_goodput
-        Price per 10^6 tokens, in and out, at ``rate_rps`` and when the goodput is used in full.
-    bound_rps
-        What no plan on these GPUs exceeds in goodput, were no target in the way: the goal of the
-        requests, the largest left out, at the bound on throughput. None where none is known.
-    gap
-        Distance of the goodput to the bound, over the bound.
     """
 
-    planner: str
+    plan: Plan
+    question: Question
     rate_rps: float
     seeds: tuple[int, ...]
-    slo: Slo
-    throughput_rps: Estimate
-    throughput_tps: Estimate
     seeds_rps: tuple[float, ...]
-    goodput_rps: Estimate
-    attainment: Estimate
-    met: dict[str, Estimate]
-    finished: Estimate
-    ttft_s: dict[int, Estimate]
-    tpot_s: dict[int, Estimate]
-    e2e_s: dict[int, Estimate]
-    usd_per_h: float | None
-    usd_per_mtok: Estimate | None
-    usd_per_mtok_at_goodput: Estimate | None
-    bound_rps: float | None
+
+    @property
+    def goodput_rps(self) -> Estimate:
+        """Mean over seeds of the largest load sustained (:mod:`hetero.simulator.sustained`)."""
+        return Estimate.of(self.seeds_rps)
+
+    @cached_property
+    def _played(self) -> list[_Played]:
+        load = self.question.load(self.rate_rps, precision=PRECISION)
+        found = []
+        for seed in self.seeds:
+            run, seen = judged(self.plan, load, seed)
+            begin_s, end_s = steady_s(run)
+            told = metrics(run, self.question.slo, warmup_s=begin_s, until_s=end_s)
+            found.append(_Played(told, seen.attained, float(run.finished.mean())))
+        return found
+
+    def _of(self, figure: Callable[[Metrics], float]) -> Estimate:
+        return Estimate.of([figure(one.told) for one in self._played])
+
+    @property
+    def throughput_rps(self) -> Estimate:
+        """Requests finished per second in the part of each run that counts."""
+        return self._of(lambda one: one.requests_per_s)
+
+    @property
+    def throughput_tps(self) -> Estimate:
+        """Input and output tokens of finished requests per second in that part."""
+        return self._of(lambda one: one.total_tps)
+
+    @property
+    def attainment(self) -> Estimate:
+        """Share of the requests that met every target."""
+        return Estimate.of([one.attained for one in self._played])
+
+    @property
+    def met(self) -> dict[str, Estimate]:
+        """Share of the requests that met each target."""
+        names = [name for name in self._played[0].told.attainment if name != "joint"]
+        runs = [one.told.attainment for one in self._played]
+        return {name: Estimate.of([one[name] for one in runs]) for name in names}
+
+    @property
+    def finished(self) -> Estimate:
+        """Share of the requests that were served at all."""
+        return Estimate.of([one.finished for one in self._played])
+
+    @property
+    def ttft_s(self) -> dict[int, Estimate]:
+        """Time to first token by percentile."""
+        return self._percentiles("ttft_s")
+
+    @property
+    def tpot_s(self) -> dict[int, Estimate]:
+        """Time per output token by percentile."""
+        return self._percentiles("tpot_s")
+
+    @property
+    def e2e_s(self) -> dict[int, Estimate]:
+        """Time to the last token by percentile."""
+        return self._percentiles("e2e_s")
+
+    def _percentiles(self, key: str) -> dict[int, Estimate]:
+        runs = [one.told.percentiles[key] for one in self._played]
+        return {p: Estimate.of([one[p] for one in runs]) for p in PERCENTILES}
+
+    @property
+    def usd_per_h(self) -> float | None:
+        """Price of the GPUs in use."""
+        return self.plan.usd_per_h
+
+    @property
+    def usd_per_mtok(self) -> Estimate | None:
+        """Price per 10^6 tokens, in and out, at ``rate_rps``."""
+        return self._cost([one.told.total_tps for one in self._played])
+
+    @property
+    def usd_per_mtok_at_goodput(self) -> Estimate | None:
+        """Price per 10^6 tokens, in and out, when the goodput is used in full."""
+        trace = self.question.trace
+        tokens = float((trace.input_tokens + trace.output_tokens).mean())
+        return self._cost([one * tokens for one in self.seeds_rps])
+
+    def _cost(self, tokens_per_s: Sequence[float]) -> Estimate | None:
+        price = self.usd_per_h
+        if price is None or min(tokens_per_s) <= 0:
+            return None
+        return Estimate.of([price / 3600.0 / rate * 1e6 for rate in tokens_per_s])
+
+    @cached_property
+    def bound_rps(self) -> float | None:
+        """What no plan on these GPUs exceeds in goodput; None where no bound is known."""
+        limit = bound(self.question)
+        return limit.rps(self.question.goal) if limit else None
 
     @property
     def gap(self) -> float | None:
@@ -107,11 +181,6 @@ class Score(Shown):
         if self.bound_rps is None:
             return None
         return 1.0 - self.goodput_rps.mean / self.bound_rps
-
-    @property
-    def key(self) -> tuple[float, float, float]:
-        """What plans are ranked by: goodput, then attainment and throughput."""
-        return (self.goodput_rps.mean, self.attainment.mean, self.throughput_rps.mean)
 
     def table(self) -> Table:
         """Quantities with their units."""
@@ -135,7 +204,7 @@ class Score(Shown):
             rows.append(("bound on goodput", f"{self.bound_rps:.4g}", "requests/s"))
         columns = (Column("quantity"), Column("value"), Column("unit"))
         note = f"Played at {self.rate_rps:.4g} requests/s with {len(self.seeds)} seeds."
-        return Table(self.planner, columns, tuple(rows), (note,))
+        return Table(self.plan.planner, columns, tuple(rows), (note,))
 
 
 def _times(one: Estimate, factor: float) -> Estimate:
@@ -144,6 +213,34 @@ def _times(one: Estimate, factor: float) -> Estimate:
 
 def _percent(one: Estimate) -> str:
     return str(_times(one, 100.0))
+
+
+@total_ordering
+class Rank:
+    """Key to sort plans by: goodput; where it is the same, attainment and then throughput.
+
+    A plan that has no score is below all that have one.
+    """
+
+    def __init__(self, score: Score | None) -> None:
+        self._score = score
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rank) and not self < other and not other < self
+
+    def __lt__(self, other: Rank) -> bool:
+        if self._score is None or other._score is None:
+            return self._score is None and other._score is not None
+        if self._score is other._score:
+            return False
+        ours, theirs = self._score.goodput_rps.mean, other._score.goodput_rps.mean
+        if ours != theirs:
+            return ours < theirs
+        return _at_rate(self._score) < _at_rate(other._score)
+
+
+def _at_rate(one: Score) -> tuple[float, float]:
+    return one.attainment.mean, one.throughput_rps.mean
 
 
 def screened(
@@ -223,7 +320,7 @@ def score(
     rate_rps: float | None = None,
     known: Sequence[float] | None = None,
 ) -> Score:
-    """Simulate a plan at a rate for as long as the rule asks, and find the most that it sustains.
+    """Find the most that a plan sustains; what it does at a rate is simulated when asked for.
 
     Parameters
     ----------
@@ -240,56 +337,11 @@ def score(
         If no seed is given.
     """
     used = _checked(seeds)
-    rate = rate_rps or question.rate_rps
-    found: list[Metrics] = []
-    shares, finished = [], []
-    for seed in used:
-        run, seen = judged(plan, question.load(rate, precision=PRECISION), seed)
-        begin_s, end_s = steady_s(run)
-        found.append(metrics(run, question.slo, warmup_s=begin_s, until_s=end_s))
-        shares.append(seen.attained)
-        finished.append(float(run.finished.mean()))
     seeds_rps = tuple(known) if known is not None else goodput(plan, question, used)
-    tokens = float((question.trace.input_tokens + question.trace.output_tokens).mean())
-    limit = bound(question)
-    price = plan.usd_per_h
-    return Score(
-        planner=plan.planner,
-        rate_rps=rate,
-        seeds=used,
-        slo=question.slo,
-        throughput_rps=Estimate.of([one.requests_per_s for one in found]),
-        throughput_tps=Estimate.of([one.total_tps for one in found]),
-        seeds_rps=seeds_rps,
-        goodput_rps=Estimate.of(seeds_rps),
-        attainment=Estimate.of(shares),
-        met={
-            name: Estimate.of([one.attainment[name] for one in found])
-            for name in found[0].attainment
-            if name != "joint"
-        },
-        finished=Estimate.of(finished),
-        ttft_s=_percentiles(found, "ttft_s"),
-        tpot_s=_percentiles(found, "tpot_s"),
-        e2e_s=_percentiles(found, "e2e_s"),
-        usd_per_h=price,
-        usd_per_mtok=_cost(price, [one.total_tps for one in found]),
-        usd_per_mtok_at_goodput=_cost(price, [one * tokens for one in seeds_rps]),
-        bound_rps=limit.rps(question.goal) if limit else None,
-    )
+    return Score(plan, question, rate_rps or question.rate_rps, used, seeds_rps)
 
 
 def _checked(seeds: Sequence[int]) -> tuple[int, ...]:
     if not seeds:
         raise ParameterError("No seed is given to play with.", resolve="give one or more seeds.")
     return tuple(seeds)
-
-
-def _percentiles(found: Sequence[Metrics], key: str) -> dict[int, Estimate]:
-    return {p: Estimate.of([one.percentiles[key][p] for one in found]) for p in PERCENTILES}
-
-
-def _cost(usd_per_h: float | None, tokens_per_s: Sequence[float]) -> Estimate | None:
-    if usd_per_h is None or min(tokens_per_s) <= 0:
-        return None
-    return Estimate.of([usd_per_h / 3600.0 / rate * 1e6 for rate in tokens_per_s])
