@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.compiled import compiled
+from hetero.engine.compiled import compiled, inlined
 from hetero.engine.state import KEY_BITS, KEY_ITEM
 
 
@@ -86,12 +86,12 @@ def heap_remove(IM, base, size, r):
     return found
 
 
-@compiled
+@inlined
 def _before(t, r, u, q):
     return t < u or (t == u and r < q)
 
 
-@compiled
+@inlined
 def times_push(FM, IM, fb, ib, size, t, r):
     """Push a time and its request; equal times are ordered by request."""
     j = size
@@ -106,13 +106,16 @@ def times_push(FM, IM, fb, ib, size, t, r):
     IM[ib + j] = r
 
 
-@compiled
+@inlined
 def times_pop(FM, IM, fb, ib, size):
     """Remove the earliest time of a heap of ``size`` entries."""
-    size -= 1
-    if size == 0:
-        return
-    t, r = FM[fb + size], IM[ib + size]
+    if size > 1:
+        times_replace(FM, IM, fb, ib, size - 1, FM[fb + size - 1], IM[ib + size - 1])
+
+
+@inlined
+def times_replace(FM, IM, fb, ib, size, t, r):
+    """Put a time and its request in the place of the earliest of a heap of ``size`` entries."""
     j = 0
     child = 1
     while child < size:

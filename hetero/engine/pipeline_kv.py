@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.compiled import compiled
+from hetero.engine.compiled import compiled, inlined
 from hetero.engine.pipeline_state import DOWN
 
 
-@compiled
+@inlined
 def fill(R, v, r, layers):
     """A node has passed a request through ``layers`` layers: its keys and values stay there."""
     v.kv_used += np.int64(R[r].tokens) * layers

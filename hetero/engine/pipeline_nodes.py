@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.compiled import compiled
-from hetero.engine.heaps import times_push
+from hetero.engine.compiled import compiled, inlined
+from hetero.engine.heaps import times_pop, times_push, times_replace
 from hetero.engine.pipeline_state import (
     BATCH_END,
     BUSY,
@@ -26,7 +26,7 @@ from hetero.engine.pipeline_state import (
 )
 
 
-@compiled
+@inlined
 def push_event(p, FM, IM, t, kind, item):
     """Schedule an event."""
     key = (np.int64(kind) << KIND_SHIFT) | np.int64(item)
@@ -34,7 +34,14 @@ def push_event(p, FM, IM, t, kind, item):
     IM[EVENTS] += 1
 
 
-@compiled
+@inlined
+def pop_event(p, FM, IM):
+    """Remove the earliest event."""
+    times_pop(FM, IM, p.heap_keys, p.heap_items, IM[EVENTS])
+    IM[EVENTS] -= 1
+
+
+@inlined
 def mark(p, v, IM, i):
     """Let node ``i`` look for a batch when this instant is over."""
     if v.dirty == 0 and v.mode == IDLE:
@@ -43,7 +50,7 @@ def mark(p, v, IM, i):
         IM[DIRTY] += 1
 
 
-@compiled
+@inlined
 def enqueue(R, p, v, IM, r, i, segment):
     """A message waits before a segment of node ``i``."""
     q = v.queues + 3 * segment
@@ -59,7 +66,7 @@ def enqueue(R, p, v, IM, r, i, segment):
     mark(p, v, IM, i)
 
 
-@compiled
+@inlined
 def _prompt_s(v, FM, tokens):
     last = v.prompt_last
     if tokens <= last:
@@ -68,7 +75,7 @@ def _prompt_s(v, FM, tokens):
     return FM[v.prompt_table + last] + slope * (tokens - last)
 
 
-@compiled
+@inlined
 def _decode_s(v, FM, requests):
     last = v.decode_last
     if requests <= last:
@@ -77,7 +84,7 @@ def _decode_s(v, FM, requests):
     return FM[v.decode_table + last] + slope * (requests - last)
 
 
-@compiled
+@inlined
 def begin(R, p, v, FM, IM, i, t):
     """Form the next batch of node ``i``: the next segment in turn before which something waits.
 
@@ -161,7 +168,38 @@ def begin_all(R, p, V, FM, IM, t):
             begin(R, p, V[i], FM, IM, i, t)
 
 
+@inlined
+def receive(R, p, L, FM, IM, r):
+    """The earliest event, a message at the end of its edge, gives way to the next on its way."""
+    edge = L[R[r].edge]
+    following = np.int64(-1)
+    if edge.head == r:
+        following = np.int64(R[r].link)
+        edge.head = following
+        R[r].link = -1
+    if following < 0:
+        pop_event(p, FM, IM)
+        return
+    key = (np.int64(MESSAGE) << KIND_SHIFT) | following
+    due = R[following].due_s
+    times_replace(FM, IM, p.heap_keys, p.heap_items, IM[EVENTS], due, key)
+
+
 @compiled
+def all_on_their_way(R, p, L, FM, IM):
+    """Give every message that is on its way an event of its own."""
+    for e in range(len(L)):
+        r = L[e].head
+        L[e].head = -1
+        while r >= 0:
+            following = np.int64(R[r].link)
+            R[r].link = -1
+            if following >= 0:
+                push_event(p, FM, IM, R[following].due_s, MESSAGE, following)
+            r = following
+
+
+@inlined
 def send(R, p, L, FM, IM, r, e, t):
     """Give a message to an edge; it leaves when the edge is free."""
     edge = L[e]
@@ -176,6 +214,17 @@ def send(R, p, L, FM, IM, r, e, t):
         edge.prompt_wait_s += start - R[r].ready_s
     R[r].edge = e
     R[r].sent_s = start
-    push_event(p, FM, IM, start + length + edge.latency_s, MESSAGE, r)
+    due = start + length + edge.latency_s
+    R[r].due_s = due
+    R[r].link = -1
+    # Messages of an edge arrive in the order they are sent, so the heap needs the first alone.
+    if edge.head < 0:
+        edge.head = edge.tail = r
+        push_event(p, FM, IM, due, MESSAGE, r)
+    elif due > R[edge.tail].due_s:
+        R[edge.tail].link = r
+        edge.tail = r
+    else:  # at one instant the lower number comes first
+        push_event(p, FM, IM, due, MESSAGE, r)
     if p.late:
         push_event(p, FM, IM, start + length, SEND_END, e)

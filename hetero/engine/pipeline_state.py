@@ -56,6 +56,7 @@ PIPELINE_REQUEST = np.dtype(
         *((name, REQUEST[name]) for name in REQUEST.names or ()),
         ("issued_s", "f8"),  # start of the iteration in progress
         ("sent_s", "f8"),  # its latest message began to be sent
+        ("due_s", "f8"),  # and reaches the end of its edge
         ("ready_s", "f8"),  # its latest message could have been sent
         ("prompt_tokens", "i4"),  # of its latest prefill: input and what it had streamed before
         ("tokens", "i4"),  # of the iteration in progress: the prompt's, or 1
@@ -119,6 +120,8 @@ EDGE = np.dtype(
         ("up", "i8"),  # whether it works and leads to the last layer
         ("broken", "i8"),  # whether the link itself has failed
         ("free_s", "f8"),  # when what was given to it has been sent
+        ("head", "i8"),  # messages on their way, one after another; the first has an event
+        ("tail", "i8"),
         ("weight", "f8"),
         ("load", "f8"),
         ("delay_s", "f8"),  # moving average (Swarm)
@@ -224,6 +227,7 @@ def build(
         nodes["queues"][v] = memory.add("i8", queues)
     for name in ("batch_head", "batch_tail", "pending_head", "pending_tail"):
         nodes[name] = -1
+    edges["head"] = edges["tail"] = -1
     # A request has one event at most, a node one, an edge one.
     size = request_count + count + len(edges) + 1
     plan["nodes"] = count

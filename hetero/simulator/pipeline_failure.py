@@ -6,7 +6,7 @@ import numpy as np
 
 from hetero.engine.compiled import compiled
 from hetero.engine.pipeline_kv import give_back
-from hetero.engine.pipeline_nodes import mark, push_event
+from hetero.engine.pipeline_nodes import all_on_their_way, mark, push_event
 from hetero.engine.pipeline_state import (
     BATCH_END,
     DOWN,
@@ -29,6 +29,7 @@ def take_out(R, p, V, L, FM, IM, t, held):
 
     Returns how many there are; ``held`` receives them, the oldest first.
     """
+    all_on_their_way(R, p, L, FM, IM)
     count = 0
     for r in range(IM[NEXT]):
         if R[r].status != RUNNING:

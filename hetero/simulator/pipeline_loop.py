@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.compiled import compiled
+from hetero.engine.compiled import compiled, inlined
 from hetero.engine.gaps import count_gap
-from hetero.engine.heaps import times_pop
 from hetero.engine.pipeline_kv import fill, fullest_layer, give_back, reserve
-from hetero.engine.pipeline_nodes import begin_all, enqueue, mark, push_event, send
+from hetero.engine.pipeline_nodes import (
+    begin_all,
+    enqueue,
+    mark,
+    pop_event,
+    push_event,
+    receive,
+    send,
+)
 from hetero.engine.pipeline_state import (
     BATCH_END,
     CLOCK,
@@ -55,7 +62,7 @@ def launch(R, p, FM, IM, t):
         push_event(p, FM, IM, t, LAUNCH, r)
 
 
-@compiled
+@inlined
 def take(R, p, V, L, FM, IM, r, e, t):
     """A request takes an edge as the next of its path."""
     IM[p.paths + np.int64(r) * p.depth + R[r].hop] = e
@@ -98,7 +105,7 @@ def transmit(R, p, V, L, FM, IM, i, t):
         r = following
 
 
-@compiled
+@inlined
 def forward(R, p, V, L, FM, IM, r, i, t):
     """Send a request on from node ``i``, or let it wait there for a free edge."""
     R[r].ready_s = t
@@ -197,7 +204,7 @@ def admit(R, p, V, L, FM, IM, t):
         IM[WAIT_HEAD] = following
 
 
-@compiled
+@inlined
 def token(R, p, V, L, FM, IM, r, t):
     """The coordinator receives a token."""
     first = R[r].done_tokens == 0
@@ -241,7 +248,7 @@ def token(R, p, V, L, FM, IM, r, t):
         launch(R, p, FM, IM, t + p.feed_delay_s)
 
 
-@compiled
+@inlined
 def batch_end(R, p, V, L, FM, IM, i, t):
     """The batch of a node has run through its segment."""
     v = V[i]
@@ -266,7 +273,7 @@ def batch_end(R, p, V, L, FM, IM, i, t):
     mark(p, v, IM, i)
 
 
-@compiled
+@inlined
 def message(R, p, V, L, FM, IM, r, t):
     """A message reaches the node at the end of its edge."""
     edge = L[R[r].edge]
@@ -301,13 +308,14 @@ def play(R, p, V, L, FM, IM, until):
             offer(R, p, V, L, FM, IM, r, when)
             continue
         key = IM[p.heap_items]
-        times_pop(FM, IM, p.heap_keys, p.heap_items, IM[EVENTS])
-        IM[EVENTS] -= 1
         kind, item = key >> KIND_SHIFT, key & ITEM
+        if kind == MESSAGE:
+            receive(R, p, L, FM, IM, item)
+            message(R, p, V, L, FM, IM, item, when)
+            continue
+        pop_event(p, FM, IM)
         if kind == BATCH_END:
             batch_end(R, p, V, L, FM, IM, item, when)
-        elif kind == MESSAGE:
-            message(R, p, V, L, FM, IM, item, when)
         elif kind == SEND_END:
             transmit(R, p, V, L, FM, IM, L[item].source, when)
         else:
