@@ -34,18 +34,21 @@ targets, no memory and no waiting: a gap to it is no proof that a better plan ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
 from hetero.apps.portfolio import assumptions
-from hetero.costs.rates import Rates
-from hetero.deployment import Engine
+from hetero.costs.ceiling import StepKind, most_rps
+from hetero.costs.rates import PipelineStage, Rates
+from hetero.deployment import Engine, Replica
 from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
 from hetero.programs import Program
 from hetero.question import Question
@@ -166,6 +169,80 @@ def bound(question: Question) -> Bound | None:
         return None
     shared = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
     return None if shared else _bound(question)
+
+
+@lru_cache(maxsize=64)
+def goodput_bound(question: Question) -> float | None:
+    """Rate that no plan that turns no request away sustains for ever [requests/s], or None.
+
+    Who misses the targets is served all the same, so that all the work has to be done
+    (:mod:`hetero.costs.ceiling`); None where :func:`bound` has none.
+    """
+    limit = bound(question)
+    if limit is None:
+        return None
+    most, slo = limit.rps(), question.slo
+    kinds = tuple(_kinds(question))
+    found = most_rps(limit.gpus, kinds, question.trace, goal=question.goal, tpot_s=slo.tpot_s)
+    return min(most, found)
+
+
+def _kinds(question: Question) -> Iterator[StepKind]:
+    """Steps of the GPUs of a case: whole replicas, and stages by the terms of a layer.
+
+    Engines that exist join GPUs of one type and degree; any others may be parts of one pipeline.
+    """
+    costs, engine = assumptions.costs(question), assumptions.engine(question)
+    llm, limited = question.llm, costs.engine.limited
+    chunked = engine.batching == "chunked"
+    longest = float(max(assumptions.STEP_TOKENS) if chunked else question.trace.input_tokens.max())
+    most = max(longest, engine.max_step_tokens)
+    alike = {(one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)}
+    for number in alike.values():
+        machine = costs.machines[number]
+        name, there = machine.gpu.name, question.cluster.gpu_counts[machine.gpu.name]
+        for gpus in filter(costs.divides, range(1, machine.count + 1)):
+            pool = f"{gpus} x {name}" if limited else ""
+            one, parts = costs.rates(number, gpus), there // gpus
+            if limited:
+                for whole in _whole(question, number, gpus):
+                    yield StepKind.of(whole, name, pool, most * whole.gpus / gpus)
+                if parts < 2 or costs.misfit(2 * [PipelineStage(number, gpus, 1)]):
+                    continue
+            free = one.usable_bytes - llm.layers * one.layer_bytes / parts
+            if free > 0:
+                layer = (llm.layers, one, one.step_s + one.logits_s if limited else 0.0)
+                yield StepKind(
+                    name,
+                    gpus,
+                    pool,
+                    partial(_pass_s, *layer),
+                    one.bends,
+                    np.array([llm.layers * one.cached_s]),
+                    llm.layers * one.pair_s,
+                    free / (llm.layers * one.kv_layer_bytes) if limited else np.inf,
+                    engine.max_batch // (2 if limited else 1),
+                    most,
+                    chunked,
+                )
+
+
+def _pass_s(layers: int, one: Rates, ends_s: float, tokens: Floats, _: Floats) -> Floats:
+    """Time of new tokens through all layers, whichever stages have them [s]."""
+    layer_s = one.products_s(tokens) + one.fixed_s + one.reduce_s * tokens
+    return np.asarray(layers * layer_s + ends_s)
+
+
+def _whole(question: Question, number: int, gpus: int) -> Iterator[Replica]:
+    """Replicas of one stage, of one rank or of several that share the experts."""
+    costs, machine = assumptions.costs(question), assumptions.costs(question).machines[number]
+    if costs.most_layers(number, gpus, first=True, last=True) >= question.llm.layers:
+        alone = costs.pipeline([PipelineStage(number, gpus, question.llm.layers)])
+        yield assumptions.replica(alone, machine.name)
+    ranks = range(2, machine.count // gpus + 1) if question.llm.experts else ()
+    for count in (n for n in ranks if machine.count % (n * gpus) == 0):
+        with suppress(InfeasibleError, ParameterError):
+            yield assumptions.in_ranks(question, {machine.name: gpus}, count).replicas[0]
 
 
 @lru_cache(maxsize=32)
