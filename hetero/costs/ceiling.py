@@ -28,6 +28,7 @@ from hetero.deployment import Replica
 from hetero.programs import Program
 from hetero.workload import Trace
 
+_PARTS = (0.5, 0.85)  # of the tokens, by what is cached for them
 _WIDTH = 1.1  # of an interval of batches, the upper over the lower end
 
 
@@ -85,10 +86,10 @@ class StepKind:
             whole=True,
         )
 
-    def columns(self, least: float, most: float) -> Floats:
+    def columns(self, sizes: Floats) -> Floats:
         """Prompt tokens, decoding, cached tokens, time and least time per token; shape (5, K).
 
-        ``least`` and ``most`` are the cached tokens of a request that decodes.
+        With each of ``sizes`` as cached tokens of a request that decodes, and what fits the cache.
         """
         knots = self.knots_tokens[(self.knots_tokens > 0) & (self.knots_tokens < self.max_tokens)]
         corners = np.array([0.0, *knots, self.max_tokens])
@@ -109,7 +110,8 @@ class StepKind:
             np.array([[n, 0.0, 0.0, t, t] for n, t in zip(corners[1:], times[1:], strict=True)])
         ]
         for low, high in zip(edges[:-1] + first, edges[1:], strict=True):
-            if low * least > self.kv_tokens:
+            fits = self.kv_tokens / max(low, 1e-9)
+            if fits < sizes[0]:
                 break
             at = (fine >= low) & (fine <= high)
             b, cached_s = fine[at], float(rate[at].min())
@@ -119,7 +121,7 @@ class StepKind:
                 both = float(self.seconds(np.full(len(b), n), b).min())
                 rows += [(n - k, k, both, both) for k in {low, high} if k > 0]
             m, k, t, wait = np.array(rows).T
-            for x in (least, min(most, self.kv_tokens / max(low, 1e-9))):
+            for x in np.unique(np.minimum(sizes, fits)):
                 more = cached_s * x
                 found.append(np.array([m, k, k * x, t + k * more, wait + low * more]).T)
         return np.concatenate(found).T
@@ -139,6 +141,13 @@ def _envelope(x: Floats, y: Floats) -> Floats:
             kept.pop()
         kept.append(k)
     return np.array(kept)
+
+
+def _beyond(inputs: Floats, steps: Floats, size: float) -> float:
+    """Cached tokens beyond a size that the decode steps of a mean request read."""
+    last = np.maximum(inputs + steps - size, 0.0)
+    first = np.maximum(inputs - size, 0.0)
+    return float(((last * (last - 1.0) - first * (first - 1.0)) / 2.0).mean())
 
 
 def most_rps(
@@ -177,7 +186,11 @@ def most_rps(
     steps = np.maximum(trace.output_tokens.astype(np.float64) - 1.0, 0.0)
     cached = steps * inputs + steps * (steps - 1.0) / 2.0
     work = np.array([inputs.mean(), steps.mean(), cached.mean(), (inputs**2).mean() / 2.0])
-    ends = (inputs.min(), (inputs + steps).max())
+    order = np.argsort(inputs + steps / 2.0)
+    sizes = np.floor((inputs + steps / 2.0)[order])[
+        np.searchsorted(np.cumsum(steps[order]), np.multiply(_PARTS, steps.sum()))
+    ]
+    sizes = np.unique([inputs.min(), *sizes, (inputs + steps).max()])
     late = np.sort(steps)[len(steps) - int(np.ceil((1.0 - goal) * len(steps) - 1e-9)) :].sum()
     unit = np.maximum(work, 1e-9)
     program = Program()
@@ -185,6 +198,9 @@ def most_rps(
     done = program.rows(4, lower=0.0)
     program.entries(done, rate, -work / unit)
     held = {name: program.rows(1, upper=count) for name, count in gpus.items()}
+    long = program.rows(len(sizes), upper=0.0)
+    excess = np.array([_beyond(inputs, steps, size) for size in sizes])
+    program.entries(long, rate, -excess / unit[2])
     pools = {kind.pool: program.rows(1, upper=0.0) for kind in kinds}
     beyond = program.rows(1, upper=0.0)
     program.entries(beyond, rate, -late / len(steps) / unit[1])
@@ -192,11 +208,13 @@ def most_rps(
         pairs = program.variables(1)
         program.entries(done[3], pairs, 1.0 / unit[3])
         program.entries(held[kind.gpu], pairs, kind.gpus * kind.pair_s)
-        found = kind.columns(*ends)
+        found = kind.columns(sizes)
+        more = np.maximum(found[2] - sizes[:, None] * found[1], 0.0)
         for in_time in (True, False) if tpot_s else (False,):
             taken = program.variables(found.shape[1])
             program.entries(done[:3, None], taken, found[:3] / unit[:3, None])
             program.entries(held[kind.gpu], taken, kind.gpus * found[3])
+            program.entries(long[:, None], taken, more / unit[2])
             if in_time and tpot_s:
                 program.entries(pools[kind.pool], taken, found[1] * (found[4] - tpot_s))
             elif tpot_s:

@@ -28,8 +28,9 @@ of a mean request,
     \quad \sum_k x_{gk} + \sum_c y_{gc} \le N_g \;\forall g .
 
 Leaving every part of the work to whichever type does it best relaxes every plan, so no plan
-finishes more requests per second from its first arrival to its last token. The bound knows no
-targets, no memory and no waiting: a gap to it is no proof that a better plan exists.
+finishes more requests per second from its first arrival to its last token. This bound knows no
+targets and no memory, that of :func:`goodput_bound` caches and the time per token; neither knows
+waiting: a gap to them is no proof that a better plan exists.
 """
 
 from __future__ import annotations
@@ -171,20 +172,38 @@ def bound(question: Question) -> Bound | None:
     return None if shared else _bound(question)
 
 
-@lru_cache(maxsize=64)
-def goodput_bound(question: Question) -> float | None:
-    """Rate that no plan that turns no request away sustains for ever [requests/s], or None.
+def goodput_bound(question: Question, served: float = 1.0) -> float | None:
+    """Rate of a case's requests that no plan sustains for ever [requests/s]; None as of `bound`.
 
-    Who misses the targets is served all the same, so that all the work has to be done
-    (:mod:`hetero.costs.ceiling`); None where :func:`bound` has none.
+    Plans serve requests that miss their targets all the same, so that all the work has to be done,
+    within the time per token that the goal asks for (:mod:`hetero.costs.ceiling`).
+
+    Parameters
+    ----------
+    served
+        Share that a plan serves at all: who turns requests away may leave the largest out.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster, workload
+    >>> from hetero.simulator import Slo
+    >>> chats = workload.load("azure2023_conv").sample(500, np.random.default_rng(0))
+    >>> fleet, llm = cluster.cluster("heteroserve-8"), catalog.llm("Qwen2.5-14B")
+    >>> one = Question(fleet, llm, chats, 5.0, Slo(1.0, 0.025), engine="vllm")
+    >>> bool(goodput_bound(one) < bound(one).rps() < goodput_bound(one, 0.9))
+    True
     """
     limit = bound(question)
     if limit is None:
         return None
-    most, slo = limit.rps(), question.slo
-    kinds = tuple(_kinds(question))
-    found = most_rps(limit.gpus, kinds, question.trace, goal=question.goal, tpot_s=slo.tpot_s)
-    return min(most, found)
+    return limit.rps(served) / served if served < 1.0 else min(limit.rps(), _ceiling(question))
+
+
+@lru_cache(maxsize=64)
+def _ceiling(question: Question) -> float:
+    drawn, counts = question.drawn_from or question.trace, question.cluster.gpu_counts
+    kinds, slo = tuple(_kinds(question)), question.slo
+    return most_rps(counts, kinds, drawn, goal=question.goal, tpot_s=slo.tpot_s)
 
 
 def _kinds(question: Question) -> Iterator[StepKind]:
