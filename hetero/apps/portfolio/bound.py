@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,7 @@ from hetero.costs.rates import PipelineStage, Rates
 from hetero.deployment import Engine, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.latency.step import StepModel
+from hetero.latency.step import Piece, StepModel
 from hetero.programs import Program
 from hetero.question import Question
 from hetero.workload import Trace
@@ -182,16 +182,6 @@ def goodput_bound(question: Question, served: float = 1.0) -> float | None:
     ----------
     served
         Share that a plan serves at all: who turns requests away may leave the largest out.
-
-    Examples
-    --------
-    >>> from hetero import catalog, cluster, workload
-    >>> from hetero.simulator import Slo
-    >>> chats = workload.load("azure2023_conv").sample(500, np.random.default_rng(0))
-    >>> fleet, llm = cluster.cluster("heteroserve-8"), catalog.llm("Qwen2.5-14B")
-    >>> one = Question(fleet, llm, chats, 5.0, Slo(1.0, 0.025), engine="vllm")
-    >>> bool(goodput_bound(one) < bound(one).rps() < goodput_bound(one, 0.9))
-    True
     """
     limit = bound(question)
     if limit is None:
@@ -207,54 +197,44 @@ def _ceiling(question: Question) -> float:
 
 
 def _kinds(question: Question) -> Iterator[StepKind]:
-    """Steps of the GPUs of a case: whole replicas, and stages by the terms of a layer.
+    """Steps of the GPUs of a case: replicas of one stage, and pipelines by the terms of a layer.
 
     Engines that exist join GPUs of one type and degree; any others may be parts of one pipeline.
     """
-    costs, engine = assumptions.costs(question), assumptions.engine(question)
-    llm, limited = question.llm, costs.engine.limited
-    chunked = engine.batching == "chunked"
-    longest = float(max(assumptions.STEP_TOKENS) if chunked else question.trace.input_tokens.max())
-    most = max(longest, engine.max_step_tokens)
-    alike = {(one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)}
-    for number in alike.values():
+    costs, engine, llm = assumptions.costs(question), assumptions.engine(question), question.llm
+    limited, chunked = costs.engine.limited, engine.batching == "chunked"
+    longest = max(assumptions.STEP_TOKENS) if chunked else int(question.trace.input_tokens.max())
+    most = float(max(longest, engine.max_step_tokens))
+    for number in {
+        (one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)
+    }.values():
         machine = costs.machines[number]
         name, there = machine.gpu.name, question.cluster.gpu_counts[machine.gpu.name]
         for gpus in filter(costs.divides, range(1, machine.count + 1)):
             pool = f"{gpus} x {name}" if limited else ""
-            one, parts = costs.rates(number, gpus), there // gpus
-            if limited:
-                for whole in _whole(question, number, gpus):
-                    yield StepKind.of(whole, name, pool, most * whole.gpus / gpus)
-                if parts < 2 or costs.misfit(2 * [PipelineStage(number, gpus, 1)]):
-                    continue
-            free = one.usable_bytes - llm.layers * one.layer_bytes / parts
-            if free > 0:
-                layer = (llm.layers, one, one.step_s + one.logits_s if limited else 0.0)
-                yield StepKind(
-                    name,
-                    gpus,
-                    pool,
-                    partial(_pass_s, *layer),
-                    one.bends,
-                    np.array([llm.layers * one.cached_s]),
-                    llm.layers * one.pair_s,
-                    free / (llm.layers * one.kv_layer_bytes) if limited else np.inf,
-                    engine.max_batch // (2 if limited else 1),
-                    most,
-                    chunked,
-                )
-
-
-def _pass_s(layers: int, one: Rates, ends_s: float, tokens: Floats, _: Floats) -> Floats:
-    """Time of new tokens through all layers, whichever stages have them [s]."""
-    layer_s = one.products_s(tokens) + one.fixed_s + one.reduce_s * tokens
-    return np.asarray(layers * layer_s + ends_s)
+            for one in _whole(question, number, gpus) if limited else ():
+                piece, own = one.step.pieces[0], one.engine.max_batch
+                rest = (one.kv_tokens, own, most * own / engine.max_batch, chunked, True)
+                yield StepKind(name, one.gpus, pool, piece, *rest)
+            if limited and (there < 2 * gpus or costs.misfit(2 * [PipelineStage(number, gpus, 1)])):
+                continue
+            layer, parts = costs.rates(number, gpus), there // gpus
+            ends_s = layer.step_s + layer.logits_s if limited else 0.0
+            bends = layer.bends[layer.bends > 0]
+            knots = np.array([0.0, *bends, 2.0 * max([*bends, 1.0])])
+            layer_s = layer.products_s(knots) + layer.fixed_s + layer.reduce_s * knots
+            cached_s, pair_s = np.array([layer.cached_s]), llm.layers * layer.pair_s
+            piece = Piece(knots, llm.layers * layer_s + ends_s, llm.layers * cached_s, pair_s)
+            free = layer.usable_bytes - llm.layers * layer.layer_bytes / parts
+            held = free / (llm.layers * layer.kv_layer_bytes) if limited else np.inf
+            batch = engine.max_batch // (2 if limited else 1)
+            if held > 0:
+                yield StepKind(name, gpus, pool, piece, held, batch, most, chunked, whole=False)
 
 
 def _whole(question: Question, number: int, gpus: int) -> Iterator[Replica]:
     """Replicas of one stage, of one rank or of several that share the experts."""
-    costs, machine = assumptions.costs(question), assumptions.costs(question).machines[number]
+    costs, machine = assumptions.costs(question), question.cluster.machines[number]
     if costs.most_layers(number, gpus, first=True, last=True) >= question.llm.layers:
         alone = costs.pipeline([PipelineStage(number, gpus, question.llm.layers)])
         yield assumptions.replica(alone, machine.name)
