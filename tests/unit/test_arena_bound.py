@@ -23,7 +23,7 @@ from hetero.errors import InfeasibleError
 from hetero.latency import for_gpu
 from hetero.question import Question
 from hetero.routers import LeastTokens
-from hetero.simulator import simulate
+from hetero.simulator import Run, Slo, simulate
 from hetero.workload import Trace
 
 EIGHT = catalog.llm("Llama-3.1-8B")
@@ -206,6 +206,21 @@ def test_no_run_exceeds_it(
     assert found is not None
     if served > 0:
         assert run.finished.sum() / run.span_s <= found.rps(served) * (1 + 1e-9)
+        check_targets(question, run)
+
+
+def check_targets(question: Question, run: Run) -> None:
+    """At any target no more requests per second are served than where so many may keep it."""
+    done = run.finished
+    tpot_s = np.where(np.isnan(run.tpot_s), 0.0, run.tpot_s)[done]
+    trace = question.trace.all_at_once().take(np.flatnonzero(done))
+    for q in (0.5, 1.0):
+        target_s = float(max(np.quantile(tpot_s, q), 1e-9))
+        goal = float((tpot_s <= target_s).mean())
+        asked = replace(question, trace=trace, slo=Slo(tpot_s=target_s), goal=goal)
+        most = bounds.goodput_bound(asked)
+        assert most is not None
+        assert done.sum() / run.span_s <= most * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("engine", ["any", "vllm"])

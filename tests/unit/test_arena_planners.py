@@ -10,7 +10,7 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.apps.portfolio.base import Planner
-from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import ask
@@ -96,6 +96,14 @@ def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> 
         if limit is not None:
             served = float(run.finished.mean())
             assert run.finished.sum() / run.span_s <= limit.rps(served) * (1 + 1e-9)
+            tpot_s = np.nan_to_num(run.tpot_s[run.finished])
+            target_s = float(max(np.median(tpot_s), 1e-9))
+            in_time = float((tpot_s <= target_s).mean())
+            kept = trace.take(np.flatnonzero(run.finished))
+            asked = replace(question, trace=kept, slo=Slo(tpot_s=target_s), goal=in_time)
+            most = goodput_bound(asked)
+            assert most is not None
+            assert run.finished.sum() / run.span_s <= most * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)

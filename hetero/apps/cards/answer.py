@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -43,7 +44,7 @@ from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
 from hetero.apps.portfolio.assumptions import analytic
-from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
@@ -339,7 +340,9 @@ def _card(
         latencies_s={name: dict(one) for name, one in seen.latencies_s.items()},
         usd_per_h=plan.usd_per_h,
         usd_per_mtok=seen.usd_per_mtok,
-        bound=_bound(question, carried),
+        bound=_bound(
+            question, carried, best.asked.score.finished.mean if best.asked.score else 1.0
+        ),
         limits=binding,
         changes=tuple(effect for effect, _ in changed),
         tried=tuple(_tried(one) for one in found),
@@ -440,16 +443,19 @@ def _unaffordable(plan: Plan, question: Question) -> str:
     return f"{cheapest.count} x {cheapest.gpu.name} ({cheapest.usd_per_h:,.4g} $/h)"
 
 
-def _bound(question: Question, carried: Sampled) -> GoodputBound | None:
+def _bound(question: Question, carried: Sampled, served: float) -> GoodputBound | None:
     try:
-        offer = parts(question, 1)[0]
+        offers = parts(question, sys.maxsize)
     except HeteroError:
         return None
-    limit = bound(offer)
-    if limit is None:
-        return None
-    most = limit.rps(question.goal)
-    what = "work of the requests over the speed of the GPUs"
+    most = 0.0
+    for one in offers:
+        limit = bound(one)
+        if limit is None:
+            return None
+        if limit.rps(served) > most * served:
+            most = max(most, goodput_bound(one, served) or 0.0)
+    what = "every request is served" + ", its tokens in time" * (question.slo.tpot_s is not None)
     return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
 
 

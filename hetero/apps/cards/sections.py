@@ -81,7 +81,7 @@ def headline(card: PlanCard) -> tuple[str, ...]:
     else:
         said.append(
             f"With these step times no plan serves more than {show(card.bound.rate_rps)} "
-            f"requests/s on these GPUs at any latency ({card.bound.what}); the goodput is "
+            f"requests/s on these GPUs ({card.bound.what}); the goodput is "
             f"{card.bound.gap_percent:.0f} % below."
         )
     if card.usd_per_h is not None and card.usd_per_mtok is not None:

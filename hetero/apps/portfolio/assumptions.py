@@ -19,6 +19,7 @@ takes one stage for the slowest believes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
@@ -33,9 +34,11 @@ from hetero.costs.demand import Demand
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import around, engine_of
 from hetero.costs.replicas import replica as costed_replica
-from hetero.deployment import Engine, Replica, Role
+from hetero.deployment import Deployment, Engine, Replica, Role
 from hetero.errors import InfeasibleError
+from hetero.latency.resolve import resolved_steps
 from hetero.latency.step import Piece, StepModel
+from hetero.planners.replicated import StepSource, replicated
 from hetero.planners.thunderserve.budget import part_of
 from hetero.question import Question
 from hetero.simulator import Slo
@@ -103,6 +106,39 @@ def targets(question: Question) -> Slo:
             first_s = float(alone.prefill_latency_s(wanted.mean_input))
             best = min(best, first_s + token_s * wanted.mean_output)
     return Slo(e2e_s=10.0 * best if np.isfinite(best) else 60.0)
+
+
+def steps(question: Question, ranks: int = 0) -> StepSource:
+    """Step times of replicas of one stage, whose experts so many ranks may share."""
+    return resolved_steps(
+        engine=question.engine,
+        release=question.release,
+        precision=question.precision,
+        kv_precision=question.kv_precision,
+        trace=question.trace if ranks else None,
+        expert_ranks=ranks,
+    )
+
+
+def in_ranks(question: Question, tensor: Mapping[str, int], ranks: int) -> Deployment:
+    """Machines in replicas of so many ranks that share the experts, by their degree.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model leaves one no room for a KV cache.
+    """
+    return replicated(
+        question.cluster,
+        question.llm,
+        tensor,
+        steps=steps(question, ranks),
+        engine=engine(question),
+        room=costs(question).room,
+        weight_precision=question.precision,
+        kv_precision=question.kv_precision,
+        ranks=ranks,
+    )
 
 
 def requests(question: Question, most: int) -> Trace:

@@ -28,13 +28,15 @@ of a mean request,
     \quad \sum_k x_{gk} + \sum_c y_{gc} \le N_g \;\forall g .
 
 Leaving every part of the work to whichever type does it best relaxes every plan, so no plan
-finishes more requests per second from its first arrival to its last token. The bound knows no
-targets, no memory and no waiting: a gap to it is no proof that a better plan exists.
+finishes more requests per second from its first arrival to its last token. This bound knows no
+targets and no memory, that of :func:`goodput_bound` caches and the time per token; neither knows
+waiting: a gap to them is no proof that a better plan exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -43,10 +45,12 @@ from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
 from hetero.apps.portfolio import assumptions
-from hetero.costs.rates import Rates
-from hetero.deployment import Engine
+from hetero.costs.ceiling import StepKind, most_rps
+from hetero.costs.rates import PipelineStage, Rates
+from hetero.deployment import Engine, Replica
 from hetero.display import Column, Shown, Table
-from hetero.latency.step import StepModel
+from hetero.errors import InfeasibleError, ParameterError
+from hetero.latency.step import Piece, StepModel
 from hetero.programs import Program
 from hetero.question import Question
 from hetero.workload import Trace
@@ -166,6 +170,78 @@ def bound(question: Question) -> Bound | None:
         return None
     shared = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
     return None if shared else _bound(question)
+
+
+def goodput_bound(question: Question, served: float = 1.0) -> float | None:
+    """Rate of a case's requests that no plan sustains for ever [requests/s]; None as of `bound`.
+
+    Plans serve requests that miss their targets all the same, so that all the work has to be done,
+    within the time per token that the goal asks for (:mod:`hetero.costs.ceiling`).
+
+    Parameters
+    ----------
+    served
+        Share that a plan serves at all: who turns requests away may leave the largest out.
+    """
+    limit = bound(question)
+    if limit is None:
+        return None
+    return limit.rps(served) / served if served < 1.0 else min(limit.rps(), _ceiling(question))
+
+
+@lru_cache(maxsize=64)
+def _ceiling(question: Question) -> float:
+    drawn, counts = question.drawn_from or question.trace, question.cluster.gpu_counts
+    kinds, slo = tuple(_kinds(question)), question.slo
+    return most_rps(counts, kinds, drawn, goal=question.goal, tpot_s=slo.tpot_s)
+
+
+def _kinds(question: Question) -> Iterator[StepKind]:
+    """Steps of the GPUs of a case: replicas of one stage, and pipelines by the terms of a layer.
+
+    Engines that exist join GPUs of one type and degree; any others may be parts of one pipeline.
+    """
+    costs, engine, llm = assumptions.costs(question), assumptions.engine(question), question.llm
+    limited, chunked = costs.engine.limited, engine.batching == "chunked"
+    longest = max(assumptions.STEP_TOKENS) if chunked else int(question.trace.input_tokens.max())
+    most = float(max(longest, engine.max_step_tokens))
+    for number in {
+        (one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)
+    }.values():
+        machine = costs.machines[number]
+        name, there = machine.gpu.name, question.cluster.gpu_counts[machine.gpu.name]
+        for gpus in filter(costs.divides, range(1, machine.count + 1)):
+            pool = f"{gpus} x {name}" if limited else ""
+            for one in _whole(question, number, gpus) if limited else ():
+                piece, own = one.step.pieces[0], one.engine.max_batch
+                rest = (one.kv_tokens, own, most * own / engine.max_batch, chunked, True)
+                yield StepKind(name, one.gpus, pool, piece, *rest)
+            if limited and (there < 2 * gpus or costs.misfit(2 * [PipelineStage(number, gpus, 1)])):
+                continue
+            layer, parts = costs.rates(number, gpus), there // gpus
+            ends_s = layer.step_s + layer.logits_s if limited else 0.0
+            bends = layer.bends[layer.bends > 0]
+            knots = np.array([0.0, *bends, 2.0 * max([*bends, 1.0])])
+            layer_s = layer.products_s(knots) + layer.fixed_s + layer.reduce_s * knots
+            cached_s, pair_s = np.array([layer.cached_s]), llm.layers * layer.pair_s
+            piece = Piece(knots, llm.layers * layer_s + ends_s, llm.layers * cached_s, pair_s)
+            free = layer.usable_bytes - llm.layers * layer.layer_bytes / parts
+            held = free / (llm.layers * layer.kv_layer_bytes) if limited else np.inf
+            batch = engine.max_batch // (2 if limited else 1)
+            if held > 0:
+                yield StepKind(name, gpus, pool, piece, held, batch, most, chunked, whole=False)
+
+
+def _whole(question: Question, number: int, gpus: int) -> Iterator[Replica]:
+    """Replicas of one stage, of one rank or of several that share the experts."""
+    costs, machine = assumptions.costs(question), question.cluster.machines[number]
+    if costs.most_layers(number, gpus, first=True, last=True) >= question.llm.layers:
+        alone = costs.pipeline([PipelineStage(number, gpus, question.llm.layers)])
+        yield assumptions.replica(alone, machine.name)
+    ranks = range(2, machine.count // gpus + 1) if question.llm.experts else ()
+    for count in (n for n in ranks if machine.count % (n * gpus) == 0):
+        with suppress(InfeasibleError, ParameterError):
+            yield assumptions.in_ranks(question, {machine.name: gpus}, count).replicas[0]
 
 
 @lru_cache(maxsize=32)

@@ -16,11 +16,9 @@ from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
-from hetero.latency.resolve import resolved_steps
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.homogeneous import colocated, distserve
 from hetero.planners.baselines.plan import BaselinePlan
-from hetero.planners.replicated import StepSource, replicated
 from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
 from hetero.plans import Group, Plan
@@ -50,7 +48,7 @@ class TensorParallelSearch(Adapter):
                 one_each,
                 question.llm,
                 assumptions.requests(question, 200),
-                latency=tensor_parallel.padded(_steps(question)),
+                latency=tensor_parallel.padded(assumptions.steps(question)),
                 weight_precision=question.precision,
                 room=costs.room,
                 require_longest=False,
@@ -213,17 +211,7 @@ def _spread(question: Question, ranks: int, name: str) -> Plan | None:
     if not costs.divides(tensor) or machines[0].count > question.llm.experts:
         return None
     try:
-        found = replicated(
-            question.cluster,
-            question.llm,
-            {machine.name: tensor for machine in machines},
-            steps=_steps(question, ranks),
-            engine=assumptions.engine(question),
-            room=costs.room,
-            weight_precision=question.precision,
-            kv_precision=question.kv_precision,
-            ranks=ranks,
-        )
+        found = assumptions.in_ranks(question, {one.name: tensor for one in machines}, ranks)
     except InfeasibleError:
         return None
     nodes = [replace(one, step=replace(one.step, level="")) for one in found.replicas]
@@ -234,17 +222,6 @@ def _spread(question: Question, ranks: int, name: str) -> Plan | None:
         for one, at in zip(nodes, stages, strict=True)
     ]
     return Plan(name, tuple(groups), Deployment(name, tuple(nodes)), Predictive(), "hetero", None)
-
-
-def _steps(question: Question, ranks: int = 0) -> StepSource:
-    return resolved_steps(
-        engine=question.engine,
-        release=question.release,
-        precision=question.precision,
-        kv_precision=question.kv_precision,
-        trace=question.trace if ranks else None,
-        expert_ranks=ranks,
-    )
 
 
 def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
