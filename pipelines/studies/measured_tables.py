@@ -126,8 +126,14 @@ def profile_steps() -> pd.DataFrame:
 
 
 def efficiencies() -> pd.DataFrame:
-    """Efficiencies with their errors, see :mod:`pipelines.studies.roofline_calibration`."""
-    return roofline_calibration.calibrate_all(raw=True)
+    """Efficiencies with their errors, of the published grid and of the package's other GPUs."""
+    parts = {
+        "published": roofline_calibration.calibrate_all(raw=True),
+        "package": roofline_calibration.package_calibrations(),
+    }
+    return pd.concat([one.assign(grid=grid) for grid, one in parts.items()], ignore_index=True)[
+        ["grid", *parts["package"].columns]
+    ]
 
 
 def all_reduce_knots() -> pd.DataFrame:
