@@ -28,18 +28,17 @@ token. Runs of servers that no fit knew (``data/measured/servers_held_out.csv``,
 :mod:`pipelines.studies.server_intervals`) say by how much their steps erred, ``u``, and their TTFT,
 ``v``. The engine's part ``e`` is common to both phases, that of the time per request is ``f``:
 
-.. math:: P\big(|u| \le \tfrac{z}{w} z\,\sqrt{sd_b^2 + e^2}\big) = 0.9, \quad
-          P\big(|v| \le \tfrac{z}{w} z\,\sqrt{k^2 sd^2 + s^2 f^2}\big) = 0.9, \quad
+.. math:: P\big(|u| \le \tfrac{z^2}{w}\sqrt{sd_b^2 + e^2}\big) = 0.9, \quad
+          P\big(|v| \le \tfrac{z^2}{w}\sqrt{k^2 sd^2 + s^2 f^2}\big) = 0.9, \quad
           sd = \sqrt{sd_b^2 + e^2}, \quad w = t_{n,0.95}
 
 with ``z`` the normal quantile of 95 %, ``w`` that of Student's t with as many degrees of freedom as
 chips (of a GPU that was not measured) or models (of one that was, as other makers' were on servers)
 show the error, ``sd_b`` of decode steps in the first and of prefill steps in the second, ``k`` what
 TTFT grows by with the steps, and ``s`` the share of the time per request in it; each pair of GPU
-and model has one weight.
-Both are known by kind of source and engine, on NVIDIA's GPUs and on others. Where fewer than two
-GPUs show them, those of all kinds count, then of all engines, and :attr:`StepError.servers` says
-so.
+and model has one weight. Both are known by kind of source and engine, on NVIDIA's GPUs and on
+others. Where fewer than two GPUs show them, those of all kinds count, then of all engines, and
+:attr:`StepError.servers` says so.
 
 Mixtures of experts err by what their own runs (``data/measured/expert_servers.csv``) do. These are
 of few pairs of GPU and model, beside which dense models count as one pair more:
@@ -71,6 +70,7 @@ from hetero.latency.tables import PHASES, Measurements, Phase
 
 Floats = NDArray[np.float64]
 Fold: TypeAlias = Literal["gpu", "llm"]
+LeftOut: TypeAlias = tuple[Fold, str] | None
 Level = Literal["measured", "calibrated", "same chip", "carried"]
 LEVELS: tuple[Level, ...] = ("measured", "calibrated", "same chip", "carried")
 
@@ -194,7 +194,7 @@ def error_of(
     engine: str = "vllm",
     vendor: str = "NVIDIA",
     *,
-    without: tuple[Fold, str] | None = None,
+    without: LeftOut = None,
     experts: bool = False,
 ) -> StepError:
     """Expected error of a kind of source, over all tables and runs of servers held out that way.
@@ -245,11 +245,7 @@ def _with_part(p90_percent: float, part: float) -> float:
 
 @lru_cache(maxsize=256)
 def _engine_part(
-    level: Level,
-    engine: str,
-    vendor: str,
-    without: tuple[Fold, str] | None,
-    experts: bool = False,
+    level: Level, engine: str, vendor: str, without: LeftOut, experts: bool
 ) -> tuple[float, str]:
     """What steps err by beyond their tables, and on whose runs."""
     runs, said = _runs_of(engine, vendor, without, level)
@@ -265,20 +261,19 @@ def _engine_part(
 
 
 @lru_cache(maxsize=256)
-def _front_part(level: Level, engine: str, vendor: str, without: tuple[Fold, str] | None) -> float:
+def _front_part(level: Level, engine: str, vendor: str, without: LeftOut) -> float:
     """What the time per request errs by, where TTFT shows it."""
     runs, _ = _runs_of(engine, vendor, without, shows="ttft_per_step")
     tables = {one: _of_tables(one, without) for one in LEVELS}
     apart = {name: np.hypot(one.prefill_sd, one.decode_sd) for name, one in tables.items()}
-    left = _few(runs, level, vendor, without) * (
-        runs["TTFT"] + runs["ttft_per_step"] * runs["step"]
-    )
+    wide = _few(runs, level, vendor, without)
+    left = wide * (runs["TTFT"] + runs["ttft_per_step"] * runs["step"])
     steps = runs["ttft_per_step"] * runs["level"].map(apart)
     beyond = ((left / _Z) ** 2 - steps**2) / runs["request_share"] ** 2
     return float(max(0.0, _of_pairs(runs, beyond)) ** 0.5)
 
 
-def _few(rows: pd.DataFrame, level: Level, vendor: str, without: tuple[Fold, str] | None) -> float:
+def _few(rows: pd.DataFrame, level: Level, vendor: str, without: LeftOut) -> float:
     """By how much a quantile over few chips, or models, is wider than a normal one."""
     unseen = level in ("same chip", "carried") and vendor in ("", "NVIDIA")
     fold = without[0] if without else "gpu" if unseen else "llm"
@@ -286,7 +281,7 @@ def _few(rows: pd.DataFrame, level: Level, vendor: str, without: tuple[Fold, str
     return float(stdtrit(names.nunique(), 0.95)) / _Z
 
 
-def _mixtures(engine: str, vendor: str, without: tuple[Fold, str] | None) -> pd.Series[float]:
+def _mixtures(engine: str, vendor: str, without: LeftOut) -> pd.Series[float]:
     """Mean squares of what steps of mixtures erred by, of each pair of GPU and model."""
     rows = derived_frame("expert_servers")
     rows = rows[rows["TPOT"].notna() & (rows["server"].str.split().str[0] == engine)]
@@ -301,7 +296,7 @@ def _mixtures(engine: str, vendor: str, without: tuple[Fold, str] | None) -> pd.
 def _runs_of(
     engine: str,
     vendor: str,
-    without: tuple[Fold, str] | None,
+    without: LeftOut,
     level: Level | None = None,
     *,
     shows: str = "step",
@@ -345,7 +340,7 @@ def _of_pairs(rows: pd.DataFrame, values: pd.Series[float]) -> float:
 
 
 @lru_cache(maxsize=64)
-def _of_tables(level: Level, without: tuple[Fold, str] | None = None) -> StepError:
+def _of_tables(level: Level, without: LeftOut = None) -> StepError:
     """The part of the error that tables show."""
     if level == "measured":
         return _between_engines()
