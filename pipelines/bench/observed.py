@@ -47,8 +47,8 @@ FAULTS: Final[dict[str, tuple[str, float, float]]] = {
 def cases(repeats: int, sound: int, rng: np.random.Generator) -> list[tuple[str, dict[str, float]]]:
     """Faults of drawn sizes, each part so often, and cases without any, in random order."""
     found = [
-        (part, {name: round(float(rng.uniform(*ends)), 4)})
-        for part, (name, *ends) in FAULTS.items()
+        (part, {name: round(float(rng.uniform(low, high)), 4)})
+        for part, (name, low, high) in FAULTS.items()
         for _ in range(repeats)
     ]
     found += [("", {}) for _ in range(sound)]
@@ -100,7 +100,8 @@ def bench(
     for sound_log, seen in logs:
         known = observe(sound_log, told).replica
         for k, (log, fresh) in seen.items():
-            rows[k] = row(*every[k], observe(log, known), fresh)
+            part, disturbed = every[k]
+            rows[k] = row(part, disturbed, observe(log, known), fresh)
             progress(f"case {k + 1}: {rows[k]}")
     return pd.DataFrame([rows[k] for k in sorted(rows)])
 

@@ -290,7 +290,8 @@ def _mixtures(engine: str, vendor: str, without: LeftOut) -> pd.Series[float]:
     if without is not None:
         tests = (rows["test"] == without[0]) & ~_is(rows, *without)
     squares = np.log1p(rows[tests]["TPOT"] / 100.0) ** 2
-    return squares.groupby([rows["gpu"], rows["llm"]]).mean().dropna()
+    means: pd.Series[float] = squares.groupby([rows["gpu"], rows["llm"]]).mean().dropna()
+    return means
 
 
 def _runs_of(
