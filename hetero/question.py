@@ -237,22 +237,24 @@ def sustained_rps(
 # The error of step times -----------------------------------------------------------------------
 
 
-def step_error(gpu: Gpu, level: str = "", engine: EngineName = "vllm") -> StepError:
+def step_error(
+    gpu: Gpu, level: str = "", engine: EngineName = "vllm", *, experts: bool = False
+) -> StepError:
     """Expected error of step times on a GPU; one's own counts as never measured.
 
     Parameters
     ----------
     level
         Of the step model; empty for the roofline that is known for the GPU.
-    engine
-        Engine that serves.
+    engine, experts
+        Engine that serves, and whether a mixture of experts.
     """
     if not level:
         try:
             level = expected_error(gpu.name).level
         except CatalogError:
             level = "carried"
-    return error_of(level_named(level), engine, gpu.vendor)
+    return error_of(level_named(level), engine, gpu.vendor, experts=experts)
 
 
 def drawable(plan: Plan) -> bool:
@@ -293,7 +295,12 @@ def rescaled(plan: Plan, factors: Mapping[str, Factors]) -> Plan:
 
 
 def _factors(
-    plan: Plan, gpus: Mapping[str, Gpu], draws: int, seed: int, engine: EngineName
+    plan: Plan,
+    gpus: Mapping[str, Gpu],
+    draws: int,
+    seed: int,
+    engine: EngineName,
+    experts: bool,
 ) -> list[dict[str, Factors]]:
     """Factors of the prefill, decode and front-end times of each replica, by draw."""
     if draws < 1 or not drawable(plan):
@@ -305,7 +312,7 @@ def _factors(
     @cache
     def logs(gpu: str, level: str) -> Floats:
         # A type draws the same numbers whatever is known of its steps, only scaled.
-        error = step_error(gpus[gpu], level, engine)
+        error = step_error(gpus[gpu], level, engine, experts=experts)
         return np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
 
     found: list[dict[str, Factors]] = []
@@ -323,8 +330,8 @@ def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
 
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
-    gpus = question.cluster.gpu_types
-    for factors in _factors(plan, gpus, draws, question.seed, question.engine):
+    gpus, experts = question.cluster.gpu_types, bool(question.llm.experts)
+    for factors in _factors(plan, gpus, draws, question.seed, question.engine, experts):
         yield rescaled(plan, factors)
 
 
@@ -336,6 +343,7 @@ def sustained_draws(
     draws: int = DRAWS,
     events: Sequence[Event] = (),
     engine: EngineName = "vllm",
+    experts: bool = False,
 ) -> tuple[bool, ...]:
     """Whether a plan sustains a load with the step times of each draw; empty where none are drawn.
 
@@ -347,8 +355,8 @@ def sustained_draws(
     ----------
     gpus
         GPU types by name.
-    engine
-        Engine whose errors are drawn.
+    engine, experts
+        Engine whose errors are drawn, and whether of a mixture of experts.
 
     Examples
     --------
@@ -363,7 +371,7 @@ def sustained_draws(
     True
     """
     seed = load.seeds[0]
-    factors = _factors(plan, gpus, draws, seed, engine)
+    factors = _factors(plan, gpus, draws, seed, engine, experts)
     times = np.array([np.ravel([*one.values()]) for one in factors])
     left = sorted(range(len(factors)), key=lambda d: float(np.log(times[d]).sum()))
     found: dict[int, bool] = {}

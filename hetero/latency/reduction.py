@@ -16,8 +16,6 @@ from hetero.latency.tables import Measurements, Phase
 
 Floats = NDArray[np.float64]
 
-#: Largest relative error of the knots that are kept of a published table.
-KNOT_ERROR = 0.03
 # Of decode steps, as shares: a bend is added where a line errs by more.
 _LARGEST_ERROR, _MEAN_ERROR = 0.04, 0.008
 
@@ -233,25 +231,3 @@ def _split_decode(decode: Measurements) -> tuple[Floats, Floats, Floats]:
         rest = np.maximum(seconds - rates[k] * cached, 0.0)
         levels[k] = float((rest / seconds**2).sum() / (seconds**-2.0).sum())
     return batches, levels, rates
-
-
-def simplify(x: Floats, y: Floats, error: float) -> list[int]:
-    """Indices of the knots that Douglas and Peucker's split keeps: ends first, then the worst.
-
-    Examples
-    --------
-    >>> simplify(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 8.0]), 0.01)
-    [0, 2, 3]
-    """
-    kept, open_spans = {0, len(x) - 1}, [(0, len(x) - 1)]
-    while open_spans:
-        a, b = open_spans.pop()
-        if b - a < 2:
-            continue
-        inner = slice(a + 1, b)
-        off = np.abs(np.interp(x[inner], x[[a, b]], y[[a, b]]) / y[inner] - 1.0)
-        worst = int(off.argmax())
-        if off[worst] > error:
-            kept.add(a + 1 + worst)
-            open_spans += [(a, a + 1 + worst), (a + 1 + worst, b)]
-    return sorted(kept)

@@ -85,8 +85,8 @@ class ResolvedSteps(Shown):
         The step model without what the engine takes around its kernels.
     key
         GPU, model and degree of the catalog that a measured table is of.
-    engine, vendor
-        Engine that serves, and maker of the GPU.
+    engine, vendor, experts
+        Engine that serves, maker of the GPU, and whether the model is a mixture of experts.
     """
 
     step: StepModel
@@ -95,11 +95,13 @@ class ResolvedSteps(Shown):
     key: tuple[str, str, int] = ("", "", 0)
     engine: EngineName = "vllm"
     vendor: str = ""
+    experts: bool = False
 
     @property
     def error(self) -> StepError:
         """Error to expect of them."""
-        return error_of(level_named(self.step.level), self.engine, self.vendor)
+        level = level_named(self.step.level)
+        return error_of(level, self.engine, self.vendor, experts=self.experts)
 
     @property
     def efficiency(self) -> Efficiency:
@@ -206,7 +208,7 @@ def resolve(
     kinds = {level: kind for kind, level in _LEVELS.items()}
     level = level_of(gpu.name, tensor_parallel=tensor_parallel)
     found = _resolved(roofline.step_model(), kinds[level])
-    found = replace(found, engine=engine, vendor=gpu.vendor)
+    found = replace(found, engine=engine, vendor=gpu.vendor, experts=bool(llm.experts))
     return _under(found, engine, release, llm, tensor_parallel, max(1, expert_ranks))
 
 

@@ -278,6 +278,7 @@ def covered(share: float = 0.9) -> pd.DataFrame:
             row["engine"],
             row["vendor"],
             without=(row["test"], row[row["test"]]),
+            experts=True,
         )
         for row in frame.to_dict("records")
     ]

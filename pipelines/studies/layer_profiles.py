@@ -27,7 +27,6 @@ from hetero.catalog import gpu as find_gpu
 from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.models.efficiencies import efficiency
-from hetero.latency.reduction import simplify
 from hetero.latency.sources import profile_settings
 from hetero.latency.sources.profiles import (
     ENGINE,
@@ -470,3 +469,25 @@ def _profiled(profile: LayerProfile, decode: bool, batch: float, length: float) 
         x = profile.chunk_tokens[rows]
     order = np.argsort(x)
     return float(np.interp(length, x[order], profile.seconds[rows][order]))
+
+
+def simplify(x: Floats, y: Floats, error: float) -> list[int]:
+    """Indices of the knots that Douglas and Peucker's split keeps: ends first, then the worst.
+
+    Examples
+    --------
+    >>> simplify(np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0, 8.0]), 0.01)
+    [0, 2, 3]
+    """
+    kept, open_spans = {0, len(x) - 1}, [(0, len(x) - 1)]
+    while open_spans:
+        a, b = open_spans.pop()
+        if b - a < 2:
+            continue
+        inner = slice(a + 1, b)
+        off = np.abs(np.interp(x[inner], x[[a, b]], y[[a, b]]) / y[inner] - 1.0)
+        worst = int(off.argmax())
+        if off[worst] > error:
+            kept.add(a + 1 + worst)
+            open_spans += [(a, a + 1 + worst), (a + 1 + worst, b)]
+    return sorted(kept)

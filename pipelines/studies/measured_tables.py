@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from hetero.latency.frames import raw_frame
 from hetero.latency.models.layers import layer_latencies
-from hetero.latency.reduction import KNOT_ERROR, reduce_table, simplify
+from hetero.latency.reduction import reduce_table
 from hetero.latency.sources import measured, operators
 from pipelines.studies import layer_profiles, roofline_calibration
+from pipelines.studies.layer_profiles import simplify
 
 Floats = NDArray[np.float64]
 
+#: Largest relative error of the knots that are kept of a published table.
+KNOT_ERROR = 0.03
 # vLLM's own all-reduce takes messages up to this size and leaves larger ones to NCCL.
 _CUSTOM_BYTES = 8 * 2**20
 #: Up to here every entry is kept: planners read node throughput off this part of the tables.
@@ -126,8 +129,14 @@ def profile_steps() -> pd.DataFrame:
 
 
 def efficiencies() -> pd.DataFrame:
-    """Efficiencies with their errors, see :mod:`pipelines.studies.roofline_calibration`."""
-    return roofline_calibration.calibrate_all(raw=True)
+    """Efficiencies with their errors, of the published grid and of the package's other GPUs."""
+    parts = {
+        "published": roofline_calibration.calibrate_all(raw=True),
+        "package": roofline_calibration.package_calibrations(),
+    }
+    return pd.concat([one.assign(grid=grid) for grid, one in parts.items()], ignore_index=True)[
+        ["grid", *parts["package"].columns]
+    ]
 
 
 def all_reduce_knots() -> pd.DataFrame:

@@ -234,7 +234,7 @@ def _as_row(found: Calibration) -> dict[str, object]:
 
 
 def package_calibrations() -> pd.DataFrame:
-    """Rows of ``data/measured/more_efficiencies.csv``: GPUs of the package alone.
+    """Rows of GPUs of the package alone, ``package`` in ``data/measured/efficiencies.csv``.
 
     The published grid has six GPUs; the package has Blackwell's others and Intel's B60, in the
     same models, degrees, batches and lengths.

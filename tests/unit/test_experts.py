@@ -213,14 +213,12 @@ def test_runs_of_servers_are_met_without_their_gpu_or_model() -> None:
 
 
 def test_intervals_hold_runs_of_mixtures() -> None:
-    """Nine of ten where vLLM serves NVIDIA's GPUs; the others have wider ones than they need."""
+    """Nine of ten of all; a group is one GPU or two, which all runs leave or none."""
     found, none = expert_runs.covered(), expert_runs.covered(1e-6)
     assert found["runs"].sum() == 2 * 151
-    usual = found[found["engine"] == "vllm"]
-    assert len(usual) == 2
     for label in ("TPOT", "throughput"):
-        assert (found["runs"] * found[label]).sum() / found["runs"].sum() >= 0.85
-        assert usual[label].between(0.85, 1.0).all()
+        assert 0.85 <= (found["runs"] * found[label]).sum() / found["runs"].sum() <= 0.96
+        assert found[label].min() >= 0.75
         assert none[label].max() < 0.1
 
 

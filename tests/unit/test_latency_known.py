@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+
+import pandas as pd
 
 from hetero import paths
 from hetero.catalog import gpus
@@ -27,9 +30,20 @@ def test_rows_say_what_the_tables_hold() -> None:
     assert rows["H800-SXM"][3] == "estimated from H100-SXM"
     assert rows["A40"][2:4] == ("nothing", "assumed")
     assert rows["B300-SXM"][2:4] == rows["Arc-Pro-B60"][2:4] == ("operators", "derived")
-    assert rows["MI300X"][2:4] == ("offline runs", "compute fitted to runs, the rest assumed")
+    assert rows["MI325X"][2:4] == ("offline runs", "compute fitted to runs, the rest assumed")
     assert rows["H800-SXM"][6] == "assumed"
     assert rows["A800-SXM-80GB"][6] == "none"
+
+
+def test_assumed_steps_are_set_against_runs_of_servers() -> None:
+    frame = pd.read_csv(paths.data("measured", "servers_held_out.csv"))
+    rows = {row[0]: row[3] for row in known.known().rows}
+    for name in ("A10G", "Gaudi2", "MI300X", "RTX-4090"):
+        own = frame[(frame["gpu"] == name) & (frame["level"] == "carried")]
+        steps = own[own["test"].isin(["gpu", "unfitted"])]["step"]
+        said = f"assumed, and {math.exp(steps.median()):.2f} times as long in {len(steps)} runs of"
+        assert said in rows[name]
+    assert sum("times as long" in one for one in rows.values()) == 4
 
 
 def test_the_command_prints_it() -> None:

@@ -13,10 +13,11 @@ from hetero.latency.frames import raw_frame, replicas
 from hetero.latency.models import affine
 from hetero.latency.models.floor import fit_floor
 from hetero.latency.models.layers import LayerLatency, layer_latencies
-from hetero.latency.reduction import KNOT_ERROR, reduce_table
+from hetero.latency.reduction import reduce_table
 from hetero.latency.sources import measured
 from hetero.workload import datasets
 from pipelines.studies import measured_tables, roofline_calibration
+from pipelines.studies.measured_tables import KNOT_ERROR
 from tests import committed
 
 RAW = {
@@ -36,10 +37,11 @@ def test_committed_reductions_are_what_the_raw_files_give(name, need):
 def test_committed_efficiencies_are_what_the_raw_files_give(need):
     for name in RAW.values():
         need(name)
-    made = measured_tables.efficiencies()
+    made = roofline_calibration.calibrate_all(raw=True)
     text = io.StringIO(made.to_csv(index=False))
     read = pd.read_csv(text)
     kept = pd.read_csv(paths.data("measured", "efficiencies.csv"))
+    kept = kept[kept.pop("grid") == "published"]
     # The least-squares solver may differ in the last digits from one machine to the next.
     pd.testing.assert_frame_equal(read, kept, rtol=2e-2, atol=2e-2)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy.stats import t as student
 
 from hetero.catalog import gpu
 from hetero.latency.calibration import expected
@@ -44,9 +46,11 @@ def test_coverage_has_a_row_per_group(found) -> None:
 
 @pytest.mark.parametrize("test", ["gpu", "llm"])
 def test_intervals_of_throughput_hold_what_they_say(found, test) -> None:
-    own = nvidia(found[(found["test"] == test) & (found["quantity"] == "throughput")])
+    every = found[(found["test"] == test) & (found["quantity"] == "throughput")]
+    own = nvidia(every)
     assert len(own) > 300
-    assert 0.85 <= own["covered"].mean() <= 0.95
+    assert 0.84 <= every["covered"].mean() <= 0.95
+    assert 0.85 <= own["covered"].mean() <= 0.97
 
 
 def test_intervals_of_tpot_hold_what_they_say(found) -> None:
@@ -60,14 +64,27 @@ def test_intervals_of_tpot_hold_what_they_say(found) -> None:
 
 def test_intervals_of_ttft_hold_what_they_say(found) -> None:
     """But for several RTX 4090, which stand still for seconds at their start."""
-    ttft = nvidia(found[(found["quantity"] == "TTFT") & (found["test"] == "llm")])
-    assert ttft[(ttft["gpu"] != "RTX-4090") | (ttft["degree"] == 1)]["covered"].mean() >= 0.8
+    ttft = nvidia(found[found["quantity"] == "TTFT"])
+    kept = ttft[(ttft["gpu"] != "RTX-4090") | (ttft["degree"] == 1)]
+    assert kept.groupby("test")["covered"].mean().min() >= 0.85
+
+
+def test_few_chips_or_models_widen_a_quantile() -> None:
+    rows = pd.DataFrame({"gpu": ["A40", "A40", "L4"], "llm": ["a", "b", "c"]})
+    of = expected._few(rows, "carried", "NVIDIA", None), expected._few(rows, "measured", "", None)
+    assert of == pytest.approx((student.ppf(0.95, 2) / 1.6449, student.ppf(0.95, 3) / 1.6449))
+    assert expected._few(rows, "measured", "", ("gpu", "T4")) == of[0]
+    many = pd.DataFrame({"gpu": "A40", "llm": range(10_000)})
+    assert expected._few(many, "calibrated", "NVIDIA", None) == pytest.approx(1.0, abs=1e-3)
 
 
 def test_what_is_known_less_has_wider_intervals(found) -> None:
     tpot = found[(found["quantity"] == "TPOT") & (found["test"] == "llm")]
     width = tpot.groupby("kind")["width"].median()
-    assert width["layer profile"] < width["calibrated"] < width["assumed"]
+    # Layer profiles were seen on so few models that leaving one out costs what they are nearer by.
+    assert max(width["layer profile"], width["calibrated"]) < width["assumed"]
+    sd = [error_of(level).decode_sd for level in ("measured", "calibrated", "carried")]
+    assert sd == sorted(sd)
 
 
 def test_no_interval_knows_its_run(frame) -> None:

@@ -271,9 +271,9 @@ class Market:
         key = (*_key(counts, load), draws)
         if key not in self._drawn:
             gpus = {offer.gpu.name: offer.gpu for offer in self.offers}
-            engine = self.settings.engine
+            engine, experts = self.settings.engine, bool(self.llm.experts)
             self._drawn[key] = sustained_draws(
-                self.plan(counts), gpus, load, draws=draws, engine=engine
+                self.plan(counts), gpus, load, draws=draws, engine=engine, experts=experts
             )
         return self._drawn[key]
 

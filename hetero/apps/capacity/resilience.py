@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -202,16 +203,17 @@ def resilience(
     say, gpus_of = progress or (lambda _: None), question.cluster.gpu_types
     say("no loss")
     whole = _whole(plan, load)
-    engine = question.engine
-    drawn = sustained_draws(plan, gpus_of, load, draws=draws, engine=engine)
-    whole = replace(whole, draws=drawn)
+    engine, experts = question.engine, bool(question.llm.experts)
+    drawn = partial(
+        sustained_draws, plan, gpus_of, load, draws=draws, engine=engine, experts=experts
+    )
+    whole = replace(whole, draws=drawn())
     losses = []
     for machines, gpus, replicas in kinds_of_loss(plan, question.cluster):
         say(f"loss of {machines[0]}")
         one = _lost(plan, load, machines, gpus, replicas)
         down = tuple(Event(0.0, name) for name in replicas)
-        drawn = sustained_draws(plan, gpus_of, load, draws=draws, events=down, engine=engine)
-        one = replace(one, draws=drawn)
+        one = replace(one, draws=drawn(events=down))
         if planner is not None:
             one = replace(one, planned_again=_again(planner, question, load, machines[0]))
         losses.append(one)

@@ -490,7 +490,10 @@ def _sources(plan: Plan, cluster: Cluster, question: Question) -> tuple[Source, 
         other = _ISLANDS if analytic(question) else str(row[3]) if row else "assumed"
         other += _EXPERTS if question.llm.experts and not analytic(question) else ""
         tables, levels = _step_times(plan, name)
-        errors = [step_error(machine.gpu, level, question.engine) for level in levels]
+        experts = bool(question.llm.experts)
+        errors = [
+            step_error(machine.gpu, level, question.engine, experts=experts) for level in levels
+        ]
         each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         listed = each is not None and machine.gpu.usd_per_h == each
         place = (machine.gpu.price_source or "cluster file") if listed else "cluster file"

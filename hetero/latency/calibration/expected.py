@@ -28,14 +28,24 @@ token. Runs of servers that no fit knew (``data/measured/servers_held_out.csv``,
 :mod:`pipelines.studies.server_intervals`) say by how much their steps erred, ``u``, and their TTFT,
 ``v``. The engine's part ``e`` is common to both phases, that of the time per request is ``f``:
 
-.. math:: P\big(|u| \le z\,\sqrt{sd_b^2 + e^2}\big) = 0.9, \quad
-          P\big(|v| \le z\,\sqrt{k^2 sd^2 + s^2 f^2}\big) = 0.9, \quad sd = \sqrt{sd_b^2 + e^2}
+.. math:: P\big(|u| \le \tfrac{z^2}{w}\sqrt{sd_b^2 + e^2}\big) = 0.9, \quad
+          P\big(|v| \le \tfrac{z^2}{w}\sqrt{k^2 sd^2 + s^2 f^2}\big) = 0.9, \quad
+          sd = \sqrt{sd_b^2 + e^2}, \quad w = t_{n,0.95}
 
-with ``z`` the normal quantile of 95 %, ``sd_b`` of decode steps in the first and of prefill steps
-in the second, ``k`` what TTFT grows by with the steps, and ``s`` the share of the time per request
-in it; each pair of GPU and model has one weight. Both are known by kind of source and engine, on
-NVIDIA's GPUs and on others. Where fewer than two GPUs show them, those of all kinds count, then of
-all engines, and :attr:`StepError.servers` says so.
+with ``z`` the normal quantile of 95 %, ``w`` that of Student's t with as many degrees of freedom as
+chips (of a GPU that was not measured) or models (of one that was, as other makers' were on servers)
+show the error, ``sd_b`` of decode steps in the first and of prefill steps in the second, ``k`` what
+TTFT grows by with the steps, and ``s`` the share of the time per request in it; each pair of GPU
+and model has one weight. Both are known by kind of source and engine, on NVIDIA's GPUs and on
+others. Where fewer than two GPUs show them, those of all kinds count, then of all engines, and
+:attr:`StepError.servers` says so.
+
+Mixtures of experts err by what their own runs (``data/measured/expert_servers.csv``) do. These are
+of few pairs of GPU and model, beside which dense models count as one pair more:
+
+.. math:: sd_b^2 + e^2 = \frac{1}{n + 1} \Big(sd_b^2 + e_{dense}^2 + \sum_i mean_j\,u_{ij}^2\Big)
+
+where ``w`` of dense models is ``z``.
 """
 
 from __future__ import annotations
@@ -47,6 +57,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from hetero.catalog import gpu as find_gpu
 from hetero.catalog import link
@@ -59,6 +70,7 @@ from hetero.latency.tables import PHASES, Measurements, Phase
 
 Floats = NDArray[np.float64]
 Fold: TypeAlias = Literal["gpu", "llm"]
+LeftOut: TypeAlias = tuple[Fold, str] | None
 Level = Literal["measured", "calibrated", "same chip", "carried"]
 LEVELS: tuple[Level, ...] = ("measured", "calibrated", "same chip", "carried")
 
@@ -182,7 +194,8 @@ def error_of(
     engine: str = "vllm",
     vendor: str = "NVIDIA",
     *,
-    without: tuple[Fold, str] | None = None,
+    without: LeftOut = None,
+    experts: bool = False,
 ) -> StepError:
     """Expected error of a kind of source, over all tables and runs of servers held out that way.
 
@@ -192,6 +205,8 @@ def error_of(
         Engine that serves, ``"any"`` as vLLM, and maker of the GPU.
     without
         A ``gpu``, with all variants of its chip, or an ``llm`` that takes no part.
+    experts
+        Of a mixture of experts.
 
     Raises
     ------
@@ -206,10 +221,10 @@ def error_of(
     """
     tables = _of_tables(level_named(level), without)
     engine = "vllm" if engine == "any" else engine
-    part, said = _engine_part(level, engine, vendor, without)
+    part, said = _engine_part(level, engine, vendor, without, experts)
     nearer = LEVELS[: LEVELS.index(level)]
     # Servers show decode steps. In prefill the engine errs no less than beside nearer sources.
-    most = max([part, *(_engine_part(one, engine, vendor, without)[0] for one in nearer)])
+    most = max([part, *(_engine_part(one, engine, vendor, without, experts)[0] for one in nearer)])
     found = replace(
         tables,
         prefill_sd=float(np.hypot(tables.prefill_sd, most)),
@@ -217,7 +232,7 @@ def error_of(
         prefill_p90_percent=_with_part(tables.prefill_p90_percent, most),
         decode_p90_percent=_with_part(tables.decode_p90_percent, part),
         engine_sd=part,
-        front_sd=_front_part(engine, vendor, without),
+        front_sd=_front_part(level, engine, vendor, without),
         servers=said,
     )
     both = tables.correlation * tables.prefill_sd * tables.decode_sd + part * most
@@ -230,31 +245,59 @@ def _with_part(p90_percent: float, part: float) -> float:
 
 @lru_cache(maxsize=256)
 def _engine_part(
-    level: Level, engine: str, vendor: str, without: tuple[Fold, str] | None
+    level: Level, engine: str, vendor: str, without: LeftOut, experts: bool
 ) -> tuple[float, str]:
     """What steps err by beyond their tables, and on whose runs."""
     runs, said = _runs_of(engine, vendor, without, level)
     known = {one: _of_tables(one, without).decode_sd for one in LEVELS}
-    beyond = (runs["step"] / _Z) ** 2 - runs["level"].map(known) ** 2
-    return float(max(0.0, _of_pairs(runs, beyond)) ** 0.5), said
+    own = _mixtures(engine, vendor, without) if experts else pd.Series(dtype=float)
+    wide = 1.0 if len(own) else _few(runs, level, vendor, without)
+    beyond = (wide * runs["step"] / _Z) ** 2 - runs["level"].map(known) ** 2
+    part = max(0.0, _of_pairs(runs, beyond))
+    if len(own):
+        part = max(0.0, (part - len(own) * known[level] ** 2 + own.sum()) / (1 + len(own)))
+        said = f"{said}, and mixtures of experts"
+    return float(part**0.5), said
 
 
 @lru_cache(maxsize=256)
-def _front_part(engine: str, vendor: str, without: tuple[Fold, str] | None) -> float:
+def _front_part(level: Level, engine: str, vendor: str, without: LeftOut) -> float:
     """What the time per request errs by, where TTFT shows it."""
     runs, _ = _runs_of(engine, vendor, without, shows="ttft_per_step")
     tables = {one: _of_tables(one, without) for one in LEVELS}
     apart = {name: np.hypot(one.prefill_sd, one.decode_sd) for name, one in tables.items()}
-    left = runs["TTFT"] + runs["ttft_per_step"] * runs["step"]
+    wide = _few(runs, level, vendor, without)
+    left = wide * (runs["TTFT"] + runs["ttft_per_step"] * runs["step"])
     steps = runs["ttft_per_step"] * runs["level"].map(apart)
     beyond = ((left / _Z) ** 2 - steps**2) / runs["request_share"] ** 2
     return float(max(0.0, _of_pairs(runs, beyond)) ** 0.5)
 
 
+def _few(rows: pd.DataFrame, level: Level, vendor: str, without: LeftOut) -> float:
+    """By how much a quantile over few chips, or models, is wider than a normal one."""
+    unseen = level in ("same chip", "carried") and vendor in ("", "NVIDIA")
+    fold = without[0] if without else "gpu" if unseen else "llm"
+    names = rows["gpu"].map(chip) if fold == "gpu" else rows["llm"]
+    return float(stdtrit(names.nunique(), 0.95)) / _Z
+
+
+def _mixtures(engine: str, vendor: str, without: LeftOut) -> pd.Series[float]:
+    """Mean squares of what steps of mixtures erred by, of each pair of GPU and model."""
+    rows = derived_frame("expert_servers")
+    rows = rows[rows["TPOT"].notna() & (rows["server"].str.split().str[0] == engine)]
+    rows = rows[rows["gpu"].map(lambda name: find_gpu(name).vendor) == (vendor or "NVIDIA")]
+    tests = rows["test"] != "default"
+    if without is not None:
+        tests = (rows["test"] == without[0]) & ~_is(rows, *without)
+    squares = np.log1p(rows[tests]["TPOT"] / 100.0) ** 2
+    means: pd.Series[float] = squares.groupby([rows["gpu"], rows["llm"]]).mean().dropna()
+    return means
+
+
 def _runs_of(
     engine: str,
     vendor: str,
-    without: tuple[Fold, str] | None,
+    without: LeftOut,
     level: Level | None = None,
     *,
     shows: str = "step",
@@ -298,7 +341,7 @@ def _of_pairs(rows: pd.DataFrame, values: pd.Series[float]) -> float:
 
 
 @lru_cache(maxsize=64)
-def _of_tables(level: Level, without: tuple[Fold, str] | None = None) -> StepError:
+def _of_tables(level: Level, without: LeftOut = None) -> StepError:
     """The part of the error that tables show."""
     if level == "measured":
         return _between_engines()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from hetero.catalog import Gpu, gpus
 from hetero.display import Column, Table
 from hetero.latency.calibration.expected import (
@@ -16,6 +18,7 @@ from hetero.latency.calibration.expected import (
     error_of,
     expected_error,
     level_of,
+    servers_held_out,
 )
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import calibrated, chip, lenders
@@ -92,16 +95,30 @@ def _measured(name: str) -> str:
 
 
 def _other(gpu: Gpu) -> str:
-    level = level_of(gpu.name)
+    level, served = level_of(gpu.name), _served(gpu.name)
     if level == "calibrated":
-        return "derived"
+        return f"derived; of several GPUs {served}" if served else "derived"
     if level == "same chip":
         names = sorted({n for n in calibrated()["gpu"] if chip(n) == chip(gpu.name)})
         return f"estimated from {' and '.join(names)}"
     runs = derived_frame("offline_compute")
     if gpu.name in set(runs["gpu"]):
-        return "compute fitted to runs, the rest assumed"
-    return "assumed"
+        return f"compute fitted to runs, the rest {served or 'assumed'}"
+    return served or "assumed"
+
+
+def _served(name: str) -> str:
+    """How much longer than assumed steps took in runs of servers that no fit knew."""
+    rows = servers_held_out()
+    rows = rows[(rows["gpu"] == name) & (rows["level"] == "carried") & (rows["test"] != "llm")]
+    if rows.empty:
+        return ""
+    low, mid, high = (float(np.exp(rows["step"].quantile(q))) for q in (0.05, 0.5, 0.95))
+    names = ", ".join(sorted({str(one) for one in rows["server"]}))
+    return (
+        f"assumed, and {mid:.2f} times as long in {len(rows)} runs of {names} "
+        f"({low:.2f} to {high:.2f})"
+    )
 
 
 def _price(gpu: Gpu) -> str:

@@ -38,9 +38,8 @@ _DIES = {"H200": "H100", "MI325X": "MI300X", "MI308X": "MI300X", "MI350X": "MI35
 
 @lru_cache(maxsize=1)
 def calibrated() -> pd.DataFrame:
-    """The committed calibrations: ``data/measured/efficiencies.csv``, ``more_efficiencies.csv``."""
-    names = ("efficiencies", "more_efficiencies")
-    frame = pd.concat(map(derived_frame, names), ignore_index=True)
+    """The committed calibrations, ``data/measured/efficiencies.csv``."""
+    frame = derived_frame("efficiencies")
     return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
 
 
@@ -213,8 +212,7 @@ def lenders() -> pd.DataFrame:
     B200 alone.
     """
     frame = calibrated()
-    published = frame["gpu"].isin(derived_frame("efficiencies")["gpu"])
-    return frame[published & (frame["source"] != "profiles")]
+    return frame[(frame["grid"] == "published") & (frame["source"] != "profiles")]
 
 
 @lru_cache(maxsize=64)
