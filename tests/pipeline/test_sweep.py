@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -445,7 +446,27 @@ def test_a_measure_may_look_up_the_points_own_value(project, tmp_path):
 @pytest.mark.parametrize("file", sorted(Path("pipelines/sweeps").glob("*.yaml")), ids=str)
 def test_ready_sweeps_fit_their_notebooks(file):
     found = spec.read(file)
-    assert len(spec.points(found, file.name)) >= 12
+    values = math.prod(map(len, found.along.values()))
+    assert len(spec.points(found, file.name)) * values >= 12
+
+
+def test_values_along_one_run_are_read_as_if_each_had_run_alone(project, tmp_path):
+    along = SWEEP.replace("grid:", "along:").replace("  count: [1, 2, 3, 4]\n", "")
+    along = along.replace("scale: [0.5, 1.0, 2.0]", "kinds: [up, down]")
+    along = along.replace("kind: up", "kind: {parameter: kinds}") + "repeat:\n  count: [1, 2]\n"
+    along += "fixed: {scale: 1.0}\nagainst: {kinds: up}\n"
+    code, out, err = finish(start(project, along, tmp_path / "along"))
+    assert code == 0, err
+    assert "4 of 4 points finished" in out
+    found = pd.read_parquet(tmp_path / "along" / "points.parquet")
+    assert sorted(found[["kinds", "count", "y"]].values.tolist()) == [
+        ["down", 1, 1.0],
+        ["down", 2, 2.0],
+        ["up", 1, 1.0],
+        ["up", 2, 2.0],
+    ]
+    assert found["point"].nunique() == 2
+    assert (tmp_path / "along" / "sentences.txt").is_file()
 
 
 def test_sobol_points_fill_their_ranges():
