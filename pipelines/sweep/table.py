@@ -275,7 +275,7 @@ def _compared(found: pd.DataFrame, sweep: Sweep) -> Figure:
         axes[0, k].set_ylabel(measure.replace(", ", "\n"))
         axes[1, k].axhline(0.0, color="0.4", linewidth=0.8)
         (base,) = sweep.against.values()
-        axes[1, k].set_ylabel(f"change over {_plainly(base)} [{unit}]")
+        axes[1, k].set_ylabel(f"change from {_plainly(base)} [{unit}]")
         axes[1, k].set_xlabel(sweep.label(sweep.swept[0]))
     return drawn
 
