@@ -450,7 +450,7 @@ def test_ready_sweeps_fit_their_notebooks(file):
     assert len(spec.points(found, file.name)) * values >= 12
 
 
-@pytest.mark.parametrize("name", ["bins", "theta"])
+@pytest.mark.parametrize("name", ["bins", "skew", "theta"])
 def test_committed_sweeps_are_those_of_their_files(name):
     found, folder = spec.read(Path(f"pipelines/sweeps/{name}.yaml")), Path("results/sweeps", name)
     points = pd.read_csv(folder / "points.csv")
