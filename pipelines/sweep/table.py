@@ -187,21 +187,21 @@ def _change(
 def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
     """What a sweep supports: the largest clear change of every measure, or what none exceeds."""
     said = []
-    for (parameter, measure), part in found.groupby(["parameter", "measure"], sort=False):
-        part = part.dropna(subset=["change low"]) if "change low" in part else part.head(0)
-        if part.empty:
+    for parameter, measure in itertools.product(sweep.against, sweep.measures):
+        part = found[(found["parameter"] == parameter) & (found["measure"] == measure)]
+        if part["change low"].isna().all():
             continue
         unit = "%" if sweep.measures[measure].within is None else "points"
         label, base = sweep.label(parameter), sweep.against[parameter]
         clear = part[(part["change low"] > 0.0) | (part["change high"] < 0.0)]
         if clear.empty:
-            most = part[["change low", "change high"]].abs().to_numpy().max()
+            most = np.nanmax(part[["change low", "change high"]].abs().to_numpy())
             said.append(
                 f"{measure}: no value of {label} changes it by more than {most:.2g} {unit} "
                 f"against {_plainly(base)}."
             )
         else:
-            row = clear.loc[clear["change"].abs().idxmax()]
+            row = clear.iloc[int(clear["change"].abs().to_numpy().argmax())]
             said.append(
                 f"{measure}: {label} = {_plainly(row['value'])} in place of {_plainly(base)} gives "
                 f"{row['change']:+.3g} {unit} ({row['change low']:+.3g} to "
