@@ -7,6 +7,7 @@ no script and no network.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from jinja2 import Environment
 from mistune.renderers.html import HTMLRenderer
 
 from pipelines import schema, source
+from pipelines.studies import answers
+from pipelines.studies.results import MANIFEST
 
 #: Folder of the pages, beside the results of each source of traces.
 FOLDER = "pages"
@@ -29,7 +32,7 @@ _TERMINAL = re.compile(r"\x1b\[[0-9;]*m")  # colours of a terminal, in warnings 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One block of a page: ``prose`` and ``html`` are markup, ``code``, ``text``, ``png`` not."""
+    """One block of a page: ``prose`` and ``html`` are markup, the other kinds are not."""
 
     kind: str
     content: str
@@ -67,8 +70,13 @@ def write(folder: Path, environment: Environment) -> None:
         for notebook in source.notebooks():
             executed = folder / traces / notebook / f"{notebook}.ipynb"
             if executed.is_file():
-                parts = list(_parts(executed, f"../../{traces}/{quote(notebook)}"))
-                text = template.render(traces=traces, notebook=notebook, parts=parts)
+                place = f"../../{traces}/{quote(notebook)}"
+                text = template.render(
+                    traces=traces,
+                    notebook=notebook,
+                    answer=answers.answer(notebook, folder),
+                    parts=list(_parts(executed, place)),
+                )
                 page = folder / page_of(traces, notebook)
                 page.parent.mkdir(parents=True, exist_ok=True)
                 page.write_text(text, encoding="utf-8")
@@ -81,6 +89,9 @@ def page_of(traces: str, notebook: str) -> str:
 
 def _parts(executed: Path, folder: str) -> Iterator[Part]:
     prose = mistune.create_markdown(renderer=_Prose(folder), plugins=["table", "strikethrough"])
+    manifest = executed.parent / MANIFEST
+    left = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    captions = {row["file"]: row["caption"] for row in left.get("figures", ())}
     for cell in source.cells(executed):
         body = source.text(cell).strip()
         if cell.get("cell_type") == "markdown":
@@ -90,6 +101,9 @@ def _parts(executed: Path, folder: str) -> Iterator[Part]:
         outputs = cell.get("outputs")
         for output in outputs if isinstance(outputs, list) else []:
             yield from _shown(output, prose)
+            figure = output.get("metadata", {}).get("hetero", {}).get("figure")
+            if figure in captions:
+                yield Part("caption", captions[figure])
 
 
 def _shown(output: dict[str, Any], prose: mistune.Markdown) -> Iterator[Part]:

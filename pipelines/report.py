@@ -32,6 +32,7 @@ from hetero.errors import HeteroError
 from hetero.files import writing
 from pipelines import metrics, pages, schema, source
 from pipelines.studies import claims
+from pipelines.studies.answers import Answer, answer
 from pipelines.studies.coverage import DRAWINGS, Covered
 from pipelines.studies.published import PAPERS, manifests
 from pipelines.studies.results import MANIFEST
@@ -94,6 +95,15 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
+class SweptOver:
+    """A sweep that is kept beside the results: its figure, its table, what it supports."""
+
+    name: str
+    folder: str
+    says: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NotebookRun:
     """Provenance of one notebook's results from one source of traces.
 
@@ -149,6 +159,7 @@ class Chapter:
     notebook: str
     title: str
     question: str
+    answer: Answer | None
     rests_on: tuple[str, ...]
     runs: tuple[NotebookRun, ...]
     figures: tuple[tuple[ShownResult, ...], ...]
@@ -173,6 +184,7 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
         notebook,
         title,
         question,
+        answer(notebook, folder),
         tuple(_rests_on(notebook)),
         tuple(_run(folder, traces, manifest) for traces, manifest in found.items()),
         tuple(_side_by_side(folder, found, "figures")),
@@ -234,6 +246,15 @@ def panels(folder: Path) -> Iterator[Panel]:
                 few = tuple(itertools.islice(shown, _ROWS))
                 yield Panel(title, tuple(columns[head[k]] for k in places), few, says)
                 break
+
+
+def sweeps(folder: Path) -> Iterator[SweptOver]:
+    """Sweeps of ``pipelines/sweeps`` whose figures lie below ``folder``."""
+    for file in sorted((paths.root() / "pipelines" / "sweeps").glob("*.yaml")):
+        place = folder / "sweeps" / file.stem
+        if (place / "sentences.txt").is_file():
+            says = (place / "sentences.txt").read_text(encoding="utf-8").splitlines()
+            yield SweptOver(file.stem, f"sweeps/{quote(file.stem)}", tuple(says))
 
 
 def profiles(folder: Path, verdicts: claims.Verdicts) -> Table:
@@ -386,6 +407,7 @@ def render(folder: Path) -> tuple[str, str]:
         coverage=claims.coverage(folder).summary,
         profiles=profiles(folder, verdicts),
         panels=panels(folder),
+        sweeps=list(sweeps(folder)),
         details=_DETAILS,
         brief=_brief,
     )

@@ -129,8 +129,9 @@ def verify(*, traces: str | None = None, keep: Path | None = None) -> Verified:
                 resolve="run `hetero repro` and commit results/ and dvc.lock first.",
             )
         shutil.move(committed, before)
-        if (before / schema.PAPER).is_dir():  # runs for hours, which no stage repeats
-            shutil.copytree(before / schema.PAPER, committed / schema.PAPER)
+        for kept in (schema.PAPER, "sweeps"):  # what runs long, and no stage repeats
+            if (before / kept).is_dir():
+                shutil.copytree(before / kept, committed / kept)
         (clone / "dvc.lock").unlink(missing_ok=True)
         _repro(clone, source)
         return Verified(commit, source, compare(before / source, clone / "results" / source))

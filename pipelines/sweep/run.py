@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ class Swept(Shown):
         One row per finished point.
     effects
         Mean of every measure over each value of each parameter.
+    says
+        What it supports, a sentence per measure that is compared.
     failed
         By point: its parameters and why it failed; the traceback stands in its file.
     """
@@ -40,6 +43,7 @@ class Swept(Shown):
     planned: int
     frame: pd.DataFrame
     effects: pd.DataFrame
+    says: tuple[str, ...]
     failed: tuple[tuple[str, str, str], ...]
 
     def table(self) -> Table:
@@ -52,8 +56,10 @@ class Swept(Shown):
             Column("95 % low", "", 5),
             Column("95 % high", "", 5),
             Column("points"),
+            *(Column(name, "", 5) for name in self.effects.columns[7:]),
         )
         notes = [f"{len(self.frame)} of {self.planned} points finished; {self.folder}"]
+        notes += self.says
         notes += [
             f"failed: {values}: {why} ({file or 'no traceback'})"
             for file, values, why in self.failed
@@ -174,6 +180,9 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
     for content, file in ((frame, "points.csv"), (main, "effects.csv")):
         with writing(folder / file, force=True) as part:
             content.to_csv(part, index=False, float_format="%.10g", lineterminator="\n")
+    says = tuple(table.sentences(main, found))
+    with writing(folder / "sentences.txt", force=True) as part:
+        part.write_text("".join(f"{line}\n" for line in says), encoding="utf-8")
     if len(frame):
         from hetero.plots import figures
 
@@ -186,7 +195,8 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
         ):
             figures.save(drawn, svg.with_suffix(""))
             svg.with_suffix(".png").replace(png)
-    return Swept(name, folder, len(jobs), frame, main, tuple(failed))
+    planned = len(jobs) * math.prod(map(len, found.along.values()))
+    return Swept(name, folder, planned, frame, main, says, tuple(failed))
 
 
 def check(found: Swept) -> None:

@@ -73,7 +73,8 @@ class Measure(_Part):
     """A number of a point: a cell of a table that the notebook saves, or a claim it records.
 
     ``where`` picks rows by the value of a column; ``{parameter: NAME}`` stands for the point's own
-    value of a parameter.
+    value of a parameter. ``within`` names the ends of what it can be, as 0 and 100 of a share: its
+    interval stays between them, and its changes are differences instead of ratios.
     """
 
     table: str = ""
@@ -81,6 +82,7 @@ class Measure(_Part):
     where: dict[str, Any] = Field(default_factory=dict)
     reduce: Literal["mean", "min", "max", "median", "sum"] = "mean"
     claim: str = ""
+    within: tuple[float, float] | None = Field(default=None, strict=False)
 
     @model_validator(mode="after")
     def _one_kind(self) -> Measure:
@@ -88,6 +90,8 @@ class Measure(_Part):
             raise ValueError("a measure needs 'table' and 'column', or a 'claim'")
         if Path(self.table).name != self.table:
             raise ValueError("a table is a name that the notebook saves, not a path")
+        if self.within and not self.within[0] < self.within[1]:
+            raise ValueError("'within' needs a low end below its high end")
         return self
 
 
@@ -95,7 +99,9 @@ class Sweep(_Part):
     """One sweep file.
 
     A parameter of a list type takes a single swept value as a list of one, so that
-    ``thetas: [0.0, 2.0]`` under ``grid`` means two points.
+    ``thetas: [0.0, 2.0]`` under ``grid`` means two points. Under ``along`` one run takes the whole
+    list, and each value becomes a row; ``where`` then picks its own by ``{parameter: thetas}``.
+    ``against`` names the value that the others of a parameter are compared with, repeat by repeat.
     """
 
     stage: str
@@ -106,27 +112,40 @@ class Sweep(_Part):
     points: list[dict[str, Any]] | None = None
     sobol: Sobol | None = None
     search: Search | None = None
+    along: dict[str, Values] = Field(default_factory=dict, max_length=1)
     repeat: dict[str, Values] = Field(default_factory=dict)
+    against: dict[str, Any] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict)
     measures: Annotated[dict[str, Measure], Field(min_length=1)]
     limit_s: float = Field(default=600.0, gt=0)
 
     @model_validator(mode="after")
     def _one_design(self) -> Sweep:
         given = [n for n in ("grid", "points", "sobol", "search") if getattr(self, n) is not None]
-        if len(given) != 1:
-            raise ValueError("a sweep needs one of 'grid', 'points', 'sobol' and 'search'")
+        if len(given) != 1 and not (self.along and not given):
+            raise ValueError("a sweep needs one of 'grid', 'points', 'sobol', 'search', or 'along'")
+        if self.along and self.search is not None:
+            raise ValueError("a search has nothing to run along")
+        for name, value in self.against.items():
+            if value not in ({**(self.grid or {}), **self.along}).get(name, ()):
+                raise ValueError(f"'against' compares with {name} = {value!r}, which is not run")
+        if self.against and not self.repeat:
+            raise ValueError("'against' compares repeat by repeat, and there is no 'repeat'")
         return self
 
     @property
     def swept(self) -> tuple[str, ...]:
         """Names of the parameters that vary, repeats left out."""
-        if self.grid is not None:
-            return tuple(self.grid)
-        if self.points is not None:
-            return tuple(dict.fromkeys(name for point in self.points for name in point))
         chosen = self.sobol or self.search
-        assert chosen is not None  # one of the four is given
-        return tuple(chosen.ranges)
+        if self.points is not None:
+            names = [name for point in self.points for name in point]
+        else:
+            names = list(self.grid or (chosen.ranges if chosen else ()))
+        return tuple(dict.fromkeys([*names, *self.along]))
+
+    def label(self, name: str) -> str:
+        """How a figure names a parameter."""
+        return self.labels.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +213,8 @@ def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
         swept = [dict(point) for point in sweep.points]
     elif sweep.sobol is not None:
         swept = _sobol(sweep.sobol)
+    elif sweep.along:
+        swept = [{}]
     else:
         raise ParameterError(
             f"{name} is a search, whose points follow from results.", resolve="run it."
@@ -222,7 +243,7 @@ def repeated(sweep: Sweep, swept: Mapping[str, Any], name: str = "the sweep") ->
             repeat,
             schema.section(
                 sweep.stage,
-                dict(sweep.fixed) | dict(swept) | repeat,
+                dict(sweep.fixed) | dict(sweep.along) | dict(swept) | repeat,
                 profile=sweep.profile,
                 source=sweep.source,
                 where=name,

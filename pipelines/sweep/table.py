@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from hetero.errors import DataError, ParameterError
 from hetero.intervals import interval
@@ -19,6 +21,7 @@ from pipelines.sweep.spec import Measure, Sweep
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_CHANGE = ("change", "change low", "change high")
 _MOST_LINES = 8  # of an interaction: more cannot be told apart
 
 
@@ -38,8 +41,13 @@ def collect(sweep: Sweep, jobs: Sequence[Job]) -> pd.DataFrame:
             name: _plain(value)
             for name, value in (job.record["swept"] | job.record["repeat"]).items()
         }
-        found = {name: _read(one, job, name) for name, one in sweep.measures.items()}
-        rows.append({"point": job.key} | values | found)
+        for along in itertools.product(*sweep.along.values()):
+            own = dict(zip(sweep.along, along, strict=True))
+            given = job.record["parameters"] | own
+            found = {
+                name: _read(one, job.target, given, name) for name, one in sweep.measures.items()
+            }
+            rows.append({"point": job.key} | values | own | found)
     columns = ["point", *sweep.swept, *sweep.repeat, *sweep.measures]
     return pd.DataFrame(rows, columns=columns)
 
@@ -50,8 +58,7 @@ def _plain(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict) else value
 
 
-def _read(measure: Measure, job: Job, name: str) -> float:
-    folder = job.target
+def _read(measure: Measure, folder: Path, parameters: dict[str, Any], name: str) -> float:
     if measure.claim:
         return _claim(measure.claim, folder, name)
     file = folder / f"{measure.table}.csv"
@@ -69,7 +76,7 @@ def _read(measure: Measure, job: Job, name: str) -> float:
                 resolve=f"use one of {', '.join(map(str, frame.columns))}.",
             )
     for column, wanted in measure.where.items():
-        value = _of_point(wanted, job, name) if isinstance(wanted, dict) else wanted
+        value = _of_point(wanted, parameters, name) if isinstance(wanted, dict) else wanted
         frame = frame[frame[column] == value]
         if frame.empty:
             raise ParameterError(
@@ -79,9 +86,8 @@ def _read(measure: Measure, job: Job, name: str) -> float:
     return float(frame[measure.column].agg(measure.reduce))
 
 
-def _of_point(wanted: dict[str, Any], job: Job, name: str) -> Any:
+def _of_point(wanted: dict[str, Any], parameters: dict[str, Any], name: str) -> Any:
     """Value of ``{parameter: NAME}`` in a point."""
-    parameters = job.record["parameters"]
     parameter = wanted.get("parameter")
     if set(wanted) != {"parameter"} or parameter not in parameters:
         raise ParameterError(
@@ -113,29 +119,108 @@ def _claim(claim: str, folder: Path, name: str) -> float:
 def effects(frame: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
     """Mean of every measure over each value of each parameter, with a 95 % interval.
 
-    Columns: parameter, value, measure, mean, low, high, points. All other parameters and the
-    repeats are averaged over; the interval is Student's t over these points.
+    Columns: parameter, value, measure, mean, low, high, points, and where the sweep compares with
+    a value change, change low, change high: in percent of that value's mean, or in the measure's
+    own unit where it has ends. All other parameters and the repeats are averaged over; the interval
+    is Student's t over these points, on the scale of the log odds for a measure with ends. That of
+    a change is over pairs of points, and holds for all values of the parameter together.
     """
     rows = []
     for parameter in sweep.swept:
         for value, part in frame.groupby(parameter, sort=True):
-            for measure in sweep.measures:
+            for measure, one in sweep.measures.items():
                 values = part[measure].to_numpy(dtype=float)
                 values = values[np.isfinite(values)]
                 if len(values):
-                    mean, low, high = values.mean(), np.nan, np.nan
-                    if len(values) > 1:
-                        low, high = interval(values)
-                    rows.append((parameter, value, measure, mean, low, high, len(values)))
-    columns = ["parameter", "value", "measure", "mean", "low", "high", "points"]
-    return pd.DataFrame(rows, columns=columns)
+                    low, high = spread(values, one.within) if len(values) > 1 else (np.nan, np.nan)
+                    row = (parameter, value, measure, values.mean(), low, high, len(values))
+                    rows.append((*row, *_change(frame, sweep, parameter, value, measure)))
+    columns = ["parameter", "value", "measure", "mean", "low", "high", "points", *_CHANGE]
+    found = pd.DataFrame(rows, columns=columns)
+    return found if sweep.against else found.drop(columns=list(_CHANGE))
+
+
+def spread(values: ArrayLike, within: tuple[float, float] | None = None) -> tuple[float, float]:
+    r"""95 % interval of a mean, between the ends ``within`` if it has them.
+
+    The half width is that of the mean carried to the log odds of :math:`p`, its place between the
+    ends, :math:`t_{n-1} s / (\sqrt n\, p (1 - p))`; at an end itself there is nothing to carry.
+
+    Examples
+    --------
+    >>> low, high = spread([90.0, 99.0, 100.0], (0.0, 100.0))
+    >>> round(low, 1), round(high, 1)
+    (59.1, 99.7)
+    """
+    low, high = interval(values)
+    if within is None:
+        return low, high
+    least, most = within
+    place = ((low + high) / 2.0 - least) / (most - least)
+    if not 0.0 < place < 1.0:
+        return low, high
+    half = (high - low) / 2.0 / (most - least) / (place * (1.0 - place))
+    middle = np.log(place / (1.0 - place))
+    ends = [least + (most - least) / (1.0 + np.exp(-middle - sign * half)) for sign in (-1, 1)]
+    return float(ends[0]), float(ends[1])
+
+
+def _change(
+    frame: pd.DataFrame, sweep: Sweep, parameter: str, value: Any, measure: str
+) -> tuple[float, float, float]:
+    """Mean change over the value compared with, and its interval."""
+    others = [name for name in (*sweep.swept, *sweep.repeat) if name != parameter]
+    base = sweep.against.get(parameter)
+    if base is None or value == base:
+        return np.nan, np.nan, np.nan
+    wide = frame.pivot(index=others, columns=parameter, values=measure)
+    change = (wide[value] - wide[base]).to_numpy()
+    if sweep.measures[measure].within is None:
+        change = 100.0 * change / float(wide[base].mean())
+    change = change[np.isfinite(change)]
+    if len(change) < 2:
+        return float(change.mean()) if len(change) else np.nan, np.nan, np.nan
+    low, high = interval(change, 1.0 - 0.05 / (frame[parameter].nunique() - 1))
+    return float(change.mean()), low, high
+
+
+def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
+    """What a sweep supports: the largest clear change of every measure, or what none exceeds."""
+    said = []
+    for parameter, measure in itertools.product(sweep.against, sweep.measures):
+        part = found[(found["parameter"] == parameter) & (found["measure"] == measure)]
+        if part["change low"].isna().all():
+            continue
+        unit = "%" if sweep.measures[measure].within is None else "points"
+        label, base = sweep.label(parameter), sweep.against[parameter]
+        clear = part[(part["change low"] > 0.0) | (part["change high"] < 0.0)]
+        if clear.empty:
+            most = np.nanmax(part[["change low", "change high"]].abs().to_numpy())
+            said.append(
+                f"{measure}: no value of {label} changes it by more than {most:.2g} {unit} "
+                f"against {_plainly(base)}."
+            )
+        else:
+            row = clear.iloc[int(clear["change"].abs().to_numpy().argmax())]
+            said.append(
+                f"{measure}: {label} = {_plainly(row['value'])} in place of {_plainly(base)} gives "
+                f"{row['change']:+.3g} {unit} ({row['change low']:+.3g} to "
+                f"{row['change high']:+.3g})."
+            )
+    return said
+
+
+def _plainly(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     """Main effects: a row per measure, a column per parameter; lines part the second parameter.
 
     Where two parameters or more are swept, each panel draws one line per value of the next
-    parameter, so that lines that are not parallel show an interaction.
+    parameter, so that lines that are not parallel show an interaction. Where a single parameter is
+    compared with one of its values, the change stands below each measure, and measures side by
+    side.
     """
     import matplotlib.pyplot as plt
 
@@ -143,6 +228,8 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
 
     figures.use_style()
     swept, measures = sweep.swept, tuple(sweep.measures)
+    if len(swept) == 1 and sweep.against:
+        return _compared(effects(frame, sweep), sweep)
     drawn, axes = plt.subplots(
         len(measures),
         len(swept),
@@ -158,12 +245,38 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
             if other and (frame[other].nunique() > _MOST_LINES or sweep.grid is None):
                 lines, other = [("", frame)], None
             for label, part in lines:
-                _line(axis, part, parameter, measure, f"{other} = {label}" if other else None)
-            axis.set_xlabel(parameter)
+                named = f"{sweep.label(other)} = {label}" if other else None
+                _line(axis, part, parameter, measure, named)
+            axis.set_xlabel(sweep.label(parameter))
             if j == 0:
                 axis.set_ylabel(measure)
             if other:
                 axis.legend(fontsize=7)
+    return drawn
+
+
+def _compared(found: pd.DataFrame, sweep: Sweep) -> Figure:
+    """Means above, changes below, with their intervals."""
+    import matplotlib.pyplot as plt
+
+    count = len(sweep.measures)
+    drawn, axes = plt.subplots(2, count, figsize=(max(4.6, 2.9 * count), 5.0), squeeze=False)
+    for k, (measure, one) in enumerate(sweep.measures.items()):
+        part = found[found["measure"] == measure]
+        places = range(len(part))
+        for axis, name, low, high in (
+            (axes[0, k], "mean", "low", "high"),
+            (axes[1, k], "change", "change low", "change high"),
+        ):
+            reach = np.abs(part[[low, high]].to_numpy().T - part[name].to_numpy())
+            axis.errorbar(places, part[name], np.nan_to_num(reach), fmt="o", capsize=3)
+            axis.set_xticks(places, [_plainly(value) for value in part["value"]])
+        unit = "%" if one.within is None else "points"
+        axes[0, k].set_ylabel(measure.replace(", ", "\n"))
+        axes[1, k].axhline(0.0, color="0.4", linewidth=0.8)
+        (base,) = sweep.against.values()
+        axes[1, k].set_ylabel(f"change from {_plainly(base)} [{unit}]")
+        axes[1, k].set_xlabel(sweep.label(sweep.swept[0]))
     return drawn
 
 

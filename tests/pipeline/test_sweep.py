@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -18,7 +19,7 @@ import pytest
 
 from hetero.errors import DataError
 from pipelines import guard
-from pipelines.sweep import spec
+from pipelines.sweep import spec, table
 from tests.pipeline.conftest import (
     PATIENCE_S,
     Project,
@@ -445,7 +446,55 @@ def test_a_measure_may_look_up_the_points_own_value(project, tmp_path):
 @pytest.mark.parametrize("file", sorted(Path("pipelines/sweeps").glob("*.yaml")), ids=str)
 def test_ready_sweeps_fit_their_notebooks(file):
     found = spec.read(file)
-    assert len(spec.points(found, file.name)) >= 12
+    values = math.prod(map(len, found.along.values()))
+    assert len(spec.points(found, file.name)) * values >= 12
+
+
+@pytest.mark.parametrize("name", ["bins", "skew", "theta"])
+def test_committed_sweeps_are_those_of_their_files(name):
+    found, folder = spec.read(Path(f"pipelines/sweeps/{name}.yaml")), Path("results/sweeps", name)
+    points = pd.read_csv(folder / "points.csv")
+    main = table.effects(points, found)
+    kept = pd.read_csv(folder / "effects.csv")
+    pd.testing.assert_frame_equal(main, kept, check_dtype=False, rtol=1e-7)
+    said = (folder / "sentences.txt").read_text().splitlines()
+    assert said == table.sentences(kept, found)
+    assert len(said) == len(found.measures)
+    values = math.prod(map(len, found.along.values()))
+    assert len(points) == len(spec.points(found)) * values
+    for measure, one in found.measures.items():
+        own = kept[kept["measure"] == measure]
+        assert own["change low"].notna().sum() == values - 1
+        if one.within:
+            assert own["low"].ge(one.within[0]).all()
+            assert own["high"].le(one.within[1]).all()
+
+
+def test_theta_raises_throughput_by_nvlink_and_lowers_it_by_pcie_as_readme_says():
+    effects = pd.read_csv("results/sweeps/theta/effects.csv").dropna(subset=["change low"])
+    queued = effects[effects["measure"].str.contains("all at once")]
+    nvlink = queued["measure"].str.startswith("NVLink")
+    assert (queued.loc[nvlink, "change low"] > 0.0).all()
+    assert (queued.loc[~nvlink, "change high"] < 0.0).all()
+
+
+def test_values_along_one_run_are_read_as_if_each_had_run_alone(project, tmp_path):
+    along = SWEEP.replace("grid:", "along:").replace("  count: [1, 2, 3, 4]\n", "")
+    along = along.replace("scale: [0.5, 1.0, 2.0]", "kinds: [up, down]")
+    along = along.replace("kind: up", "kind: {parameter: kinds}") + "repeat:\n  count: [1, 2]\n"
+    along += "fixed: {scale: 1.0}\nagainst: {kinds: up}\n"
+    code, out, err = finish(start(project, along, tmp_path / "along"))
+    assert code == 0, err
+    assert "4 of 4 points finished" in out
+    found = pd.read_parquet(tmp_path / "along" / "points.parquet")
+    assert sorted(found[["kinds", "count", "y"]].values.tolist()) == [
+        ["down", 1, 1.0],
+        ["down", 2, 2.0],
+        ["up", 1, 1.0],
+        ["up", 2, 2.0],
+    ]
+    assert found["point"].nunique() == 2
+    assert (tmp_path / "along" / "sentences.txt").is_file()
 
 
 def test_sobol_points_fill_their_ranges():

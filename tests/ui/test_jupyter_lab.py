@@ -7,10 +7,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from pipelines import source
 from tests.ui.driven_lab import THEMES, Lab, Notebook
 
 pytestmark = pytest.mark.slow
 
+SEEN = ("00_quickstart", "14_explorer")  # what they show is tested, too
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
 # What people look at, one cell each.
@@ -63,6 +65,15 @@ def test_quickstart_ends_in_a_plan_card(lab: Lab) -> None:
         picture = notebook.page.locator(".jp-Cell.jp-mod-active .jp-RenderedImage img")
         assert picture.evaluate("image => image.naturalWidth") > 500
         notebook.shot("quickstart-picture")
+
+
+@pytest.mark.parametrize("name", [one for one in source.notebooks() if one not in SEEN])
+def test_all_cells_run_in_the_browser_without_an_error(lab: Lab, name: str) -> None:
+    with lab.notebook(f"{name}.ipynb") as notebook:
+        notebook.run_all()
+        assert notebook.errors() == []
+        assert any(cell["outputs"] for cell in notebook.cells())
+        notebook.shot(name)
 
 
 def test_a_moved_slider_changes_the_figure(lab: Lab) -> None:

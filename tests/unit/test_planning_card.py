@@ -180,6 +180,26 @@ def test_the_headline_says_when_arrivals_decide(card):
         assert PlanCard.from_json(one.to_json()).met_idle == met
 
 
+def test_the_headline_says_first_what_was_asked_for_and_ends_with_what_helps(card):
+    draws = tuple(float(k) for k in range(1, 11))
+    asked = replace(card.question, rate_given=True, rate_rps=4.0)
+    rates = replace(card.goodput_rps, draws=draws)
+    said = sections.headline(replace(card, question=asked, goodput_rps=rates))
+    assert said[0].startswith("The plan carries the 4.00 requests/s asked for in 70 % of 10 draws")
+    assert not any("To be safe" in one for one in said)
+    found = replace(asked, rate_given=False)
+    said = sections.headline(replace(card, question=found, goodput_rps=rates))
+    assert said[0].startswith("Its goodput is ")
+    assert said[1].startswith("To be safe, count on 1.90 requests/s")
+    less = replace(card.changes[0], what="less", gain_rps=Sampled(-1.0, (-1.0,), (-2.0, -1.0)))
+    most = replace(less, what="much", gain_rps=Sampled(2.0, (2.0,), (1.0, 3.0)))
+    some = replace(less, what="some", gain_rps=Sampled(1.0, (1.0,), (0.5, 1.5)))
+    last = sections.headline(replace(card, changes=(less, some, most)))[-1]
+    assert last.startswith("Of the changes below, much brings most: 2.00 requests/s more (")
+    assert not any("changes below" in one for one in sections.headline(replace(card, changes=())))
+    assert "changes below" not in sections.headline(replace(card, changes=(less,)))[-1]
+
+
 def test_pages_need_no_network_and_hold_every_table(card, tmp_path):
     page = card.to_html()
     assert page.startswith("<!doctype html>")

@@ -47,59 +47,58 @@ def title(card: PlanCard) -> str:
 
 
 def headline(card: PlanCard) -> tuple[str, ...]:
-    """The answer in a few sentences."""
-    asked = card.question
-    goal = f"{100 * asked.goal:g} %"
-    least = "" if card.bound is not None else "at least "
-    said = [
-        f"Carries {least}{show(card.goodput_rps.value)} requests/s with {goal} of them within "
-        f"{targets(card)} (90 % interval {between(card.goodput_rps)})."
-    ]
+    """The answer in a few sentences: what was asked for, the goodput, how sure, what next."""
+    asked, rate, bound = card.question, show(card.question.rate_rps), card.bound
     draws, seeds = np.array(card.goodput_rps.draws), np.array(card.goodput_rps.seeds)
+    said = []
+    if asked.rate_given and len(draws):
+        said = [
+            f"The plan carries the {rate} requests/s asked for in "
+            f"{100 * (draws >= asked.rate_rps).mean():.0f} % of {len(draws)} draws of the error of "
+            "step times."
+        ]
+    said.append(
+        f"Its goodput is {'' if bound else 'at least '}{show(card.goodput_rps.value)} "
+        f"requests/s, with {100 * asked.goal:g} % of them within {targets(card)} (90 % interval "
+        f"{between(card.goodput_rps)})."
+    )
+    if len(draws) and not asked.rate_given:
+        safe = show(np.quantile(draws, 0.1))
+        said.append(f"To be safe, count on {safe} requests/s, which nine of ten draws carry.")
     if card.met_idle is not None and card.met_idle < asked.goal + _NEAR_GOAL:
         said.append(
             f"Arrivals alone make it {show(seeds.min())} to {show(seeds.max())}: at a tenth of it "
             f"{100 * card.met_idle:.1f} % are within the targets, so that it hangs on which "
             "requests come. A slightly lower goal, or longer targets, may carry far more."
         )
-    if asked.rate_given and len(draws):
-        held = int((draws >= asked.rate_rps).sum())
-        said.append(
-            f"The {show(asked.rate_rps)} requests/s asked for are carried in {held} of "
-            f"{len(draws)} draws of the error of step times."
-        )
     if card.smaller:
+        times = show(card.goodput_rps.value / asked.rate_rps, 2)
         said.append(
-            f"That is {_times(card)} times what was asked for: {card.smaller}; `--cheapest` looks "
-            "for less still."
+            f"That is {times} times what was asked for: {card.smaller}; `--cheapest` looks for "
+            "less still."
         )
-    if card.bound is None:
-        said.append(
-            "No bound is known for this model; a larger rate counts only where requests come for "
-            "several times as long as one takes, and no longer runs were played."
-        )
-    else:
-        said.append(
-            f"With these step times no plan serves more than {show(card.bound.rate_rps)} "
-            f"requests/s on these GPUs ({card.bound.what}); the goodput is "
-            f"{card.bound.gap_percent:.0f} % below."
-        )
+    said.append(
+        f"With these step times no plan serves more than {show(bound.rate_rps)} requests/s on "
+        f"these GPUs ({bound.what}); the goodput is {bound.gap_percent:.0f} % below."
+        if bound
+        else "No bound is known for this model; a larger rate counts only where requests come for "
+        "several times as long as one takes, and no longer runs were played."
+    )
     if card.usd_per_h is not None and card.usd_per_mtok is not None:
         tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
         full = card.usd_per_h / 3600.0 / (card.goodput_rps.value * tokens) * 1e6
         said.append(
-            f"Costs {show(card.usd_per_h, 4)} $/h: {show(card.usd_per_mtok.value)} $ per 10^6 "
-            f"tokens at {show(asked.rate_rps)} requests/s, {show(full)} at the goodput."
+            f"It costs {show(card.usd_per_h, 4)} $/h: {show(card.usd_per_mtok.value)} $ per 10^6 "
+            f"tokens at {rate} requests/s, {show(full)} at the goodput."
         )
     else:
         said.append("What it costs is not known: a GPU has no price.")
-    if card.limits is not None:
-        said.append(card.limits.sentence)
+    said += [card.limits.sentence] if card.limits is not None else []
+    if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
+        best = max(clear, key=lambda one: one.gain_rps.value)
+        gain = f"{show(best.gain_rps.value)} requests/s more ({between(best.gain_rps)})"
+        said.append(f"Of the changes below, {best.what} brings most: {gain}.")
     return tuple(said)
-
-
-def _times(card: PlanCard) -> str:
-    return show(card.goodput_rps.value / card.question.rate_rps, 2)
 
 
 def targets(card: PlanCard) -> str:

@@ -1,0 +1,108 @@
+"""What a sweep says of its points: intervals within their range, changes paired by repeat."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from hetero.errors import ParameterError
+from hetero.intervals import interval
+from pipelines.sweep import spec, table
+
+MEASURES = {"y [s]": {"table": "y", "column": "y"}}
+
+
+def design(**changes: object) -> spec.Sweep:
+    text = {
+        "stage": "request_scheduling",
+        "along": {"thetas": [0.0, 1.0, 2.0]},
+        "repeat": {"seeds": [0, 1, 2, 3]},
+        "against": {"thetas": 0.0},
+        "labels": {"thetas": "θ"},
+        "measures": MEASURES,
+    }
+    return spec.Sweep.model_validate(text | changes)
+
+
+def points(values: dict[float, list[float]]) -> pd.DataFrame:
+    rows = [
+        {"point": "p", "thetas": theta, "seeds": seed, "y [s]": y}
+        for theta, ys in values.items()
+        for seed, y in enumerate(ys)
+    ]
+    return pd.DataFrame(rows)
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=2, max_size=12))
+def test_the_interval_of_a_share_stays_between_its_ends_and_holds_its_mean(values):
+    low, high = table.spread(values, (0.0, 100.0))
+    assert -1e-9 <= low <= np.mean(values) + 1e-9
+    assert np.mean(values) - 1e-9 <= high <= 100.0 + 1e-9
+
+
+def test_far_from_its_ends_it_is_students():
+    values = [49.0, 50.0, 51.0, 50.5]
+    assert table.spread(values, (0.0, 100.0)) == pytest.approx(interval(values), abs=0.01)
+    assert table.spread(values) == interval(values)
+    assert interval([80.0, 99.0, 100.0])[1] > 100.0 > table.spread([80.0, 99.0, 100.0], (0, 100))[1]
+
+
+def test_changes_are_paired_and_hold_for_all_values_together():
+    base = [10.0, 20.0, 30.0, 40.0]
+    found = table.effects(
+        points({0.0: base, 1.0: [y + 1.0 for y in base], 2.0: [10.0, 22.0, 31.0, 45.0]}), design()
+    ).set_index("value")
+    assert np.isnan(found.loc[0.0, "change"])
+    assert found.loc[1.0, ["change", "change low", "change high"]].tolist() == pytest.approx(
+        [4.0] * 3
+    )
+    change = np.array([0.0, 2.0, 1.0, 5.0]) / 25.0 * 100.0
+    half = stats.t.ppf(1.0 - 0.05 / 4.0, 3) * change.std(ddof=1) / 2.0  # two values, two sides
+    assert found.loc[2.0, "change"] == pytest.approx(8.0)
+    assert found.loc[2.0, "change high"] == pytest.approx(8.0 + half)
+
+
+def test_the_sentence_names_the_largest_clear_change_or_what_none_exceeds():
+    base = [10.0, 20.0, 30.0, 40.0]
+    clear = points({0.0: base, 1.0: [y + 1.0 for y in base], 2.0: [y + 2.0 for y in base]})
+    (said,) = table.sentences(table.effects(clear, design()), design())
+    assert said == "y [s]: θ = 2 in place of 0 gives +8 % (+8 to +8)."
+    noise = points({0.0: base, 1.0: [11.0, 19.0, 30.0, 40.0], 2.0: [9.0, 21.0, 31.0, 39.0]})
+    (said,) = table.sentences(table.effects(noise, design()), design())
+    assert "no value of θ changes it by more than" in said
+    share = design(measures={"y [s]": MEASURES["y [s]"] | {"within": [0, 100]}})
+    (said,) = table.sentences(table.effects(clear, share), share)
+    assert said == "y [s]: θ = 2 in place of 0 gives +2 points (+2 to +2)."
+    assert table.sentences(table.effects(clear, design(against={})), design(against={})) == []
+
+
+def test_one_repeat_says_nothing():
+    one = points({0.0: [1.0], 1.0: [2.0], 2.0: [3.0]})
+    assert table.sentences(table.effects(one, design(repeat={"seeds": [0]})), design()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"against": {"thetas": 3.0}}, "not run"),
+        ({"repeat": {}}, "no 'repeat'"),
+        ({"along": {}}, "or 'along'"),
+        ({"along": {"thetas": [0.0], "seeds": [0]}}, "at most 1"),
+        ({"measures": {"y": MEASURES["y [s]"] | {"within": [1, 1]}}}, "low end below"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(changes, says):
+    with pytest.raises(ValueError, match=says):
+        design(**changes)
+
+
+def test_values_along_a_run_are_one_point_of_it():
+    (first, *_), count = (found := spec.points(design())), len(found)
+    assert count == 4
+    assert first.parameters["thetas"] == [0.0, 1.0, 2.0]
+    with pytest.raises(ParameterError):
+        spec.points(design(along={"requests": [1, 2]}, against={}))
