@@ -38,6 +38,9 @@ def serve(
           - {name: fast, url: "http://127.0.0.1:8001", step: fast.json, kv_tokens: 60000}
           - {name: slow, url: "http://127.0.0.1:8002", step: slow.json, kv_tokens: 20000}
     """
+    from hetero.engine.compiled import interpret
+
+    interpret()  # tens of engines are compared in microseconds; a compiler costs seconds and memory
     from hetero.apps.serving.plan import FleetPlan
     from hetero.apps.serving.server import serve as run
     from hetero.apps.serving.settings import load

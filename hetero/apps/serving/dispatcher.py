@@ -272,7 +272,7 @@ class Dispatcher:
             if ticket.avoid and not any(usable) and any(one.open for one in self.engines):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
-        choice = self.router.choose(self.books.request(ticket.row), self.books.fleet)
+        choice = self.router.decide(self.books.records, ticket.row, now_s)
         self.meters.decision(time.perf_counter() - began)
         if choice == DEFER:
             return None, True
@@ -382,7 +382,7 @@ def _warm_up(deployment: Deployment, live: Live) -> None:
     for k in range(2):
         r = books.open(8, 8, 0.0)
         books.look(r, 0.001 * k, [True] * len(deployment.replicas))
-        live.choose(books.request(r), books.fleet)
+        live.decide(books.records, r, 0.001 * k)
         books.send(r, 0, 0.001 * k)
         books.first_token(r, 0.001 * k)
         books.close(r, 0.001 * k, 8, 8)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from hetero.catalog import Gpu, Llm, gpu, link
 from hetero.errors import ParameterError
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.roofline import VALUES, Efficiency, ExpertEfficiency, Roofline
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
 # Centres are round numbers near the middle of what the operator tables give on six GPUs.
@@ -39,6 +42,8 @@ _DIES = {"H200": "H100", "MI325X": "MI300X", "MI308X": "MI300X", "MI350X": "MI35
 @lru_cache(maxsize=1)
 def calibrated() -> pd.DataFrame:
     """The committed calibrations: ``data/measured/efficiencies.csv``, ``more_efficiencies.csv``."""
+    import pandas as pd
+
     names = ("efficiencies", "more_efficiencies")
     frame = pd.concat(map(derived_frame, names), ignore_index=True)
     return frame.assign(**{c: frame[c].fillna("").str.split() for c in ("estimated", "unmeasured")})
