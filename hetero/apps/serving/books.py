@@ -74,7 +74,10 @@ class Books:
         self.integers: Any = integers.tolist() if self._plain else integers
         self._e = self.engines if self._plain else engines.view(np.recarray)
         self._s = self.replicas if self._plain else replicas.view(np.recarray)
-        self._blank = state.requests(*(np.zeros(1, np.int32) for _ in range(4)))
+        none = np.zeros(1, np.int32)
+        self._blank = state.requests(np.zeros(1), none, none, none)
+        self.requests: Any = []
+        self._r: Any = self.requests
         self._keep([], rows)
         self.next, self.now_s = 0, 0.0
         self._eligible: Any = [False] * count if self._plain else np.zeros(count, np.bool_)
@@ -94,9 +97,9 @@ class Books:
         if self._plain:
             self.requests = self._r = kept
         else:
-            self.requests: Any = np.repeat(self._blank, rows)
+            self.requests = np.repeat(self._blank, rows)
             self.requests[: len(kept)] = kept
-            self._r: Any = self.requests.view(np.recarray)
+            self._r = self.requests.view(np.recarray)
 
     @property
     def records(self) -> Any:
@@ -106,14 +109,11 @@ class Books:
     @property
     def fleet(self) -> FleetState:
         """The records at the time of the last look, as any router reads them."""
-
-        def column(of: Any, name: str) -> Any:
-            return np.array([getattr(one, name) for one in of])
-
+        seen = {name: np.array([getattr(one, name) for one in self._s]) for name in _SEEN}
         return FleetState(
-            self.now_s,
-            *(column(self._s, name) for name in _SEEN),
-            kv_tokens=column(self._e, "kv_tokens"),
+            now_s=self.now_s,
+            **seen,
+            kv_tokens=np.array([one.kv_tokens for one in self._e]),
             eligible=np.array(self._eligible),
             known_tokens=np.zeros(len(self._e), np.int64),
             records=self.records,

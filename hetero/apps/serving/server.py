@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from pathlib import Path
@@ -72,6 +73,8 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
         beside = [asyncio.create_task(one) for one in (reload(), connections.watch())]
+        gc.collect()
+        gc.freeze()  # what is there now stays, and is not looked through again
         await uvicorn.Server(config).serve()
         for one in beside:
             one.cancel()
