@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -21,14 +23,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hetero.apps.serving.bodies import Asked, BodyShare, parsed
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.relay import Relay, send_error
+from hetero.apps.serving.relay import WITHOUT_OUTPUT, Relay, send_error
+
+# What of the headers of a request is passed on, and how it has to look.
+_NAMES = {
+    "x-request-id": re.compile("[!-~]{1,128}"),
+    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "tracestate": re.compile("[ -~]{1,512}"),
+}
 
 
 class Completions:
     """One path that engines answer."""
 
-    def __init__(self, dispatcher: Dispatcher, path: str, needs: str) -> None:
-        self._dispatcher, self._needs = dispatcher, needs
+    def __init__(self, dispatcher: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
+        self._dispatcher, self._path, self._needs = dispatcher, path, needs
         self._relay = Relay(dispatcher, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,13 +58,15 @@ class Completions:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
         request = Request(scope, receive)
         load = BodyShare(self._dispatcher.bodies)
+        names = _names(request)
         try:
             try:
                 check_key(self._dispatcher, request)
                 limits = self._dispatcher.settings.limits
                 asked = self._read(await load.read(request, scope["headers"], limits))
+                asked.headers = names
             except Refusal as refusal:
-                await send_error(send, refusal)
+                await send_error(send, refusal, names)
                 return "refused"
             answering = asyncio.create_task(self._relay.answer(asked, send))
             leaving = asyncio.create_task(_gone(receive))
@@ -75,13 +86,26 @@ class Completions:
 
     def _read(self, content: bytearray) -> Asked:
         body, long = parsed(content)
-        if body.get(self._needs) is None:
-            raise Refusal(400, "invalid_request", f"The body has no '{self._needs}'.")
+        if all(body.get(one) is None for one in self._needs):
+            text = f"The body has no {' or '.join(map(repr, self._needs))}."
+            raise Refusal(400, "invalid_request", text)
         model = self._dispatcher.settings.model
         if body.get("model") != model:
             text = f"There is no model '{str(body.get('model'))[:100]}' here; use '{model}'."
             raise Refusal(404, "model_not_found", text)
-        return Asked.of(body, long)
+        asked = Asked.of(body, long)
+        if self._path in WITHOUT_OUTPUT:
+            asked.allowed, asked.stream = 1, False
+        return asked
+
+
+def _names(request: Request) -> dict[str, str]:
+    """Headers by which a request is known elsewhere; it gets a name where it has none."""
+    found = {}
+    for name, rule in _NAMES.items():
+        if rule.fullmatch(value := request.headers.get(name, "")):
+            found[name] = value
+    return {"x-request-id": uuid.uuid4().hex} | found
 
 
 def check_key(dispatcher: Dispatcher, request: Request) -> None:
@@ -140,6 +164,10 @@ def application(dispatcher: Dispatcher) -> ASGIApp:
             said |= {"router": dispatcher.router.name, "engines": engines}
         return JSONResponse(said, 200 if good else 503)
 
+    async def ready(_: Request) -> Response:
+        good = any(one.open for one in dispatcher.engines)
+        return JSONResponse({"ready": good}, 200 if good else 503)
+
     async def plan(request: Request) -> Response:
         check_key(dispatcher, request)
         dispatcher.mend()  # an engine may have come or gone since the last decision
@@ -158,7 +186,12 @@ def application(dispatcher: Dispatcher) -> ASGIApp:
         finally:
             await dispatcher.stop()
 
-    answered = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+    answered = {
+        "/v1/completions": ("prompt",),
+        "/v1/chat/completions": ("messages",),
+        "/v1/embeddings": ("input",),
+        "/tokenize": ("prompt", "messages"),
+    }
     app = Starlette(
         routes=[
             *(
@@ -167,6 +200,7 @@ def application(dispatcher: Dispatcher) -> ASGIApp:
             ),
             Route("/v1/models", models),
             Route("/health", health),
+            Route("/ready", ready),
             Route("/plan", plan),
             Route("/metrics", metrics),
         ],

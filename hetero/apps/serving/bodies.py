@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hetero.apps.serving.faults import Refusal
@@ -41,6 +41,8 @@ class Asked:
         Answers that it wants.
     endless
         Whether the answer has to go on to what is allowed.
+    headers
+        Names of the request and of its trace, which engines are told.
     """
 
     stream: bool
@@ -50,6 +52,7 @@ class Asked:
     endless: bool
     options: Any
     rest: bytes
+    headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, body: dict[str, Any], long: Sequence[str] = ()) -> Asked:

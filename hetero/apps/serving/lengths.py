@@ -102,7 +102,7 @@ class LengthEstimates:
 def size(body: dict[str, Any], long: Mapping[str, int] = _NONE) -> PromptSize:
     """Size of the prompt or the messages of a request, ``long`` the length of strings by name."""
     numbers = characters = 0
-    stack: list[Any] = [body.get("prompt")]
+    stack: list[Any] = [body.get("prompt"), body.get("input")]
     messages = body.get("messages")
     if isinstance(messages, list):
         stack += [one.get("content") for one in messages if isinstance(one, dict)]
