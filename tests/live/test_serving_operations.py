@@ -121,6 +121,7 @@ def test_without_an_engine_it_is_not_ready_and_refuses_at_once(tmp_path):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(f"{served.url}/ready", timeout=60)
         assert refused.value.code == 503
+        assert urllib.request.urlopen(f"{served.url}/live", timeout=60).status == 200
         body = {"model": "m", "prompt": "x"}  # queue_s is a minute
         status, headers, found = post(served.url, "/v1/completions", body)
         assert (status, found["error"]["code"]) == (503, "no_engine")

@@ -164,6 +164,9 @@ def application(dispatcher: Dispatcher) -> ASGIApp:
             said |= {"router": dispatcher.router.name, "engines": engines}
         return JSONResponse(said, 200 if good else 503)
 
+    async def live(_: Request) -> Response:
+        return JSONResponse({"live": True})
+
     async def ready(_: Request) -> Response:
         good = any(one.open for one in dispatcher.engines)
         return JSONResponse({"ready": good}, 200 if good else 503)
@@ -200,6 +203,7 @@ def application(dispatcher: Dispatcher) -> ASGIApp:
             ),
             Route("/v1/models", models),
             Route("/health", health),
+            Route("/live", live),
             Route("/ready", ready),
             Route("/plan", plan),
             Route("/metrics", metrics),
