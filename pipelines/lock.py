@@ -39,7 +39,7 @@ VLLM = (
 HEADS = {
     "constraints.txt": "What `make repro` and `make lab` need, and what builds it.",
     "tests/constraints.txt": "What `make test`, `check` and `docs` add to constraints.txt.",
-    "tests/tools.txt": "SkyPilot, vLLM as far as its command line needs, Rust routers (`make tools`).",
+    "tests/tools.txt": "SkyPilot, vLLM for its command line alone, Rust routers (`make tools`).",
 }
 
 
