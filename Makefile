@@ -63,7 +63,7 @@ check: setup-tests
 	@$(BIN)/python -m pipelines.budgets
 	@$(BIN)/nbstripout --verify --keep-id --extra-keys 'metadata.widgets metadata.papermill cell.metadata.execution cell.metadata.ExecuteTime cell.metadata.papermill' notebooks/*.ipynb
 
-# vLLM's parser and SkyPilot's schemas, in an environment of their own beside the other: they pull
+# vLLM's parser, SkyPilot's schemas and Rust routers, in an environment of their own beside the other: they pull
 # in what the solvers cannot live with. With it, `make test` reads with them what is exported.
 tools: setup-tests
 	@$(BIN)/python -m venv pipelines/build/tools

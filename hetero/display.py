@@ -7,9 +7,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 PLAIN = "mathjax_ignore tex2jax_ignore"
 """Classes of HTML where dollar signs are prices; JupyterLab would typeset what is between two."""
@@ -167,6 +168,8 @@ class Table:
 
     def to_frame(self) -> pd.DataFrame:
         """The same rows as a pandas frame, headings with units."""
+        import pandas as pd
+
         return pd.DataFrame(
             [list(row) for row in self.rows], columns=[c.heading for c in self.columns]
         )

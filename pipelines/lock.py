@@ -31,13 +31,15 @@ VLLM = (
     "partial-json-parser",
     "py-cpuinfo",
     "pybase64",
+    "sglang-router==0.3.2",  # beside the dispatcher in `hetero bench serve --beside`
+    "vllm-router==0.1.17",
     "vllm==0.33.0",
     "xgrammar",
 )
 HEADS = {
     "constraints.txt": "What `make repro` and `make lab` need, and what builds it.",
     "tests/constraints.txt": "What `make test`, `check` and `docs` add to constraints.txt.",
-    "tests/tools.txt": "SkyPilot, and enough of vLLM to parse its command line (`make tools`).",
+    "tests/tools.txt": "SkyPilot, vLLM for its command line alone, Rust routers (`make tools`).",
 }
 
 

@@ -14,7 +14,6 @@ from hetero.catalog.models import Llm
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require_not_negative, require_share
-from hetero.rows import read_records
 
 EngineName: TypeAlias = Literal["vllm", "sglang", "trtllm", "any"]
 """Engine that has to be able to run a plan; ``"any"`` for what the papers' own systems do."""
@@ -547,6 +546,8 @@ class ServingEngine(Shown):
 def serving_engines() -> Records[ServingEngine]:
     """All engines of ``data/engines``."""
     path = paths.data("engines", "platforms.csv")
+    from hetero.rows import read_records
+
     known = [EnginePlatform(**row) for row in read_records(path, EnginePlatform)]  # type: ignore[arg-type]
     path = paths.data("engines", "batches.csv")
     limits = [EngineBatches(**row) for row in read_records(path, EngineBatches)]  # type: ignore[arg-type]

@@ -12,7 +12,6 @@ from hetero.catalog.precision import PRECISION_BITS
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
-from hetero.rows import read_records
 
 _VISIBLE = 0.99
 
@@ -207,6 +206,8 @@ def _data_sheets() -> Records[Gpu]:
 @lru_cache(maxsize=1)
 def _presets() -> dict[str, Records[Gpu]]:
     grouped: dict[str, list[Gpu]] = {}
+    from hetero.rows import read_records
+
     for row in read_records(paths.data("specs", "gpu_presets.csv"), _Printed):
         base = _data_sheets().find(str(row.pop("gpu")))
         names = {*base.aliases, str(row.pop("printed_name"))} - {base.name}

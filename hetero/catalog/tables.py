@@ -11,7 +11,6 @@ from typing import Generic, Protocol, TypeVar, overload
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError, DataError
 from hetero.naming import RULE, good, one_line
-from hetero.rows import read_records
 
 
 class Record(Protocol):
@@ -122,6 +121,8 @@ def read_table(path: Path, kind: str, record: type[T]) -> Records[T]:
     DataError
         If a column, a value or a required cell is wrong.
     """
+    from hetero.rows import read_records
+
     rows = read_records(path, record)
     return Records(kind, [build(record, row, path, k + 2) for k, row in enumerate(rows)])
 

@@ -10,9 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from numba import njit
-from numba.core import event
-
 import hetero
 
 # Division as numpy does it, without an exception path, lets LLVM inline and vectorise. Kernels
@@ -55,7 +52,7 @@ def _fingerprint(path: Path) -> int:
     return found
 
 
-class _Notice(event.Listener):
+class _Notice:
     """Says once, to people only, why the first run takes its time."""
 
     said = False
@@ -71,12 +68,33 @@ class _Notice(event.Listener):
         """It has been compiled."""
 
 
-event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
+@cache
+def _njit() -> Any:
+    from numba import njit
+    from numba.core import event
+
+    listener = type("Listener", (_Notice, event.Listener), {})
+    event.register("numba:compile", listener())  # type: ignore[no-untyped-call]
+    return njit
+
+
+_plain = False
+
+
+def interpret() -> None:
+    """Leave kernels functions of Python, if none is loaded yet: slower, but ready at once."""
+    global _plain
+    _plain = _plain or "numba" not in sys.modules
+
+
+def interpreted() -> bool:
+    """Whether they are, and work on objects and lists instead of arrays."""
+    return _plain
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A function of kernels that is worth no call of its own: passing the arrays costs more."""
-    return njit(**_OPTIONS, forceinline=True)(function)
+    return function if _plain else _njit()(**_OPTIONS, forceinline=True)(function)
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -87,6 +105,9 @@ def compiled(function: Callable[..., Any]) -> Any:
     module and of all that this imports is the same: numba alone would look at the file of the
     function only, and go on using old code of what the function calls.
     """
+    if _plain:
+        return function
+    njit = _njit()
     try:
         kernel = njit(cache=True, **_OPTIONS)(function)
         file = kernel._cache._cache_file

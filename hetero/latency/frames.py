@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Literal
 
 from hetero import paths
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Source = Literal["splitwise", "helix", "aiconfigurator", "profiles"]
 SOURCES: tuple[Source, ...] = ("splitwise", "helix", "aiconfigurator", "profiles")
@@ -59,6 +60,8 @@ def raw_frame(source: Source) -> pd.DataFrame:
     DownloadError
         If the file is not there; the text says how to fetch it.
     """
+    import pandas as pd
+
     from hetero.workload import datasets
 
     frame = pd.read_csv(datasets.path(_DATASETS[source]))
@@ -92,6 +95,8 @@ def raw_frame(source: Source) -> pd.DataFrame:
 
 def derived_frame(name: str) -> pd.DataFrame:
     """Rows of a file of ``data/measured``."""
+    import pandas as pd
+
     return pd.read_csv(paths.data("measured", f"{name}.csv"))
 
 

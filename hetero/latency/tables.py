@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
 from hetero.errors import FitError, ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.step import StepModel
-from hetero.rows import Rows, listed, read_rows
+
+if TYPE_CHECKING:
+    from hetero.rows import Rows
 
 Floats = NDArray[np.float64]
 Phase = Literal["prefill", "decode"]
@@ -216,12 +217,14 @@ def read_csv(
             f"'{unknown[0]}' is no column that can be mapped.",
             resolve=f"map one of {', '.join(COLUMNS)}.",
         )
+    from hetero.rows import read_rows
+
     rows = read_rows(path)
     rows = rows.where(~(rows.frame == "").all(axis=1).to_numpy())
     if not len(rows):
         raise rows.error("has no rows.", None, None, "give at least one measured step.")
     if "kept_for" in rows.frame or kept_for == "check":
-        kept = rows.frame.get("kept_for", pd.Series("", rows.frame.index)).str.strip()
+        kept = rows.frame.kept_for.str.strip() if "kept_for" in rows.frame else rows.frame.index
         rows = rows.where(np.asarray((kept == "check") == (kept_for == "check")))
         if not len(rows):
             what = f"has no rows kept for a {kept_for}."
@@ -272,6 +275,8 @@ def read_csv(
 
 
 def _require_column(rows: Rows, name: str, column: str) -> None:
+    from hetero.rows import listed
+
     if column not in rows.frame:
         what = f"has no column '{column}' for {name}; it has {listed(map(str, rows.frame))}."
         raise rows.error(what, None, None, f"name the column with --column {name}=YOUR_HEADING.")

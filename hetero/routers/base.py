@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hetero.deployment import Deployment
 from hetero.engine import state
+from hetero.engine.compiled import interpreted
 from hetero.errors import require
 
 Floats = NDArray[np.float64]
@@ -152,8 +153,8 @@ class Live:
     def __init__(self, router: Builtin, memory: Floats, rng: np.random.Generator | None) -> None:
         from hetero.routers.kernels import pair  # the switch knows every router, all know this file
 
-        self.name, self._router, self._memory, self._rng = router.name, router, memory, rng
-        self._pair = pair
+        self.name, self._router, self._rng, self._pair = router.name, router, rng, pair
+        self._memory: Any = memory.tolist() if interpreted() else memory
 
     def renumber(self, by: int) -> None:
         """Requests lose ``by`` of their index from now on."""
@@ -167,10 +168,11 @@ class Live:
             f"Router '{self.name}' reads the records of the fleet, and this state has none.",
             resolve="pass FleetState(records=...), or route with a router of plain Python.",
         )
+        return self.decide(records, request.index, fleet.now_s)
+
+    def decide(self, records: Any, index: int, now_s: float) -> Choice:
+        """The same for a request of the records themselves."""
         first, second = (0.0, 0.0) if self._rng is None else self._rng.random(2).tolist()
-        if fleet.records is not None:  # who asks may do something else than told
-            fleet.records[4][state.EVENTS] += 1
-        i, j = self._pair(
-            self._router.code, *records, self._memory, first, second, request.index, fleet.now_s
-        )
+        records[4][state.EVENTS] += 1  # who asks may do something else than told
+        i, j = self._pair(self._router.code, *records, self._memory, first, second, index, now_s)
         return int(i) if j < 0 else (int(i), int(j))

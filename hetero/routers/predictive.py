@@ -61,7 +61,7 @@ import numpy as np
 
 from hetero.deployment import Deployment
 from hetero.engine.candidates import may_take
-from hetero.engine.compiled import compiled, inlined
+from hetero.engine.compiled import compiled, inlined, interpreted
 from hetero.engine.held import is_deferred
 from hetero.engine.prefix import known_tokens
 from hetero.engine.state import (
@@ -221,7 +221,7 @@ def _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight):
     slot = 1.0 / e.max_batch
     mean = RM[INPUT] + RM[OUTPUT]
     batch = max(1.0 / max(mean / e.kv_tokens, slot), 1.0)
-    full = np.int64(batch)
+    full = int(batch)
     cached = batch * (RM[INPUT] + 0.5 * RM[OUTPUT])
     step = step_s(e, FM, full, full, cached, 0.0)
     known = float(known_tokens(R, e, IM, r))
@@ -562,7 +562,7 @@ class Predictive(Builtin):
         """Layout of :mod:`hetero.routers.predictive`."""
         count = len(deployment.replicas)
         memory = np.zeros(HEADER + (TERMS + BEFORE + 1) * count)
-        memory[MANY] = count > _FEW
+        memory[MANY] = count > _FEW and not interpreted()  # bounds pay where they are compiled
         memory[:ARRIVED] = (
             self.price_s,
             self.steepness,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.errors import require
-from hetero.workload import Trace
+
+if TYPE_CHECKING:
+    from hetero.workload import Trace
 
 Ints32 = NDArray[np.int32]
 

@@ -84,7 +84,7 @@ def workload(R, E, S, RM, r):
             continue
         capacity = float(E[i].kv_tokens)
         time = 1.0 if RM[1] != 0.0 else batch_share_s(RM, i, capacity, inputs, outputs)
-        weight = time * math.exp(RM[0] * S[i].outstanding_tokens / capacity)
+        weight = time * math.exp(min(RM[0] * S[i].outstanding_tokens / capacity, 700.0))
         after = S[i].load + weight
         worst = max(after, second if i == top else largest)
         if worst < least or (RM[2] != 0.0 and worst == least and after < own):

@@ -199,6 +199,10 @@ def serve(
         int | None,
         typer.Option(min=100, help="Only send so many requests and watch the dispatcher's memory."),
     ] = None,
+    beside: Annotated[
+        bool,
+        typer.Option("--beside", help="Processor per request beside the routers of `make tools`."),
+    ] = False,
     as_json: options.AsJson = False,
     record: options.Record = False,
 ) -> None:
@@ -206,11 +210,16 @@ def serve(
 
     Takes about a minute on two idle cores: CPU per request and per streamed chunk, added median and
     P99 of the time to the first token, between tokens and to the end, streams held at once, and
-    memory. --soak 100000 instead sends so many requests and prints the memory on the way.
+    memory. --soak 100000 instead sends so many requests and prints the memory on the way; --beside
+    asks for the processor time of the routers of vLLM and SGLang as well, in turns.
     """
     from pipelines.bench import serve as benches
 
-    if soak is not None:
+    if beside:
+        from pipelines.bench.beside import bench as beside_bench
+
+        found = beside_bench(progress=_log)
+    elif soak is not None:
         found = benches.soak(soak, progress=_log)
     else:
         found = benches.bench(

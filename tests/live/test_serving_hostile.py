@@ -258,7 +258,7 @@ def test_bodies_that_are_no_json_by_the_letter_are_refused(served):
 
 def test_pages_that_are_not_there_answer_as_openai_does(served):
     for content, status in (
-        (request(b"{}", "/v1/embeddings"), 404),
+        (request(b"{}", "/v1/images/generations"), 404),
         (request(b"{}", "/v1/completions/"), 404),
         (request(b"", "/v1/completions", method="GET"), 405),
         (b"NONSENSE\r\n\r\n", 400),

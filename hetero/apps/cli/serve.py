@@ -26,11 +26,11 @@ def serve(
 ) -> None:
     """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
 
-    Serves /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics and /plan, the
-    planned share of each engine, mended when engines are lost or come back. SIGHUP reads the file
-    again without dropping a request: add or drain engines, change the router. The file names the
-    model, the router and the engines, each with address, KV cache and the step model that
-    `hetero profile --fit` wrote:
+    Serves /v1/completions, /v1/chat/completions, /v1/embeddings, /tokenize, /v1/models, /live,
+    /ready, /health, /metrics and /plan, the planned share of each engine, mended when engines are
+    lost or come back. SIGHUP reads the file again without dropping a request: add or drain
+    engines, change the router. The file names the model, the router and the engines, each with
+    address, KV cache and the step model that `hetero profile --fit` wrote:
 
         model: tiny
         router: hetero
@@ -38,6 +38,9 @@ def serve(
           - {name: fast, url: "http://127.0.0.1:8001", step: fast.json, kv_tokens: 60000}
           - {name: slow, url: "http://127.0.0.1:8002", step: slow.json, kv_tokens: 20000}
     """
+    from hetero.engine.compiled import interpret
+
+    interpret()  # tens of engines are compared in microseconds; a compiler costs seconds and memory
     from hetero.apps.serving.plan import FleetPlan
     from hetero.apps.serving.server import serve as run
     from hetero.apps.serving.settings import load

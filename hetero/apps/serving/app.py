@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -12,22 +14,30 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hetero.apps.serving.bodies import Asked, BodyShare, parsed
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.relay import Relay, send_error
+from hetero.apps.serving.relay import WITHOUT_OUTPUT, Relay, send_error
+
+# What of the headers of a request is passed on, and how it has to look.
+_NAMES = {
+    "x-request-id": re.compile("[!-~]{1,128}"),
+    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "tracestate": re.compile("[ -~]{1,512}"),
+}
 
 
 class Completions:
     """One path that engines answer."""
 
-    def __init__(self, dispatcher: Dispatcher, path: str, needs: str) -> None:
-        self._dispatcher, self._needs = dispatcher, needs
+    def __init__(self, dispatcher: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
+        self._dispatcher, self._path, self._needs = dispatcher, path, needs
         self._relay = Relay(dispatcher, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,13 +58,15 @@ class Completions:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
         request = Request(scope, receive)
         load = BodyShare(self._dispatcher.bodies)
+        names = _names(request)
         try:
             try:
                 check_key(self._dispatcher, request)
                 limits = self._dispatcher.settings.limits
                 asked = self._read(await load.read(request, scope["headers"], limits))
+                asked.headers = names
             except Refusal as refusal:
-                await send_error(send, refusal)
+                await send_error(send, refusal, names)
                 return "refused"
             answering = asyncio.create_task(self._relay.answer(asked, send))
             leaving = asyncio.create_task(_gone(receive))
@@ -64,23 +76,36 @@ class Completions:
                     return answering.result()
                 return "cancelled"
             finally:
-                for task in (answering, leaving):
-                    if not task.done():
-                        task.cancel()
-                        with suppress(asyncio.CancelledError):
-                            await task
+                leaving.cancel()
+                if not answering.done():
+                    answering.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await answering
         finally:
             load.leave()
 
     def _read(self, content: bytearray) -> Asked:
-        body = parsed(content)
-        if body.get(self._needs) is None:
-            raise Refusal(400, "invalid_request", f"The body has no '{self._needs}'.")
+        body, long = parsed(content)
+        if all(body.get(one) is None for one in self._needs):
+            text = f"The body has no {' or '.join(map(repr, self._needs))}."
+            raise Refusal(400, "invalid_request", text)
         model = self._dispatcher.settings.model
         if body.get("model") != model:
             text = f"There is no model '{str(body.get('model'))[:100]}' here; use '{model}'."
             raise Refusal(404, "model_not_found", text)
-        return Asked.of(body)
+        asked = Asked.of(body, long)
+        if self._path in WITHOUT_OUTPUT:
+            asked.allowed, asked.stream = 1, False
+        return asked
+
+
+def _names(request: Request) -> dict[str, str]:
+    """Headers by which a request is known elsewhere; it gets a name where it has none."""
+    found = {}
+    for name, rule in _NAMES.items():
+        if rule.fullmatch(value := request.headers.get(name, "")):
+            found[name] = value
+    return {"x-request-id": uuid.uuid4().hex} | found
 
 
 def check_key(dispatcher: Dispatcher, request: Request) -> None:
@@ -114,7 +139,7 @@ async def _refused(_: Request, error: Exception) -> Response:
     return JSONResponse(refusal.body(), refusal.status, refusal.headers() | headers)
 
 
-def application(dispatcher: Dispatcher) -> Starlette:
+def application(dispatcher: Dispatcher) -> ASGIApp:
     """The application of a dispatcher, which it starts and stops."""
     created = int(time.time())
 
@@ -139,6 +164,13 @@ def application(dispatcher: Dispatcher) -> Starlette:
             said |= {"router": dispatcher.router.name, "engines": engines}
         return JSONResponse(said, 200 if good else 503)
 
+    async def live(_: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(_: Request) -> Response:
+        good = any(one.open for one in dispatcher.engines)
+        return JSONResponse({"ready": good}, 200 if good else 503)
+
     async def plan(request: Request) -> Response:
         check_key(dispatcher, request)
         dispatcher.mend()  # an engine may have come or gone since the last decision
@@ -157,7 +189,12 @@ def application(dispatcher: Dispatcher) -> Starlette:
         finally:
             await dispatcher.stop()
 
-    answered = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+    answered = {
+        "/v1/completions": ("prompt",),
+        "/v1/chat/completions": ("messages",),
+        "/v1/embeddings": ("input",),
+        "/tokenize": ("prompt", "messages"),
+    }
     app = Starlette(
         routes=[
             *(
@@ -166,6 +203,8 @@ def application(dispatcher: Dispatcher) -> Starlette:
             ),
             Route("/v1/models", models),
             Route("/health", health),
+            Route("/live", live),
+            Route("/ready", ready),
             Route("/plan", plan),
             Route("/metrics", metrics),
         ],
@@ -173,4 +212,14 @@ def application(dispatcher: Dispatcher) -> Starlette:
         exception_handlers=dict.fromkeys((HTTPException, Refusal, Exception), _refused),
     )
     app.router.redirect_slashes = False  # it would lead to whatever host the client has named
-    return app
+    hot = {path: Completions(dispatcher, path, needs) for path, needs in answered.items()}
+
+    async def first(scope: Scope, receive: Receive, send: Send) -> None:
+        """Completions without the way through the framework, which costs as much as a decision."""
+        answer = hot.get(scope["path"]) if scope["type"] == "http" else None
+        if answer is None or scope["method"] != "POST":
+            await app(scope, receive, send)
+        else:
+            await answer(scope, receive, send)
+
+    return ServerErrorMiddleware(first, _refused)

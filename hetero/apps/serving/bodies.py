@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+import secrets
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hetero.apps.serving.faults import Refusal
@@ -15,6 +16,9 @@ from hetero.apps.serving.settings import DispatcherLimits
 
 FREE_BYTES = 64 << 10  # of each body; what connections hold anyway, and they are bounded
 _MOST_PARTS = 50_000  # lists and objects in a body; messages have three or so
+_LONG = 4096  # characters of a string that is passed on as it came
+_QUOTES = 5000  # of a body, that are looked at to find those
+_MARK = secrets.token_hex(16)  # no client can guess it
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
@@ -37,6 +41,8 @@ class Asked:
         Answers that it wants.
     endless
         Whether the answer has to go on to what is allowed.
+    headers
+        Names of the request and of its trace, which engines are told.
     """
 
     stream: bool
@@ -46,10 +52,11 @@ class Asked:
     endless: bool
     options: Any
     rest: bytes
+    headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: dict[str, Any]) -> Asked:
-        r"""Read a body.
+    def of(cls, body: dict[str, Any], long: Sequence[str] = ()) -> Asked:
+        r"""Read a body, and the long strings that :func:`parsed` took out of it.
 
         Raises
         ------
@@ -75,12 +82,12 @@ class Asked:
         copies = body.get("n")
         rest = {k: v for k, v in body.items() if k not in ("model", "stream_options")}
         try:
-            text = _WRITE(rest).encode()
+            text = _put_back(_WRITE(rest), long).encode()
         except (ValueError, RecursionError):
             raise _no_json() from None
         return cls(
             stream is True,
-            size(body),
+            size(body, {f"{_MARK}{k}": len(text) for k, text in enumerate(long)}),
             allowed if counted else None,
             copies if isinstance(copies, int) and 1 <= copies <= 128 else 1,
             body.get("ignore_eos") is True,
@@ -169,8 +176,8 @@ class BodyShare:
         self._size = 0
 
 
-def parsed(content: bytearray) -> dict[str, Any]:
-    """The body as an object.
+def parsed(content: bytearray) -> tuple[dict[str, Any], list[str]]:
+    """The body as an object, and its long strings, written as they came.
 
     Raises
     ------
@@ -183,12 +190,46 @@ def parsed(content: bytearray) -> dict[str, Any]:
             text = f"A request may have {_MOST_PARTS:,} lists and objects."
             raise Refusal(400, "invalid_request", text)
     try:
-        body = _READER.decode(content.decode(json.detect_encoding(content)))
+        text, long = _apart(content.decode(json.detect_encoding(content)))
+        body = _READER.decode(text)
     except (ValueError, RecursionError):
         raise _no_json() from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_request", "The body is no JSON object.")
-    return body
+    return body, long
+
+
+def _apart(text: str) -> tuple[str, list[str]]:
+    """A text with names in place of its long strings, and these; half of a pair is an error."""
+    long: list[str] = []
+    parts: list[str] = []
+    done = at = 0
+    for _ in range(_QUOTES if len(text) > _LONG else 0):
+        start = text.find('"', at) + 1
+        end = text.find('"', start) if start else -1
+        while end > 0 and text[end - 1] == "\\":
+            before = text[max(end - 64, start) : end]
+            if (len(before) - len(before.rstrip("\\"))) % 2 == 0:
+                break
+            end = text.find('"', end + 1)
+        if end < 0:
+            break
+        at = end + 1
+        if end - start > _LONG:
+            _READER.decode(text[start - 1 : at]).encode()  # an error if it is not right
+            parts += text[done:start], f"{_MARK}{len(long)}"
+            long.append(text[start:end])
+            done = end
+    return "".join((*parts, text[done:])), long
+
+
+def _put_back(text: str, long: Sequence[str]) -> str:
+    first, *others = text.split(_MARK) if long else [text]
+    found = [first]
+    for other in others:
+        number, quote, rest = other.partition('"')
+        found += long[int(number)], quote, rest
+    return "".join(found)
 
 
 def _no_json() -> Refusal:

@@ -5,21 +5,28 @@ was sent to it, when a request got its first token, each later piece, and its en
 the records are brought up to date from that, by the rules by which the simulator forms batches:
 requests without a first token that fit a step and the free cache are taken to be in prefill, the
 others wait. Nothing is played: no step of a record ends before the engine has shown it.
+
+Where kernels are interpreted (:func:`hetero.engine.compiled.interpret`), as in the process that
+serves, the records are objects of Python and the memories lists; else arrays.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, Final
 
 import numpy as np
 
+from hetero.apps.serving.objects import objects
 from hetero.deployment import Deployment
 from hetero.engine import state
-from hetero.engine.batch import charge, release
 from hetero.engine.candidates import candidates
+from hetero.engine.compiled import interpreted
 from hetero.engine.limits import limits_of
 from hetero.engine.steps import step_s
 from hetero.routers.base import FleetState, Request
+
+_SEEN: Final = ("outstanding", "outstanding_tokens", "waiting", "running")
 
 
 class Books:
@@ -51,36 +58,65 @@ class Books:
     def __init__(self, deployment: Deployment, rows: int = 1024) -> None:
         count = len(deployment.replicas)
         self.deployment = deployment
-        self.engines, self.replicas, self.floats, self.integers = state.build(
+        engines, replicas, floats, integers = state.build(
             [replica.step for replica in deployment.replicas],
             [limits_of(replica) for replica in deployment.replicas],
             link_latency_s=np.zeros((count, count)),
             link_s_per_token=np.zeros((count, count)),
             request_count=0,
         )
-        self.requests = _blank(rows)
-        self.next = self.oldest = 0
-        self.longest = int(self.engines["kv_tokens"].max())
-        self._eligible = np.zeros(count, np.bool_)
+        self.longest = int(engines["kv_tokens"].max())
+        self._plain = interpreted()
+        # What kernels are given, and the same records with their fields as attributes.
+        self.engines: Any = objects(engines) if self._plain else engines
+        self.replicas: Any = objects(replicas) if self._plain else replicas
+        self.floats: Any = floats.tolist() if self._plain else floats
+        self.integers: Any = integers.tolist() if self._plain else integers
+        self._e = self.engines if self._plain else engines.view(np.recarray)
+        self._s = self.replicas if self._plain else replicas.view(np.recarray)
+        none = np.zeros(1, np.int32)
+        self._blank = state.requests(np.zeros(1), none, none, none)
+        self.requests: Any = []
+        self._r: Any = self.requests
+        self._keep([], rows)
+        self.next, self.now_s = 0, 0.0
+        self._eligible: Any = [False] * count if self._plain else np.zeros(count, np.bool_)
         # Requests without a first token, in the order they were sent, with their inputs.
         self._pending: list[dict[int, int]] = [{} for _ in range(count)]
         self._pending_tokens = [0] * count
         self._cached = [0] * count  # tokens of the requests that decode
         self._decoding = [0] * count
         self._since_s = [0.0] * count  # what is in prefill cannot have begun before
-        self._view()
+        self._up = [False] * count  # as the records have it,
+        self._moved = set(range(count))  # and where they are behind
+        self._ends_s: dict[int, float] = {}  # of the steps that prefill
 
-    def _view(self) -> None:
-        self.fleet = FleetState(
-            now_s=0.0,
-            outstanding=self.replicas["outstanding"],
-            outstanding_tokens=self.replicas["outstanding_tokens"],
-            waiting=self.replicas["waiting"],
-            running=self.replicas["running"],
-            kv_tokens=self.engines["kv_tokens"],
-            eligible=self._eligible,
-            known_tokens=np.zeros(len(self.engines), np.int64),
-            records=(self.requests, self.engines, self.replicas, self.floats, self.integers),
+    def _keep(self, kept: Any, rows: int) -> None:
+        """Go over to these requests, with room for so many."""
+        self.rows = rows
+        if self._plain:
+            self.requests = self._r = kept
+        else:
+            self.requests = np.repeat(self._blank, rows)
+            self.requests[: len(kept)] = kept
+            self._r = self.requests.view(np.recarray)
+
+    @property
+    def records(self) -> Any:
+        """What the kernels of routers read."""
+        return self.requests, self.engines, self.replicas, self.floats, self.integers
+
+    @property
+    def fleet(self) -> FleetState:
+        """The records at the time of the last look, as any router reads them."""
+        seen = {name: np.array([getattr(one, name) for one in self._s]) for name in _SEEN}
+        return FleetState(
+            now_s=self.now_s,
+            **seen,
+            kv_tokens=np.array([one.kv_tokens for one in self._e]),
+            eligible=np.array(self._eligible),
+            known_tokens=np.zeros(len(self._e), np.int64),
+            records=self.records,
         )
 
     # Requests -------------------------------------------------------------------------------
@@ -94,119 +130,128 @@ class Books:
         r, self.next = self.next, self.next + 1
         inputs = max(1, min(input_tokens, self.longest - 1))
         outputs = max(1, min(predicted_tokens, self.longest - inputs))
-        row = self.requests[r]
-        row["arrival_s"] = now_s
-        row["input_tokens"] = inputs
+        if self._plain:
+            self.requests += objects(self._blank)
+        row = self._r[r]
+        row.arrival_s = now_s
+        row.input_tokens = inputs
         # The true output is not known yet; routers judge what fits by the predicted one.
-        row["output_tokens"] = row["predicted_tokens"] = outputs
+        row.output_tokens = row.predicted_tokens = outputs
         return r
 
     @property
     def full(self) -> bool:
         """Whether :meth:`compact` is due before the next request."""
-        return self.next >= len(self.requests)
+        return self.next >= self.rows
 
     def compact(self) -> int:
         """Drop the oldest closed requests; by how much the rows of the others fall.
 
         What is in the house keeps its order. If that is more than half, the records grow.
         """
-        status = self.requests["status"][: self.next]
-        live = np.flatnonzero((status != state.FINISHED) & (status != state.REJECTED))
-        by = int(live[0]) if len(live) else self.next
+        by = 0
+        while by < self.next and self._r[by].status in (state.FINISHED, state.REJECTED):
+            by += 1
         kept = self.requests[by : self.next]
-        grown = 2 * len(kept) > len(self.requests)
-        fresh = _blank(2 * len(self.requests) if grown else len(self.requests))
-        fresh[: len(kept)] = kept
-        self.requests, self.next = fresh, len(kept)
+        self.next = len(kept)
+        self._keep(kept, 2 * self.rows if 2 * len(kept) > self.rows else self.rows)
         self._pending = [{r - by: n for r, n in one.items()} for one in self._pending]
-        self._view()
         return by
 
     def send(self, r: int, i: int, now_s: float) -> None:
         """A request goes to engine ``i``."""
-        row = self.requests[r]
-        row["node"] = i
-        row["status"] = state.WAITING
-        row["reason"] = state.NO_REASON
-        charge(self.requests, self.replicas[i], r)
+        row = self._r[r]
+        row.node = i
+        row.status = state.WAITING
+        row.reason = state.NO_REASON
+        self._charge(i, row, 1)
         if not self._pending[i]:
             self._since_s[i] = now_s
-        inputs = int(row["input_tokens"])
+        inputs = int(row.input_tokens)
         self._pending[i][r] = inputs
         self._pending_tokens[i] += inputs
 
+    def _charge(self, i: int, row: Any, sign: int) -> None:
+        """Count a request for its engine, or no more."""
+        self._moved.add(i)
+        s = self._s[i]
+        s.load += sign * row.credit
+        s.outstanding += sign
+        s.outstanding_tokens += sign * (int(row.input_tokens) + int(row.predicted_tokens))
+
     def first_token(self, r: int, now_s: float) -> None:
         """The engine has sent the first token of a request."""
-        row = self.requests[r]
-        i = int(row["node"])
+        row = self._r[r]
+        i = int(row.node)
         inputs = self._pending[i].pop(r, None)
         if inputs is None:
             return
+        self._moved.add(i)
         self._pending_tokens[i] -= inputs
         self._since_s[i] = now_s
-        row["first_token_s"] = now_s
-        row["status"] = state.RUNNING
-        row["done_tokens"] = 1
+        row.first_token_s = now_s
+        row.status = state.RUNNING
+        row.done_tokens = 1
         self._cached[i] += inputs + 1
         self._decoding[i] += 1
-        self.replicas["decoding_load"][i] += row["credit"]
+        self._s[i].decoding_load += row.credit
 
     def more_tokens(self, r: int, count: int) -> None:
         """The engine has sent so many tokens more."""
-        row = self.requests[r]
-        row["done_tokens"] += count
-        self._cached[row["node"]] += count
+        row = self._r[r]
+        row.done_tokens += count
+        self._cached[row.node] += count
+        self._moved.add(int(row.node))
 
     def close(
         self, r: int, now_s: float, input_tokens: int, output_tokens: int, *, finished: bool = True
     ) -> None:
         """A request has ended; its lengths as the engine counted them."""
         self.withdraw(r)
-        row = self.requests[r]
-        row["finish_s"] = now_s
-        row["status"] = state.FINISHED if finished else state.REJECTED
-        row["input_tokens"] = max(input_tokens, 1)
-        row["output_tokens"] = max(output_tokens, 0)
+        row = self._r[r]
+        row.finish_s = now_s
+        row.status = state.FINISHED if finished else state.REJECTED
+        row.input_tokens = max(input_tokens, 1)
+        row.output_tokens = max(output_tokens, 0)
 
     def withdraw(self, r: int) -> None:
         """Take a request back from its engine, or from those held."""
-        row = self.requests[r]
+        row = self._r[r]
         self.let_go(r)
-        i = int(row["node"])
+        i = int(row.node)
         if i < 0:
             return
-        release(self.requests, self.replicas[i], r)
+        self._charge(i, row, -1)
         # Sums of parts do not come back to 0 by themselves.
-        if not self.replicas["outstanding"][i]:
-            self.replicas["load"][i] = 0.0
+        if not self._s[i].outstanding:
+            self._s[i].load = 0.0
         inputs = self._pending[i].pop(r, None)
         if inputs is None:
             self._decoding[i] -= 1
-            self._cached[i] -= int(row["input_tokens"]) + int(row["done_tokens"])
-            left = self.replicas["decoding_load"][i] - row["credit"] if self._decoding[i] else 0.0
-            self.replicas["decoding_load"][i] = left
+            self._cached[i] -= int(row.input_tokens) + int(row.done_tokens)
+            left = self._s[i].decoding_load - row.credit if self._decoding[i] else 0.0
+            self._s[i].decoding_load = left
         else:
             self._pending_tokens[i] -= inputs
-        row["node"] = -1
-        row["credit"] = 0.0
-        row["done_tokens"] = 0
-        row["status"] = state.NOT_ARRIVED
+        row.node = -1
+        row.credit = 0.0
+        row.done_tokens = 0
+        row.status = state.NOT_ARRIVED
 
     def hold(self, r: int, *, deferred: bool) -> None:
         """A request waits at the dispatcher: its router deferred it, or no engine is up."""
         self.let_go(r)
-        row = self.requests[r]
-        row["status"] = state.HELD
-        row["reason"] = state.DEFERRED_FOR_GOOD if deferred else state.NO_REPLICA
+        row = self._r[r]
+        row.status = state.HELD
+        row.reason = state.DEFERRED_FOR_GOOD if deferred else state.NO_REPLICA
         self.integers[state.DEFERRED] += deferred
 
     def let_go(self, r: int) -> None:
         """A request is held no more."""
-        row = self.requests[r]
-        if row["status"] == state.HELD:
-            self.integers[state.DEFERRED] -= row["reason"] == state.DEFERRED_FOR_GOOD
-            row["status"] = state.NOT_ARRIVED
+        row = self._r[r]
+        if row.status == state.HELD:
+            self.integers[state.DEFERRED] -= row.reason == state.DEFERRED_FOR_GOOD
+            row.status = state.NOT_ARRIVED
 
     # Engines --------------------------------------------------------------------------------
 
@@ -218,26 +263,29 @@ class Books:
         usable
             Whether each engine is up and this request may go there.
         """
-        for i, up in enumerate(usable):
-            self._observe(i, now_s, up)
+        for i in self._moved.union(i for i, up in enumerate(usable) if up != self._up[i]):
+            self._observe(i, usable[i])
+        self._moved.clear()
+        soon = math.nextafter(now_s, math.inf)
+        for i, end_s in self._ends_s.items():
+            # An engine that is late ends its step any moment, but has not yet.
+            self.floats[i] = max(end_s, soon)
         candidates(self.requests, self.engines, self.replicas, r, self._eligible)
-        object.__setattr__(self.fleet, "now_s", now_s)
-        return bool(self._eligible.any())
+        self.now_s = now_s
+        return any(self._eligible)
 
     def request(self, r: int) -> Request:
         """What a router is told of a request."""
-        row = self.requests[r]
-        return Request(
-            r, float(row["arrival_s"]), int(row["input_tokens"]), int(row["predicted_tokens"])
-        )
+        row = self._r[r]
+        return Request(r, float(row.arrival_s), int(row.input_tokens), int(row.predicted_tokens))
 
-    def _observe(self, i: int, now_s: float, up: bool) -> None:
-        e, s = self.engines[i], self.replicas[i]
+    def _observe(self, i: int, up: bool) -> None:
+        e, s = self._e[i], self._s[i]
         running, cached = self._decoding[i], self._cached[i]
-        chunked = e["batching"] == state.CHUNKED
-        slots = int(e["max_batch"]) - running
-        budget = int(e["max_step_tokens"]) - (running if chunked else 0)
-        free = int(e["kv_tokens"]) - cached
+        chunked = e.batching == state.CHUNKED
+        slots = int(e.max_batch) - running
+        budget = int(e.max_step_tokens) - (running if chunked else 0)
+        free = int(e.kv_tokens) - cached
         count = tokens = 0
         pairs = 0.0
         for inputs in self._pending[i].values():
@@ -246,26 +294,19 @@ class Books:
             count += 1
             tokens += inputs
             pairs += 0.5 * inputs * inputs
-        s["running"] = running
-        s["cached"] = cached
-        s["waiting"] = len(self._pending[i]) - count
-        s["waiting_tokens"] = self._pending_tokens[i] - tokens
-        end = np.inf
+        s.running = running
+        s.cached = cached
+        s.waiting = len(self._pending[i]) - count
+        s.waiting_tokens = self._pending_tokens[i] - tokens
+        self._up[i], self.floats[i] = up, math.inf
+        self._ends_s.pop(i, None)
         if not up:
             mode = state.DOWN
         elif count:
             mode = state.IN_PREFILL
             decoding = running if chunked else 0
-            takes = step_s(e, self.floats, tokens + decoding, decoding, cached, pairs)
-            # An engine that is late ends its step any moment, but has not yet.
-            end = max(self._since_s[i] + takes, np.nextafter(now_s, np.inf))
+            takes = step_s(self.engines[i], self.floats, tokens + decoding, decoding, cached, pairs)
+            self._ends_s[i] = self._since_s[i] + takes
         else:
             mode = state.IN_DECODE if running else state.IDLE
-        s["mode"] = mode
-        self.floats[i] = end
-
-
-def _blank(rows: int) -> Any:
-    nothing = np.zeros(rows)
-    whole = np.zeros(rows, np.int32)
-    return state.requests(nothing, whole, whole, whole)
+        s.mode = mode

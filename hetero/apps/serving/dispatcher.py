@@ -22,6 +22,7 @@ from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lengths import LengthEstimates
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.request_log import RequestLog
 from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.tickets import Ticket
 from hetero.deployment import Deployment
@@ -40,6 +41,7 @@ class Prepared:
     deployment: Deployment
     router: Live
     keys: tuple[bytes, ...]
+    request_log: RequestLog | None
 
     @classmethod
     def of(cls, settings: DeploymentFile) -> Prepared:
@@ -48,7 +50,9 @@ class Prepared:
         router = settings.chosen()
         _warm_up(deployment, router.live(deployment, np.random.default_rng(0)))
         live = router.live(deployment, np.random.default_rng(settings.seed))
-        return cls(settings, deployment, live, settings.keys())
+        file = settings.request_log
+        log = RequestLog(settings.folder / file) if file is not None else None
+        return cls(settings, deployment, live, settings.keys(), log)
 
 
 class Dispatcher:
@@ -67,6 +71,7 @@ class Dispatcher:
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
         self.meters = Meters(self)
+        self.request_log: RequestLog | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
         self.tickets: set[Ticket] = set()
@@ -102,6 +107,9 @@ class Dispatcher:
             gone.position = -1
         self.settings, self.books, self.engines = settings, books, engines
         self.router, self.keys = new.router, new.keys
+        if self.request_log is not None:  # or it may have been moved away
+            self.request_log.close()
+        self.request_log = new.request_log
         self._plan("this deployment")
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
@@ -244,7 +252,10 @@ class Dispatcher:
         self.books.hold(ticket.row, deferred=deferred)
         bisect.insort(self.held, ticket, key=lambda one: one.row)
         ticket.waits = asyncio.get_running_loop().create_future()
-        limit_s = self.settings.limits.queue_s
+        limits = self.settings.limits
+        limit_s = limits.queue_s
+        if limits.down_s is not None and not any(one.open for one in self.engines):
+            limit_s = min(limits.down_s, limit_s)
         try:
             async with asyncio.timeout(limit_s):
                 return await ticket.waits
@@ -272,7 +283,7 @@ class Dispatcher:
             if ticket.avoid and not any(usable) and any(one.open for one in self.engines):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
-        choice = self.router.choose(self.books.request(ticket.row), self.books.fleet)
+        choice = self.router.decide(self.books.records, ticket.row, now_s)
         self.meters.decision(time.perf_counter() - began)
         if choice == DEFER:
             return None, True
@@ -382,7 +393,7 @@ def _warm_up(deployment: Deployment, live: Live) -> None:
     for k in range(2):
         r = books.open(8, 8, 0.0)
         books.look(r, 0.001 * k, [True] * len(deployment.replicas))
-        live.choose(books.request(r), books.fleet)
+        live.decide(books.records, r, 0.001 * k)
         books.send(r, 0, 0.001 * k)
         books.first_token(r, 0.001 * k)
         books.close(r, 0.001 * k, 8, 8)

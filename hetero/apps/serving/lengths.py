@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from hetero.apps.serving.settings import Outputs
 
 _START = 4.0  # characters per token of English text, until engines have told
 _MEMORY = 0.05  # weight of the newest prompt in the average
+_NONE: Mapping[str, int] = {}
 
 
 class PromptSize(NamedTuple):
@@ -92,21 +92,24 @@ class LengthEstimates:
             # Sorting 200 numbers at every finish would cost more than the decision.
             if self._fresh >= 10 or len(self._recent) < 20:
                 self._fresh = 0
-                value = float(np.quantile(np.asarray(self._recent), self._settings.quantile))
-                self._quantile = max(1, round(value))
+                known = sorted(self._recent)
+                place = self._settings.quantile * (len(known) - 1)
+                low = known[int(place)]
+                more = (known[min(int(place) + 1, len(known) - 1)] - low) * (place % 1.0)
+                self._quantile = max(1, round(low + more))
 
 
-def size(body: dict[str, Any]) -> PromptSize:
-    """Size of the prompt or the messages of a request."""
+def size(body: dict[str, Any], long: Mapping[str, int] = _NONE) -> PromptSize:
+    """Size of the prompt or the messages of a request, ``long`` the length of strings by name."""
     numbers = characters = 0
-    stack: list[Any] = [body.get("prompt")]
+    stack: list[Any] = [body.get("prompt"), body.get("input")]
     messages = body.get("messages")
     if isinstance(messages, list):
         stack += [one.get("content") for one in messages if isinstance(one, dict)]
     while stack:
         part = stack.pop()
         if isinstance(part, str):
-            characters += len(part)
+            characters += long.get(part) or len(part)
         elif isinstance(part, list):
             if part and isinstance(part[0], int):
                 numbers += len(part)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -18,6 +19,11 @@ _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2)
 #: How requests end; with those in the house they are all that came in.
 OUTCOMES = ("finished", "failed", "cancelled", "refused")
+
+
+@cache  # each costs as much as all else that is counted of a request
+def _of(counter: Any, *labels: str) -> Any:
+    return counter.labels(*labels)
 
 
 class Meters(Collector):
@@ -66,16 +72,16 @@ class Meters(Collector):
 
     def attempt(self, engine: str, outcome: str) -> None:
         """An engine has answered, or failed to."""
-        self._attempts.labels(engine, outcome).inc()
+        _of(self._attempts, engine, outcome).inc()
 
     def ended(self, outcome: str) -> None:
         """A request has ended."""
-        self._ended.labels(outcome).inc()
+        _of(self._ended, outcome).inc()
 
     def served(self, ticket: Ticket, engine: str, now_s: float, inputs: int, outputs: int) -> None:
         """A request was answered in full."""
-        self._tokens.labels(engine, "input").inc(inputs)
-        self._tokens.labels(engine, "output").inc(outputs)
+        _of(self._tokens, engine, "input").inc(inputs)
+        _of(self._tokens, engine, "output").inc(outputs)
         self._e2e.observe(now_s - ticket.arrival_s)
         if ticket.asked.stream and ticket.first_s is not None:
             self._ttft.observe(ticket.first_s - ticket.arrival_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import aiohttp
@@ -19,6 +19,8 @@ from hetero.apps.serving.tickets import Ticket
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _PASSED = {b"content-type", b"retry-after", b"x-request-id"}
+#: Paths that engines answer without generating anything.
+WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
 _MOST = 64 << 20  # bytes of an answer that is not streamed
 _MOVED = (301, 302, 303, 307, 308)
 _REST_S = (0.1, 0.4)  # before the dispatcher tries again what it was not able to do
@@ -39,31 +41,41 @@ class Relay:
             dispatcher.lengths.output(asked.allowed, asked.copies, endless=asked.endless),
             dispatcher.now_s(),
         )
-        outputs, finished = 0, False
+        outputs, finished, outcome = 0, False, "failed"
         try:
             dispatcher.admit(ticket)
             usage = await self._attempts(ticket, send)
             finished = usage is not None
             if usage is not None:
                 outputs = self._learn(ticket, usage)
-            return "finished" if finished else "failed"
+            outcome = "finished" if finished else "failed"
         except Refusal as refusal:
             # It holds no place while its client reads of it.
             dispatcher.leave(ticket, 0, finished=False)
             if ticket.sent:
                 await _end_broken(send, refusal)
-                return "failed"
-            await send_error(send, refusal)
-            return "refused" if ticket.attempts == 0 else "failed"
+                outcome = "failed"
+            else:
+                outcome = "refused" if ticket.attempts == 0 else "failed"
+                await send_error(send, refusal, asked.headers)
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
         finally:
+            if dispatcher.request_log is not None:
+                dispatcher.request_log.write(
+                    ticket, self._path, outcome, outputs, dispatcher.now_s()
+                )
             dispatcher.leave(ticket, outputs, finished=finished)
+        return outcome
 
     def _learn(self, ticket: Ticket, usage: Usage) -> int:
         dispatcher, seen = self._dispatcher, ticket.engine
         assert seen is not None
         if usage.input_tokens:
-            dispatcher.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
             ticket.input_tokens = usage.input_tokens
+        if usage.input_tokens and self._path not in WITHOUT_OUTPUT:
+            dispatcher.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
         outputs = usage.output_tokens or ticket.pieces
         dispatcher.meters.served(
             ticket, seen.backend.name, dispatcher.now_s(), ticket.input_tokens, outputs
@@ -155,7 +167,7 @@ class Relay:
                     data=asked.forwarded(
                         seen.backend.model or dispatcher.settings.model, usage=seen.backend.usage
                     ),
-                    headers=seen.headers(),
+                    headers=seen.headers() | asked.headers,
                     timeout=wait,
                     allow_redirects=False,
                 ) as answer:
@@ -191,7 +203,7 @@ class Relay:
                 raise Failed(Refusal(502, "engine_unintelligible", text)) from None
             self._dispatcher.piece(ticket, max(usage.output_tokens, 1))
         ticket.sent = True
-        await send(_start(answer, seen))
+        await send(_start(answer, seen, ticket.asked))
         await send({"type": "http.response.body", "body": bytes(content), "more_body": False})
         return usage if good else None
 
@@ -213,7 +225,7 @@ class Relay:
             if passed and (ticket.sent or not events.error):
                 if not ticket.sent:
                     ticket.sent = True
-                    await send(_start(answer, seen))
+                    await send(_start(answer, seen, ticket.asked))
                 await send({"type": "http.response.body", "body": passed, "more_body": True})
             if events.error:
                 what = f"{seen.backend.name}: {events.error}"
@@ -225,7 +237,7 @@ class Relay:
             raise Failed(Refusal(502, "engine_broke_off", text))
         if not ticket.sent:
             ticket.sent = True
-            await send(_start(answer, seen))
+            await send(_start(answer, seen, ticket.asked))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         return events.usage
 
@@ -241,17 +253,21 @@ def _busy_or_broken(name: str, status: int, headers: Any) -> Failed:
     return Failed(Refusal(502, "engine_error", f"{name} answered with status {status}."))
 
 
-def _start(answer: aiohttp.ClientResponse, seen: Seen) -> dict[str, Any]:
+def _start(answer: aiohttp.ClientResponse, seen: Seen, asked: Asked) -> dict[str, Any]:
     headers = [
         (name.lower(), value) for name, value in answer.raw_headers if name.lower() in _PASSED
     ]
+    if name := asked.headers.get("x-request-id"):
+        headers = [one for one in headers if one[0] != b"x-request-id"]
+        headers.append((b"x-request-id", name.encode()))
     headers += [(b"x-hetero-engine", seen.backend.name.encode()), (b"cache-control", b"no-store")]
     return {"type": "http.response.start", "status": answer.status, "headers": headers}
 
 
-async def send_error(send: Send, refusal: Refusal) -> None:
-    """Answer with an error and nothing else."""
-    headers = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
+async def send_error(send: Send, refusal: Refusal, names: Mapping[str, str] | None = None) -> None:
+    """Answer with an error and nothing else, under the names of the request."""
+    found = refusal.headers() | {"x-request-id": (names or {}).get("x-request-id", "")}
+    headers = [(name.encode(), value.encode()) for name, value in found.items() if value]
     content = json.dumps(refusal.body()).encode()
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": False})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from pathlib import Path
 
-from hetero.apps.serving.settings import load
+from hetero.apps.serving.settings import DeploymentFile, load
 from hetero.errors import HeteroError, ParameterError
 
 log = logging.getLogger("hetero.apps.serving")
+
+
+def _beside(settings: DeploymentFile, file: Path | None) -> str | None:
+    return None if file is None else str(settings.folder / file)
 
 
 def serve(path: Path | str, *, host: str | None = None, port: int | None = None) -> None:
@@ -51,6 +56,8 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         log_level="warning",
         access_log=False,
         server_header=False,
+        ssl_certfile=_beside(settings, settings.tls_cert),
+        ssl_keyfile=_beside(settings, settings.tls_key),
         timeout_keep_alive=75,  # longer than clients keep theirs
         timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
     )
@@ -72,13 +79,16 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         if hasattr(signal, "SIGHUP"):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
         beside = [asyncio.create_task(one) for one in (reload(), connections.watch())]
+        gc.collect()
+        gc.freeze()  # what is there now stays, and is not looked through again
         await uvicorn.Server(config).serve()
         for one in beside:
             one.cancel()
 
     names = ", ".join(backend.name for backend in settings.backends)
+    scheme = "https" if settings.tls_cert else "http"
     print(
-        f"http://{address[0]}:{address[1]}/v1 serves {settings.model} with {names}; "
+        f"{scheme}://{address[0]}:{address[1]}/v1 serves {settings.model} with {names}; "
         f"router {dispatcher.router.name}.",
         flush=True,
     )

@@ -111,6 +111,8 @@ class DispatcherLimits(_Strict):
         Size of the head of a request (address and headers), and the time that it may take [s].
     queue_s
         Longest stay at the dispatcher [s].
+    down_s
+        The same while no engine is up; 0 answers 503 at once, by default it is ``queue_s``.
     token_s
         Longest wait for the next piece of an answer [s].
     request_s
@@ -141,6 +143,7 @@ class DispatcherLimits(_Strict):
     head_bytes: Count = 64 << 10
     head_s: Positive = 10.0
     queue_s: Positive = 60.0
+    down_s: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] | None = None
     token_s: Positive = 60.0
     request_s: Positive = 600.0
     event_bytes: Count = 8 << 20
@@ -190,6 +193,10 @@ class DeploymentFile(_Strict):
         that come and go.
     api_keys_env
         Environment variable with the keys that clients may use, by commas; none admits everyone.
+    request_log
+        File to which a line of JSON is added for every request, without its text.
+    tls_cert, tls_key
+        Files of the certificate and its key, in PEM: what is served is HTTPS then.
     """
 
     model: Annotated[Line, Field(min_length=1)]
@@ -199,6 +206,9 @@ class DeploymentFile(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
+    request_log: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     limits: DispatcherLimits = DispatcherLimits()
     outputs: Outputs = Outputs()
     folder: Path = Field(default=Path(), exclude=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from hetero.catalog import Gpu, Llm, gpu, link
 from hetero.errors import ParameterError
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.roofline import VALUES, Efficiency, ExpertEfficiency, Roofline
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Centre, standard deviation of the logarithm, and bounds of each value before any measurement.
 # Centres are round numbers near the middle of what the operator tables give on six GPUs.

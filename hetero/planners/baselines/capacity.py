@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hetero.deployment import Replica
-from hetero.simulator import Slo
-from hetero.workload import Trace
+
+if TYPE_CHECKING:
+    from hetero.simulator import Slo
+    from hetero.workload import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,13 @@ def capacity_rps(replica: Replica, bucket: Bucket, slo: Slo | None = None) -> fl
     Examples
     --------
     >>> from hetero.latency.step import StepModel
+    >>> from hetero.simulator import Slo
     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
     >>> one = Replica("a", step, kv_tokens=50_000)
     >>> free = capacity_rps(one, Bucket(500, 100, 1.0, (0, 1e9)))
     >>> free > capacity_rps(one, Bucket(500, 100, 1.0, (0, 1e9)), Slo(tpot_s=0.05)) > 0
     True
     """
-    slo = slo or Slo()
     inputs, outputs = bucket.input_tokens, max(bucket.output_tokens, 1.0)
     most = min(int(replica.kv_tokens / (inputs + outputs)), replica.engine.max_batch)
     if most < 1:
@@ -114,9 +117,9 @@ def capacity_rps(replica: Replica, bucket: Bucket, slo: Slo | None = None) -> fl
     steps = outputs - 1.0
     rate = batch / (steps * decode_s + batch * prefill_s)
     tpot_s = decode_s + batch * prefill_s / max(steps, 1.0) if steps > 0 else 0.0 * batch
-    good = np.full(most, slo.ttft_s is None or prefill_s <= slo.ttft_s)
-    if slo.tpot_s is not None:
+    good = np.full(most, slo is None or slo.ttft_s is None or prefill_s <= slo.ttft_s)
+    if slo is not None and slo.tpot_s is not None:
         good &= tpot_s <= slo.tpot_s
-    if slo.e2e_s is not None:
+    if slo is not None and slo.e2e_s is not None:
         good &= prefill_s + steps * tpot_s <= slo.e2e_s
     return float(rate[good].max(initial=0.0))

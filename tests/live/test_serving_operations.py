@@ -1,0 +1,162 @@
+"""What operators use of `hetero serve`, against engines that note what they are sent."""
+
+from __future__ import annotations
+
+import json
+import signal
+import ssl
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("starlette", reason="the serving extra is not installed")
+
+from tests.serving import Served, running, wait_until
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
+
+
+@contextmanager
+def engine():
+    """An engine that answers every path, and the requests it got."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self._answer({})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            seen.append((self.path, dict(self.headers.items()), body))
+            self._answer({"path": self.path, "choices": [{"text": "x"}], "usage": USAGE})
+
+        def _answer(self, value):
+            content = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("content-type", "application/json")
+            self.send_header("x-request-id", "of the engine")
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", seen
+    finally:
+        server.shutdown()
+
+
+def post(url, path, body, headers=None, context=None):
+    asked = urllib.request.Request(
+        url + path,
+        json.dumps(body).encode(),
+        {"content-type": "application/json"} | (headers or {}),
+    )
+    try:
+        with urllib.request.urlopen(asked, timeout=60, context=context) as answer:
+            return answer.status, answer.headers, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, json.loads(error.read())
+
+
+def test_requests_keep_their_names_and_leave_a_line_without_their_text(tmp_path):
+    with engine() as (url, seen):
+        served = Served(tmp_path, {"a": url}, request_log="requests.jsonl")
+        log = tmp_path / "requests.jsonl"
+        with running(served):
+            wait_until(lambda: served.up()["a"])
+            names = {"x-request-id": "mine-1", "traceparent": TRACE, "tracestate": "a=b"}
+            secret = {"model": "m", "prompt": "a secret"}
+            status, headers, _ = post(served.url, "/v1/completions", secret, names)
+            assert status == 200
+            assert headers.get_all("x-request-id") == ["mine-1"]
+            sent = {name.lower(): value for name, value in seen[-1][1].items()}
+            assert {name: sent[name] for name in names} == names
+            odd = {"x-request-id": "b" * 200, "traceparent": "none"}
+            _, headers, _ = post(served.url, "/v1/completions", secret, odd)
+            assert len(headers["x-request-id"]) == 32
+            assert "traceparent" not in {name.lower() for name in seen[-1][1]}
+            log.rename(tmp_path / "older.jsonl")
+            served.signal(signal.SIGHUP)
+            wait_until(log.exists)
+            status, headers, _ = post(served.url, "/v1/completions", {"model": "n"}, names)
+            assert (status, headers["x-request-id"]) == (400, "mine-1")
+            for path, body in (
+                ("/v1/embeddings", {"model": "m", "input": ["a secret", "b"]}),
+                ("/tokenize", {"model": "m", "prompt": "a secret"}),
+            ):
+                status, _, found = post(served.url, path, body)
+                assert (status, found["path"], seen[-1][0]) == (200, path, path)
+                assert seen[-1][2] == body
+        assert "secret" not in (tmp_path / "older.jsonl").read_text() + log.read_text()
+        older = [json.loads(line) for line in (tmp_path / "older.jsonl").open()]
+        assert [one["id"] for one in older] == ["mine-1", headers_id(older)]
+        first = older[0]
+        assert (first["engine"], first["outcome"], first["attempts"]) == ("a", "finished", 1)
+        assert (first["input_tokens"], first["output_tokens"]) == (7, 3)
+        assert 0 < first["e2e_s"] < 60
+        paths = [json.loads(line)["path"] for line in log.open()]
+        assert paths == ["/v1/embeddings", "/tokenize"]
+
+
+def headers_id(lines):
+    name = lines[1]["id"]
+    assert len(name) == 32
+    return name
+
+
+def test_without_an_engine_it_is_not_ready_and_refuses_at_once(tmp_path):
+    served = Served(tmp_path, {"a": "http://127.0.0.1:9"}, limits={"down_s": 0})
+    with running(served):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{served.url}/ready", timeout=60)
+        assert refused.value.code == 503
+        assert urllib.request.urlopen(f"{served.url}/live", timeout=60).status == 200
+        body = {"model": "m", "prompt": "x"}  # queue_s is a minute
+        status, headers, found = post(served.url, "/v1/completions", body)
+        assert (status, found["error"]["code"]) == (503, "no_engine")
+        assert headers["retry-after"] == "1"
+    with engine() as (url, _):
+        served = Served(tmp_path, {"a": url}, limits={"down_s": 0})
+        with running(served):
+            wait_until(lambda: served.up()["a"])
+            assert json.loads(urllib.request.urlopen(f"{served.url}/ready").read())["ready"]
+
+
+def test_it_serves_tls(tmp_path):
+    made = subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+            *("-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")),
+        ],
+        capture_output=True,
+    )
+    if made.returncode:
+        pytest.skip("openssl is not there")
+    with engine() as (url, _):
+        served = Served(tmp_path, {"a": url}, tls_cert="cert.pem", tls_key="key.pem")
+        safe = served.url.replace("http", "https")
+        context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+
+        def answers():
+            return urllib.request.urlopen(f"{safe}/ready", context=context, timeout=60).status
+
+        try:
+            served.start()
+            wait_until(lambda: answers() == 200)
+            body = {"model": "m", "prompt": "x" * 100_000}
+            status, _, _ = post(safe, "/v1/completions", body, context=context)
+            assert status == 200
+        finally:
+            served.end()
