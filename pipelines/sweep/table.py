@@ -150,7 +150,7 @@ def spread(values: ArrayLike, within: tuple[float, float] | None = None) -> tupl
     --------
     >>> low, high = spread([90.0, 99.0, 100.0], (0.0, 100.0))
     >>> round(low, 1), round(high, 1)
-    (59.1, 99.7)
+    (35.3, 99.9)
     """
     low, high = interval(values)
     if within is None:
