@@ -89,12 +89,14 @@ def run_all(
 
 
 def _make(jobs: Sequence[Job]) -> None:
-    """Make the folders, and forget what failed."""
+    """Make the folders, and forget what failed and what dead calls left half-written."""
     if not jobs:
         return
+    running = Path(jobs[0].folder) / "running"
     try:
-        for folder in (jobs[0].target.parent, jobs[0].failure.parent):
+        for folder in (jobs[0].target.parent, jobs[0].failure.parent, running):
             folder.mkdir(parents=True, exist_ok=True)
+        _remove_dead(running)
         for job in jobs:
             job.failure.unlink(missing_ok=True)
     except OSError as error:
@@ -111,15 +113,13 @@ def _unwritable(error: OSError, folder: Path | str) -> SweepError:
 
 @contextmanager
 def _own(folder: Path) -> Iterator[str]:
-    """A folder for what is half-written, of this call alone; those of dead calls are removed.
+    """A folder for what is half-written, of this call alone.
 
     A call is alive as long as it holds the lock beside its folder, which the system drops with the
     process. So sweeps share a folder without a look at what is another's.
     """
     running = folder / "running"
     try:
-        running.mkdir(exist_ok=True)
-        _remove_dead(running)
         lock, file = _locked(running)
     except OSError as error:
         raise _unwritable(error, folder) from None
