@@ -13,12 +13,11 @@ moe_oddities,
 moe_reduction
 measured, layers,  Splitwise, aiconfigurator and Helix, published or reduced; a user's own CSV
 tables
-reduction          measured tables to step models
+reduction          step models made from other models or rows, with their error
 efficiencies       roofline efficiencies as committed, and the roofline of any GPU with them
 calibration        their fit to measured tables
 profiles           times per operator of one layer reduced to replicas, ragged and mixed steps
                    included
-operators          aiconfigurator's operator measurements, the optional extra ``silicon``
 expected, known    the error to expect of every GPU, and what is known of it
 =================  ==============================================================================
 

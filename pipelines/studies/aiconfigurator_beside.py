@@ -24,8 +24,7 @@ import pandas as pd
 
 from hetero import paths
 from hetero.errors import ParameterError
-from hetero.latency.sources import operators
-from pipelines.studies import servers
+from pipelines.studies import operators, servers
 from pipelines.studies.calibration import KEYS, LEFT_OUT, paired
 from pipelines.studies.servers import ServerRun
 

@@ -25,7 +25,7 @@ from hetero.arrays import Floats
 from hetero.catalog import Llm, gpu, llm
 from hetero.latency.models.efficiencies import efficiency, sources
 from hetero.latency.models.roofline import Efficiency, ExpertEfficiency
-from hetero.latency.sources import operators
+from pipelines.studies import operators
 from pipelines.studies.roofline_calibration import PACKAGE_ENGINES, package_release
 
 # By data type: bits per value, and the tables' names for it, the first that there is.

@@ -27,7 +27,6 @@ from hetero.catalog import gpu as find_gpu
 from hetero.errors import ParameterError
 from hetero.latency.accuracy import Accuracy
 from hetero.latency.models.efficiencies import efficiency
-from hetero.latency.sources import profile_settings
 from hetero.latency.sources.profiles import (
     ENGINE,
     KINDS,
@@ -40,6 +39,7 @@ from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.latency.tables import Measurements
 from hetero.streams import stream
 from hetero.workload import datasets, load
+from pipelines.studies import profile_settings
 
 Floats = NDArray[np.float64]
 

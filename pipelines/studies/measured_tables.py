@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from hetero.latency.frames import raw_frame
 from hetero.latency.models.layers import layer_latencies
-from hetero.latency.reduction import reduce_table
-from hetero.latency.sources import measured, operators
-from pipelines.studies import layer_profiles, roofline_calibration
+from hetero.latency.sources import measured
+from pipelines.studies import layer_profiles, operators, roofline_calibration
 from pipelines.studies.layer_profiles import simplify
+from pipelines.studies.table_reduction import reduce_table
 
 Floats = NDArray[np.float64]
 

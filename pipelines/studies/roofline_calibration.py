@@ -26,9 +26,9 @@ from hetero.latency.frames import SOURCES, Source
 from hetero.latency.models.efficiencies import PRIOR, calibrated, chip, lenders
 from hetero.latency.models.layers import helix
 from hetero.latency.models.roofline import VALUES, Efficiency
-from hetero.latency.sources import measured, operators, profile_settings
+from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Measurements, Phase, one_generation
-from pipelines.studies import layer_profiles
+from pipelines.studies import layer_profiles, operators, profile_settings
 
 Floats = NDArray[np.float64]
 

@@ -13,8 +13,8 @@ from hetero.latency.models.fitting import Term, identifiability
 from hetero.latency.models.floor import fit_floor
 from hetero.latency.models.phase import fit_phase
 from hetero.latency.models.roofline import VALUES, Efficiency, Roofline
-from hetero.latency.reduction import reduce_table
 from hetero.latency.storage import from_json, to_json
+from pipelines.studies.table_reduction import reduce_table
 
 QUICK = settings(max_examples=40)
 TRUTHS = 200

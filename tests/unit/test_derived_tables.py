@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from hetero import paths
 from hetero.errors import DownloadError, ParameterError
-from hetero.latency.sources import operators
 from pipelines import commands
-from pipelines.studies import derived_tables
+from pipelines.studies import derived_tables, operators
 from pipelines.studies.derived_tables import TABLES, remake
 
 MADE = pd.DataFrame({"gpu": ["A100", "T4"], "us": [1.5, 2.5]})

@@ -15,9 +15,8 @@ from hetero.errors import CatalogError
 from hetero.latency.models.efficiencies import expert_efficiency, for_gpu
 from hetero.latency.models.roofline import ExpertEfficiency
 from hetero.latency.resolve import resolve
-from hetero.latency.sources import operators
 from hetero.memory import Budget
-from pipelines.studies import expert_kernels, expert_runs, servers
+from pipelines.studies import expert_kernels, expert_runs, operators, servers
 
 PLAIN = ExpertEfficiency()
 

@@ -13,11 +13,11 @@ from hetero.latency.frames import raw_frame, replicas
 from hetero.latency.models import affine
 from hetero.latency.models.floor import fit_floor
 from hetero.latency.models.layers import LayerLatency, layer_latencies
-from hetero.latency.reduction import reduce_table
 from hetero.latency.sources import measured
 from hetero.workload import datasets
 from pipelines.studies import measured_tables, roofline_calibration
 from pipelines.studies.measured_tables import KNOT_ERROR
+from pipelines.studies.table_reduction import reduce_table
 from tests import committed
 
 RAW = {

@@ -10,9 +10,9 @@ from hetero import paths
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
 from hetero.latency.frames import raw_available
-from hetero.latency.reduction import reduce_table
-from hetero.latency.sources import measured, operators
-from pipelines.studies import measured_tables
+from hetero.latency.sources import measured
+from pipelines.studies import measured_tables, operators
+from pipelines.studies.table_reduction import reduce_table
 
 needs_extra = pytest.mark.skipif(
     not operators.available(), reason="the extra silicon is not installed"

@@ -8,10 +8,10 @@ import pytest
 
 from hetero.catalog import gpu, llm
 from hetero.errors import ParameterError
-from hetero.latency.sources import profile_settings, profiles
+from hetero.latency.sources import profiles
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.workload import datasets
-from pipelines.studies import layer_profiles
+from pipelines.studies import layer_profiles, profile_settings
 
 DECODE, MEAN_DECODE = 5.0, 1.0  # what the reduction may cost [%]
 

@@ -5,8 +5,8 @@ import pytest
 
 from hetero.errors import DataError, FitError, ParameterError
 from hetero.latency import Measurements, StepModel, read_csv
-from hetero.latency.reduction import reduce_table
 from hetero.latency.tables import one_generation
+from pipelines.studies.table_reduction import reduce_table
 
 
 def table(**changes):
