@@ -134,9 +134,6 @@ def _own(folder: Path) -> Iterator[str]:
         _remove(own)
         lock.unlink(missing_ok=True)
         os.close(file)
-        # Again, now that what a killed call was just starting has let go of its lock.
-        with suppress(OSError):
-            _remove_dead(running)
 
 
 def _locked(running: Path) -> tuple[Path, int]:

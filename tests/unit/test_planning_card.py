@@ -12,7 +12,7 @@ from hetero import cluster
 from hetero.apps.cards import sections
 from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
-from hetero.apps.cards.delivery import goodput, redeployed
+from hetero.apps.cards.delivery import SHARES, goodput, redeployed
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
@@ -24,6 +24,7 @@ from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
 from hetero.question import drawn, judged, rescaled, sustained_rps
 from hetero.simulator import Slo
+from hetero.simulator.sustained import steady_s
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
 ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
@@ -65,6 +66,23 @@ def test_the_plan_is_the_best_of_what_was_tried_and_no_bound_is_passed(card):
     assert card.bound.gap_percent == pytest.approx(
         100 * (1 - card.goodput_rps.value / card.bound.rate_rps)
     )
+
+
+def test_more_load_leaves_fewer_requests_within_the_targets(card):
+    rates = [one.rate_rps for one in card.at_rates]
+    assert rates == pytest.approx([share * card.goodput_rps.value for share in SHARES])
+    by_share = dict(zip(SHARES, card.at_rates, strict=True))
+    assert by_share[0.5].met >= card.question.goal > by_share[1.5].met
+    tails = [one.latencies_s["ttft"] for one in card.at_rates]
+    assert all(p50 <= p90 <= p99 for p50, p90, p99 in tails)
+    assert tails[-1][1] > 2 * tails[0][1]
+    half = by_share[0.5]
+    load = request(FLEET, **ASKED).question.load(half.rate_rps, precision=0.02)
+    run, _ = judged(card.plan, load, 0)
+    begin_s, end_s = steady_s(run)
+    counted = (run.trace.arrival_s >= begin_s) & (run.trace.arrival_s < end_s)
+    within = (run.ttft_s <= 2.0) & ((run.tpot_s <= 0.1) | (run.trace.output_tokens == 1))
+    assert within[counted].mean() == pytest.approx(half.met)
 
 
 def test_cost_per_token_is_price_over_tokens_served():
@@ -207,6 +225,8 @@ def test_pages_need_no_network_and_hold_every_table(card, tmp_path):
     for table in sections.tables(card):
         assert f">{table.title}<" in page
     assert "<script" not in page
+    assert page.count("type='radio'") == len(card.at_rates) == len(SHARES)
+    assert "type='radio'" not in card._repr_html_()
     assert "color-scheme" in page
     fragment = card._repr_html_()
     assert fragment.count("<div") == fragment.count("</div>")

@@ -35,6 +35,7 @@ from hetero.apps.cards.contenders import (
 from hetero.apps.cards.delivery import (
     LATENCIES,
     CardEffort,
+    at_rates,
     delivered,
     goodput,
 )
@@ -351,6 +352,7 @@ def _card(
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
         met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
+        at_rates=at_rates(plan, question, carried.value, effort),
     )
     return card, tuple(after for _, after in changed)
 

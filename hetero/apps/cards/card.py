@@ -23,6 +23,10 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
 ``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``, ``met_idle``
     What binds, what would change it, what was tried, where the figures come from, and what part of
     the plan would do where the whole carries twice what is asked for.
+``at_rates``
+    What the plan does with less than its goodput and with more, with the arrivals of one seed:
+    ``rate_rps``, ``met`` (share within all targets), ``latencies_s`` (P50, P90 and P99 by
+    latency), ``usd_per_mtok``.
 
 Times end in ``_s`` and are seconds, rates in ``_rps`` and are requests per second.
 """
@@ -55,6 +59,9 @@ from hetero.naming import Line
 from hetero.plans import Plan
 
 FORMAT, VERSION = "hetero plan card", 2
+
+PERCENTILES = (50, 90, 99)
+"""Of the latencies of :class:`AtRate`."""
 
 # What is computed from larger figures overflows.
 _LARGEST = 1e30
@@ -237,6 +244,16 @@ class TriedPlanner:
 
 
 @dataclass(frozen=True, slots=True)
+class AtRate:
+    """What a plan does at a rate: share within all targets, latencies at :data:`PERCENTILES`."""
+
+    rate_rps: _Known
+    met: Number
+    latencies_s: Annotated[dict[str, tuple[Number, Number, Number]], AfterValidator(_named)]
+    usd_per_mtok: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Where the figures of a GPU type come from, and how far step times may be off."""
 
@@ -285,6 +302,7 @@ class PlanCard(Shown):
     notes: tuple[str, ...] = ()
     smaller: str = ""
     met_idle: Number | None = None
+    at_rates: tuple[AtRate, ...] = ()
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

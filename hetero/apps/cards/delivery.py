@@ -8,21 +8,24 @@ same for every plan of the same question, so that differences between plans are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.apps.cards.card import Sampled
+from hetero.apps.cards.card import PERCENTILES, AtRate, Sampled
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
 from hetero.plans import Plan
-from hetero.question import Question, drawn, judged, sustained_rps
+from hetero.question import Load, Question, drawn, judged, sustained_rps
 from hetero.simulator import metrics
 from hetero.simulator.sustained import steady_s
 
 LATENCIES = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "e2e_s"}
 """Latencies of a card, by the name of their target."""
+SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
+"""Of its goodput, at which a card says what its plan does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,26 +123,9 @@ class Delivered:
 def delivered(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) -> Delivered:
     """Throughput, attainment, latencies and cost per token at a rate."""
     load = question.load(rate_rps, precision=effort.precision)
-
-    def figures(one: Plan, seed: int) -> dict[str, float]:
-        run, _ = judged(one, load, seed)
-        begin_s, end_s = steady_s(run)
-        seen = metrics(run, question.slo, warmup_s=begin_s, until_s=end_s)
-        found = {
-            "requests_per_s": seen.requests_per_s,
-            "output_tps": seen.output_tps,
-            "total_tps": seen.total_tps,
-        }
-        found |= {f"met {key}": share for key, share in seen.attainment.items()}
-        for key, quantity in LATENCIES.items():
-            found |= {f"{key} {p}": v for p, v in seen.percentiles[quantity].items()}
-        if plan.usd_per_h is not None and seen.total_tps > 0:
-            found["usd_per_mtok"] = plan.usd_per_h / 3600.0 / seen.total_tps * 1e6
-        return found
-
-    seeds = [figures(plan, question.seed + k) for k in range(effort.seeds)]
+    seeds = [_figures(plan, load, question.seed + k) for k in range(effort.seeds)]
     draws = drawn(plan, question, effort.draws)
-    rows = [figures(one, question.seed + d) for d, one in enumerate(draws)]
+    rows = [_figures(one, load, question.seed + d) for d, one in enumerate(draws)]
     every = {
         key: Sampled.of([row[key] for row in seeds], [row.get(key, np.nan) for row in rows])
         for key in seeds[0]
@@ -151,3 +137,37 @@ def delivered(plan: Plan, question: Question, rate_rps: float, effort: CardEffor
     apart = ("requests_per_s", "output_tps", "total_tps")
     served = {k: e for k, e in every.items() if k in apart or k.startswith("met ")}
     return Delivered(served, latencies, every.get("usd_per_mtok"))
+
+
+def _figures(plan: Plan, load: Load, seed: int) -> dict[str, float]:
+    run, _ = judged(plan, load, seed)
+    begin_s, end_s = steady_s(run)
+    seen = metrics(run, load.slo, warmup_s=begin_s, until_s=end_s)
+    found = {
+        "requests_per_s": seen.requests_per_s,
+        "output_tps": seen.output_tps,
+        "total_tps": seen.total_tps,
+    }
+    found |= {f"met {key}": share for key, share in seen.attainment.items()}
+    for key, quantity in LATENCIES.items():
+        found |= {f"{key} {p}": v for p, v in seen.percentiles[quantity].items()}
+    if plan.usd_per_h is not None and seen.total_tps > 0:
+        found["usd_per_mtok"] = plan.usd_per_h / 3600.0 / seen.total_tps * 1e6
+    return found
+
+
+def at_rates(
+    plan: Plan, question: Question, goodput_rps: float, effort: CardEffort
+) -> tuple[AtRate, ...]:
+    """What a plan does with less than its goodput and with more, with arrivals of one seed."""
+    found = []
+    for share in SHARES if goodput_rps > 0 else ():
+        load = question.load(share * goodput_rps, precision=effort.precision)
+        seen = _figures(plan, load, question.seed)
+        tail = {
+            name: tuple(seen.get(f"{name} {p}", math.nan) for p in PERCENTILES)
+            for name in LATENCIES
+        }
+        met, cost = seen.get("met joint", math.nan), seen.get("usd_per_mtok")
+        found.append(AtRate(load.rate_rps, met, tail, cost))
+    return tuple(found)

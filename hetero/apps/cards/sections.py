@@ -202,6 +202,32 @@ def latencies(card: PlanCard) -> Table:
     return Table("Latencies against targets", columns, tuple(rows))
 
 
+def rates(card: PlanCard) -> Table:
+    """What the plan does with less than its goodput and with more."""
+    from hetero.apps.cards.card import PERCENTILES
+
+    targeted = [name for name in card.at_rates[0].latencies_s if name in card.question.targets_s]
+    columns = [
+        Column("rate", "req/s", 3),
+        Column("of goodput", "%", 3),
+        Column("all met", "%", 3),
+        *(Column(f"{name.upper()} P{PERCENTILES[1]}", "ms", 3) for name in targeted),
+        Column("cost", "$/10^6 tokens", 3),
+    ]
+    rows = tuple(
+        (
+            one.rate_rps,
+            100.0 * one.rate_rps / card.goodput_rps.value,
+            100.0 * one.met,
+            *(1e3 * one.latencies_s[name][1] for name in targeted),
+            one.usd_per_mtok,
+        )
+        for one in card.at_rates
+    )
+    note = "Arrivals of one seed. Above the goodput queues may grow for as long as a run goes on."
+    return Table("At other rates", tuple(columns), rows, wrapped([note]))
+
+
 def limits(card: PlanCard) -> Table:
     """What binds, and the gain by each thing."""
     assert card.limits is not None
@@ -310,6 +336,7 @@ def sources(card: PlanCard) -> Table:
 def tables(card: PlanCard) -> tuple[Table, ...]:
     """All tables, in the order of reading."""
     found = [replicas(card), delivers(card), latencies(card)]
+    found += [rates(card)] if card.at_rates else []
     found += [limits(card)] if card.limits is not None else []
     found += [changes(card)] if card.changes else []
     return (*found, tried(card), sources(card))
