@@ -97,6 +97,7 @@ _Known = Annotated[float, Field(ge=0, le=_LARGEST)]
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 _Target = Annotated[float, Field(gt=0, le=_LARGEST)]
 _Percent = Annotated[int, Field(ge=0, le=100)]
+_Three = Annotated[tuple[Number, ...], Field(min_length=3, max_length=3)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class AtRate:
 
     rate_rps: _Known
     met: Number
-    latencies_s: Annotated[dict[str, tuple[Number, Number, Number]], AfterValidator(_named)]
+    latencies_s: Annotated[dict[str, _Three], AfterValidator(_named)]
     usd_per_mtok: Number | None = None
 
 
