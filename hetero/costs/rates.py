@@ -55,9 +55,7 @@ class CostSettings:
         Engine whose rules groups keep, see :mod:`hetero.catalog.engines`, and its release; empty
         for the newest known.
     speculation, held_gib
-        Drafts that decoding verifies, None without, and what each engine holds beside the weights
-        of the model [GiB]: those of a draft model, adapters. Every stage of a pipeline sets so
-        much aside.
+        Drafts that decoding verifies, and what every stage holds beside the model's weights [GiB].
     """
 
     precision: str = "fp16"

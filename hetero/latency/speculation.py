@@ -1,18 +1,14 @@
 r"""Speculative decoding as an expectation: drafts of one length that are accepted by chance.
 
-A draft of :math:`\gamma` tokens, each of which the model accepts with probability :math:`\alpha`,
-gives a request
+A draft of :math:`\gamma` tokens, each accepted with probability :math:`\alpha`, gives a request E
+tokens per step of the model (Leviathan et al. 2023), which verifies :math:`\gamma + 1` tokens of
+each of b requests and reads their c cached tokens once. A token then takes
 
-.. math:: E = \frac{1 - \alpha^{\gamma + 1}}{1 - \alpha}
+.. math::
+    E = \frac{1 - \alpha^{\gamma + 1}}{1 - \alpha}, \quad
+    T'(b, c) = \frac{T\big(b (\gamma + 1), c\big) + \gamma\,k\,T(b, c)}{E}
 
-tokens per step of the model (Leviathan et al. 2023, eq. 1), which verifies
-:math:`\gamma + 1` tokens of each of b requests and reads their c cached tokens once. A token then
-takes
-
-.. math:: T'(b, c) = \frac{T\big(b (\gamma + 1), c\big) + \gamma\,k\,T(b, c)}{E}
-
-with T the time of a decode step and k that of the draft model's over the model's (their cost
-coefficient). A step that prefills as well is counted in full for one token and :math:`1 / E` of the
+with T the time of a decode step and k that of the draft model's over the model's. A step that prefills as well is counted in full for one token and :math:`1 / E` of the
 draft, so that speculation is not flattered: the tokens of one real step never take less than it.
 """
 
@@ -30,8 +26,6 @@ from hetero.latency.step import Bends, Mixed, Piece, StepModel
 class Speculation:
     """Drafts that an engine verifies, see the module.
 
-    Source: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding".
-
     Attributes
     ----------
     length
@@ -39,12 +33,7 @@ class Speculation:
     acceptance
         Probability that a token of it is accepted (alpha), each by itself.
     cost
-        Time of a step of the draft model over one of the model (c there).
-
-    Raises
-    ------
-    ParameterError
-        If a draft has no token, the acceptance is no probability, or the cost negative.
+        Time of a step of the draft model over one of the model.
 
     Examples
     --------
@@ -67,20 +56,17 @@ class Speculation:
 
     @property
     def tokens(self) -> float:
-        """Expected tokens of a request per step of the model (eq. 1)."""
+        """Expected tokens of a request per step of the model ."""
         return float(np.sum(self.acceptance ** np.arange(self.length + 1.0)))
 
     @property
     def gain(self) -> float:
-        """Times that decoding gets faster at most: where verifying is free (theorem 3.8)."""
+        """Times that decoding gets faster at most: where verifying is free."""
         return self.tokens / (1.0 + self.length * self.cost)
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the tokens of a step over their mean, which requests do not see.
-
-        A request of n tokens takes its time within this times ``sqrt(tokens / n)``.
-        """
+        """Standard deviation of the tokens of a step over their mean, which no request sees."""
         k = np.arange(self.length + 1.0)
         second = float(np.sum((2.0 * k + 1.0) * self.acceptance**k))
         return float(np.sqrt(max(0.0, second - self.tokens**2))) / self.tokens
@@ -103,8 +89,7 @@ class Speculation:
         slope = float(beyond[1] - beyond[0])
         more = slope * b * ((self.length + 1) / self.tokens - 1.0) + drafted / self.tokens
         rate, level, per_prompt = piece.mixed_rows[:, at]
-        bends = piece.bends
-        if bends is not None:
+        if (bends := piece.bends) is not None:
             extra = bends.seconds(b[:, None], b[:, None] * bends.context_tokens)
             bends = Bends(bends.context_tokens, per_token * extra)
         return Piece(

@@ -32,15 +32,7 @@ CHANGES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The best plan after a change; latencies at the rate of the question.
-
-    Attributes
-    ----------
-    gpus
-        GPUs that it takes.
-    reason
-        Why there is no plan; then the figures are NaN.
-    """
+    """The best plan after a change, its latencies at the question's rate; or why there is none."""
 
     what: str
     goodput_rps: float = math.nan
@@ -148,14 +140,7 @@ def compared(
     progress: Progress | None = None,
     **asked: Any,
 ) -> WhatIf:
-    """The best plans of a question as it is and after each change of it.
-
-    Parameters
-    ----------
-    changes
-        See :func:`changed`.
-    cheapest, asked
-        Of :func:`hetero.plan`. Without a rate, latencies are those at the goodput as asked.
+    """The best plans of a question (:func:`hetero.plan`) as it is and after each change of it.
 
     Raises
     ------
