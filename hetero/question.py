@@ -38,6 +38,7 @@ from hetero.latency.calibration.expected import (
     level_named,
 )
 from hetero.latency.scaled import scaled
+from hetero.latency.speculation import Speculation
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
@@ -438,6 +439,8 @@ class Question(Shown):
         Bits per value in which KV caches may travel; None for what the engine sends.
     process
         How requests come, see :func:`hetero.simulator.sustained.arrivals`.
+    speculation, held_gib
+        See :class:`hetero.costs.cost.CostSettings`.
     """
 
     cluster: Cluster
@@ -461,6 +464,8 @@ class Question(Shown):
     max_step_tokens: int | None = None
     schedule_ahead: bool | None = None
     prefix_cache: bool | None = None
+    speculation: Speculation | None = None
+    held_gib: float = 0.0
 
     def __post_init__(self) -> None:
         require_share(memory_fraction=self.memory_share)

@@ -141,7 +141,8 @@ class CostModel:
         for name, number, tokens in self.settings.kv_tokens:
             if name == gpu.name:
                 return self._printed(gpu, llm, number, tokens)
-        return self._assumed(gpu, llm, gpus)
+        share, overhead_gib = self._assumed(gpu, llm, gpus)
+        return memory.Room(share, overhead_gib + self.settings.held_gib / gpus)
 
     def _printed(self, gpu: Gpu, llm: Llm, gpus: int, tokens: int) -> memory.Room:
         share = self._assumed(gpu, llm, gpus).memory_fraction

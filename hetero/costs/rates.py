@@ -11,6 +11,8 @@ from hetero.arrays import Floats
 from hetero.catalog import EngineName
 from hetero.errors import require_not_negative, require_positive, require_share
 from hetero.latency.models.roofline import Efficiency
+from hetero.latency.speculation import Speculation
+from hetero.latency.step import StepModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class CostSettings:
     engine, release
         Engine whose rules groups keep, see :mod:`hetero.catalog.engines`, and its release; empty
         for the newest known.
+    speculation, held_gib
+        Drafts that decoding verifies, and what every stage holds beside the model's weights [GiB].
     """
 
     precision: str = "fp16"
@@ -71,6 +75,8 @@ class CostSettings:
     release: str = ""
     schedule_ahead: bool | None = None
     prefix_cache: bool | None = None
+    speculation: Speculation | None = None
+    held_gib: float = 0.0
 
     def __post_init__(self) -> None:
         require_share(
@@ -83,7 +89,11 @@ class CostSettings:
             max_step_tokens=self.max_step_tokens,
             max_stages=self.max_stages,
         )
-        require_not_negative(overhead_gib=self.overhead_gib)
+        require_not_negative(overhead_gib=self.overhead_gib, held_gib=self.held_gib)
+
+    def speculated(self, step: StepModel) -> StepModel:
+        """Step times with the drafts, where there are any."""
+        return step if self.speculation is None else self.speculation.applied(step, self.max_batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
     """
     table = pipeline.model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
     if table and len(pipeline.stages) == 1:
-        return table.step
+        return pipeline.model.settings.speculated(table.step)
     parts = 1 if role == "prefill" else len(pipeline.stages)
     knots = _knots(pipeline, parts)
     times = pipeline.stage_seconds(knots / parts)
@@ -57,7 +57,7 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
         source=f"roofline of {pipeline.model.llm.name} on {pipeline.label}",
         provenance="derived",
     )
-    return around(pipeline, found)
+    return pipeline.model.settings.speculated(around(pipeline, found))
 
 
 def around(pipeline: Pipeline, step: StepModel) -> StepModel:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from hetero.apps.capacity.sizing import cheapest_part
 from hetero.apps.cards.card import (
@@ -92,6 +93,9 @@ def plan(
     max_step_tokens: int | None = None,
     schedule_ahead: bool | None = None,
     prefix_cache: bool | None = None,
+    prefix_share: float | None = None,
+    speculate: str = "",
+    lora: str = "",
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -118,7 +122,8 @@ def plan(
     budget
         What may be spent [$/h]; None where the whole cluster may be used.
     precision
-        Data type of weights, or ``"auto"`` to choose among fp16, fp8, int8 and int4.
+        Data type of weights, or the name of a format that has it (awq, gptq ...), or ``"auto"`` to
+        choose among fp16, fp8, int8 and int4.
     goal
         Share of the requests that has to meet the targets.
     choose
@@ -141,6 +146,11 @@ def plan(
     max_step_tokens, schedule_ahead, prefix_cache
         Tokens of a step, at most, and whether steps are prepared ahead and KV blocks kept for
         prompts that share them; by default as the engine's release does.
+    prefix_share
+        Share of every prompt that is the beginning of all others too.
+    speculate, lora
+        Drafts, as ``"length=4,acceptance=0.7,draft=Llama-3.2-1B"``, and adapters, as
+        ``"adapters=8,rank=16,on=attention"``, see :mod:`hetero.apps.cards.features`.
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine
         sends, its own data type.
@@ -190,16 +200,19 @@ def plan(
         max_step_tokens=max_step_tokens,
         schedule_ahead=schedule_ahead,
         prefix_cache=prefix_cache,
+        prefix_share=prefix_share,
+        speculate=speculate,
+        lora=lora,
         kv_transfer_bits=kv_transfer_bits,
         columns=columns,
         arrivals=arrivals,
     )
     if cheapest:
-        asked = _cheapest(asked, progress)
+        asked = on_cheapest(asked, progress)
     return answer(asked, progress)[0]
 
 
-def _cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
+def on_cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
     """The request on the cheapest part of its cluster."""
     require(
         asked.rate_given,
@@ -228,6 +241,28 @@ def answer(
         As :func:`plan`.
     """
     say = progress or (lambda _: None)
+    return _card(asked, best_plan(asked, progress), say)
+
+
+class BestPlan(NamedTuple):
+    """The contender that the rule takes, its question and goodput, and all contenders."""
+
+    best: Contender
+    question: Question
+    carried: Sampled
+    found: Sequence[Contender]
+    near: Mapping[str, Contender]
+
+
+def best_plan(asked: CardRequest, progress: Progress | None = None) -> BestPlan:
+    """The plan of a card without what the card says of it.
+
+    Raises
+    ------
+    NoPlanError
+        As :func:`plan`.
+    """
+    say = progress or (lambda _: None)
     found = contenders(asked, say)
     if not asked.rate_given:
         found = fastest(asked, found, say)
@@ -244,7 +279,7 @@ def answer(
     short = carried.value < question.rate_rps
     if short and met(best.plan, question, question.rate_rps, asked.effort) < question.goal:
         raise _unmet(asked, best, found, say)
-    return _card(asked, best, question, carried, found, near, say)
+    return BestPlan(best, question, carried, found, near)
 
 
 def _unmet(
@@ -267,14 +302,9 @@ def _unmet(
 
 
 def _card(
-    asked: CardRequest,
-    best: Contender,
-    question: Question,
-    carried: Sampled,
-    found: Sequence[Contender],
-    near: Mapping[str, Contender],
-    say: Progress,
+    asked: CardRequest, made: BestPlan, say: Progress
 ) -> tuple[PlanCard, tuple[Plan | None, ...]]:
+    best, question, carried, found, near = made
     plan, effort = best.plan, asked.effort
     rate = question.rate_rps
     seen_rps = carried.seeds
@@ -330,6 +360,8 @@ def _card(
             release=question.release,
             memory_fraction=question.memory_share,
             kv_precision=question.kv_precision,
+            speculate=asked.speculate,
+            lora=asked.lora,
         ),
         planner=best.asked.planner,
         precision="fp8" if analytic(question) else question.precision,

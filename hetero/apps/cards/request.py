@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 
 from hetero import catalog, workload
+from hetero.apps.cards import features
 from hetero.apps.cards.delivery import EFFORTS, CardEffort
 from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import EngineName, Llm, serving_engine
@@ -65,7 +66,9 @@ class CardRequest(Shown):
     effort, effort_name
         How much is played.
     notes
-        What was left out of the question.
+        What was left out of the question, and how features are counted.
+    speculate, lora
+        Features as they were stated.
     """
 
     question: Question
@@ -77,6 +80,8 @@ class CardRequest(Shown):
     effort: CardEffort
     effort_name: str
     notes: tuple[str, ...] = ()
+    speculate: str = ""
+    lora: str = ""
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
@@ -100,6 +105,8 @@ class CardRequest(Shown):
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
             ("precision", self.precision),
             ("engine", serving_engine(question.engine).title),
+            *((("drafts", self.speculate),) if self.speculate else ()),
+            *((("adapters", self.lora),) if self.lora else ()),
             ("rule", self.choose),
         )
         return Table("Question", (Column("what"), Column("asked")), rows)
@@ -127,6 +134,9 @@ def request(
     max_step_tokens: int | None = None,
     schedule_ahead: bool | None = None,
     prefix_cache: bool | None = None,
+    prefix_share: float | None = None,
+    speculate: str = "",
+    lora: str = "",
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
@@ -147,6 +157,7 @@ def request(
     _one_of("choose", choose, RULES)
     _one_of("effort", effort, EFFORTS)
     _one_of("engine", engine, get_args(EngineName))
+    precision = features.FORMATS.get(precision, precision)
     _one_of("precision", precision, ("auto", *PRECISION_BITS))
     _one_of("arrivals", arrivals, get_args(Arrivals))
     if not (isinstance(seed, int) and seed >= 0):
@@ -172,6 +183,8 @@ def request(
     llm = model if isinstance(model, Llm) else catalog.find_llm(model)
     if not isinstance(trace, Trace):
         trace = workload.open_trace(trace, source, seed, columns=columns)
+    if prefix_share is not None:
+        trace = trace.with_prefix(prefix_share)
     requests, notes = within_context(trace, llm)
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
     size = EFFORTS[effort].requests
@@ -190,6 +203,13 @@ def request(
         raise ParameterError(
             f"No GPU of {offered.name} computes in {precision}{where}.",
             resolve=f"use {', '.join(others)}." if others else "plan for another engine.",
+        )
+    stated = [features.speculation(speculate, llm, usable[0])] if speculate else []
+    stated += [features.adapters(lora, llm)] if lora else []
+    if stated and not serving_engine(engine).limited:
+        raise ParameterError(
+            "Drafts and adapters are features of engines that exist.",
+            resolve="plan for vllm, sglang or trtllm.",
         )
     question = Question(
         offered,
@@ -213,6 +233,8 @@ def request(
         max_step_tokens=max_step_tokens,
         schedule_ahead=schedule_ahead,
         prefix_cache=prefix_cache,
+        speculation=next((one.speculation for one in stated if one.speculation), None),
+        held_gib=sum(one.held_gib for one in stated),
     )
     made = CardRequest(
         question,
@@ -223,7 +245,9 @@ def request(
         choose,
         EFFORTS[effort],
         effort,
-        notes,
+        (*notes, *(one.note for one in stated)),
+        speculate,
+        lora,
     )
     first = made.at(usable[0])
     return replace(made, question=first) if first is not None else made

@@ -145,6 +145,21 @@ PrefixShare = Annotated[
     float | None,
     typer.Option(help="Share of every prompt (0 to 1) that is the beginning of all others too."),
 ]
+Speculate = Annotated[
+    str,
+    typer.Option(
+        help="Speculative decoding: tokens of a draft, the share of them that is accepted, and the "
+        "draft model (or its step's share of the model's), as in "
+        "length=4,acceptance=0.7,draft=Llama-3.2-1B."
+    ),
+]
+Lora = Annotated[
+    str,
+    typer.Option(
+        help="Adapters that engines hold: number, rank and where (attention or all), as in "
+        "adapters=8,rank=16,on=attention."
+    ),
+]
 EngineRelease = Annotated[
     Any,
     typer.Option(

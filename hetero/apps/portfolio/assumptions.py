@@ -66,6 +66,8 @@ def settings(question: Question) -> CostSettings:
         max_step_tokens=question.max_step_tokens or 2048,
         schedule_ahead=question.schedule_ahead,
         prefix_cache=question.prefix_cache,
+        speculation=question.speculation,
+        held_gib=question.held_gib,
     )
 
 
@@ -110,7 +112,7 @@ def targets(question: Question) -> Slo:
 
 def steps(question: Question, ranks: int = 0) -> StepSource:
     """Step times of replicas of one stage, whose experts so many ranks may share."""
-    return resolved_steps(
+    found = resolved_steps(
         engine=question.engine,
         release=question.release,
         precision=question.precision,
@@ -118,6 +120,8 @@ def steps(question: Question, ranks: int = 0) -> StepSource:
         trace=question.trace if ranks else None,
         expert_ranks=ranks,
     )
+    own = settings(question)
+    return lambda gpu, llm, degree: own.speculated(found(gpu, llm, degree))
 
 
 def in_ranks(question: Question, tensor: Mapping[str, int], ranks: int) -> Deployment:
@@ -179,6 +183,7 @@ def _slowest(pipeline: Pipeline, made: Replica) -> StepModel:
         knots, parts * times.max(axis=0), np.array([float(cached.max())]), float(pairs.max())
     )
     alone = around(pipeline, replace(made.step, pieces=(slowest,)))
+    alone = pipeline.model.settings.speculated(alone)
     return replace(made.step, pieces=(*alone.pieces, *made.step.pieces[1:]))
 
 

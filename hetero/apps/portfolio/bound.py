@@ -192,8 +192,16 @@ def goodput_bound(question: Question, served: float = 1.0) -> float | None:
 @lru_cache(maxsize=64)
 def _ceiling(question: Question) -> float:
     drawn, counts = question.drawn_from or question.trace, question.cluster.gpu_counts
-    kinds, slo = tuple(_kinds(question)), question.slo
-    return most_rps(counts, kinds, drawn, goal=question.goal, tpot_s=slo.tpot_s)
+    # A plan with drafts, slowed down by their gain, is one without.
+    gain, tpot_s = _gain(question), question.slo.tpot_s
+    kinds = tuple(_kinds(replace(question, speculation=None) if gain != 1.0 else question))
+    goal, slowed_s = question.goal, tpot_s and gain * tpot_s
+    return gain * most_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
+
+
+def _gain(question: Question) -> float:
+    """Times that drafts make a token cheaper at most."""
+    return max(1.0, question.speculation.gain) if question.speculation else 1.0
 
 
 def _kinds(question: Question) -> Iterator[StepKind]:
@@ -272,7 +280,9 @@ def _bound(question: Question) -> Bound:
                 known = [rates[name]] if name in rates else []
                 rates[name] = _corners([*known, corners / gpus])
                 cost[name] = np.minimum(cost.get(name, alone), alone)
-    return Bound(question.name, question.cluster.gpu_counts, rates, cost, amounts(question.trace))
+    work = amounts(question.trace)
+    work[2:] /= _gain(question)
+    return Bound(question.name, question.cluster.gpu_counts, rates, cost, work)
 
 
 def _of_table(table: StepModel, engine: Engine, longest: float) -> tuple[Floats, Floats]:

@@ -26,7 +26,7 @@ def card(
         float | None, typer.Option(help="What may be spent [$/h]; without it the whole cluster.")
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Data type of weights: fp16, fp8, int8, int4 ..., or 'auto'.")
+        str, typer.Option(help="Data type of weights: fp16, fp8, int8, int4, awq ..., or 'auto'.")
     ] = "fp16",
     goal: Annotated[
         float, typer.Option(help="Share of the requests that has to meet all targets.")
@@ -64,11 +64,21 @@ def card(
     schedule_ahead: options.ScheduleAhead = None,
     prefix_cache: options.PrefixCache = None,
     prefix_share: options.PrefixShare = None,
+    speculate: options.Speculate = "",
+    lora: options.Lora = "",
     kv_transfer_bits: Annotated[
         int | None,
         typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
     ] = None,
     seed: options.Seed = 0,
+    what_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compare the best plans with and without a change, as in precision=fp8, "
+            "kv-precision=fp8, prefix-share=0.5, speculate=length=4,acceptance=0.7; several "
+            "joined by + are one change. May be repeated; the comparison replaces the card."
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(help="Compare with the card that --json wrote to this file."),
@@ -89,6 +99,8 @@ def card(
     from hetero.apps.cards.card import PlanCard
     from hetero.apps.cards.difference import difference
     from hetero.apps.cards.infeasible import NoPlanError
+    from hetero.apps.cards.whatif import compared
+    from hetero.errors import require
     from hetero.progress import progress
 
     options.new_file(html, force, ".html")
@@ -97,36 +109,47 @@ def card(
     requested = options.opened(trace, source, seed, columns)
     hint = "write GPUs and a number, as in H100-SXM=450000,2xL4=180000."
     caches = kv_tokens.split(",") if kv_tokens else []
-    if prefix_share is not None:
-        requested = requested.with_prefix(prefix_share)
     process, rate = options.arriving(arrivals, requested, rate)
+    asked: dict[str, Any] = {
+        "model": model,
+        "trace": requested,
+        "slo": slo,
+        "rate": rate,
+        "budget": budget,
+        "precision": precision,
+        "goal": goal,
+        "choose": choose,
+        "effort": effort,
+        "seed": seed,
+        "engine": engine[0],
+        "release": engine[1],
+        "memory_fraction": memory,
+        "kv_precision": kv_precision,
+        "kv_tokens": options.pairs("--kv-tokens", caches, options.natural, hint),
+        "max_step_tokens": chunk,
+        "schedule_ahead": schedule_ahead,
+        "prefix_cache": prefix_cache,
+        "prefix_share": prefix_share,
+        "speculate": speculate,
+        "lora": lora,
+        "kv_transfer_bits": kv_transfer_bits,
+        "arrivals": process,
+    }
+    if what_if:
+        require(
+            html is output is against is None,
+            "--what-if prints a comparison instead of a card, which cannot be kept or compared.",
+            resolve="leave out -o, --html and --against.",
+        )
+        with progress(None, "what if", unit="steps") as advance:
+            seen = compared(
+                cluster, what_if, progress=lambda what: advance(1, what), cheapest=cheapest, **asked
+            )
+        print(options.to_json(seen.to_dict()) if as_json else seen, end="" if as_json else "\n")
+        return
     try:
         with progress(None, "plan", unit="steps") as advance:
-            made = plan(
-                cluster,
-                model=model,
-                trace=requested,
-                slo=slo,
-                rate=rate,
-                budget=budget,
-                precision=precision,
-                goal=goal,
-                choose=choose,
-                effort=effort,
-                seed=seed,
-                cheapest=cheapest,
-                engine=engine[0],
-                release=engine[1],
-                memory_fraction=memory,
-                kv_precision=kv_precision,
-                kv_tokens=options.pairs("--kv-tokens", caches, options.natural, hint),
-                max_step_tokens=chunk,
-                schedule_ahead=schedule_ahead,
-                prefix_cache=prefix_cache,
-                kv_transfer_bits=kv_transfer_bits,  # type: ignore[arg-type]  # checked there
-                arrivals=process,
-                progress=lambda what: advance(1, what),
-            )
+            made = plan(cluster, cheapest=cheapest, progress=lambda what: advance(1, what), **asked)
     except NoPlanError as error:
         if as_json:
             print(options.to_json(error.explanation.to_dict()), end="")

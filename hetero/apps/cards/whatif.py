@@ -1,0 +1,185 @@
+"""What features would save: the best plan with and without each, for the same requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hetero.apps.cards.answer import best_plan, on_cheapest
+from hetero.apps.cards.contenders import Progress
+from hetero.apps.cards.delivery import delivered
+from hetero.apps.cards.infeasible import NoPlanError
+from hetero.apps.cards.request import request
+from hetero.cluster import Cluster
+from hetero.display import Column, Shown, Table
+from hetero.errors import InfeasibleError, ParameterError, require
+
+CHANGES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "precision": ("precision", str),
+    "kv-precision": ("kv_precision", str),
+    "prefix-share": ("prefix_share", float),
+    "speculate": ("speculate", str),
+    "lora": ("lora", str),
+    "chunk": ("max_step_tokens", int),
+    "memory": ("memory_fraction", float),
+    "slo": ("slo", str),
+}
+"""What may be changed: parameter of :func:`hetero.plan`, and how its text is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The best plan after a change, its latencies at the question's rate; or why there is none."""
+
+    what: str
+    goodput_rps: float = math.nan
+    ttft_p95_s: float = math.nan
+    tpot_p95_s: float = math.nan
+    gpus: int = 0
+    usd_per_h: float | None = None
+    reason: str = ""
+
+    @property
+    def cost(self) -> float:
+        """Price, or GPUs where there is none, per request per second at the goodput."""
+        return (self.gpus if self.usd_per_h is None else self.usd_per_h) / self.goodput_rps
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WhatIf(Shown):
+    """The question as asked, first, and after each change."""
+
+    name: str
+    rate_rps: float
+    variants: tuple[Variant, ...]
+
+    def saved(self, one: Variant) -> float:
+        """Share of the cost of a request at the goodput that a change saves."""
+        return 1.0 - one.cost / self.variants[0].cost
+
+    def table(self) -> Table:
+        """A row per change."""
+        columns = (
+            Column("change"),
+            Column("goodput", "requests/s"),
+            Column("cost of a request", "% less"),
+            Column("TTFT P95", "ms"),
+            Column("TPOT P95", "ms"),
+            Column("GPUs"),
+            Column("price", "$/h"),
+            Column("remark"),
+        )
+        rows = tuple(
+            (
+                one.what,
+                one.goodput_rps,
+                100 * self.saved(one),
+                1e3 * one.ttft_p95_s,
+                1e3 * one.tpot_p95_s,
+                one.gpus or None,
+                one.usd_per_h,
+                one.reason,
+            )
+            for one in self.variants
+        )
+        note = (
+            f"Latencies at {self.rate_rps:.4g} requests/s; the same requests for all. The cost is "
+            "that of the plan's GPUs at its goodput. What a format does to answers is not judged."
+        )
+        return Table(f"What if: {self.name}", columns, rows, (note,))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        rows = [
+            asdict(one) | {"saved": None if one.reason else self.saved(one)}
+            for one in self.variants
+        ]
+        return {"name": self.name, "rate_rps": self.rate_rps, "variants": rows}
+
+
+def changed(text: str) -> dict[str, Any]:
+    """Parameters of :func:`hetero.plan` after a change, or several joined by ``+``.
+
+    Raises
+    ------
+    ParameterError
+        If there is no such change.
+
+    Examples
+    --------
+    >>> changed("precision=fp8+prefix-share=0.5")
+    {'precision': 'fp8', 'prefix_share': 0.5}
+    """
+    found = {}
+    for part in text.split("+"):
+        name, _, value = (one.strip() for one in part.partition("="))
+        known = ", ".join(CHANGES)
+        require(
+            bool(value) and name in CHANGES,
+            f"'{part}' is no change.",
+            resolve=f"write one of {known} and a value, as in precision=fp8.",
+        )
+        parameter, read = CHANGES[name]
+        try:
+            found[parameter] = read(value)
+        except ValueError:
+            raise ParameterError(
+                f"'{part}' is no change.", resolve="give it a number, as in prefix-share=0.5."
+            ) from None
+    return found
+
+
+def compared(
+    cluster: Cluster | str | Path,
+    changes: Sequence[str],
+    *,
+    cheapest: bool = False,
+    progress: Progress | None = None,
+    **asked: Any,
+) -> WhatIf:
+    """The best plans of a question (:func:`hetero.plan`) as it is and after each change of it.
+
+    Raises
+    ------
+    NoPlanError
+        If no plan meets the question as asked.
+    ParameterError
+        If a change is none, or says something wrong.
+    """
+    others = [(text, changed(text)) for text in changes]
+    # Without a rate, all are compared at the one that the first plan carries.
+    first, rate = _variant("as asked", cluster, cheapest, progress, asked, None)
+    name = request(cluster, **asked).question.name
+    found = [first]
+    for text, change in others:
+        try:
+            one, _ = _variant(text, cluster, cheapest, progress, asked | change, rate)
+        except NoPlanError as error:
+            one = Variant(text, reason=error.explanation.sentence)
+        except InfeasibleError as error:
+            one = Variant(text, reason=error.what)
+        found.append(one)
+    return WhatIf(name, rate, tuple(found))
+
+
+def _variant(
+    what: str,
+    cluster: Cluster | str | Path,
+    cheapest: bool,
+    progress: Progress | None,
+    asked: Mapping[str, Any],
+    rate_rps: float | None,
+) -> tuple[Variant, float]:
+    question = request(cluster, **asked)
+    if cheapest:
+        question = on_cheapest(question, progress)
+    made = best_plan(question, progress and (lambda step: progress(f"{what}: {step}")))
+    plan = made.best.plan
+    rate = rate_rps or made.question.rate_rps
+    seen = delivered(plan, made.question, rate, question.effort).latencies_s
+    ttft, tpot = seen["ttft"][95].value, seen["tpot"][95].value
+    gpus = sum(plan.gpus.values())
+    return Variant(what, made.carried.value, ttft, tpot, gpus, plan.usd_per_h), rate
