@@ -11,6 +11,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from hetero.intervals import interval
+
 CASE: Final = ["cluster", "model", "workload"]
 """Columns that name a case."""
 GOODPUT: Final = "goodput [requests/s]"
@@ -150,6 +152,54 @@ def routers(table: pd.DataFrame) -> pd.DataFrame:
     other = other[other["own"] > 0].copy()
     other["over its own [%]"] = 100.0 * (other[GOODPUT] / other["own"] - 1.0)
     return other[[*keys, "router", GOODPUT, "over its own [%]"]].reset_index(drop=True)
+
+
+def ingredients(table: pd.DataFrame, alike: str = " as ") -> pd.DataFrame:
+    """What a mixed fleet, phases apart, a router that predicts, and the search are each worth.
+
+    Each is a ratio of two goodputs of the same case: the best plan on the mixed fleet over the best
+    on a homogeneous one of equal price; the best plan of any single planner that serves prefill and
+    decode apart over the best that does not; our router over least requests on the same replicas;
+    the portfolio, which searches by simulation, over the best single planner.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row each: the number of ratios, their geometric mean less 1 with its 95 % interval over
+        cases (Student's t of the logarithms), the lowest and the highest [%].
+    """
+    own = plans(table)
+    own = own[own[GOODPUT] > 0]
+    single = own[own["planner"] != PORTFOLIO]
+    split = single["groups"].str.contains("(prefill)", regex=False)
+
+    def best(rows: pd.DataFrame) -> pd.Series:
+        return rows.groupby(CASE, sort=False)[GOODPUT].max()
+
+    swapped = routers(table).pivot_table(
+        index=[*CASE, "planner"], columns="router", values=GOODPUT, sort=False
+    )
+    usual = swapped.get("least requests", pd.Series(dtype=float))
+    ratios = {
+        "mixed fleet, over homogeneous of equal price": mixed_over_alike(table, alike)[
+            "mixed over homogeneous"
+        ],
+        "prefill and decode apart, over both on every replica": best(single[split])
+        / best(single[~split]),
+        "router hetero, over least requests": swapped.get("hetero", usual) / usual,
+        "portfolio, over the best single planner": best(own[own["planner"] == PORTFOLIO])
+        / best(single),
+    }
+    rows = []
+    for what, ratio in ratios.items():
+        found = ratio.to_numpy(np.float64)
+        logs = np.log(found[np.isfinite(found) & (found > 0)])
+        if len(logs):
+            sure = interval(logs) if len(logs) > 1 else (np.nan, np.nan)
+            shown = 100.0 * np.expm1([logs.mean(), *sure, logs.min(), logs.max()])
+            rows.append((what, len(logs), *shown))
+    columns = ("mean", "95 % low", "95 % high", "lowest", "highest")
+    return pd.DataFrame(rows, columns=["ingredient", "ratios", *(f"{one} [%]" for one in columns)])
 
 
 def takeaway(table: pd.DataFrame, alike: str = " as ") -> str:

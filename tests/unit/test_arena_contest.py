@@ -339,6 +339,30 @@ def test_pareto_front_against_all_pairs() -> None:
         assert equal == (not beaten)
 
 
+def test_ingredients_by_hand() -> None:
+    made = pd.concat(
+        [
+            MADE[MADE["router"] == league.OWN],
+            rows(
+                ("x", "w", "a", 15.0, 5.0, "hetero"),
+                ("x", "w", "a", 12.0, 5.0, "least requests"),
+                ("x as G", "w", "b", 6.0, 4.0, "hetero"),
+                ("x as G", "w", "b", 8.0, 4.0, "least requests"),
+            ),
+        ]
+    )
+    groups = np.where(made["planner"] == "b", "1 x TP 1 G (prefill); 1 x TP 1 G (decode)", "1 x G")
+    found = league.ingredients(made.assign(groups=groups)).set_index("ingredient")
+    mean = found["mean [%]"].tolist()
+    ratios = [12 / 8, ((5 / 10) * (8 / 7.9)) ** 0.5, ((15 / 12) * (6 / 8)) ** 0.5, 1.2**0.5]
+    assert mean == pytest.approx([100 * (one - 1) for one in ratios])
+    assert found["ratios"].tolist() == [1, 2, 2, 2]
+    assert np.isnan(found["95 % low [%]"].iloc[0])  # one ratio says nothing of its spread
+    assert (found["95 % low [%]"] < found["lowest [%]"]).iloc[1:].all()
+    alone = league.ingredients(rows(("x", "w", "a", 1.0, 1.0, league.OWN)).assign(groups=""))
+    assert not len(alone)
+
+
 def test_routers_and_mixed_fleets_by_hand() -> None:
     swapped = league.routers(MADE)
     assert swapped["over its own [%]"].tolist() == pytest.approx([50.0, -25.0])
