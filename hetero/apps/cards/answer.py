@@ -240,8 +240,7 @@ def answer(
     carried = goodput(best.plan, question, asked.effort)
     if not asked.rate_given and carried.value > 0:
         question = replace(question, rate_rps=rounded_down(carried.value))
-    short = carried.value < question.rate_rps
-    if short and met(best.plan, question, question.rate_rps, asked.effort) < question.goal:
+    if carried.value * (1.0 + asked.effort.precision) < question.rate_rps:
         raise _unmet(asked, best, found, say)
     return _card(asked, best, question, carried, found, near, say)
 

@@ -127,7 +127,7 @@ class Race:
                 if (short := load.rule.judge(run).attained - load.goal) < -allowed:
                     return short
         seen = judged(plan, load, self.seeds[0])[1]
-        return 0.0 if seen.sustained else min(seen.attained - load.goal, -1e-9)
+        return 0.0 if seen.sustained else min(seen.attained - seen.needed, -1e-9)
 
     def _arrivals(self, count: int) -> Trace:
         key = (self._wanted, count)
