@@ -57,7 +57,7 @@ def test_it_finds_what_a_plain_enumeration_finds(number: int) -> None:
     one = compared(*SMALL[number])
     assert one.found_rps >= one.enumerated_rps / 1.02
     assert one.same or one.found_rps > 0.98 * one.enumerated_rps
-    assert one.proof.startswith("The best of all ")
+    assert one.proof.startswith("It is the best of all ")
 
 
 def test_every_way_to_divide_a_fleet_comes_once_and_by_its_bound() -> None:
@@ -92,7 +92,7 @@ def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> Non
     assert loads == sorted(loads)
     assert loads[-1] > loads[0]
     assert [one.played <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True)]
-    assert "The best of all 100 ways" in found[-1].proof
+    assert "the best of all 100 ways" in found[-1].proof
     assert "none of the others serves more than" in found[1].proof
 
 

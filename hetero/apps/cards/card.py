@@ -234,6 +234,7 @@ class TriedPlanner:
     usd_per_h: _Known | None
     bound_rps: _Known | None
     reason: str
+    worse: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,7 @@ class PlanCard(Shown):
     notes: tuple[str, ...] = ()
     smaller: str = ""
     met_idle: Number | None = None
+    proof: str = ""
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

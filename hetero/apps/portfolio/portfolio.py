@@ -34,12 +34,15 @@ class Tried:
         Its plan and what that delivers; None where there is none.
     reason
         Why there is none; empty where there is one.
+    proof
+        What the search showed of all layouts, where this is the plan that it ended with.
     """
 
     planner: str
     plan: Plan | None = None
     score: Score | None = None
     reason: str = ""
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,16 +182,15 @@ def portfolio(
     found = improve(
         starts, question, seeds=tuple(seeds), designs=effort.designs_for(question.cluster)
     )
-    said = (found.proof,) if found.proof else ()
     if found.changes:
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
-        notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes, *said)
+        notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes)
         plan = replace(found.plan, planner=IMPROVED, notes=notes)
         known = found.carried_rps
-        tried.append(Tried(IMPROVED, plan, score(plan, question, seeds=seeds, known=known)))
-    elif said:
-        kept = replace(found.plan, notes=(*found.plan.notes, *said))
-        tried[tried.index(ranked[0])] = replace(ranked[0], plan=kept)
+        better = score(plan, question, seeds=seeds, known=known)
+        tried.append(Tried(IMPROVED, plan, better, proof=found.proof))
+    else:
+        tried[tried.index(ranked[0])] = replace(ranked[0], proof=found.proof)
     best = max((one for one in tried if one.score is not None), key=_key)
     return Portfolio(
         question, tuple(tried), best, bound(question), found.changes, found.played, found.proof

@@ -227,12 +227,13 @@ class LayoutRace:
         what = "ways to divide the fleet into whole replicas and phases"
         under = f"with {len(routers)} router{'s' if len(routers) > 1 else ''} each"
         if complete:
-            said = f"The best of all {all_:,} {what}, {under}; {discarded:,} by their bounds alone."
+            said = f"It is the best of all {all_:,} {what}, {under}"
+            said += f"; {discarded:,} were discarded by their bounds." if discarded else "."
         else:
             ways, limit = known if not self.race.left else (ways, limit)
             said = (
-                f"The best of {ways:,} of {all_:,} {what}, {under}; none of the others serves more "
-                f"than {limit:.4g} requests/s."
+                f"It is the best of {ways:,} of {all_:,} {what}, {under}; none of the "
+                f"others serves more than {limit:.4g} requests/s."
             )
         return said, complete
 
