@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from hetero.latency.step import Piece, StepModel
 _PROMPTS = (256.0, 2048.0)  # between these the lag of a pipeline is a straight line
 
 
+@lru_cache(maxsize=4096)  # searches put the same pipelines into many deployments
 def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
     """The step model of a pipeline that serves a phase: of one stage its table, where it has one.
 

@@ -7,15 +7,20 @@ are served while nothing comes any more. So
   replica decodes as many requests as it holds, by its step times. T does not come from the run that
   is judged: beyond saturation that grows with the run;
 - requests that arrive in the first fifth (warm-up) and the last twentieth (drain) do not count;
-- of the n that do, at least the goal meet every target. n is large enough that chance alone moves
-  the rate of Poisson arrivals by no more than the stated precision p, one standard deviation:
-  :math:`n \ge 1 / p^2`. The share that meets the targets moves by less;
+- of the n that do, more than the goal meet every target, by more than chance
+  (:func:`needed_share`): of plans that meet it by luck, a search would take the luckiest. n is so
+  large that chance alone moves the rate of Poisson arrivals by no more than the stated precision p,
+  one standard deviation: :math:`n \ge 1 / p^2`. The share that meets the targets moves by less;
 - the backlog does not grow between the ends of that window beyond noise: by at most
   :math:`p n + 3 \sqrt{F (B_0 + B_1)}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals
   and completions that were independent would let it; F is 1 for Poisson arrivals and, for a trace's
   own bursts, the Fano factor of arrivals counted over T.
 
 A trace's own bursts are all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
+
+A fleet that serves a rate has to serve less as well, which a router that waits for batches or
+keeps replicas back may not. So the largest rate that is sustained
+(:func:`hetero.question.sustained_rps`) counts if :data:`LOWER` shares of it meet the goal too.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtrik
 
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
@@ -46,6 +52,10 @@ LIVES: Final = 20.0
 """Times of a median request at the batch limit that arrivals last."""
 WARM_UP, DRAIN = 0.2, 0.05
 """Shares of the arrivals at their beginning and end that do not count."""
+LOWER: Final = (0.1, 0.25, 0.5, 0.8)
+"""Shares of a sustained rate that are tried as well."""
+CHANCE: Final = 0.05
+"""Of a plan that just meets the goal to pass a run."""
 Arrivals: TypeAlias = Literal["poisson", "scaled"]
 """How requests come: as a Poisson process, or in a trace's own order and bursts, with all of its
 gaps stretched to the rate."""
@@ -73,8 +83,8 @@ class Judged:
         Growth of the backlog over the window, as a share of the requests that count.
     steady
         Whether that is no more than noise.
-    goal
-        Share of the requests that has to meet the targets.
+    needed
+        Share that has to: the goal, and what chance may add to it (:func:`needed_share`).
     """
 
     requests: int
@@ -82,12 +92,12 @@ class Judged:
     attained: float
     growth: float
     steady: bool
-    goal: float
+    needed: float
 
     @property
     def sustained(self) -> bool:
         """Whether the rate could go on."""
-        return self.steady and self.attained >= self.goal
+        return self.steady and self.attained >= self.needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +163,27 @@ class SustainedRule:
             attained=attainment(run, self.slo, inside),
             growth=(after - before) / count,
             steady=after - before <= self.precision * count + noise,
-            goal=self.goal,
+            needed=self.goal if self.slo == Slo() else needed_share(count, self.goal),
         )
+
+
+@lru_cache(maxsize=4096)
+def needed_share(requests: int, goal: float) -> float:
+    r"""Share of n requests that shows that more than the goal g meet their targets.
+
+    .. math:: \min(k / n, 1), \qquad k = \min \{ k : P(X \ge k) \le 0.05 \}, \quad
+        X \sim \mathrm{Binomial}(n, g)
+
+    the critical value of the exact one-sided test (Clopper and Pearson, Biometrika 26, 1934). Where
+    not even all of n would show it, all have to.
+
+    Examples
+    --------
+    >>> needed_share(2500, 0.9), needed_share(400, 0.9), needed_share(2500, 1.0)
+    (0.91, 0.9275, 1.0)
+    """
+    met = math.ceil(bdtrik(1.0 - CHANCE, requests, goal)) if goal < 1 else requests
+    return min((met + 1) / requests, 1.0)
 
 
 def window(requests: int) -> tuple[int, int]:

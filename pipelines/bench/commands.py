@@ -108,6 +108,22 @@ def cards(
 
 
 @group.command()
+def search(
+    fleets: Annotated[int, typer.Option(min=1, help="Random fleets.")] = 60,
+    gpus: Annotated[int, typer.Option(min=2, help="GPUs of a fleet at most.")] = 8,
+    seed: options.Seed = 0,
+    as_json: options.AsJson = False,
+) -> None:
+    """Compare the search for a plan with a plain enumeration of the same designs.
+
+    Both judge by the one rule of a sustained rate; CPU time of one process.
+    """
+    from pipelines.bench.search import bench
+
+    _show(bench(fleets=fleets, most=gpus, seed=seed, progress=_log), as_json)
+
+
+@group.command()
 def phases(
     gpus: Annotated[
         str, typer.Option(help="Sizes of the fleet: 16, 24, 32 and 256 GPUs, by commas.")

@@ -20,7 +20,8 @@ from hetero.simulator import Slo
 
 LITTLE = Effort(
     requests=100, rates=2, tabu_steps=3, tabu_neighbours=4, generations=3, population=6, layouts=16,
-    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2, moves=40,
+    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2,
+    designs=60,
 )  # fmt: skip
 CHATS = workload.load("azure2023_conv").sample(120, np.random.default_rng(3))
 OF_GROUPS = (

@@ -41,7 +41,13 @@ from pipelines.studies.contest import (
 )
 
 EFFORT = Effort(
-    requests=200, tabu_steps=1, tabu_neighbours=2, generations=1, population=2, improved=1, moves=4
+    requests=200,
+    tabu_steps=1,
+    tabu_neighbours=2,
+    generations=1,
+    population=2,
+    improved=1,
+    designs=4,
 )
 MATCH = Match("heteroserve-4", "Qwen2.5-14B", "azure2023_conv")
 RULES = Rules(seeds=(0, 1), span_s=5.0, loads=(0.5, 1.0))
@@ -204,7 +210,7 @@ def test_a_plan_is_played_once_at_every_load(asked, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(arena_contest, "score", counted)
     rules = Rules(seeds=(0,), span_s=2.0, loads=(0.5, 1.0))
     # Without moves the portfolio's plan is the best one of the planners.
-    found = play(MATCH, asked[:2], rules, None, replace(EFFORT, moves=0))
+    found = play(MATCH, asked[:2], rules, None, replace(EFFORT, designs=0))
     assert len(played) == 2 * len(rules.loads)
     whole = found[found["planner"] == league.PORTFOLIO].drop(columns="planner")
     others = found[found[league.GOODPUT] == whole[league.GOODPUT].iloc[0]]

@@ -23,7 +23,8 @@ from hetero.simulator import Slo
 
 LITTLE = Effort(
     requests=120, rates=2, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=16,
-    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2, moves=30,
+    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2,
+    designs=60,
 )  # fmt: skip
 CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)

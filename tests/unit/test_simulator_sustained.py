@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
+from hetero import question
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
+from hetero.plans import Plan
+from hetero.question import Load, sustained_rps
 from hetero.routers import RoundRobin
-from hetero.simulator import Slo, simulate
+from hetero.simulator import Run, Slo, simulate
 from hetero.simulator.saturation import attainment, largest_rate
-from hetero.simulator.sustained import SustainedRule, life_s, window
+from hetero.simulator.sustained import SustainedRule, life_s, needed_share, window
 from hetero.simulator.sustained import arrivals as arriving
 from hetero.streams import stream
 from hetero.workload import Trace, statistics
@@ -89,6 +96,44 @@ def test_runs_are_long_enough_for_the_precision_and_for_lives() -> None:
     assert SustainedRule(precision=0.01).requests(1.0, 0.1) == 13_334
     assert SustainedRule(precision=0.02).requests(1.0, 0.1) == 3334
     assert SustainedRule(precision=0.02).requests(50.0, 30.0) == 30_000
+
+
+@given(st.integers(1, 100_000), st.floats(0.01, 0.999))
+def test_a_plan_that_just_meets_the_goal_passes_one_run_in_twenty(requests, goal) -> None:
+    needed = round(needed_share(requests, goal) * requests)
+    assert needed <= requests
+    if needed < requests or binom.sf(requests - 1, requests, goal) <= 0.05:
+        assert binom.sf(needed - 1, requests, goal) <= 0.05 < binom.sf(needed - 2, requests, goal)
+    assert needed_share(requests, 1.0) == 1.0
+
+
+def test_without_targets_no_share_is_asked_for_beyond_the_goal() -> None:
+    assert judged(SustainedRule(goal=0.9), 5.0).needed == 0.9
+    assert judged(SustainedRule(Slo(ttft_s=1.0), goal=0.9), 5.0).needed > 0.9
+
+
+class WaitsForLoad(Plan):
+    """Ten times as slow below 4 requests/s."""
+
+    __slots__ = ()
+
+    def simulate(self, trace: Trace, seed: int = 0, **given: Any) -> Run:
+        step = StepModel.affine(floor_s=0.9, per_token_s=0.0, per_cached_token_s=0.0)
+        slow = Deployment("slow", tuple(replace(one, step=step) for one in ONE.replicas))
+        rate_rps = statistics.rate_rps(trace.arrival_s)
+        return simulate(ONE if rate_rps > 4.0 else slow, trace, RoundRobin(), seed=seed)
+
+
+def test_what_is_missed_at_a_lower_rate_is_no_sustained_rate() -> None:
+    even = Load(Trace([0.0, 1.0], [100, 100], [1, 1]), 6.0, Slo(ttft_s=1.0))
+    always = Plan("by hand", (), ONE, RoundRobin(), "in rotation", None)
+    kept = {one.name: getattr(always, one.name) for one in fields(always)}
+    waits = WaitsForLoad(**kept)
+    assert sustained_rps(always, even, 0) > 8.0
+    assert question.judged(waits, even.at(8.0), 0)[1].sustained
+    found = sustained_rps(waits, even, 0)
+    assert 0.0 < found < 0.4  # what the slow one serves within a second
+    assert question.judged(waits, even.at(found), 0)[1].sustained
 
 
 @pytest.mark.parametrize(("goal", "precision"), [(0.0, 0.1), (1.2, 0.1), (0.9, 0.0), (0.9, 1.0)])

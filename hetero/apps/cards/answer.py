@@ -41,7 +41,7 @@ from hetero.apps.cards.delivery import (
     goodput,
 )
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
-from hetero.apps.cards.limits import limits
+from hetero.apps.cards.limits import first_missed, limits
 from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
@@ -69,6 +69,7 @@ _ISLANDS = "assumed (analytic model of mixtures of experts; the error is that of
 _EXPERTS = " (routed experts: data/measured/experts.csv; the error is that of dense models)"
 _APART = 0.2  # of a goodput, beyond which its seeds do not agree
 _POOL = 4  # plans that are tried again after every change
+_RUNNERS = 2  # plans after the best one, of which is said why they carry less
 
 
 def plan(
@@ -276,8 +277,7 @@ def best_plan(asked: CardRequest, progress: Progress | None = None) -> BestPlan:
     carried = goodput(best.plan, question, asked.effort)
     if not asked.rate_given and carried.value > 0:
         question = replace(question, rate_rps=rounded_down(carried.value))
-    short = carried.value < question.rate_rps
-    if short and met(best.plan, question, question.rate_rps, asked.effort) < question.goal:
+    if carried.value * (1.0 + asked.effort.precision) < question.rate_rps:
         raise _unmet(asked, best, found, say)
     return BestPlan(best, question, carried, found, near)
 
@@ -325,6 +325,7 @@ def _card(
     pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
     planned = {what: one.plan for what, one in near.items()}
     changed = changes(pool, question, carried, replan, effort, planned)
+    worse = {id(one): _worse(one, question, carried, asked) for one in _runners(best, others)}
     slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
     if question.precision != "fp16":
@@ -378,13 +379,14 @@ def _card(
         ),
         limits=binding,
         changes=tuple(effect for effect, _ in changed),
-        tried=tuple(_tried(one) for one in found),
+        tried=tuple(_tried(one, worse.get(id(one), "")) for one in found),
         sources=_sources(plan, asked.cluster, question),
         notes=tuple(notes),
         plan=plan,
         smaller=part_that_does(plan, question) if carried.value >= _MANY * rate else "",
         met_idle=met(plan, question, 0.1 * carried.value, effort) if apart else None,
         at_rates=at_rates(plan, question, carried.value, effort),
+        proof=best.asked.proof,
     )
     return card, tuple(after for _, after in changed)
 
@@ -423,12 +425,14 @@ def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) ->
     """How the goodput was judged, in one sentence."""
     load = question.load(rate_rps, precision=effort.precision)
     _, seen = judged(plan, load, question.seed)
+    needed = f", {100 * seen.needed:.1f} % of them within the targets to show {100 * load.goal:g} %"
+    needed = needed if seen.needed > load.goal else ""
     more = "Burstier traces need more." if load.process == "poisson" else ""
     return (
         f"Goodput is the largest rate that is sustained with {load.arriving}: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
-        f"beginning and end cut, {effort.seeds} seeds and {effort.draws} draws of step times, to "
-        f"{100 * effort.precision:g} %. {more}"
+        f"beginning and end cut{needed}, {effort.seeds} seeds and {effort.draws} draws of step "
+        f"times, to {100 * effort.precision:g} %. {more}"
     ).strip()
 
 
@@ -493,7 +497,37 @@ def _bound(question: Question, carried: Sampled, served: float) -> GoodputBound 
     return GoodputBound(most, what, 100.0 * (1.0 - carried.value / most))
 
 
-def _tried(one: Contender) -> TriedPlanner:
+def _runners(best: Contender, others: Sequence[Contender]) -> list[Contender]:
+    """The second and the third best of the plans that differ."""
+    known = {_design(best.plan)}
+    found: list[Contender] = []
+    for one in others:
+        if len(found) < _RUNNERS and _design(one.plan) not in known:
+            known.add(_design(one.plan))
+            found.append(one)
+    return found
+
+
+def _design(plan: Plan) -> tuple[object, ...]:
+    return plan.routing, *sorted((one.stages, one.phase) for one in plan.groups)
+
+
+def _worse(one: Contender, question: Question, carried: Sampled, asked: CardRequest) -> str:
+    """Why a plan carries less than the best one: what it does at the goodput of that."""
+    load = question.load(carried.value or question.rate_rps, precision=asked.effort.precision)
+    run, seen = judged(one.plan, load, question.seed)
+    missed = first_missed(run, question)
+    idle = ", ".join(f"{n} x {gpu}" for gpu, n in _idle(one.plan, asked.cluster).items())
+    said = [
+        f"at {load.rate_rps:.3g} requests/s {100 * seen.attained:.1f} % are within the targets",
+        f"{missed.upper()} is missed first" if missed else "",
+        "" if seen.steady else "waits go on growing",
+        f"{idle} would be idle" if idle else "",
+    ]
+    return ", ".join(filter(None, said))
+
+
+def _tried(one: Contender, worse: str) -> TriedPlanner:
     asked, score = one.asked, one.asked.score
     return TriedPlanner(
         asked.planner,
@@ -502,6 +536,7 @@ def _tried(one: Contender) -> TriedPlanner:
         score.usd_per_h if score else None,
         asked.plan.bound_rps if asked.plan else None,
         "" if score else reason_of(asked),
+        worse,
     )
 
 

@@ -244,6 +244,7 @@ class TriedPlanner:
     usd_per_h: _Known | None
     bound_rps: _Known | None
     reason: str
+    worse: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +307,7 @@ class PlanCard(Shown):
     smaller: str = ""
     met_idle: Number | None = None
     at_rates: tuple[AtRate, ...] = ()
+    proof: str = ""
 
     def table(self) -> Table:
         """The replicas, the first of the card's tables."""

@@ -13,6 +13,7 @@ from hetero.apps.cards.delivery import goodput
 from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sensitivity import steps
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
+from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Portfolio, ask, portfolio
@@ -31,7 +32,7 @@ _DIGITS = 3  # of the rate where none is asked for
 _SPARED = "not asked by a quick card, since another plan meets the targets"
 _BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
 _FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
-_AGAIN = 1.4  # planned once more where the goodput is further than this from the rate planned for
+_NEAR = 120  # designs near the plan of one planner, where its question is changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,13 @@ class Contender:
 
 
 def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None) -> list[Contender]:
-    """Rows of all planners in every precision; empty if none has a plan."""
+    """Rows of all planners in every precision; empty if none has a plan.
+
+    Where no rate is asked for, their plans for a first rate only say which one to plan for, and are
+    not searched from.
+    """
+    effort = ARENA[asked.effort_name]
+    effort = effort if rate_rps or asked.rate_given else replace(effort, designs=0)
     rows: list[Contender] = []
     for precision in asked.precisions:
         question = asked.at(precision)
@@ -68,7 +75,7 @@ def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None)
         question = replace(question, rate_rps=rate_rps or question.rate_rps)
         label = f"{precision}: " if len(asked.precisions) > 1 else ""
         try:
-            found = compete(question, asked, partial(_labelled, say, label))
+            found = compete(question, effort, asked, partial(_labelled, say, label))
         except InfeasibleError:
             continue
         rows += [Contender(question, one) for one in found.tried]
@@ -79,13 +86,12 @@ def _labelled(say: Progress, label: str, name: str) -> None:
     say(f"{label}{name}")
 
 
-def compete(question: Question, asked: CardRequest, say: Progress | None = None) -> Portfolio:
+def compete(question: Question, effort: Effort, asked: CardRequest, say: Progress) -> Portfolio:
     """Every planner asked.
 
     Planners of layers over a network take as long as all others together and seldom carry as
     much, so that a quick card asks them only where no other plan meets the targets.
     """
-    effort = ARENA[asked.effort_name]
     known = planners(effort, experts=bool(question.llm.experts))
     later = [one for one in known if isinstance(one, LayerPlacement | Heuristics)]
     if asked.effort_name != "quick":
@@ -116,16 +122,13 @@ def compete(question: Question, asked: CardRequest, say: Progress | None = None)
 
 
 def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[Contender]:
-    """Plans for the largest rate: planned again where that is far from the one planned for."""
+    """Plans for the largest rate: planned again for that of the best plans so far, and searched."""
     best = max(found, key=lambda one: one.key, default=None)
     if best is None or best.asked.score is None:
         return found
-    planned = best.question.rate_rps
-    if best.rate_rps > 0 and not 1.0 / _AGAIN < best.rate_rps / planned < _AGAIN:
-        again = contenders(asked, say, rounded_down(best.rate_rps))
-        if again and max(one.key for one in again) > best.key:
-            return again
-    return found
+    rate = rounded_down(best.rate_rps) if best.rate_rps > 0 else best.question.rate_rps
+    again = contenders(asked, say, rate)
+    return max(again, found, key=lambda rows: max((one.key for one in rows), default=Rank(None)))
 
 
 def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> str:
@@ -138,8 +141,8 @@ def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> s
 
 
 def planned_by(name: str, asked: CardRequest, question: Question) -> Plan:
-    """Plan of one planner, improved."""
-    effort = ARENA[asked.effort_name]
+    """Plan of one planner, and the best of so few near it that a card can ask for several."""
+    effort = replace(ARENA[asked.effort_name], designs=_NEAR)
     one = planner(name, effort)
     return portfolio(question, effort=effort, planners=[one], seeds=(question.seed,)).plan
 

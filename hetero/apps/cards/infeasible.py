@@ -215,7 +215,7 @@ def explain(
     classes = tuple(_classes(question, run, alone))
     again = winner or replan
     slower = by_rate(best, question, idle, effort)
-    looser = [*by_targets(question, run, steady=seen.steady)]
+    looser = [*by_targets(question, run, seen)]
     nearest = [*slower, *by_precision(asked, question, replan), *by_budget(question, again)]
     nearest += by_machines(question, again, slower[0].value if slower else 0.0)
     nearest = [*nearest, *looser] if idle >= question.goal else [*looser, *nearest]
@@ -229,7 +229,8 @@ def explain(
     else:
         sentence = (
             f"No plan found carries {rate:.4g} requests/s: the best one ({best.planner}) meets the "
-            f"targets for {100 * share:.1f} % of the requests, {goal:g} % have to"
+            f"targets for {100 * share:.1f} % of the requests; {100 * seen.needed:.1f} % have to, "
+            f"for {goal:g} % to be no chance"
         )
         if not seen.steady:
             sentence += ", and waits grow for as long as requests come at that rate"

@@ -80,7 +80,7 @@ def limits(
     edge = goodput.value
     load = question.load(BETTER * edge, precision=effort.precision)
     run, _ = judged(plan, load, question.seed)
-    missed = _first_missed(run, question)
+    missed = first_missed(run, question)
     if plan.deployment is not None:
         use = _use(plan, question, edge)
         rows = []
@@ -122,7 +122,7 @@ def _said(rows: tuple[Limit, ...], missed: str, unaffordable: str) -> Limits:
     return Limits(first.name, f"{text}{first.gain_percent:.1f} % more{target}.", missed, rows)
 
 
-def _first_missed(run: Run, question: Question) -> str:
+def first_missed(run: Run, question: Question) -> str:
     """Target that most of the requests miss; empty without a miss."""
     misses = {}
     for name, quantity in LATENCIES.items():

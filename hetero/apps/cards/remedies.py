@@ -18,7 +18,7 @@ from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.routers import Predictive
 from hetero.simulator import Run, Slo
-from hetero.simulator.sustained import window
+from hetero.simulator.sustained import Judged, window
 
 _MOST_MACHINES = 16
 _STEPS = 6  # of a budget
@@ -49,9 +49,9 @@ def quantile(values: NDArray[np.float64], share: float) -> float:
     return float(ordered[max(0, int(np.ceil(share * len(ordered) - 1e-9)) - 1)])
 
 
-def by_targets(question: Question, run: Run, *, steady: bool) -> Iterator[Nearest]:
-    """The one target, and the common factor of all, that the goal's share keeps at the rate."""
-    if not steady:
+def by_targets(question: Question, run: Run, seen: Judged) -> Iterator[Nearest]:
+    """The one target, and the common factor of all, that as many keep at the rate as have to."""
+    if not seen.steady:
         return  # waits grow for as long as the run lasts, so that no target would do
     over = {}
     counted = slice(*window(len(run.requests)))
@@ -62,12 +62,12 @@ def by_targets(question: Question, run: Run, *, steady: bool) -> Iterator[Neares
     for name, (values, _) in over.items():
         others = [other <= goal for key, (other, goal) in over.items() if key != name]
         kept = np.logical_and.reduce([np.ones(len(values), bool), *others])
-        least = _ROUNDED_UP * quantile(np.where(kept, values, np.inf), question.goal)
+        least = _ROUNDED_UP * quantile(np.where(kept, values, np.inf), seen.needed)
         if np.isfinite(least) and len(over) > 1:
             text = f"A target of {name.upper()} of {words(least)}, the others as they are."
             yield Nearest("target", text, least, f"s of {name}")
     ratio = np.max([values / target for values, target in over.values()], axis=0)
-    factor = _ROUNDED_UP * quantile(ratio, question.goal)
+    factor = _ROUNDED_UP * quantile(ratio, seen.needed)
     if np.isfinite(factor):
         wanted = ", ".join(
             f"{name.upper()} {words(factor * goal)}" for name, (_, goal) in over.items()

@@ -84,6 +84,7 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         else "No bound is known for this model; a larger rate counts only where requests come for "
         "several times as long as one takes, and no longer runs were played."
     )
+    said += [card.proof] if card.proof else []
     if card.usd_per_h is not None and card.usd_per_mtok is not None:
         tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
         full = card.usd_per_h / 3600.0 / (card.goodput_rps.value * tokens) * 1e6
@@ -279,7 +280,8 @@ def tried(card: PlanCard) -> Table:
         (one.planner, *((one.precision,) if several else ()), one.goodput_rps, one.usd_per_h)
         for one in planned
     )
-    notes = [
+    notes = [f"Why not {one.planner}: {one.worse}." for one in planned if one.worse]
+    notes += [
         f"No plan of {', '.join(dict.fromkeys(names))}: {reason}"
         for reason, names in by_reason(
             (one.planner, one.reason) for one in found if one.reason

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from hetero.cluster import Cluster
+
+_DOZEN = 12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -30,9 +34,9 @@ class Effort:
         Parts of an offer within a budget that each planner plans for, those of the highest bound
         first.
     improved
-        Entries that the portfolio improves, the best first.
-    moves
-        Simulated changes of each of them.
+        Planners' plans that the search begins with, the best first.
+    designs
+        Designs that the search races on a dozen GPUs; fewer on more, which take longer to simulate.
     """
 
     requests: int = 800
@@ -50,7 +54,11 @@ class Effort:
     proof: bool = False
     parts: int = 3
     improved: int = 3
-    moves: int = 200
+    designs: int = 6_000
+
+    def designs_for(self, cluster: Cluster) -> int:
+        """Designs that the search races on a cluster."""
+        return self.designs * _DOZEN // max(_DOZEN, sum(cluster.gpu_counts.values()))
 
 
 QUICK: Final = Effort(
@@ -68,7 +76,7 @@ QUICK: Final = Effort(
     keep=3,
     parts=1,
     improved=3,
-    moves=120,
+    designs=2_000,
 )
 """Some seconds for some tens of GPUs, for people who wait."""
 
@@ -91,7 +99,7 @@ THOROUGH: Final = Effort(
     proof=True,
     parts=8,
     improved=5,
-    moves=300,
+    designs=40_000,
 )
 """The counts of the papers."""
 

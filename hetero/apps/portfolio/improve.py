@@ -1,240 +1,168 @@
-"""What makes a plan better: another router, division of a machine, phase, or size of its steps.
+"""The best plan near those of all planners and over all layouts of the fleet.
 
-Every change is played on the same requests, gaps and seeds as the plan that it changes, and kept
-where the changed plan carries more. Changes are tried in a fixed order and counted, so that the
-same case gives the same plan.
+Layouts, phases, KV data types and routers are raced (:mod:`hetero.apps.portfolio.race`); where none
+is better, so are sizes of steps. Everything is tried in a fixed
+order and counted, so that the same case gives the same plan.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.build import plan_of
-from hetero.apps.portfolio.score import margin, screened
-from hetero.catalog import Gpu
-from hetero.costs.cost import CostModel, PipelineStage
+from hetero.apps.portfolio.race import Change, LayoutRace, Race, Ruled
+from hetero.costs.cost import CostModel
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import split
 from hetero.costs.transfer import Bits, KvTransfer
-from hetero.deployment import Deployment, KvLink, Role
-from hetero.errors import HeteroError, InfeasibleError
-from hetero.planners.baselines.capacity import Bucket, capacity_rps
-from hetero.planners.baselines.kinds import divisions
+from hetero.deployment import Role
+from hetero.planners.search.prices import WorkPrices
+from hetero.planners.search.space import ReplicaLayout, ReplicaSpace
 from hetero.plans import Plan
 from hetero.question import Question
-from hetero.routers import Builtin, Predictive, WeightedRoundRobin
+from hetero.routers import Builtin, Predictive
 from hetero.routers.named import factories
-from hetero.simulator import Run, Slo
-from hetero.simulator.saturation import attainment
 
-Floats = NDArray[np.float64]
-
-_DEGREES = (1, 2, 4, 8)
-_OURS = 2  # routers that come first
-_TUNED = 4  # rounds of fixed shares
-_STEP = 0.5  # change of the logarithm of a share when all of its requests miss and no others do
-_LEAST_SHARE = 1e-3  # of the case's load that a plan must carry where the one before carries none
-_SIZES = 12  # sizes of steps that are tried
-_LEAST_GAIN = 1.005  # a change must carry so much more than the plan that it changes
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One kept change: what was done, and the load that the plan carried then [requests/s]."""
-
-    what: str
-    carried_rps: float
+Start = tuple[Plan, Sequence[float]]
+"""A plan, and the rate that it sustains with the arrivals of each seed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Improved:
-    """What is left when changes run out.
+    """What is left when nothing is better, or no design may be raced any more.
 
     Attributes
     ----------
     carried_rps
-        Load that it carries with the arrivals of each seed.
+        Load that the plan carries with the arrivals of each seed.
     changes
         Those that were kept, in order.
     played
-        Changes that were tried.
+        Designs that were raced.
+    proof
+        What that shows of all layouts, in a sentence; empty where the plan has none.
     """
 
     plan: Plan
     carried_rps: tuple[float, ...]
     changes: tuple[Change, ...]
     played: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Design:
-    """Pipelines with their phases; what a plan of costed replicas is made of."""
-
-    parts: tuple[tuple[Pipeline, Role], ...]
-    bits: Bits
-
-    @property
-    def costs(self) -> CostModel:
-        return self.parts[0][0].model
+    proof: str = ""
 
 
 def improve(
-    plan: Plan, question: Question, near_rps: float, *, seeds: Sequence[int], moves: int
+    starts: Sequence[Start],
+    question: Question,
+    *,
+    seeds: Sequence[int],
+    designs: int,
+    jobs: int = 1,
 ) -> Improved:
-    """Change a plan as long as that lets it carry more, at most so many changes tried.
+    """The best plan of those near the given ones and, as far as so many designs go, of all.
 
     Parameters
     ----------
-    near_rps
-        About what it carries.
+    starts
+        Plans, the best first.
+    designs
+        That are raced at most; more of them never find less.
+    jobs
+        Processes; what is found is the same for any number.
     """
-    near = near_rps or None
-    carried_rps = tuple(screened(plan, question, seed, start_rps=near) for seed in seeds)
-    search = _Search(question, tuple(seeds), moves, plan, carried_rps)
-    search.routers(every=True)
-    search.shares()
-    if plan.pipelines:
-        while search.left and search.layouts():
-            search.routers(every=False)
-            search.shares()
-    return Improved(search.plan, search.carried_rps, tuple(search.changes), moves - search.left)
+    race = Race(question, *starts[0], seeds=seeds, budget=designs)
+    known, proof = routers(question), ""
+
+    first = starts[0][0]
+    for routing, router in known if first.deployment and not first.pipelines else ():
+        race.attempt(f"routing: {routing}", partial(_rerouted, first, router, routing))
+    if first.pipelines and designs:
+        costs = first.pipelines[0].model
+        layouts = [
+            layout_of(plan)
+            for plan, _ in starts
+            if plan.pipelines and plan.pipelines[0].model.cluster == costs.cluster
+        ]
+        search = LayoutRace(race, space(costs, question), built, known, _steps, jobs)
+        proof = search.run(layouts)
+    else:
+        _steps(race)
+    return Improved(race.plan, race.carried_rps, tuple(race.changes), designs - race.left, proof)
 
 
-def resized(found: Improved, question: Question, *, seeds: Sequence[int]) -> Improved:
-    """The same with steps of the size that carries most, where prompts are cut into chunks."""
-    search = _Search(question, tuple(seeds), _SIZES, found.plan, found.carried_rps)
-    search.steps()
-    changes, played = (*found.changes, *search.changes), found.played + _SIZES - search.left
-    return Improved(search.plan, search.carried_rps, changes, played)
+def space(costs: CostModel, question: Question) -> ReplicaSpace:
+    """All layouts of whole replicas on the machines of a case, or of a part of it.
+
+    Examples
+    --------
+    >>> from hetero import catalog, workload
+    >>> from hetero.cluster import cluster
+    >>> chats = workload.load("azure2023_conv")
+    >>> one = Question(cluster("thunderserve-a5000-pair"), catalog.llm("Llama-3-8B"), chats, 2.0)
+    >>> space(assumptions.costs(one), one).count
+    10
+    """
+    rates = [costs.rates(m, 1) for m in range(len(costs.machines))]
+    cached = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
+    prices = WorkPrices.of(
+        question.load(),
+        pairs=float(np.mean([one.pair_s / one.product_s for one in rates])),
+        prompts=not cached,
+    )
+    least: tuple[Bits, ...] = (question.transfer_bits,)
+    bits = least if question.kv_transfer_bits or least == (16,) else (*least, 16)
+    return ReplicaSpace(costs, bits, prices, assumptions.replica)
 
 
-class _Search:
-    """A plan, what it carries, and how many changes may still be tried."""
+def layout_of(plan: Plan) -> ReplicaLayout:
+    """Layout of a plan of costed replicas."""
+    assert plan.deployment is not None
+    nodes = plan.deployment.replicas
+    parts = tuple((one, node.role) for one, node in zip(plan.pipelines, nodes, strict=True))
+    ratio = min((link.compression for *_, link in plan.deployment.links), default=1.0)
+    return ReplicaLayout(parts, 4 if ratio <= 0.25 else 8 if ratio <= 0.5 else 16)
 
-    def __init__(
-        self,
-        question: Question,
-        seeds: tuple[int, ...],
-        moves: int,
-        plan: Plan,
-        carried_rps: tuple[float, ...],
-    ) -> None:
-        self.question, self.seeds, self.left = question, seeds, moves
-        self.plan, self.carried_rps = plan, carried_rps
-        self.changes: list[Change] = []
-        # The router that does best on the plan of those that do not depend on its replicas.
-        self.general: tuple[str, Builtin] = ("hetero", Predictive())
 
-    def routers(self, *, every: bool) -> None:
-        """Try routers on the plan as it is: every one, or only ours."""
-        if self.plan.deployment is None:
-            return
-        best = -2.0
-        for routing, router in islice(_routers(self.question), None if every else _OURS):
-            if routing == self.plan.routing:
-                self.general = (routing, router)
-                best = 0.0
-                continue
-            one = partial(_rerouted, self.plan, router, routing)
-            found = self._try(f"routing: {routing}", one)
-            if found > best:
-                best, self.general = found, (routing, router)
-
-    def shares(self) -> None:
-        """Try fixed shares: by capacity, then less to replicas whose requests miss targets more."""
-        made = self.plan.deployment
-        if made is None or len(made.replicas) < 2 or self.question.slo == Slo():
-            return
-        if any(one.role != "both" for one in made.replicas):
-            return
-        trace = self.question.trace
-        mean = Bucket(
-            float(trace.input_tokens.mean()), float(trace.output_tokens.mean()), 1.0, (0.0, np.inf)
+def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> Plan:
+    """The plan of a layout and a router, by the names of another and with steps of its sizes."""
+    count: Counter[str] = Counter()
+    parts: list[tuple[str, Pipeline, Role]] = []
+    for pipeline, role in layout.parts:
+        where = "+".join(
+            dict.fromkeys(pipeline.model.machines[stage.machine].name for stage in pipeline.stages)
         )
-        weights = np.array([capacity_rps(one, mean) for one in made.replicas])
-        for round_ in range(_TUNED):
-            if not self.left or weights.min() <= 0:
-                return
-            shares = weights / weights.sum()
-            one = _shared(self.plan, shares)
-            what = "shares by capacity" if not round_ else "shares by capacity, tuned"
-            self._try(f"routing: {what}", lambda one=one: one)  # type: ignore[misc]
-            rate = max(self.carried_rps[0], self.question.rate_rps) * _LEAST_GAIN
-            run = one.simulate(self.question.arrivals(rate, seed=self.seeds[0]), self.seeds[0])
-            weights = shares * np.exp(_STEP * met_by_replica(run, self.question.slo))
-
-    def layouts(self) -> bool:
-        """Try other divisions of machines and other phases of replicas; whether one was better."""
-        for what, changed in _neighbours(_design(self.plan)):
-            # Changes of the plan as it was may not apply to a better one: then begin anew.
-            if self._try(what, partial(_entry, self.plan, changed, *self.general)) > 0:
-                return True
-        return False
-
-    def steps(self) -> None:
-        """Try steps of half and of twice as many tokens, one GPU type after the other.
-
-        Large ones prefill more at once, small ones keep those that decode waiting for less.
-        """
-        made = self.plan.deployment
-        if made is None or made.replicas[0].engine.batching != "chunked":
-            return
-        if self.question.max_step_tokens is not None:
-            return
-        for gpu in dict.fromkeys(one.gpu for one in made.replicas if one.role != "decode"):
-            for factor in (0.5, 2.0):
-                kept = len(self.changes)
-                what = f"steps of {factor:g} times the tokens on {gpu.name if gpu else 'a GPU'}"
-                while self._try(what, partial(_stepping, self.plan, gpu, factor)) > 0:
-                    pass
-                if len(self.changes) > kept:
-                    break
-
-    def _try(self, what: str, make: Callable[[], Plan]) -> float:
-        """Play a changed plan and keep it if it carries more: above 0 if so, else how near it is.
-
-        Nearness is the margin by which it misses what the plan carries.
-        """
-        if not self.left:
-            return -1.0
-        self.left -= 1
-        try:
-            one = make()
-            # Most changes do not help: one run shows it.
-            wanted = self.carried_rps[0] * _LEAST_GAIN or self.question.rate_rps * _LEAST_SHARE
-            if (near := margin(one, self.question, wanted, self.seeds[0])) < 0:
-                return near
-            found = tuple(
-                screened(one, self.question, seed, start_rps=before or None)
-                for seed, before in zip(self.seeds, self.carried_rps, strict=True)
-            )
-        except HeteroError:
-            return -1.0  # a change that no plan can have, such as a router that needs more
-        if sum(found) <= sum(self.carried_rps):
-            return 0.0
-        self.plan, self.carried_rps = one, found
-        self.changes.append(Change(what, sum(found) / len(found)))
-        return 1.0
+        label = where if role == "both" else f"{where} {role}"
+        parts.append((f"{label}/{count[label]}", pipeline, role))
+        count[label] += 1
+    assert base.deployment is not None
+    plan = plan_of(
+        base.planner,
+        split(base.deployment.name, parts, KvTransfer(bits=layout.bits)),
+        [pipeline for pipeline, _ in layout.parts],
+        router,
+        routing,
+        bound_rps=base.bound_rps,
+        bound=base.bound,
+        options=base.options,
+    )
+    known = ((one.gpu, one.engine.max_step_tokens) for one in base.deployment.replicas)
+    return _sized(plan, {gpu.name: tokens for gpu, tokens in known if gpu is not None})
 
 
-def _routers(question: Question) -> Iterator[tuple[str, Builtin]]:
+def routers(question: Question) -> tuple[Ruled, ...]:
     """Every router of whole replicas in words, ours first, with and without the targets."""
-    made = factories()
-    yield "hetero", Predictive()
-    first_s = question.slo.ttft_s if question.slo.ttft_s is not None else question.slo.e2e_s
+    made, first_s = factories(), question.slo.ttft_s or question.slo.e2e_s
+    ours: list[Ruled] = [("hetero", Predictive())]
     if first_s is not None:
         target_s = 0.9 * first_s
-        yield f"hetero, first token within {target_s:g} s", Predictive(target_s=target_s)
-    for name, make in made.items():
-        if make is not Predictive:
-            yield name.replace("-", " "), make()
+        ours.append((f"hetero, first token within {target_s:g} s", Predictive(target_s=target_s)))
+    others = ((name, make) for name, make in made.items() if make is not Predictive)
+    return (*ours, *((name.replace("-", " "), make()) for name, make in others))
 
 
 def _rerouted(plan: Plan, router: Builtin, routing: str) -> Plan:
@@ -247,209 +175,35 @@ def _rerouted(plan: Plan, router: Builtin, routing: str) -> Plan:
     )
 
 
-def _shared(plan: Plan, shares: Floats) -> Plan:
-    """The plan with requests in rotation by shares, one per replica."""
-    weights = tuple(float(share) for share in shares)
-    found = _rerouted(plan, WeightedRoundRobin(weights), "tuned shares, in rotation")
-    groups = tuple(
-        replace(group, share=weight) for group, weight in zip(found.groups, weights, strict=True)
-    )
-    return replace(found, groups=groups)
+def _steps(race: Race) -> None:
+    """Try steps of half and of twice as many tokens, one GPU type after the other.
 
-
-def met_by_replica(run: Run, slo: Slo) -> Floats:
-    """Share of each replica's requests that met every target, less that of all; shape (M,).
-
-    0 for replicas without a request.
+    Large ones prefill more at once, small ones keep those that decode waiting for less.
     """
-    node, whole = np.asarray(run.requests["node"]), attainment(run, slo)
-    sent = [node == k for k in range(len(run.replicas))]
-    return np.array([attainment(run, slo, own) - whole if own.any() else 0.0 for own in sent])
-
-
-def _stepping(plan: Plan, gpu: Gpu | None, factor: float) -> Plan:
-    """The plan with so many times the tokens in the steps of a GPU type.
-
-    Raises
-    ------
-    InfeasibleError
-        If no step has so many.
-    """
-    made, nodes = plan.deployment, []
-    assert made is not None
-    for one in made.replicas:
-        tokens = round(factor * one.engine.max_step_tokens)
-        if one.gpu == gpu:
-            if tokens not in assumptions.STEP_TOKENS:
-                raise InfeasibleError("No step has so many tokens.", resolve="keep its size.")
-            one = replace(one, engine=replace(one.engine, max_step_tokens=tokens))
-        nodes.append(one)
-    return replace(plan, serving=replace(made, replicas=tuple(nodes)))
-
-
-def _design(plan: Plan) -> _Design:
-    assert plan.deployment is not None
-    parts = tuple(
-        (pipeline, node.role)
-        for pipeline, node in zip(plan.pipelines, plan.deployment.replicas, strict=True)
-    )
-    ratio = min((link.compression for *_, link in plan.deployment.links), default=1.0)
-    bits: Bits = 4 if ratio <= 0.25 else 8 if ratio <= 0.5 else 16
-    return _Design(parts, bits)
-
-
-def _entry(base: Plan, design: _Design, routing: str, router: Builtin) -> Plan:
-    """The plan of a design with a router.
-
-    Raises
-    ------
-    InfeasibleError
-        If it serves only one of the phases.
-    """
-    roles = {role for _, role in design.parts}
-    if not roles or ("prefill" in roles) != ("decode" in roles):
-        raise InfeasibleError("A phase has no replica.", resolve="keep one of each.")
-    if not _runs(design):
-        raise InfeasibleError("The engine cannot run it.", resolve="change something else.")
-    count: Counter[str] = Counter()
-    names = []
-    for pipeline, role in design.parts:
-        where = "+".join(
-            dict.fromkeys(pipeline.model.machines[stage.machine].name for stage in pipeline.stages)
-        )
-        label = where if role == "both" else f"{where} {role}"
-        names.append(f"{label}/{count[label]}")
-        count[label] += 1
-    transfer = KvTransfer(bits=design.bits)
-    links: list[tuple[str, str, KvLink]] = [
-        (names[a], names[b], transfer.link(one, two))
-        for a, (one, first) in enumerate(design.parts)
-        for b, (two, second) in enumerate(design.parts)
-        if (first, second) == ("prefill", "decode")
-    ]
-    nodes = [
-        assumptions.replica(pipeline, name, role)
-        for (pipeline, role), name in zip(design.parts, names, strict=True)
-    ]
-    assert base.deployment is not None
-    return plan_of(
-        base.planner,
-        Deployment(base.deployment.name, tuple(nodes), tuple(links)),
-        [pipeline for pipeline, _ in design.parts],
-        router,
-        routing,
-        bound_rps=base.bound_rps,
-        bound=base.bound,
-        options=base.options,
-    )
-
-
-def _neighbours(design: _Design) -> Iterator[tuple[str, _Design]]:
-    """Designs one change away, in a fixed order: whole kinds of machines, machines, phases."""
-    for what, changed in chain(_divided(design), _flipped(design)):
-        if _runs(changed):
-            yield what, changed
-
-
-def _runs(design: _Design) -> bool:
-    """Whether the engine can run every replica, and send KV caches between those of both phases."""
-    costs = design.costs
-    ends: dict[Role, list[PipelineStage]] = {"prefill": [], "decode": [], "both": []}
-    for pipeline, role in design.parts:
-        if costs.misfit(pipeline.stages, role):
-            return False
-        ends[role].append(pipeline.stages[0])
-    return all(costs.splits(a, b) for a, b in product(ends["prefill"], ends["decode"]))
-
-
-def _divided(design: _Design) -> Iterator[tuple[str, _Design]]:
-    costs = design.costs
-    spanned = {
-        stage.machine
-        for pipeline, _ in design.parts
-        if len({one.machine for one in pipeline.stages}) > 1
-        for stage in pipeline.stages
-    }
-    kinds: dict[tuple[object, ...], list[int]] = {}
-    for m, machine in enumerate(costs.machines):
-        if m not in spanned:
-            key = (machine.gpu, machine.count, machine.link)
-            kinds.setdefault(key, []).append(m)
-    for together in (True, False):
-        for numbers in kinds.values():
-            if together and len(numbers) == 1:
-                continue
-            for some in [numbers] if together else [[m] for m in numbers]:
-                for division in _divisions(costs, some[0]):
-                    changed = _redivided(design, some, division)
-                    if changed is not None:
-                        where = costs.machines[some[0]]
-                        label = f"all {where.gpu.name}" if together else where.name
-                        degrees = " + ".join(map(str, division))
-                        yield f"{label} divided into {degrees}", changed
-
-
-def _divisions(costs: CostModel, machine: int) -> tuple[tuple[int, ...], ...]:
-    """Ways to divide a machine into instances of degrees that the model fits."""
-    count = costs.machines[machine].count
-    fitting = tuple(
-        t
-        for t in _DEGREES
-        if t <= count
-        and costs.divides(t)
-        and costs.most_layers(machine, t, first=True, last=True) >= costs.llm.layers
-    )
-    return divisions(count, fitting) if fitting else ()
-
-
-def _redivided(
-    design: _Design, machines: Sequence[int], division: tuple[int, ...]
-) -> _Design | None:
-    """The design with machines divided anew into replicas for both phases; None if it is that."""
-    costs = design.costs
-    kept = [part for part in design.parts if part[0].stages[0].machine not in machines]
-    before: Counter[tuple[int, int]] = Counter()
-    for pipeline, role in design.parts:
-        if pipeline.stages[0].machine in machines:
-            whole = role == "both" and len(pipeline.stages) == 1
-            before[pipeline.stages[0].machine, pipeline.stages[0].gpus if whole else 0] += 1
-    made: list[tuple[Pipeline, Role]] = [
-        (costs.pipeline([PipelineStage(m, degree, costs.llm.layers)]), "both")
-        for m in machines
-        for degree in division
-    ]
-    if before == Counter((m, degree) for m in machines for degree in division):
-        return None
-    return _Design((*kept, *made), design.bits)
-
-
-def _flipped(design: _Design) -> Iterator[tuple[str, _Design]]:
-    """Another phase for one replica of each kind, or for two of different kinds at once."""
-    costs = design.costs
-    first: dict[tuple[object, ...], int] = {}
-    for k, (pipeline, role) in enumerate(design.parts):
-        first.setdefault((pipeline.label, role), k)
-    if len(costs.machines) > 1 and costs.cluster.network is None:
+    made = race.plan.deployment
+    if made is None or made.replicas[0].engine.batching != "chunked":
         return
-    one_each = list(first.values())
-
-    def changed(roles: dict[int, Role]) -> _Design:
-        parts = tuple((p, roles.get(k, role)) for k, (p, role) in enumerate(design.parts))
-        return _Design(parts, design.bits)
-
-    split = any(role != "both" for _, role in design.parts)
-    for k in one_each:
-        pipeline, role = design.parts[k]
-        for other in _ROLES:
-            if other != role and split:
-                yield f"{pipeline.label} for {other}", changed({k: other})
-    if not split:
-        for a in one_each:
-            for b in range(len(design.parts)):
-                if a != b and (b in one_each or b == a + 1):
-                    what = f"{design.parts[a][0].label} for prefill, "
-                    what += f"{design.parts[b][0].label} for decode"
-                    yield what, changed({a: "prefill", b: "decode"})
+    if race.question.max_step_tokens is not None:
+        return
+    known = {one.gpu: one.engine.max_step_tokens for one in made.replicas if one.role != "decode"}
+    for gpu, tokens in known.items():
+        for factor in (0.5, 2.0):
+            size = round(factor * tokens)
+            while gpu is not None and size in assumptions.STEP_TOKENS:
+                what = f"steps of {size:,} tokens on {gpu.name}"
+                if race.attempt(what, partial(_sized, race.plan, {gpu.name: size})) <= 0:
+                    break
+                size = round(factor * size)
 
 
-_ROLES: tuple[Role, ...] = ("prefill", "decode", "both")
+def _sized(plan: Plan, sizes: dict[str, int]) -> Plan:
+    """The plan with steps of so many tokens by GPU type."""
+    made = plan.deployment
+    assert made is not None
+    nodes = tuple(
+        replace(one, engine=replace(one.engine, max_step_tokens=sizes[one.gpu.name]))
+        if one.gpu is not None and one.gpu.name in sizes
+        else one
+        for one in made.replicas
+    )
+    return replace(plan, serving=replace(made, replicas=nodes))

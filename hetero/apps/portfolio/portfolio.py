@@ -8,14 +8,15 @@ of them or a change of one that was played and carried more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from hetero.apps.portfolio.base import Planner
 from hetero.apps.portfolio.bound import Bound, bound
 from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.improve import Change, Improved, improve, resized
+from hetero.apps.portfolio.improve import improve
 from hetero.apps.portfolio.planners import planners as all_planners
+from hetero.apps.portfolio.race import Change
 from hetero.apps.portfolio.score import Rank, Score, score
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
@@ -33,12 +34,15 @@ class Tried:
         Its plan and what that delivers; None where there is none.
     reason
         Why there is none; empty where there is one.
+    proof
+        What the search showed of all layouts, where this is the plan that it ended with.
     """
 
     planner: str
     plan: Plan | None = None
     score: Score | None = None
     reason: str = ""
+    proof: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,9 +57,11 @@ class Portfolio(Shown):
     best
         The row of the highest goodput.
     changes
-        By planner: changes of its plan that were kept, with the load carried after each.
+        Those of the best single plan that were kept, with the load carried after each.
     played
-        Changes that were tried.
+        Designs that were raced.
+    proof
+        What that shows of all layouts, in a sentence.
     bound
         What no plan exceeds; None where no bound is known.
     """
@@ -64,8 +70,9 @@ class Portfolio(Shown):
     tried: tuple[Tried, ...]
     best: Tried
     bound: Bound | None
-    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
+    changes: tuple[Change, ...] = ()
     played: int = 0
+    proof: str = ""
 
     @property
     def plan(self) -> Plan:
@@ -110,6 +117,7 @@ class Portfolio(Shown):
             f"No plan carries more than {limit:.4g} requests/s, whatever the targets."
             if limit is not None
             else "",
+            self.proof,
         )
         return Table.of(f"Portfolio: {self.question.name}", columns, rows, *told)
 
@@ -169,37 +177,24 @@ def portfolio(
             f"No planner has a plan for {question.name}. {reasons}",
             resolve="offer more or larger GPUs, a smaller model or precision, or relax targets.",
         )
-    ranked = sorted(good, key=_key, reverse=True)
-    improved = _improved(question, ranked[: effort.improved], tuple(seeds), effort.moves)
-    found = max(improved, key=lambda one: sum(one.carried_rps))
-    if effort.moves:
-        improved.remove(found)
-        found = resized(found, question, seeds=tuple(seeds))
-        improved.append(found)
-    changes = {one.plan.planner: one.changes for one in improved if one.changes}
-    played = sum(one.played for one in improved)
+    ranked = sorted(good, key=_key, reverse=True)[: max(1, effort.improved)]
+    starts = [(one.plan, one.score.seeds_rps) for one in ranked if one.plan and one.score]
+    found = improve(
+        starts, question, seeds=tuple(seeds), designs=effort.designs_for(question.cluster)
+    )
     if found.changes:
         notes = tuple(f"Changed: {change.what}." for change in found.changes)
-        plan = replace(
-            found.plan,
-            planner=IMPROVED,
-            notes=(f"From the plan of {found.plan.planner}.", *notes, *found.plan.notes),
-        )
-        # The search went by short runs; what counts is what all others are scored by.
-        tried.append(Tried(IMPROVED, plan, score(plan, question, seeds=seeds)))
+        notes = (f"From the plan of {ranked[0].planner}.", *notes, *found.plan.notes)
+        plan = replace(found.plan, planner=IMPROVED, notes=notes)
+        known = found.carried_rps
+        better = score(plan, question, seeds=seeds, known=known)
+        tried.append(Tried(IMPROVED, plan, better, proof=found.proof))
+    else:
+        tried[tried.index(ranked[0])] = replace(ranked[0], proof=found.proof)
     best = max((one for one in tried if one.score is not None), key=_key)
-    return Portfolio(question, tuple(tried), best, bound(question), changes, played)
-
-
-def _improved(
-    question: Question, ranked: Sequence[Tried], seeds: tuple[int, ...], moves: int
-) -> list[Improved]:
-    """The best plans, each changed for the better as far as so many changes go."""
-    return [
-        improve(one.plan, question, one.score.goodput_rps.mean, seeds=seeds, moves=moves)
-        for one in ranked
-        if one.plan and one.score
-    ]
+    return Portfolio(
+        question, tuple(tried), best, bound(question), found.changes, found.played, found.proof
+    )
 
 
 def ask(planner: Planner, question: Question, seeds: Sequence[int] = (0,)) -> Tried:

@@ -283,13 +283,13 @@ def _shown(question: Question) -> float:
 def margin(plan: Plan, question: Question, rate_rps: float, seed: int) -> float:
     """By how much a plan passes a short run at a rate, as a share of the requests.
 
-    What the share that meets every target exceeds the goal by; without targets, what the growth of
-    the backlog stays below :data:`GROWTH`. With targets growth is no sign, since a run so short
-    begins with an empty fleet. Below 0 if it does not pass.
+    With targets, the share that meets all of them less what it has to be; growth is no sign there,
+    since a run so short begins with an empty fleet. Without, what the growth of the backlog stays
+    below :data:`GROWTH`. Below 0 if it does not pass.
     """
     run = plan.simulate(question.arrivals(rate_rps, seed=seed), seed)
     seen = question.load().rule.judge(run)
-    enough = seen.attained - question.goal
+    enough = seen.attained - seen.needed
     return enough if question.slo != Slo() else min(enough, GROWTH - seen.growth)
 
 

@@ -1,0 +1,277 @@
+r"""The search: designs race against the best plan so far, under the one rule of a sustained rate.
+
+A design is raced at the rate that the best plan sustains and a little more, by runs that grow: one
+that misses the goal by far in few requests gets no more of them, and one that passes the rule is
+the best from then on, at the largest rate that it sustains. What comes in which order depends on
+the plans so far alone, never on how many designs may be raced; so a larger budget begins with the
+same designs, and what is found never falls.
+
+Beside the best plan stand its neighbours, other routers, and whatever else a caller tries; where
+none is better, the layouts of the whole fleet follow by their bounds
+(:mod:`hetero.planners.search.space`). Once the bound of all that are left is below the best plan,
+it is the best of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from hetero.apps.portfolio.score import goodput
+from hetero.errors import HeteroError
+from hetero.planners.search.space import ReplicaLayout, ReplicaSpace
+from hetero.plans import Plan
+from hetero.question import Question, judged
+from hetero.routers import Builtin
+from hetero.simulator import Slo
+from hetero.workload import Trace
+
+Ruled = tuple[str, Builtin]
+"""A router in words, and itself."""
+Build = Callable[[Plan, ReplicaLayout, str, Builtin], Plan]
+"""The plan of a layout and a router, by the names and with the steps of another plan."""
+
+GAIN = 1.005
+"""A design must sustain so much more than the best plan so far."""
+SLACK = 1.05
+"""Over its bound a design may look better, by the sample of requests and the rule's precision."""
+OURS = 2
+"""Routers that every layout is raced with before any layout is with the others."""
+
+_LEAST_SHARE = 1e-3  # of the case's load that a plan must sustain where the one before does none
+_SHORT = ((1 / 16, 0.2), (1 / 4, 0.1))  # of the requests of the rule; below the goal
+_SHORT_IN_BURSTS = 0.4  # below the goal
+_FEWEST = 300  # requests
+_HOPELESS = 0.4  # below the goal: other routers do not help
+_BATCH = 32  # layouts
+_CLIMB = 500  # designs near each plan that is given
+_BOUNDED = 50  # ways to divide the fleet, per design that may be raced
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One kept change: what was done, and the load that the plan carried then [requests/s]."""
+
+    what: str
+    carried_rps: float
+
+
+class Race:
+    """The best plan so far, what it carries, and how many designs may still be raced.
+
+    Parameters
+    ----------
+    plan, carried_rps
+        One to begin with, and the rate that it sustains with the arrivals of each seed.
+    """
+
+    def __init__(
+        self,
+        question: Question,
+        plan: Plan,
+        carried_rps: Sequence[float],
+        *,
+        seeds: Sequence[int],
+        budget: int,
+    ) -> None:
+        self.question, self.seeds = question, tuple(seeds)
+        self.plan, self.carried_rps = plan, tuple(carried_rps)
+        self.budget = self.left = budget
+        self.changes: list[Change] = []
+        self._drawn: dict[tuple[float, int], Trace] = {}
+
+    @property
+    def mean_rps(self) -> float:
+        """Rate that the best plan so far sustains, over the seeds."""
+        return sum(self.carried_rps) / len(self.carried_rps)
+
+    def attempt(self, what: str, make: Callable[[], Plan]) -> float:
+        """Race a plan, and keep it if it is better: above 0 if so, else by how much it misses."""
+        if self.left < 1:
+            return -1.0
+        self.left -= 1
+        try:
+            return self._confirmed(what, make())
+        except HeteroError:
+            return -1.0  # what no plan can have, such as a router that needs more
+
+    def _confirmed(self, what: str, plan: Plan) -> float:
+        if (missed := self.missed(plan)) < 0:
+            return missed
+        rates = goodput(plan, self.question, self.seeds)
+        if sum(rates) <= sum(self.carried_rps):
+            return 0.0
+        self.plan, self.carried_rps = plan, rates
+        self.changes.append(Change(what, self.mean_rps))
+        self._drawn.clear()
+        return 1.0
+
+    @property
+    def _wanted(self) -> float:
+        return GAIN * self.carried_rps[0] or _LEAST_SHARE * self.question.rate_rps
+
+    def missed(self, plan: Plan) -> float:
+        """By how much a plan misses the goal at the rate of the best so far; 0 if it does not."""
+        load = self.question.load(self._wanted)
+        whole = load.requests(plan)
+        for share, allowed in _SHORT if load.slo != Slo() else ():
+            few = max(_FEWEST, int(share * whole))
+            if load.process != "poisson":
+                allowed = _SHORT_IN_BURSTS
+            if few < whole / 2:
+                run = plan.simulate(self._arrivals(few), self.seeds[0])
+                if (short := load.rule.judge(run).attained - load.goal) < -allowed:
+                    return short
+        seen = judged(plan, load, self.seeds[0])[1]
+        return 0.0 if seen.sustained else min(seen.attained - seen.needed, -1e-9)
+
+    def _arrivals(self, count: int) -> Trace:
+        key = (self._wanted, count)
+        if key not in self._drawn:
+            self._drawn[key] = self.question.load(self._wanted).arrivals(count, self.seeds[0])
+        return self._drawn[key]
+
+
+@dataclass(eq=False)
+class LayoutRace:
+    """A race over the layouts of a space.
+
+    Parameters
+    ----------
+    routers
+        Every layout is raced with the first :data:`OURS` before any is with the others.
+    polish
+        Called where no router is better, with the race: what else may change in its best plan.
+    jobs
+        Processes that race layouts side by side; what is found is the same for any number.
+    """
+
+    race: Race
+    space: ReplicaSpace
+    build: Build
+    routers: Sequence[Ruled]
+    polish: Callable[[Race], None] = lambda race: None
+    jobs: int = 1
+    _raced: set[object] = field(default_factory=set)
+
+    def run(self, layouts: Sequence[ReplicaLayout] = ()) -> str:
+        """Race what is near these layouts, then all, and say in a sentence what that shows."""
+        for layout in layouts:
+            self._climb(layout)
+        said, complete = self._sweep(self.routers[:OURS])
+        if complete and len(self.routers) > OURS:
+            further, complete = self._sweep(self.routers)
+            said = further if complete else said
+        return said
+
+    def _climb(self, layout: ReplicaLayout) -> None:
+        """What is near a layout of its own accord, and the best plan where that is better."""
+        whole, raced = self.race, self._raced
+        plan = self.build(whole.plan, layout, *self.routers[0])
+        rates = goodput(plan, whole.question, whole.seeds)
+        budget = min(whole.left, _CLIMB)
+        self.race = Race(whole.question, plan, rates, seeds=whole.seeds, budget=budget)
+        self._raced = set()
+        self._settle(layout)
+        found, self.race, self._raced = self.race, whole, raced
+        whole.left -= budget - found.left
+        if found.mean_rps > whole.mean_rps:
+            whole.plan, whole.carried_rps = found.plan, found.carried_rps
+            whole.changes = [*found.changes] or [
+                Change(f"routing: {found.plan.routing}", found.mean_rps)
+            ]
+
+    def _settle(self, layout: ReplicaLayout) -> None:
+        """All routers, what the caller tries, and neighbours, until nothing is better."""
+        better: ReplicaLayout | None = layout
+        general = self.routers[0]
+        while better is not None and self.race.left:
+            layout = better
+            for ruled in self.routers:
+                if self._attempt("", layout, ruled) > 0:
+                    general = ruled
+            self.polish(self.race)
+            near = (one for one in self.space.neighbours(layout) if not self._worse(one[1]))
+            won = (one for what, one in near if self._attempt(what, one, general) > 0)
+            better = next(won, None)
+
+    def _sweep(self, routers: Sequence[Ruled]) -> tuple[str, bool]:
+        """Race all layouts by their bounds until those that are left are worse; whether all are."""
+        source = self.space.layouts()
+        ways, discarded, limit, known = 0, 0, np.inf, (0, np.inf)
+        most = min(self.space.count, _BOUNDED * self.race.budget)
+        while limit * SLACK >= self.race.mean_rps and self.race.left and ways < most:
+            batch, known = list[ReplicaLayout](), (ways, limit)
+            for limit, some in islice(source, _BATCH):
+                if limit * SLACK < self.race.mean_rps:
+                    break
+                good = [one for one in some if not self._worse(one)]
+                ways, discarded = ways + 1, discarded + (not good)
+                batch += good
+            else:
+                limit = limit if ways < self.space.count else 0.0
+            for one, missed in zip(batch, self._near(batch, routers), strict=True):
+                won = [
+                    self._attempt("", one, ruled) > 0 if near >= 0 else self._skip(one, ruled)
+                    for ruled, near in zip(routers, missed, strict=False)
+                ]
+                if any(won):
+                    self._settle(one)
+        worse = limit * SLACK < self.race.mean_rps or ways == self.space.count
+        complete = worse and self.race.left > 0
+        all_, discarded = self.space.count, discarded + self.space.count - ways
+        what = "ways to divide the fleet into whole replicas and phases"
+        under = f"with {len(routers)} router{'s' if len(routers) > 1 else ''} each"
+        if complete:
+            said = f"It is the best of all {all_:,} {what}, {under}"
+            said += f"; {discarded:,} were discarded by their bounds." if discarded else "."
+        else:
+            ways, limit = known if not self.race.left else (ways, limit)
+            said = (
+                f"It is the best of {ways:,} of {all_:,} {what}, {under}; none of the "
+                f"others serves more than {limit:.4g} requests/s."
+            )
+        return said, complete
+
+    def _near(self, batch: list[ReplicaLayout], routers: Sequence[Ruled]) -> list[list[float]]:
+        """By how much layouts miss with each router, until one shows that none will do."""
+        if self.jobs < 2:
+            return [_misses(self.race, self.build, one, routers) for one in batch]
+        from joblib import Parallel, delayed
+
+        calls = (delayed(_misses)(self.race, self.build, one, routers) for one in batch)
+        return list(Parallel(n_jobs=self.jobs)(calls))
+
+    def _worse(self, layout: ReplicaLayout) -> bool:
+        return self.space.bound_rps(layout) * SLACK < self.race.mean_rps
+
+    def _skip(self, layout: ReplicaLayout, ruled: Ruled) -> bool:
+        self._raced.add((self.space.key(layout), ruled[0]))
+        self.race.left -= self.race.left > 0
+        return False
+
+    def _attempt(self, what: str, layout: ReplicaLayout, ruled: Ruled) -> float:
+        key = (self.space.key(layout), ruled[0])
+        if key in self._raced:
+            return -1.0
+        self._raced.add(key)
+        label = ", ".join(filter(None, (what, f"routing: {ruled[0]}")))
+        return self.race.attempt(label, partial(self.build, self.race.plan, layout, *ruled))
+
+
+def _misses(
+    race: Race, build: Build, layout: ReplicaLayout, routers: Sequence[Ruled]
+) -> list[float]:
+    found: list[float] = []
+    for ruled in routers:
+        try:
+            found.append(race.missed(build(race.plan, layout, *ruled)))
+        except HeteroError:
+            found.append(-1.0)
+        if found[-1] < -_HOPELESS:
+            break
+    return found

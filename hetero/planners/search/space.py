@@ -1,0 +1,285 @@
+"""What a fleet can be divided into: whole replicas with their phases, the best bounds first.
+
+A machine is divided into instances: a tensor-parallel degree, with as many pipeline stages as the
+model takes at it, each for prefill, decode or both; or it stays idle. Machines that are alike are
+one kind, and a layout says how many of them are divided in which way, not which.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise, product
+from typing import TypeAlias
+
+import numpy as np
+
+from hetero.arrays import Floats
+from hetero.costs.cost import CostModel, PipelineStage
+from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import replica
+from hetero.costs.transfer import Bits
+from hetero.deployment import Replica, Role
+from hetero.errors import HeteroError
+from hetero.planners.search.prices import WorkPrices
+
+Parts: TypeAlias = tuple[tuple[Pipeline, Role], ...]
+Division: TypeAlias = tuple[tuple[int, int, Role], ...]
+"""Instances of one machine by degree, pipeline stages and phase; none where it is idle."""
+
+_DEGREES = (8, 4, 2, 1)
+_ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
+_LEAST_TOKENS = 16  # of a KV cache: a block
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplicaLayout:
+    """Pipelines with their phases, and the bits in which KV caches travel between them."""
+
+    parts: Parts
+    bits: Bits
+
+    @property
+    def split(self) -> bool:
+        """Whether some replicas serve one phase."""
+        return any(role != "both" for _, role in self.parts)
+
+    def runs(self) -> bool:
+        """Whether both phases are served, and the engine can run and connect all replicas."""
+        ends: dict[Role, set[PipelineStage]] = {role: set() for role in _ROLES}
+        for pipeline, role in self.parts:
+            if pipeline.model.misfit(pipeline.stages, role):
+                return False
+            ends[role].add(pipeline.stages[0])
+        if not self.parts or bool(ends["prefill"]) != bool(ends["decode"]):
+            return False
+        splits = self.parts[0][0].model.splits
+        return all(splits(a, b) for a, b in product(ends["prefill"], ends["decode"]))
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicaSpace:
+    """All layouts of a fleet.
+
+    Parameters
+    ----------
+    bits
+        In which KV caches may travel.
+    prices
+        Prices of work that layouts are bounded by.
+    replica
+        A costed pipeline as it is simulated.
+
+    Examples
+    --------
+    >>> from hetero import workload
+    >>> from hetero.catalog import llm
+    >>> from hetero.cluster import cluster
+    >>> from hetero.question import Load
+    >>> costs = CostModel(cluster("thunderserve-a5000-pair"), llm("Llama-3-8B"))
+    >>> chats = Load(workload.load("azure2023_conv"), 1.0)
+    >>> space = ReplicaSpace(costs, (16,), WorkPrices.of(chats, pairs=0.0))
+    >>> space.count, [len(one.parts) for _, some in space.layouts() for one in some]
+    (10, [2, 2, 1])
+    """
+
+    costs: CostModel
+    bits: tuple[Bits, ...]
+    prices: WorkPrices
+    replica: Callable[[Pipeline, str, Role], Replica] = replica
+    _parts: dict[tuple[int, Division], Parts] = field(default_factory=dict, repr=False)
+    _values: dict[object, Floats] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of machines that are alike, kind by kind."""
+        found: dict[tuple[object, ...], list[int]] = {}
+        for m, one in enumerate(self.costs.machines):
+            key = (one.gpu, one.count, one.link, one.region, one.usd_per_h, self.costs.reach_s(m))
+            found.setdefault(key, []).append(m)
+        return tuple(map(tuple, found.values()))
+
+    @cached_property
+    def divisions(self) -> list[list[tuple[float, Division]]]:
+        """By kind its divisions with their values at the prices that bound all layouts best."""
+        ways = [self._divisions(numbers[0]) for numbers in self.kinds]
+        worth = [
+            np.array([self._worth(self.parts(of[0], one)) for one in each])
+            for of, each in zip(self.kinds, ways, strict=True)
+        ]
+        best = [len(of) * one.max(axis=0) for of, one in zip(self.kinds, worth, strict=True)]
+        at = int(np.sum(best, axis=0).argmin())
+        pairs = [
+            zip(one[:, at].tolist(), each, strict=True)
+            for one, each in zip(worth, ways, strict=True)
+        ]
+        return [sorted(each, key=lambda one: -one[0]) for each in pairs]
+
+    @cached_property
+    def count(self) -> int:
+        """Ways to divide the fleet, with those that serve only one phase or that no engine runs."""
+        pairs = zip(self.kinds, self.divisions, strict=True)
+        return math.prod(math.comb(len(one) + len(ways) - 1, len(one)) for one, ways in pairs)
+
+    def parts(self, machine: int, division: Division) -> Parts:
+        """Costed replicas of a divided machine."""
+        if (key := (machine, division)) not in self._parts:
+            self._parts[key] = tuple(
+                (self._pipeline(machine, degree, stages), role) for degree, stages, role in division
+            )
+        return self._parts[key]
+
+    def bound_rps(self, layout: ReplicaLayout) -> float:
+        """The most that a layout serves, whatever the router [requests/s]."""
+        return float(self._worth(layout.parts).min())
+
+    def key(self, layout: ReplicaLayout) -> object:
+        """The same for layouts that differ only in which of alike machines does what."""
+        alike = (tuple(sorted(_contents(layout, m) for m in numbers)) for numbers in self.kinds)
+        return (*alike, layout.bits if layout.split else 0)
+
+    def layouts(self) -> Iterator[tuple[float, list[ReplicaLayout]]]:
+        """All ways to divide the fleet, the best first at the prices that bound all best.
+
+        They come with what neither they nor any after them exceed [requests/s]; as a layout for
+        each number of bits where phases are split, and none where nothing runs.
+        """
+        order = [(kind, m) for kind, numbers in enumerate(self.kinds) for m in numbers]
+
+        def chosen(state: tuple[int, ...]) -> list[tuple[float, Division]]:
+            return [self.divisions[k][i] for (k, _), i in zip(order, state, strict=True)]
+
+        def entry(state: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+            return -sum(value for value, _ in chosen(state)), state
+
+        heap = [entry((0,) * len(order))]
+        while heap:
+            negative, state = heapq.heappop(heap)
+            own = zip(order, chosen(state), strict=True)
+            parts = tuple(part for (_, m), (_, one) in own for part in self.parts(m, one))
+            found = [ReplicaLayout(parts, bits) for bits in self.bits]
+            found = found if found[0].split else found[:1]
+            yield -negative, found if found[0].runs() else []
+            # Each state has one parent: with its last number that is not 0 one lower.
+            last = max((j for j, i in enumerate(state) if i), default=0)
+            for j in range(last, len(order)):
+                kind, i = order[j][0], state[j] + 1
+                follows = j > 0 and order[j - 1][0] == kind
+                if i < len(self.divisions[kind]) and not (follows and i > state[j - 1]):
+                    heapq.heappush(heap, entry((*state[:j], i, *state[j + 1 :])))
+
+    def neighbours(self, layout: ReplicaLayout) -> list[tuple[str, ReplicaLayout]]:
+        """Layouts one change away, the best bounds first: of alike machines, of one, of phases."""
+        found = list(self._flipped(layout))
+        for kind, numbers in enumerate(self.kinds):
+            groups: dict[object, list[int]] = {}
+            for m in numbers:
+                groups.setdefault(_contents(layout, m), []).append(m)
+            for alike, (_, division) in product(groups.values(), self.divisions[kind]):
+                for n in sorted({len(alike), (len(alike) + 1) // 2, 1}):
+                    some = alike[:n]
+                    # What spans machines goes as a whole.
+                    kept = [part for part in layout.parts if not _machines(part[0]) & set(some)]
+                    made = [part for m in some for part in self.parts(m, division)]
+                    where = ", ".join(self.costs.machines[m].name for m in some)
+                    changed = ReplicaLayout((*kept, *made), layout.bits)
+                    found.append((f"{where} {_words(division)}", changed))
+        good = [one for one in found if one[1].runs()]
+        return sorted(good, key=lambda one: -self.bound_rps(one[1]))
+
+    def _flipped(self, layout: ReplicaLayout) -> Iterator[tuple[str, ReplicaLayout]]:
+        """Another phase for a replica of each kind, or one each for two of them."""
+        first: dict[object, int] = {}
+        for k, (pipeline, role) in enumerate(layout.parts):
+            first.setdefault((pipeline.label, role), k)
+        changes: list[dict[int, Role]] = [{k: r} for k in first.values() for r in self._roles]
+        if len(self._roles) > 1:
+            pairs = product(first.values(), repeat=2)
+            changes += [{a: "prefill", b + (a == b): "decode"} for a, b in pairs]
+        for one in changes:
+            if max(one) < len(layout.parts):
+                parts = tuple((p, one.get(k, role)) for k, (p, role) in enumerate(layout.parts))
+                words = ", ".join(f"{layout.parts[k][0].label} for {r}" for k, r in one.items())
+                yield words, ReplicaLayout(parts, layout.bits)
+
+    @cached_property
+    def _roles(self) -> tuple[Role, ...]:
+        alone = len(self.costs.machines) == 1 or self.costs.cluster.network is not None
+        return _ROLES if alone else _ROLES[:1]
+
+    def _worth(self, parts: Parts) -> Floats:
+        """The most that replicas serve together at each price."""
+        found = np.zeros_like(self.prices.prompt)
+        for pipeline, role in parts:
+            stages = zip(pipeline.stages, pipeline.machines, strict=True)
+            key = (*((one.gpu.name, one.link, s.gpus, s.layers) for s, one in stages), role)
+            if key not in self._values:
+                self._values[key] = self.prices.values(self.replica(pipeline, "", role))
+            found = found + self._values[key]
+        return found
+
+    def _divisions(self, machine: int) -> list[Division]:
+        """Idle, and every division that leaves no room for a further instance."""
+        count = self.costs.machines[machine].count
+        shapes = [
+            (degree, stages)
+            for degree in _DEGREES
+            if degree <= count and self.costs.divides(degree)
+            for stages in [self._stages(machine, degree)]
+            if stages
+        ]
+        instances = [(*shape, role) for shape in shapes for role in self._roles]
+        least = min((degree * stages for degree, stages in shapes), default=count + 1)
+
+        def fill(left: int, start: int) -> Iterator[Division]:
+            if left < least:
+                yield ()
+            for k in range(start, len(instances)):
+                rest = left - instances[k][0] * instances[k][1]
+                if rest >= 0:
+                    yield from ((instances[k], *more) for more in fill(rest, k))
+
+        return [(), *(fill(count, 0) if shapes else ())]
+
+    def _stages(self, machine: int, degree: int) -> int:
+        """Fewest pipeline stages in which the model fits a machine at a degree; 0 if in none."""
+        for stages in range(1, self.costs.machines[machine].count // degree + 1):
+            try:
+                if self._pipeline(machine, degree, stages).kv_tokens >= _LEAST_TOKENS:
+                    return stages
+            except HeteroError:
+                continue
+        return 0
+
+    def _pipeline(self, machine: int, degree: int, stages: int) -> Pipeline:
+        cuts = [round(k * self.costs.llm.layers / stages) for k in range(stages + 1)]
+        return self.costs.pipeline(
+            [PipelineStage(machine, degree, b - a) for a, b in pairwise(cuts)]
+        )
+
+
+def _machines(pipeline: Pipeline) -> set[int]:
+    return {stage.machine for stage in pipeline.stages}
+
+
+def _contents(layout: ReplicaLayout, machine: int) -> tuple[object, ...]:
+    """What stands on a machine: the same where machines are divided in the same way."""
+    own = []
+    for pipeline, role in layout.parts:
+        if machine in (on := _machines(pipeline)):
+            # Pipelines over machines are told apart by these.
+            where = tuple(s.machine if len(on) > 1 else -1 for s in pipeline.stages)
+            own.append((where, tuple((s.gpus, s.layers) for s in pipeline.stages), role))
+    return tuple(sorted(own))
+
+
+def _words(division: Division) -> str:
+    each = (
+        f"{n} x TP {degree}{f' PP {stages}' if stages > 1 else ''} for {role}"
+        for (degree, stages, role), n in Counter(division).items()
+    )
+    return f"divided into {', '.join(each)}" if division else "left idle"
