@@ -63,6 +63,9 @@ class RequestSchedulingSection(Section):
     thetas: list[Annotated[float, Field(ge=0)]] = Field(
         min_length=1, description="weights of the KV usage in eq. 7; 2 in the paper"
     )
+    spreads: list[Annotated[float, Field(ge=0)]] = Field(
+        min_length=1, description="spreads of the logarithm of predicted over true outputs"
+    )
     overheads_ms: list[Annotated[float, Field(ge=0)]] = Field(
         min_length=1, description="engine time per step for the sensitivity [ms]"
     )

@@ -94,6 +94,32 @@ def rate_name(rate_rps: float) -> str:
     return "all at once" if np.isinf(rate_rps) else f"{rate_rps:g} req/s"
 
 
+@dataclass(frozen=True, slots=True)
+class Erring:
+    r"""Predictions that err by a known spread: the true output times :math:`e^{\sigma z}`.
+
+    With z standard normal, one for each request; the median of the factor is 1.
+
+    Parameters
+    ----------
+    spread
+        Sigma, the spread of the logarithm of predicted over true outputs.
+
+    Examples
+    --------
+    >>> chats = Trace([0.0, 1.0], [100, 100], [7, 400])
+    >>> Erring(0.0).predict(chats, np.random.default_rng(0)).tolist()
+    [7, 400]
+    """
+
+    spread: float
+
+    def predict(self, trace: Trace, rng: np.random.Generator) -> NDArray[np.int32]:
+        """Predicted output tokens, at least 1 and less than a million."""
+        factors = np.exp(self.spread * rng.standard_normal(len(trace)))
+        return np.clip(np.rint(factors * trace.output_tokens), 1, 10**6).astype(np.int32)
+
+
 @dataclass(frozen=True)
 class Workbench:
     """Samples of ``requests`` lengths, one for each seed; ``show`` shows progress."""
