@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import aiohttp
 import numpy as np
 
 from hetero.apps.serving.bodies import Held
@@ -20,6 +19,7 @@ from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
 from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lengths import LengthEstimates
+from hetero.apps.serving.lines import Pool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
@@ -80,7 +80,7 @@ class Dispatcher:
         self.away = 0  # requests at engines
         #: How many may be there at once: what the process has descriptors for.
         self.room: Callable[[], int] = lambda: sys.maxsize
-        self.session: aiohttp.ClientSession | None = None
+        self.pool = Pool()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
@@ -101,7 +101,7 @@ class Dispatcher:
             seen = known.pop((backend.name, backend.url), None)
             if seen is None:
                 seen = Seen(backend, settings.limits, k)
-            seen.backend, seen.limits, seen.position = backend, settings.limits, k
+            seen.use(backend, settings.limits, k)
             engines.append(seen)
         for gone in known.values():
             gone.position = -1
@@ -162,13 +162,7 @@ class Dispatcher:
         self.meters.mended("lengths")
 
     async def start(self) -> None:
-        """Open connections and begin to watch the engines."""
-        self.session = aiohttp.ClientSession(
-            # Shorter than what engines keep idle connections for: uvicorn has 5 s.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        """Begin to watch the engines."""
         await self._check()
         self._watch = asyncio.create_task(self._watching())
 
@@ -178,8 +172,7 @@ class Dispatcher:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        if self.session is not None:
-            await self.session.close()
+        self.pool.sweep(all_of_them=True)
 
     async def _watching(self) -> None:
         while True:
@@ -191,6 +184,7 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
+        self.pool.sweep()
         self.follow_lengths()
         self.offer()
 
@@ -198,9 +192,8 @@ class Dispatcher:
         """Check an engine's health now, once for all who ask."""
 
         async def check() -> None:
-            assert self.session is not None
             try:
-                seen.probed(self.now_s(), await probe(self.session, seen))
+                seen.probed(self.now_s(), await probe(self.pool, seen))
             finally:
                 del self._checks[seen]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -87,6 +88,9 @@ class Backend(_Strict):
     def _address(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError("write the address with its scheme, such as http://127.0.0.1:8001")
+        parts = urlsplit(value)
+        if not (parts.hostname and value.isascii()) or parts.port == 0:
+            raise ValueError("write an address with a host, in ASCII")
         return value.rstrip("/").removesuffix("/v1")
 
     def key(self) -> str:
