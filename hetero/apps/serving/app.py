@@ -50,7 +50,7 @@ class Pages:
         try:
             if exchange.method == "POST" and exchange.path in self._relays:
                 exchange.context = self._relays[exchange.path]
-                dispatcher.meters.received.inc()
+                dispatcher.meters.received += 1
                 check_key(dispatcher, exchange)
             if length := exchange.fields.get(b"content-length"):
                 exchange.share.check(int(length), dispatcher.settings.limits)
@@ -121,12 +121,10 @@ class Pages:
 
     def _plan(self, exchange: Exchange) -> tuple[int, Any]:
         check_key(self._dispatcher, exchange)
-        self._dispatcher.mend()  # an engine may have come or gone since the last decision
         return 200, self._dispatcher.plan.record()
 
     def _metrics(self, exchange: Exchange) -> tuple[int, Any]:
         check_key(self._dispatcher, exchange)
-        self._dispatcher.mend()
         return 200, self._dispatcher.meters.text()
 
 

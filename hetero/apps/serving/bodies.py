@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,13 +114,22 @@ class Asked:
         usage
             Whether it can be asked for counts.
         """
-        head: dict[str, Any] = {"model": model}
+        head = _named(model)
         if self.stream and usage:
             options = self.options if isinstance(self.options, dict) else {}
-            head["stream_options"] = options | {"include_usage": True}
+            head += _USAGE if not options else _options(options | {"include_usage": True})
         elif self.options is not None:
-            head["stream_options"] = self.options
-        return [_WRITE(head)[:-1].encode() + b",", self.rest]
+            head += _options(self.options)
+        return [head, self.rest]
+
+
+@lru_cache(maxsize=1024)
+def _named(model: str) -> bytes:
+    return f'{{"model":{_WRITE(model)},'.encode()
+
+
+def _options(value: Any) -> bytes:
+    return f'"stream_options":{_WRITE(value)},'.encode()
 
 
 @dataclass(slots=True)
@@ -249,5 +259,6 @@ def _no_number(name: str) -> Any:
 
 
 _READER = json.JSONDecoder(parse_constant=_no_number)
+_USAGE = b'"stream_options":{"include_usage":true},'
 # As it came, but for spaces; what is no Unicode (half a surrogate pair) or no number is an error.
 _WRITE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

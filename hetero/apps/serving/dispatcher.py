@@ -194,6 +194,7 @@ class Dispatcher:
         async def check() -> None:
             try:
                 seen.probed(self.now_s(), await probe(self.pool, seen))
+                self.mend()
             finally:
                 del self._checks[seen]
 
@@ -296,7 +297,6 @@ class Dispatcher:
 
     def offer(self) -> None:
         """Offer held requests to the router, the oldest first, until it defers one."""
-        self.mend()
         while self.held:
             ticket = self.held[0]
             waits = ticket.waits
@@ -363,6 +363,7 @@ class Dispatcher:
         for seen in ticket.case.guilty(answered=answered):
             last = not any(one.open for one in self.engines if one is not seen)
             seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
+        self.mend()
 
     def _back(self, ticket: Ticket) -> None:
         if ticket.engine is not None:

@@ -15,6 +15,7 @@ from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.latency import storage
+from hetero.latency.step import StepModel
 from hetero.naming import Line, Name
 from hetero.routers.base import Builtin
 from hetero.routers.named import factories
@@ -265,12 +266,15 @@ class DeploymentFile(_Strict):
         ParameterError
             If two backends have one name.
         """
-        return Deployment(self.model, tuple(self._replica(one) for one in self.backends))
+        # One object per file: engines of one kind are valued once for each request.
+        steps = {one.step: storage.load(self.folder / one.step) for one in self.backends}
+        found = (self._replica(one, steps[one.step]) for one in self.backends)
+        return Deployment(self.model, tuple(found))
 
-    def _replica(self, backend: Backend) -> Replica:
+    def _replica(self, backend: Backend, step: StepModel) -> Replica:
         return Replica(
             backend.name,
-            storage.load(self.folder / backend.step),
+            step,
             backend.kv_tokens,
             backend.kv_bytes_per_token,
             engine=Engine(
