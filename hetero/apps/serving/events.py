@@ -9,6 +9,7 @@ from typing import Any
 
 _END = re.compile(rb"\r?\n\r?\n")
 _LONGEST_END = 4  # bytes
+_SHORT = 32  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
@@ -80,6 +81,8 @@ class Events:
         """Whole events of what has come so far, to be passed on."""
         rest = self._rest
         begin = 0
+        if not rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            return data if self._read(data) else b""  # as most come: one whole event
         if rest:
             begin = max(len(rest) - _LONGEST_END + 1, 0)  # what was searched is not searched again
             rest += data
@@ -116,20 +119,21 @@ class Events:
 
     def _read(self, event: bytes) -> bool:
         """Note what an event says; whether it is passed on."""
-        payload = event[5:].strip() if event.startswith(b"data:") else b"\n"
-        if b"\n" in payload:  # comments, names or several lines of data
+        payload = event
+        if not event.startswith(b"data:") or event.find(b"\n") != len(event) - 2:
+            # Comments, names, several lines of data, or other ends of lines.
             lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
             if not lines:
                 return True
-            payload = b"\n".join(lines).strip()
-        if payload == b"[DONE]":
+            payload = b"data:" + b"\n".join(lines)
+        if len(payload) < _SHORT and payload[5:].strip() == b"[DONE]":
             self.done = True
             return True
         if _REASON.search(payload):
             self.finished = True
         # Reading every event as JSON would cost more than passing it on.
         if self.pieces == 0 or b'"usage"' in payload or b'"error"' in payload:
-            return self._parse(payload)
+            return self._parse(payload[5:])
         self.pieces += 1
         return True
 
