@@ -49,6 +49,7 @@ class Asked:
         Names of the request and of its trace, which engines are told.
     """
 
+    model: str
     stream: bool
     prompt: PromptSize
     allowed: int | None
@@ -81,7 +82,8 @@ class Asked:
         stream = body.get("stream")
         if not (stream is None or isinstance(stream, bool)):
             raise Refusal(400, "invalid_request", "'stream' has to be true, false or null.")
-        allowed = body.get("max_completion_tokens") or body.get("max_tokens")
+        limits = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+        allowed = next((body[name] for name in limits if body.get(name)), None)
         counted = isinstance(allowed, int) and not isinstance(allowed, bool) and allowed >= 1
         copies = body.get("n")
         rest = {k: v for k, v in body.items() if k not in ("model", "stream_options")}
@@ -90,6 +92,7 @@ class Asked:
         except (ValueError, RecursionError):
             raise _no_json() from None
         return cls(
+            str(body.get("model")),
             stream is True,
             size(body, {f"{_MARK}{k}": one.characters for k, one in enumerate(long)}),
             allowed if counted else None,

@@ -57,13 +57,13 @@ class Exchange:
         What it is refused for, before it is whole.
     keep
         Whether the connection may go on afterwards.
-    context
-        The application's own.
+    context, account
+        The application's own: what answers it, and who asks.
     """
 
     __slots__ = (
-        *("body", "context", "ended", "fields", "keep", "line", "method", "path", "refusal"),
-        *("share", "started", "task", "whole", "_chunked", "_head", "_old"),
+        *("account", "body", "context", "ended", "fields", "keep", "line", "method", "path"),
+        *("refusal", "share", "started", "task", "whole", "_chunked", "_head", "_old"),
     )
 
     def __init__(
@@ -74,6 +74,7 @@ class Exchange:
         self.refusal: Refusal | None = None
         self.share: BodyShare | None = None
         self.context: Any = None
+        self.account: Any = None
         self.task: asyncio.Task[None] | None = None
         self.keep = True
         self.whole = self.started = self.ended = self._chunked = False

@@ -34,6 +34,8 @@ class Seen:
     ----------
     position
         Its place among the replicas of the present deployment, -1 once it has left.
+    names
+        Names that clients may ask it for, and its own.
     blamed
         Requests that count against it, by hash.
     """
@@ -41,6 +43,7 @@ class Seen:
     backend: Backend
     limits: DispatcherLimits
     position: int
+    model: str = ""
     up: bool = True
     failures: int = 0
     misses: int = 0
@@ -49,14 +52,20 @@ class Seen:
     tickets: set[Ticket] = field(default_factory=set)
     blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     address: Address = field(init=False)
+    names: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.use(self.backend, self.limits, self.position)
+        self.use(self.backend, self.limits, self.position, self.model)
 
-    def use(self, backend: Backend, limits: DispatcherLimits, position: int) -> None:
+    def use(self, backend: Backend, limits: DispatcherLimits, position: int, model: str) -> None:
         """Go over to these settings."""
         self.backend, self.limits, self.position = backend, limits, position
         self.address = Address.of(backend.url, backend.key())
+        self.names = backend.served(model)
+
+    def serves(self, model: str) -> bool:
+        """Whether requests for a model may go there."""
+        return self.open and model in self.names
 
     @property
     def open(self) -> bool:

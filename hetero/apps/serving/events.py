@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 _END = re.compile(rb"\r?\n\r?\n")
 _LONGEST_END = 4  # bytes
+_LAST = re.compile(rb'"response\.(?:completed|incomplete|failed)"')
 _SHORT = 32  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 
@@ -32,8 +34,9 @@ class Usage:
         found = message.get("usage") if isinstance(message, dict) else None
         if not isinstance(found, dict):
             return False
-        self.input_tokens = self._count(found.get("prompt_tokens"))
-        self.output_tokens = self._count(found.get("completion_tokens"))
+        # The latter names are those of /v1/responses.
+        self.input_tokens = self._count(found.get("prompt_tokens", found.get("input_tokens")))
+        self.output_tokens = self._count(found.get("completion_tokens", found.get("output_tokens")))
         return True
 
     def _count(self, value: object) -> int:
@@ -52,6 +55,8 @@ class Events:
         Whether the client asked for the event that holds nothing but the counts.
     most_bytes
         Size of an event; a longer one is an error.
+    responses
+        Whether the events are those of ``/v1/responses``.
 
     Examples
     --------
@@ -71,6 +76,7 @@ class Events:
     keep_usage: bool
     usage: Usage = field(default_factory=Usage)
     most_bytes: int = 8 << 20
+    responses: bool = False
     pieces: int = 0
     finished: bool = False
     done: bool = False
@@ -129,12 +135,29 @@ class Events:
         if len(payload) < _SHORT and payload[5:].strip() == b"[DONE]":
             self.done = True
             return True
+        if self.responses:
+            return self._response(payload)
         if _REASON.search(payload):
             self.finished = True
         # Reading every event as JSON would cost more than passing it on.
         if self.pieces == 0 or b'"usage"' in payload or b'"error"' in payload:
             return self._parse(payload[5:])
         self.pieces += 1
+        return True
+
+    def _response(self, payload: bytes) -> bool:
+        """The same of an event of ``/v1/responses``, which are named."""
+        if b'.delta"' in payload:
+            self.pieces += 1
+        elif _LAST.search(payload):
+            self.finished = True
+            with suppress(ValueError, RecursionError):
+                message = json.loads(payload[5:])
+                self.usage.take(message.get("response") if isinstance(message, dict) else None)
+        elif b'"type":"error"' in payload.replace(b" ", b""):
+            self._parse(payload[5:])
+            self.error = self.error or "the engine reported an error"
+            return False
         return True
 
     def _parse(self, payload: bytes) -> bool:

@@ -27,6 +27,8 @@ _NAMES = {
 }
 #: Paths that engines answer without generating anything.
 WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
+RESPONSES = "/v1/responses"
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
 _MOST = 64 << 20  # bytes of an answer that is not streamed
 _MOVED = (301, 302, 303, 307, 308)
 _REST_S = (0.1, 0.4)  # before the dispatcher tries again what it was not able to do
@@ -61,6 +63,7 @@ class Relay:
         dispatcher = self._dispatcher
         ticket = Ticket(
             asked,
+            client.account,
             dispatcher.lengths.prompt(asked.prompt),
             dispatcher.lengths.output(asked.allowed, asked.copies, endless=asked.endless),
             dispatcher.now_s(),
@@ -100,9 +103,10 @@ class Relay:
         if all(body.get(one) is None for one in self._needs):
             text = f"The body has no {' or '.join(map(repr, self._needs))}."
             raise Refusal(400, "invalid_request", text)
-        model = self._dispatcher.settings.model
-        if body.get("model") != model:
-            text = f"There is no model '{str(body.get('model'))[:100]}' here; use '{model}'."
+        models, wanted = self._dispatcher.models, str(body.get("model"))
+        if wanted not in models:
+            known = ", ".join(f"'{one}'" for one in [*models][:10])
+            text = f"There is no model '{wanted[:100]}' here; use one of {known}."
             raise Refusal(404, "model_not_found", text)
         asked = Asked.of(body, long)
         if self._path in WITHOUT_OUTPUT:
@@ -194,8 +198,9 @@ class Relay:
         ticket.lost = False
         if not ticket.deadline_s:
             ticket.deadline_s = asyncio.get_running_loop().time() + limits.request_s
-        model = seen.backend.model or dispatcher.settings.model
-        body = asked.forwarded(model, usage=seen.backend.usage)
+        usage = seen.backend.usage and self._path != RESPONSES  # which tells of itself
+        # An engine may have gone over to other models since it was chosen.
+        body = asked.forwarded(seen.names.get(asked.model, asked.model), usage=usage)
         more = [f"{name}: {value}\r\n".encode() for name, value in asked.headers.items()]
         more.append(b"content-length: %d\r\n\r\n" % sum(map(len, body)))
         head = b"".join((seen.address.head("POST", self._path), *more, body[0]))
@@ -239,6 +244,7 @@ class Relay:
                 raise Failed(Refusal(502, "engine_unintelligible", text)) from None
             self._dispatcher.piece(ticket, max(usage.output_tokens, 1))
         ticket.sent = True
+        content = _Name(ticket.asked.model).put(content)
         client.reply(line.status, _fields(line, seen, ticket.asked), content)
         return usage if good else None
 
@@ -248,7 +254,9 @@ class Relay:
             keep_usage=ticket.asked.counts or not seen.backend.usage,
             usage=Usage(seen.backend.kv_tokens),
             most_bytes=self._dispatcher.settings.limits.event_bytes,
+            responses=self._path == RESPONSES,
         )
+        name = _Name(ticket.asked.model)
 
         def begin() -> None:
             if not ticket.sent:
@@ -260,7 +268,7 @@ class Relay:
             self._dispatcher.piece(ticket, events.pieces)
             if passed and (ticket.sent or not events.error):
                 begin()
-                client.write(passed)
+                client.write(name.put(passed))
             if events.error:
                 what = f"{seen.backend.name}: {events.error}"
                 raise Failed(Refusal(502, "engine_error", what))
@@ -274,6 +282,25 @@ class Relay:
 
         await line.relay(take, client.line)
         return events.usage
+
+
+class _Name:
+    """Puts the model that was asked for in place of the engine's own name for it.
+
+    In JSON a quote of a string is escaped: what is looked for is never part of a text.
+    """
+
+    def __init__(self, asked: str) -> None:
+        self._asked = json.dumps(asked).encode()
+        self._pair: tuple[bytes, bytes] | None = None
+
+    def put(self, content: bytes) -> bytes:
+        if self._pair is None:
+            if (found := _MODEL.search(content)) is None:
+                return content
+            self._pair = found[0], found[0].replace(found[1], self._asked)
+        old, new = self._pair
+        return content if old == new else content.replace(old, new)
 
 
 def _busy_or_broken(name: str, line: Line) -> Failed:

@@ -63,12 +63,10 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
             while True:
                 await again.wait()
                 again.clear()
-                try:  # in a thread, so that streams flow on
-                    new = await asyncio.to_thread(lambda: Prepared.of(load(path)))
+                try:
+                    await dispatcher.change(lambda _: load(path))
                 except HeteroError as error:
                     log.error("The old deployment stays: %s", error)
-                else:
-                    dispatcher.reload(new)
 
         await dispatcher.start()
         try:
@@ -84,7 +82,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         names = ", ".join(backend.name for backend in settings.backends)
         print(
             f"{'https' if context else 'http'}://{address[0]}:{address[1]}/v1 serves "
-            f"{settings.model} with {names}; router {dispatcher.router.name}.",
+            f"{', '.join(settings.models)} with {names}; router {dispatcher.router.name}.",
             flush=True,
         )
         gc.collect()
