@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -35,19 +35,6 @@ _LARGE = 64 << 10  # bytes that are not copied once more to send them with other
 Fields = Iterable[tuple[bytes, bytes]]
 
 
-class Application(Protocol):
-    """What answers."""
-
-    def opened(self, exchange: Exchange) -> None:
-        """The head of a request has come: note what it is refused for, if for anything."""
-
-    async def answer(self, exchange: Exchange) -> None:
-        """Answer a request that is whole, or refused."""
-
-    def dropped(self, exchange: Exchange) -> None:
-        """A client has left before its request was answered or refused."""
-
-
 class Exchange:
     """One request and its answer.
 
@@ -60,11 +47,6 @@ class Exchange:
     context, account
         The application's own: what answers it, and who asks.
     """
-
-    __slots__ = (
-        *("account", "body", "context", "ended", "fields", "keep", "line", "method", "path"),
-        *("refusal", "share", "started", "task", "whole", "_chunked", "_head", "_old"),
-    )
 
     def __init__(
         self, line: Guarded, method: str, path: str, fields: dict[bytes, bytes], *, old: bool
@@ -156,7 +138,8 @@ class Connections:
     Parameters
     ----------
     application
-        What answers.
+        What answers: it is told what was ``opened``, asked to ``answer`` what is whole or refused,
+        and told what was ``dropped`` before.
     limits
         Called for the present limits.
     files
@@ -164,7 +147,7 @@ class Connections:
     """
 
     def __init__(
-        self, application: Application, limits: Callable[[], DispatcherLimits], files: int
+        self, application: Any, limits: Callable[[], DispatcherLimits], files: int
     ) -> None:
         self.application, self.limits = application, limits
         self._files = files - _RESERVE

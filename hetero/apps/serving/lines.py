@@ -11,7 +11,7 @@ import base64
 import errno
 import ssl
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 import httptools
@@ -91,21 +91,8 @@ class Address(NamedTuple):
         return f"{method} {self.prefix}{path} HTTP/1.1\r\n".encode() + self.fields
 
 
-class Reader(Protocol):
-    """A client that is written to."""
-
-    paused: bool  # it does not read as fast as it is written to
-    resumed: Callable[[], None] | None  # called when it has caught up
-
-
 class Line(asyncio.Protocol):
     """One connection to an engine, for one request at a time."""
-
-    __slots__ = (
-        *("address", "complete", "headers", "idle_s", "status", "_client", "_ended", "_error"),
-        *("_interim", "_keep", "_limit_s", "_loop", "_loose", "_parser", "_parts", "_paused"),
-        *("_since_s", "_size", "_take", "_timer", "_to_end", "_transport", "_waiter"),
-    )
 
     def __init__(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
         self.address, self._loop = address, loop
@@ -137,13 +124,9 @@ class Line(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether it can be asked again."""
-        return (
-            self.complete
-            and self._keep
-            and self._error is None
-            and not self._transport.is_closing()
-            and not self._transport.get_write_buffer_size()
-        )
+        fine = self.complete and self._keep and self._error is None
+        busy = self._transport.is_closing() or self._transport.get_write_buffer_size()
+        return fine and not busy
 
     def ask(self, parts: list[bytes], limit_s: float) -> None:
         """Send a request.
@@ -176,8 +159,11 @@ class Line(asyncio.Protocol):
             await self._wait()
         return b"".join(self._parts) if self._size <= most else None
 
-    async def relay(self, take: Callable[[bytes], None], client: Reader) -> None:
-        """Hand what comes to ``take``, empty at the end, no faster than a client reads it."""
+    async def relay(self, take: Callable[[bytes], None], client: Any) -> None:
+        """Hand what comes to ``take``, empty at the end, no faster than a client reads it.
+
+        The client says that it is ``paused``, and calls ``resumed`` when it has caught up.
+        """
         self._take, self._client = take, client
         self._pass_on()
         while not self._ended:
