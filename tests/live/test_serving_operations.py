@@ -119,6 +119,7 @@ def test_requests_keep_their_names_and_leave_a_line_without_their_text(tmp_path)
                 status, _, found = post(served.url, path, body)
                 assert (status, found["path"], seen[-1][0]) == (200, path, path)
                 assert seen[-1][2] == body
+            wait_until(lambda: len(log.read_text().splitlines()) == 2)
         assert "secret" not in (tmp_path / "older.jsonl").read_text() + log.read_text()
         older = [json.loads(line) for line in (tmp_path / "older.jsonl").open()]
         assert [one["id"] for one in older] == ["mine-1", headers_id(older)]
@@ -203,7 +204,9 @@ def test_responses_are_passed_through_under_the_name_that_was_asked_for(tmp_path
             status, _, plain = post(served.url, "/v1/responses", body | {"stream": False})
             assert (status, plain["model"]) == (200, "m")
             assert post(served.url, "/v1/responses", {"model": "m", "prompt": "x"})[0] == 400
-        first = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])
+            log = tmp_path / "log.jsonl"
+            wait_until(lambda: len(log.read_text().splitlines()) == 2)
+        first = json.loads(log.read_text().splitlines()[0])
         assert [first[name] for name in ("outcome", "input_tokens", "output_tokens")] == [
             "finished",
             9,
