@@ -149,7 +149,7 @@ class Served(Process):
         text["backends"] = [
             {"name": name, "url": url, "step": "step.json", "kv_tokens": 20_000}
             | {"drain": name in drained}
-            | ({"model": models[name]} if name in models else {})
+            | _named(models.get(name))
             for name, url in urls.items()
         ]
         with self.file.open("w") as out:
@@ -177,6 +177,12 @@ class Served(Process):
 
     def up(self) -> dict[str, bool]:
         return self.health()["engines"]
+
+
+def _named(model: str | dict[str, str] | None) -> dict[str, Any]:
+    if isinstance(model, dict):
+        return {"models": model}
+    return {} if model is None else {"model": model}
 
 
 @contextlib.contextmanager

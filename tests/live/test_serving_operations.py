@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import ssl
@@ -14,12 +15,25 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+pytest.importorskip("openai", reason="the serving extra is not installed")
 pytest.importorskip("starlette", reason="the serving extra is not installed")
 
-from tests.serving import Served, running, wait_until
+import openai
+
+from tests.serving import Paced, Served, get, running, wait_until
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
+SAID = [
+    {"type": "response.created", "response": {"model": "its own", "output": []}},
+    {"type": "response.output_text.delta", "delta": 'one "model": "its own"'},
+    {"type": "response.output_text.delta", "delta": " two"},
+    {
+        "type": "response.completed",
+        "response": {"model": "its own", "usage": {"input_tokens": 9, "output_tokens": 2}},
+    },
+]
+RESPONSE = "".join(f"event: {one['type']}\ndata: {json.dumps(one)}\n\n" for one in SAID)
 
 
 @contextmanager
@@ -34,12 +48,18 @@ def engine():
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             seen.append((self.path, dict(self.headers.items()), body))
-            self._answer({"path": self.path, "choices": [{"text": "x"}], "usage": USAGE})
+            if body.get("stream"):
+                self._send("text/event-stream", RESPONSE.encode())
+                return
+            found = {"path": self.path, "model": body["model"], "choices": [{"text": "x"}]}
+            self._answer(found | {"usage": USAGE})
 
         def _answer(self, value):
-            content = json.dumps(value).encode()
+            self._send("application/json", json.dumps(value).encode())
+
+        def _send(self, kind, content):
             self.send_response(200)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", kind)
             self.send_header("x-request-id", "of the engine")
             self.send_header("content-length", str(len(content)))
             self.end_headers()
@@ -56,11 +76,12 @@ def engine():
         server.shutdown()
 
 
-def post(url, path, body, headers=None, context=None):
+def post(url, path, body, headers=None, context=None, method="POST"):
     asked = urllib.request.Request(
         url + path,
-        json.dumps(body).encode(),
+        None if body is None else json.dumps(body).encode(),
         {"content-type": "application/json"} | (headers or {}),
+        method=method,
     )
     try:
         with urllib.request.urlopen(asked, timeout=60, context=context) as answer:
@@ -98,6 +119,7 @@ def test_requests_keep_their_names_and_leave_a_line_without_their_text(tmp_path)
                 status, _, found = post(served.url, path, body)
                 assert (status, found["path"], seen[-1][0]) == (200, path, path)
                 assert seen[-1][2] == body
+            wait_until(lambda: len(log.read_text().splitlines()) == 2)
         assert "secret" not in (tmp_path / "older.jsonl").read_text() + log.read_text()
         older = [json.loads(line) for line in (tmp_path / "older.jsonl").open()]
         assert [one["id"] for one in older] == ["mine-1", headers_id(older)]
@@ -160,3 +182,140 @@ def test_it_serves_tls(tmp_path):
             assert status == 200
         finally:
             served.end()
+
+
+def bearer(key):
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_responses_are_passed_through_under_the_name_that_was_asked_for(tmp_path):
+    with engine() as (url, seen):
+        served = Served(tmp_path, {"a": url}, models={"a": "its own"}, request_log="log.jsonl")
+        with running(served):
+            wait_until(lambda: served.up()["a"])
+            body = {"model": "m", "input": [{"role": "user", "content": "hello"}], "stream": True}
+            asked = urllib.request.Request(
+                f"{served.url}/v1/responses", json.dumps(body).encode(), method="POST"
+            )
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                found = answer.read().decode()
+            assert seen[-1][2] == body | {"model": "its own"}
+            assert found == RESPONSE.replace('"model": "its own"', '"model": "m"')
+            status, _, plain = post(served.url, "/v1/responses", body | {"stream": False})
+            assert (status, plain["model"]) == (200, "m")
+            assert post(served.url, "/v1/responses", {"model": "m", "prompt": "x"})[0] == 400
+            log = tmp_path / "log.jsonl"
+            wait_until(lambda: len(log.read_text().splitlines()) == 2)
+        first = json.loads(log.read_text().splitlines()[0])
+        assert [first[name] for name in ("outcome", "input_tokens", "output_tokens")] == [
+            "finished",
+            9,
+            2,
+        ]
+
+
+def test_several_models_and_adapters_behind_one_address(tmp_path):
+    with engine() as (one, at_one), engine() as (two, at_two):
+        models = {
+            "a": {"llama": "meta/llama", "sql": "sql-lora"},
+            "b": {"llama": "llama-b", "other": "other"},
+        }
+        served = Served(tmp_path, {"a": one, "b": two}, models=models)
+        with running(served):
+            wait_until(lambda: all(served.up().values()))
+            listed = json.loads(get(f"{served.url}/v1/models"))["data"]
+            assert [one["id"] for one in listed] == ["llama", "sql", "other"]
+            for model, seen, own in (("sql", at_one, "sql-lora"), ("other", at_two, "other")):
+                for _ in range(3):
+                    body = {"model": model, "prompt": "x"}
+                    status, _, found = post(served.url, "/v1/completions", body)
+                    assert (status, found["model"]) == (200, model)
+                    assert seen[-1][2]["model"] == own
+            status, _, found = post(served.url, "/v1/completions", {"model": "m", "prompt": "x"})
+            assert (status, found["error"]["code"]) == (404, "model_not_found")
+            assert "'sql'" in found["error"]["message"]
+            assert {body["model"] for _, _, body in at_one} == {"sql-lora"}
+
+
+def test_engines_are_added_drained_and_removed_by_those_who_may(tmp_path, monkeypatch):
+    monkeypatch.setenv("HETERO_TEST_ADMIN", "the-admin-key")
+    page = "/admin/backends"
+    with engine() as (one, _), engine() as (two, at_two):
+        served = Served(tmp_path, {"a": one}, admin_key_env="HETERO_TEST_ADMIN")
+        new = {"name": "b", "url": two, "step": "step.json", "kv_tokens": 20_000}
+
+        def ask(method, path=page, body=None, key="the-admin-key"):
+            status, _, found = post(served.url, path, body, bearer(key), method=method)
+            return status, found
+
+        with running(served):
+            wait_until(lambda: served.up()["a"])
+            assert ask("POST", body=new, key="wrong")[0] == 401
+            status, found = ask("POST", body=new)
+            assert (status, [x["name"] for x in found["backends"]]) == (200, ["a", "b"])
+            status, found = ask("POST", body=new)
+            assert status == 400
+            assert "b" in found["error"]["message"]
+            assert ask("POST", body={"name": "c"})[0] == 400
+            assert ask("PATCH", f"{page}/a", {"drain": True})[0] == 200
+            wait_until(lambda: served.up() == {"b": True, "a": False})
+            status, _, _ = post(served.url, "/v1/completions", {"model": "m", "prompt": "x"})
+            assert (status, len(at_two)) == (200, 1)
+            assert ask("DELETE", f"{page}/a")[0] == 200
+            assert [x["name"] for x in ask("GET")[1]["backends"]] == ["b"]
+            assert ask("DELETE", f"{page}/b")[0] == 400  # the last one
+            assert ask("DELETE", f"{page}/c")[0] == 404
+            assert ask("PUT")[0] == 405
+        served = Served(tmp_path, {"a": one})  # without a key for it there is no such page
+        with running(served):
+            assert ask("GET")[0] == 404
+
+
+def test_clients_have_limits_of_their_own_and_a_fair_share(tmp_path, monkeypatch):
+    limits = {"fast": {"rps": 0.01}, "few": {"concurrent": 1}, "greedy": {}, "modest": {}}
+    for name in limits:
+        monkeypatch.setenv(f"HETERO_TEST_{name.upper()}", f"key-{name}")
+    clients = [
+        {"name": name, "key_env": f"HETERO_TEST_{name.upper()}"} | limits[name] for name in limits
+    ]
+    slow = Paced(step_ms=100)
+    served = Served(tmp_path, {"a": slow.url}, clients=clients, limits={"max_requests": 9})
+    served.key = "key-modest"
+
+    def one(name):
+        body = {"model": "m", "prompt": "x", "max_tokens": 1}
+        return post(served.url, "/v1/completions", body, bearer(f"key-{name}"))
+
+    async def streams(name, count):
+        """How each of so many streams at once began, and then what ``modest`` is told."""
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key=f"key-{name}", max_retries=0, timeout=600
+        ) as client:
+
+            async def begun(k):
+                try:
+                    found = await client.completions.create(
+                        model="m", prompt=f"{k}", max_tokens=600, stream=True
+                    )
+                except openai.RateLimitError as error:
+                    return error.code
+                await anext(aiter(found))
+                return found
+
+            found = await asyncio.gather(*(begun(k) for k in range(count)))
+            return found, (await asyncio.to_thread(one, "modest"))[0]
+
+    with running(slow, served):
+        wait_until(lambda: urllib.request.urlopen(f"{served.url}/ready").status == 200)
+        assert one("nobody")[0] == 401
+        assert one("fast")[0] == 200
+        status, headers, found = one("fast")
+        assert status == 429
+        assert 1 <= int(headers["retry-after"]) <= 100
+        assert found["error"]["code"] == "rate_limited"
+        found, status = asyncio.run(streams("few", 3))
+        assert (found.count("too_many_at_once"), status) == (2, 200)
+        wait_until(lambda: served.metrics()["hetero_in_house"] == 0)
+        found, status = asyncio.run(streams("greedy", 12))
+        # The house has a place left, and it is for others.
+        assert (found.count("overloaded"), status) == (4, 200)

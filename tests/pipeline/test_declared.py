@@ -23,12 +23,10 @@ OWN = {"hetero", "pipelines", "tests"}
 # Declared without an import that can be seen: kernels, plugins, and what others import only if it
 # is there.
 UNSEEN = {
-    "httptools",  # uvicorn's parser
     "ipykernel",  # the kernel that executes notebooks
     "jax",  # botorch's fully Bayesian model
     "jupyterlab",
     "numpyro",  # as jax
-    "uvloop",  # uvicorn's loop
 }
 
 

@@ -8,16 +8,19 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
-import aiohttp
-
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame, Failed, Fault
+from hetero.apps.serving.lines import (
+    BrokenError,
+    ConnectTimeoutError,
+    SilentError,
+    UnreachedError,
+)
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 
 def connector(number):
-    key = type("Key", (), {"host": "x", "port": 1, "ssl": False, "is_ssl": False})()
-    return aiohttp.ClientConnectorError(key, OSError(number, "no"))
+    return UnreachedError(number, "no")
 
 
 @pytest.mark.parametrize(
@@ -27,12 +30,12 @@ def connector(number):
         (connector(errno.ENFILE), False, Fault.OWN),
         (connector(errno.ECONNREFUSED), False, Fault.GONE),
         (connector(errno.EPERM), False, Fault.ENGINE),
-        (aiohttp.ConnectionTimeoutError(), False, Fault.OWN),
-        (aiohttp.SocketTimeoutError(), False, Fault.ENGINE),
-        (aiohttp.SocketTimeoutError(), True, Fault.ENGINE),
+        (ConnectTimeoutError(), False, Fault.OWN),
+        (SilentError(), False, Fault.ENGINE),
+        (SilentError(), True, Fault.ENGINE),
         (TimeoutError(), False, Fault.ENGINE),
         (TimeoutError(), True, Fault.NOBODY),  # an answer that came piece by piece, or was not read
-        (aiohttp.ServerDisconnectedError(), True, Fault.ENGINE),
+        (BrokenError("lost"), True, Fault.ENGINE),
     ],
 )
 def test_each_error_of_a_connection_has_its_culprit(error, sent, fault):

@@ -43,7 +43,14 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
     with pytest.raises(ParameterError, match="holds no key"):
         settings.keys()
     monkeypatch.setenv("HETERO_TEST_KEYS", "x, y")
-    assert settings.keys() == (b"x", b"y")
+    assert [*settings.keys()] == [b"x", b"y"]
+    monkeypatch.setenv("HETERO_TEST_OTHER", "y")
+    clients = "clients: [{name: c, key_env: HETERO_TEST_OTHER, rps: 2, weight: 3}]\n"
+    file.write_text(file.read_text() + clients)
+    assert {key: one.name for key, one in load(file).keys().items()} == {b"x": "key 1", b"y": "c"}
+    file.write_text(file.read_text().replace("rps: 2", "rps: 0"))
+    with pytest.raises(DataError, match=r"clients\.0\.rps"):
+        load(file)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +66,8 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
         ("http://127.0.0.1:2", "127.0.0.1:2", "scheme"),
         ("s.json", "t.json", "cannot be read"),
         ("max_batch: 4", "max_bach: 4", "max_bach"),
+        ("max_batch: 4", "model: x, models: {y: z}", "either model or models"),
+        ("http://127.0.0.1:2", "http://:2", "with a host"),
         ("model: tiny", "model: 2001-99-99", "cannot be read"),
         ("model: tiny", f"seed: {'9' * 5000}", "cannot be read"),
         ("model: tiny", "model: !!float x", "cannot be read"),

@@ -1,225 +1,208 @@
-"""The pages of the dispatcher as an ASGI application."""
+"""The pages of the dispatcher."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import re
+import json
 import time
-import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hetero.apps.serving.bodies import Asked, BodyShare, parsed
+from hetero.apps.serving.accounts import Account
+from hetero.apps.serving.bodies import BodyShare
+from hetero.apps.serving.connections import Exchange
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.relay import WITHOUT_OUTPUT, Relay, send_error
+from hetero.apps.serving.relay import RESPONSES, Relay
+from hetero.apps.serving.settings import DeploymentFile, checked
+from hetero.errors import HeteroError
 
-# What of the headers of a request is passed on, and how it has to look.
-_NAMES = {
-    "x-request-id": re.compile("[!-~]{1,128}"),
-    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
-    "tracestate": re.compile("[ -~]{1,512}"),
+#: Paths that engines answer, and what a request has to have one of.
+ANSWERED = {
+    "/v1/completions": ("prompt",),
+    "/v1/chat/completions": ("messages",),
+    RESPONSES: ("input",),
+    "/v1/embeddings": ("input",),
+    "/tokenize": ("prompt", "messages"),
 }
+_ADMIN = "/admin/backends"
+Page = Callable[[Exchange], tuple[int, Any]]
 
 
-class Completions:
-    """One path that engines answer."""
+class Pages:
+    """All that a dispatcher answers, by path."""
 
-    def __init__(self, dispatcher: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
-        self._dispatcher, self._path, self._needs = dispatcher, path, needs
-        self._relay = Relay(dispatcher, path)
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher, self._created = dispatcher, int(time.time())
+        self._relays = {path: Relay(dispatcher, path, needs) for path, needs in ANSWERED.items()}
+        self._pages: dict[str, Page] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/live": lambda _: (200, {"live": True}),
+            "/ready": self._ready,
+            "/plan": self._plan,
+            "/metrics": self._metrics,
+        }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and give it up as soon as its client has gone."""
-        meters = self._dispatcher.meters
-        meters.received.inc()
+    def opened(self, exchange: Exchange) -> None:
+        """The head of a request has come: it may be refused before the rest of it has."""
+        dispatcher = self._dispatcher
+        exchange.share = BodyShare(dispatcher.bodies)
+        try:
+            if exchange.method == "POST" and exchange.path in self._relays:
+                exchange.context = self._relays[exchange.path]
+                dispatcher.meters.received += 1
+                exchange.account = account = known(dispatcher, exchange)
+                account.arrive(dispatcher.now_s())
+            if length := exchange.fields.get(b"content-length"):
+                exchange.share.check(int(length), dispatcher.settings.limits)
+        except Refusal as refusal:
+            exchange.refusal = refusal
+
+    def dropped(self, exchange: Exchange) -> None:
+        """A client has left before all of its request had come."""
+        self._left(exchange, "cancelled")
+
+    def _left(self, exchange: Exchange, outcome: str) -> None:
+        if exchange.share is not None:
+            exchange.share.leave()
+        if exchange.context is not None:
+            self._dispatcher.meters.ended(outcome)
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answer a request."""
         outcome = "failed"
         try:
-            outcome = await self._answer(scope, receive, send)
-        except ClientDisconnect:
-            outcome = "cancelled"
+            if exchange.context is not None:
+                outcome = await exchange.context.answer(exchange)
+            else:
+                await self._page(exchange)
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
         finally:
-            meters.ended(outcome)
+            self._left(exchange, outcome)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> str:
-        request = Request(scope, receive)
-        load = BodyShare(self._dispatcher.bodies)
-        names = _names(request)
+    async def _page(self, exchange: Exchange) -> None:
         try:
-            try:
-                check_key(self._dispatcher, request)
-                limits = self._dispatcher.settings.limits
-                asked = self._read(await load.read(request, scope["headers"], limits))
-                asked.headers = names
-            except Refusal as refusal:
-                await send_error(send, refusal, names)
-                return "refused"
-            answering = asyncio.create_task(self._relay.answer(asked, send))
-            leaving = asyncio.create_task(_gone(receive))
-            try:
-                await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if answering.done():
-                    return answering.result()
-                return "cancelled"
-            finally:
-                leaving.cancel()
-                if not answering.done():
-                    answering.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await answering
-        finally:
-            load.leave()
+            if exchange.refusal is not None:
+                raise exchange.refusal
+            page = self._pages.get(exchange.path)
+            if exchange.path.startswith(_ADMIN):
+                status, found = await self._admin(exchange)
+            elif page is None and exchange.path not in self._relays:
+                raise Refusal(404, "not_found", "Not Found; see /v1/models.")
+            elif page is None or exchange.method not in ("GET", "HEAD"):
+                raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
+            else:
+                status, found = page(exchange)
+        except Refusal as refusal:
+            allowed = b"POST" if exchange.path in self._relays else b"GET, HEAD"
+            exchange.refuse(refusal, [(b"allow", allowed)] if refusal.status == 405 else [])
+            return
+        plain = isinstance(found, bytes)
+        kind = CONTENT_TYPE_LATEST.encode() if plain else b"application/json"
+        content = found if plain else json.dumps(found, separators=(",", ":")).encode()
+        exchange.reply(status, [(b"content-type", kind)], content)
 
-    def _read(self, content: bytearray) -> Asked:
-        body, long = parsed(content)
-        if all(body.get(one) is None for one in self._needs):
-            text = f"The body has no {' or '.join(map(repr, self._needs))}."
-            raise Refusal(400, "invalid_request", text)
-        model = self._dispatcher.settings.model
-        if body.get("model") != model:
-            text = f"There is no model '{str(body.get('model'))[:100]}' here; use '{model}'."
-            raise Refusal(404, "model_not_found", text)
-        asked = Asked.of(body, long)
-        if self._path in WITHOUT_OUTPUT:
-            asked.allowed, asked.stream = 1, False
-        return asked
+    def _models(self, exchange: Exchange) -> tuple[int, Any]:
+        known(self._dispatcher, exchange)
+        common = {"object": "model", "created": self._created, "owned_by": "hetero"}
+        found = [{"id": name} | common for name in self._dispatcher.models]
+        return 200, {"object": "list", "data": found}
 
-
-def _names(request: Request) -> dict[str, str]:
-    """Headers by which a request is known elsewhere; it gets a name where it has none."""
-    found = {}
-    for name, rule in _NAMES.items():
-        if rule.fullmatch(value := request.headers.get(name, "")):
-            found[name] = value
-    return {"x-request-id": uuid.uuid4().hex} | found
-
-
-def check_key(dispatcher: Dispatcher, request: Request) -> None:
-    """Refuse a request without one of the keys, where there are any."""
-    keys = dispatcher.keys
-    if not keys:
-        return
-    kind, _, given = request.headers.get("authorization", "").partition(" ")
-    # Every key is compared, so that the time does not tell which one was near.
-    good = [hmac.compare_digest(given.strip().encode(), key) for key in keys]
-    if kind.lower() != "bearer" or not any(good):
-        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    """Every error in the form that OpenAI clients read."""
-    headers: dict[str, str] = {}
-    if isinstance(error, HTTPException):
-        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "invalid")
-        refusal = Refusal(error.status_code, code, f"{error.detail}; see /v1/models.")
-        headers |= error.headers or {}
-    elif isinstance(error, Refusal):
-        refusal = error
-    else:
-        refusal = Refusal(500, "internal_error", "The dispatcher has failed; its log says how.")
-    return JSONResponse(refusal.body(), refusal.status, refusal.headers() | headers)
-
-
-def application(dispatcher: Dispatcher) -> ASGIApp:
-    """The application of a dispatcher, which it starts and stops."""
-    created = int(time.time())
-
-    def known(request: Request) -> bool:
-        """Whether a request has a key, where there are any."""
-        with suppress(Refusal):
-            check_key(dispatcher, request)
-            return True
-        return False
-
-    async def models(request: Request) -> Response:
-        check_key(dispatcher, request)
-        name = dispatcher.settings.model
-        one = {"id": name, "object": "model", "created": created, "owned_by": "hetero"}
-        return JSONResponse({"object": "list", "data": [one]})
-
-    async def health(request: Request) -> Response:
-        engines = {one.backend.name: one.open for one in dispatcher.engines}
+    def _health(self, exchange: Exchange) -> tuple[int, Any]:
+        engines = {one.backend.name: one.open for one in self._dispatcher.engines}
         good = any(engines.values())
         said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
-        if known(request):  # balancers have no key and need none of this
-            said |= {"router": dispatcher.router.name, "engines": engines}
-        return JSONResponse(said, 200 if good else 503)
+        with suppress(Refusal):  # balancers have no key and need none of this
+            known(self._dispatcher, exchange)
+            said |= {"router": self._dispatcher.router.name, "engines": engines}
+        return (200 if good else 503), said
 
-    async def live(_: Request) -> Response:
-        return JSONResponse({"live": True})
+    def _ready(self, _: Exchange) -> tuple[int, Any]:
+        good = any(one.open for one in self._dispatcher.engines)
+        return (200 if good else 503), {"ready": good}
 
-    async def ready(_: Request) -> Response:
-        good = any(one.open for one in dispatcher.engines)
-        return JSONResponse({"ready": good}, 200 if good else 503)
+    def _plan(self, exchange: Exchange) -> tuple[int, Any]:
+        known(self._dispatcher, exchange)
+        return 200, self._dispatcher.plan.record()
 
-    async def plan(request: Request) -> Response:
-        check_key(dispatcher, request)
-        dispatcher.mend()  # an engine may have come or gone since the last decision
-        return JSONResponse(dispatcher.plan.record())
+    def _metrics(self, exchange: Exchange) -> tuple[int, Any]:
+        known(self._dispatcher, exchange)
+        return 200, self._dispatcher.meters.text()
 
-    async def metrics(request: Request) -> Response:
-        check_key(dispatcher, request)
-        dispatcher.mend()
-        return Response(dispatcher.meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def _admin(self, exchange: Exchange) -> tuple[int, Any]:
+        """Show, add, drain and remove engines, until the file is read again."""
+        dispatcher = self._dispatcher
+        if dispatcher.admin_key is None:
+            raise Refusal(404, "not_found", "Not Found; the file names no admin_key_env.")
+        if _match(exchange, [dispatcher.admin_key]) is None:
+            raise Refusal(401, "invalid_api_key", "The admin key is missing or wrong.")
+        name, method = exchange.path.removeprefix(_ADMIN).lstrip("/"), exchange.method
+        engines = {one.backend.name: one for one in dispatcher.engines}
+        if name and name not in engines:
+            raise Refusal(404, "not_found", f"There is no backend '{name}'.")
+        if method not in (("PATCH", "DELETE") if name else ("GET", "POST")):
+            raise Refusal(405, "method_not_allowed", "GET and POST all, PATCH and DELETE one.")
+        if method != "GET":
+            try:
+                given = {} if method == "DELETE" else json.loads(exchange.body)
+                if not isinstance(given, dict) or (method == "PATCH" and set(given) != {"drain"}):
+                    raise ValueError
+            except (ValueError, RecursionError):
+                text = "Give a backend as an object of JSON, or for PATCH its 'drain' alone."
+                raise Refusal(400, "invalid_request", text) from None
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await dispatcher.start()
-        try:
-            yield
-        finally:
-            await dispatcher.stop()
+            def change(settings: DeploymentFile) -> DeploymentFile:
+                left = [one.model_dump() for one in settings.backends if one.name != name]
+                new = [one.model_dump() | given for one in settings.backends if one.name == name]
+                new = [] if method == "DELETE" else new or [given]
+                raw = settings.model_dump() | {"backends": [*left, *new]}
+                return checked(raw | {"folder": settings.folder}, settings.folder)
 
-    answered = {
-        "/v1/completions": ("prompt",),
-        "/v1/chat/completions": ("messages",),
-        "/v1/embeddings": ("input",),
-        "/tokenize": ("prompt", "messages"),
-    }
-    app = Starlette(
-        routes=[
-            *(
-                Route(path, Completions(dispatcher, path, needs), methods=["POST"])
-                for path, needs in answered.items()
-            ),
-            Route("/v1/models", models),
-            Route("/health", health),
-            Route("/live", live),
-            Route("/ready", ready),
-            Route("/plan", plan),
-            Route("/metrics", metrics),
-        ],
-        lifespan=lifespan,
-        exception_handlers=dict.fromkeys((HTTPException, Refusal, Exception), _refused),
-    )
-    app.router.redirect_slashes = False  # it would lead to whatever host the client has named
-    hot = {path: Completions(dispatcher, path, needs) for path, needs in answered.items()}
+            try:
+                await dispatcher.change(change)
+            except HeteroError as error:
+                raise Refusal(400, "invalid_request", error.what) from None
+        found = [
+            {
+                "name": one.backend.name,
+                "url": one.backend.url,
+                "models": [*one.names],
+                "up": one.up,
+                "drain": one.backend.drain,
+                "requests": len(one.tickets),
+            }
+            for one in dispatcher.engines
+        ]
+        return 200, {"backends": found}
 
-    async def first(scope: Scope, receive: Receive, send: Send) -> None:
-        """Completions without the way through the framework, which costs as much as a decision."""
-        answer = hot.get(scope["path"]) if scope["type"] == "http" else None
-        if answer is None or scope["method"] != "POST":
-            await app(scope, receive, send)
-        else:
-            await answer(scope, receive, send)
 
-    return ServerErrorMiddleware(first, _refused)
+def known(dispatcher: Dispatcher, exchange: Exchange) -> Account:
+    """Who asks.
+
+    Raises
+    ------
+    Refusal
+        If there are keys, and the request has none of them.
+    """
+    accounts = dispatcher.accounts
+    if b"" in accounts:
+        return accounts[b""]
+    found = _match(exchange, accounts)
+    if found is None:
+        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
+    return accounts[found]
+
+
+def _match(exchange: Exchange, keys: Iterable[bytes]) -> bytes | None:
+    """The key of these that a request has; the time does not tell which one was near."""
+    kind, _, given = exchange.field(b"authorization").partition(" ")
+    mine = given.strip().encode()
+    good = [key for key in keys if hmac.compare_digest(mine, key)]
+    return good[0] if good and kind.lower() == "bearer" else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.lengths import PromptSize, size
@@ -18,15 +20,17 @@ FREE_BYTES = 64 << 10  # of each body; what connections hold anyway, and they ar
 _MOST_PARTS = 50_000  # lists and objects in a body; messages have three or so
 _LONG = 4096  # characters of a string that is passed on as it came
 _QUOTES = 5000  # of a body, that are looked at to find those
+_ESCAPE, _SPACE = ord("\\"), ord(" ")
+_ESCAPED = np.isin(np.arange(256), list(b'"/bfnrt'))  # by one letter, unlike \\u
 _MARK = secrets.token_hex(16)  # no client can guess it
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
-class Incoming(Protocol):
-    """What is read of a request, such as Starlette's."""
+class Long(NamedTuple):
+    """A string of a body as it came, and its characters."""
 
-    def stream(self) -> AsyncIterator[bytes]:
-        """Its body, piece by piece."""
+    text: bytes
+    characters: int
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class Asked:
         Names of the request and of its trace, which engines are told.
     """
 
+    model: str
     stream: bool
     prompt: PromptSize
     allowed: int | None
@@ -55,7 +60,7 @@ class Asked:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: dict[str, Any], long: Sequence[str] = ()) -> Asked:
+    def of(cls, body: dict[str, Any], long: Sequence[Long] = ()) -> Asked:
         r"""Read a body, and the long strings that :func:`parsed` took out of it.
 
         Raises
@@ -66,7 +71,7 @@ class Asked:
         Examples
         --------
         >>> asked = Asked.of({"model": "m", "prompt": "hello", "max_tokens": 2, "stream": True})
-        >>> asked.forwarded("llama", usage=True).decode()
+        >>> b"".join(asked.forwarded("llama", usage=True)).decode()
         '{"model":"llama","stream_options":{"include_usage":true},"prompt":"hello","max_tokens":2,"stream":true}'
         >>> Asked.of({"prompt": "hello", "stream": 1})
         Traceback (most recent call last):
@@ -77,17 +82,19 @@ class Asked:
         stream = body.get("stream")
         if not (stream is None or isinstance(stream, bool)):
             raise Refusal(400, "invalid_request", "'stream' has to be true, false or null.")
-        allowed = body.get("max_completion_tokens") or body.get("max_tokens")
+        limits = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+        allowed = next((body[name] for name in limits if body.get(name)), None)
         counted = isinstance(allowed, int) and not isinstance(allowed, bool) and allowed >= 1
         copies = body.get("n")
         rest = {k: v for k, v in body.items() if k not in ("model", "stream_options")}
         try:
-            text = _put_back(_WRITE(rest), long).encode()
+            text = _put_back(_WRITE(rest).encode(), long)
         except (ValueError, RecursionError):
             raise _no_json() from None
         return cls(
+            str(body.get("model")),
             stream is True,
-            size(body, {f"{_MARK}{k}": len(text) for k, text in enumerate(long)}),
+            size(body, {f"{_MARK}{k}": one.characters for k, one in enumerate(long)}),
             allowed if counted else None,
             copies if isinstance(copies, int) and 1 <= copies <= 128 else 1,
             body.get("ignore_eos") is True,
@@ -100,8 +107,8 @@ class Asked:
         """Whether the client asks for the event that holds the counts."""
         return isinstance(self.options, dict) and self.options.get("include_usage") is True
 
-    def forwarded(self, model: str, *, usage: bool) -> bytes:
-        """The body for an engine.
+    def forwarded(self, model: str, *, usage: bool) -> list[bytes]:
+        """The body for an engine, in parts.
 
         Parameters
         ----------
@@ -110,13 +117,22 @@ class Asked:
         usage
             Whether it can be asked for counts.
         """
-        head: dict[str, Any] = {"model": model}
+        head = _named(model)
         if self.stream and usage:
             options = self.options if isinstance(self.options, dict) else {}
-            head["stream_options"] = options | {"include_usage": True}
+            head += _USAGE if not options else _options(options | {"include_usage": True})
         elif self.options is not None:
-            head["stream_options"] = self.options
-        return _WRITE(head)[:-1].encode() + b"," + self.rest
+            head += _options(self.options)
+        return [head, self.rest]
+
+
+@lru_cache(maxsize=1024)
+def _named(model: str) -> bytes:
+    return f'{{"model":{_WRITE(model)},'.encode()
+
+
+def _options(value: Any) -> bytes:
+    return f'"stream_options":{_WRITE(value)},'.encode()
 
 
 @dataclass(slots=True)
@@ -134,33 +150,21 @@ class BodyShare:
     def __init__(self, held: Held) -> None:
         self._held, self._size = held, 0
 
-    async def read(
-        self, request: Incoming, headers: Iterable[tuple[bytes, bytes]], limits: DispatcherLimits
-    ) -> bytearray:
-        """Read a body.
+    def grow(self, size: int, limits: DispatcherLimits) -> None:
+        """So many bytes have come.
 
         Raises
         ------
         Refusal
-            If it is too large, takes too long, or there is no room for it beside the others.
+            If that is too large, or there is no room for it beside the others.
         """
-        for name, value in headers:
-            if name == b"content-length" and value.isdigit() and len(value) < 20:
-                self._check(int(value), limits)
-        content = bytearray()
-        try:
-            async with asyncio.timeout(limits.body_s):
-                async for part in request.stream():
-                    content += part
-                    if len(content) > FREE_BYTES:
-                        self._check(len(content), limits)
-                        self._held.count += len(content) - self._size
-                        self._size = len(content)
-        except TimeoutError:
-            raise Refusal(408, "too_slow", "The request took too long to come.") from None
-        return content
+        if size > FREE_BYTES:
+            self.check(size, limits)
+            self._held.count += size - self._size
+            self._size = size
 
-    def _check(self, size: int, limits: DispatcherLimits) -> None:
+    def check(self, size: int, limits: DispatcherLimits) -> None:
+        """Refuse a size as :meth:`grow` does, before it has come."""
         if size > limits.max_body_bytes:
             text = f"A request may have {limits.max_body_bytes:,} bytes."
             raise Refusal(413, "too_large", text)
@@ -176,7 +180,7 @@ class BodyShare:
         self._size = 0
 
 
-def parsed(content: bytearray) -> tuple[dict[str, Any], list[str]]:
+def parsed(content: bytes | bytearray) -> tuple[dict[str, Any], list[Long]]:
     """The body as an object, and its long strings, written as they came.
 
     Raises
@@ -184,14 +188,16 @@ def parsed(content: bytearray) -> tuple[dict[str, Any], list[str]]:
     Refusal
         If it is none, or is made of so many parts that reading it would hold up all others.
     """
-    if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
-        outside = _TEXT.sub(b"", content)
-        if outside.count(b"[") + outside.count(b"{") > _MOST_PARTS:
-            text = f"A request may have {_MOST_PARTS:,} lists and objects."
-            raise Refusal(400, "invalid_request", text)
     try:
-        text, long = _apart(content.decode(json.detect_encoding(content)))
-        body = _READER.decode(text)
+        if (encoding := json.detect_encoding(content)) != "utf-8":
+            content = content.decode(encoding).encode()
+        rest, long = _apart(content)
+        if rest.count(b"[") + rest.count(b"{") > _MOST_PARTS:
+            outside = _TEXT.sub(b"", rest)
+            if outside.count(b"[") + outside.count(b"{") > _MOST_PARTS:
+                text = f"A request may have {_MOST_PARTS:,} lists and objects."
+                raise Refusal(400, "invalid_request", text)
+        body = _READER.decode(rest.decode())
     except (ValueError, RecursionError):
         raise _no_json() from None
     if not isinstance(body, dict):
@@ -199,37 +205,52 @@ def parsed(content: bytearray) -> tuple[dict[str, Any], list[str]]:
     return body, long
 
 
-def _apart(text: str) -> tuple[str, list[str]]:
+def _apart(content: bytes | bytearray) -> tuple[bytes, list[Long]]:
     """A text with names in place of its long strings, and these; half of a pair is an error."""
-    long: list[str] = []
-    parts: list[str] = []
+    long: list[Long] = []
+    parts: list[bytes] = []
     done = at = 0
-    for _ in range(_QUOTES if len(text) > _LONG else 0):
-        start = text.find('"', at) + 1
-        end = text.find('"', start) if start else -1
-        while end > 0 and text[end - 1] == "\\":
-            before = text[max(end - 64, start) : end]
-            if (len(before) - len(before.rstrip("\\"))) % 2 == 0:
+    for _ in range(_QUOTES if len(content) > _LONG else 0):
+        start = content.find(b'"', at) + 1
+        end = content.find(b'"', start) if start else -1
+        while end > 0 and content[end - 1] == _ESCAPE:
+            before = content[max(end - 64, start) : end]
+            if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
                 break
-            end = text.find('"', end + 1)
+            end = content.find(b'"', end + 1)
         if end < 0:
             break
         at = end + 1
         if end - start > _LONG:
-            _READER.decode(text[start - 1 : at]).encode()  # an error if it is not right
-            parts += text[done:start], f"{_MARK}{len(long)}"
-            long.append(text[start:end])
+            found = bytes(memoryview(content)[start:end])
+            if not _plain(found):
+                _READER.decode(f'"{found.decode()}"').encode()  # an error if it is not right
+            parts += bytes(content[done:start]), b"%b%d" % (_MARK.encode(), len(long))
+            characters = len(found) if found.isascii() else len(found.decode())
+            long.append(Long(found, characters))
             done = end
-    return "".join((*parts, text[done:])), long
+    return b"".join((*parts, content[done:])), long
 
 
-def _put_back(text: str, long: Sequence[str]) -> str:
-    first, *others = text.split(_MARK) if long else [text]
+def _plain(text: bytes) -> bool:
+    """Whether all is right with the inside of a string, found out without reading it; or maybe."""
+    codes = np.frombuffer(text, np.uint8)
+    if codes.min() < _SPACE:
+        return False
+    at = np.flatnonzero(codes == _ESCAPE) + 1
+    if not at.size:
+        return True
+    alone = at[-1] < codes.size and not (np.diff(at) == 1).any()
+    return bool(alone and _ESCAPED[codes[at]].all())
+
+
+def _put_back(text: bytes, long: Sequence[Long]) -> bytes:
+    first, *others = text.split(_MARK.encode()) if long else [text]
     found = [first]
     for other in others:
-        number, quote, rest = other.partition('"')
-        found += long[int(number)], quote, rest
-    return "".join(found)
+        number, quote, rest = other.partition(b'"')
+        found += long[int(number)].text, quote, rest
+    return b"".join(found)
 
 
 def _no_json() -> Refusal:
@@ -241,5 +262,6 @@ def _no_number(name: str) -> Any:
 
 
 _READER = json.JSONDecoder(parse_constant=_no_number)
+_USAGE = b'"stream_options":{"include_usage":true},'
 # As it came, but for spaces; what is no Unicode (half a surrogate pair) or no number is an error.
 _WRITE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

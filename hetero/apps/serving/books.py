@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.apps.serving.objects import objects
+from hetero.apps.serving.objects import makers, objects
 from hetero.deployment import Deployment
 from hetero.engine import state
 from hetero.engine.candidates import candidates
@@ -76,6 +76,7 @@ class Books:
         self._s = self.replicas if self._plain else replicas.view(np.recarray)
         none = np.zeros(1, np.int32)
         self._blank = state.requests(np.zeros(1), none, none, none)
+        self._new = makers(self._blank)[0]  # what it holds are numbers, so none is shared
         self.requests: Any = []
         self._r: Any = self.requests
         self._keep([], rows)
@@ -131,7 +132,7 @@ class Books:
         inputs = max(1, min(input_tokens, self.longest - 1))
         outputs = max(1, min(predicted_tokens, self.longest - inputs))
         if self._plain:
-            self.requests += objects(self._blank)
+            self.requests.append(self._new())
         row = self._r[r]
         row.arrival_s = now_s
         row.input_tokens = inputs

@@ -1,6 +1,7 @@
-"""Connections of clients, bounded in number, in the size of heads, and in how long they dally.
+"""Connections of clients: HTTP/1.1 by llhttp, bounded in number, in the size of heads, in dallying.
 
-uvicorn reads a head of any size for any time and waits for ever for a client that does not read.
+A request is answered once it is whole, and one at a time on each connection; what is refused
+before it has come (no key, too large) is told so at once.
 """
 
 from __future__ import annotations
@@ -10,19 +11,125 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from email.utils import formatdate
+from functools import lru_cache
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
 
+from hetero.apps.serving.bodies import BodyShare
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.settings import DispatcherLimits
 
 log = logging.getLogger("hetero.apps.serving")
 _EVERY_S = 0.5
+_KEEP_S = 75.0  # an idle connection; longer than clients keep theirs
 _RESERVE = 64  # descriptors for what is neither a client nor an engine
 _IDLE = 1024  # connections beyond the requests that the house takes
 _LEAST_BPS = 1024  # bytes per second that a client has to read
+_LARGE = 64 << 10  # bytes that are not copied once more to send them with others
+Fields = Iterable[tuple[bytes, bytes]]
+
+
+class Exchange:
+    """One request and its answer.
+
+    Attributes
+    ----------
+    refusal
+        What it is refused for, before it is whole.
+    keep
+        Whether the connection may go on afterwards.
+    context, account
+        The application's own: what answers it, and who asks.
+    """
+
+    def __init__(
+        self, line: Guarded, method: str, path: str, fields: dict[bytes, bytes], *, old: bool
+    ) -> None:
+        self.line, self.method, self.path, self.fields = line, method, path, fields
+        self.body = bytearray()
+        self.refusal: Refusal | None = None
+        self.share: BodyShare | None = None
+        self.context: Any = None
+        self.account: Any = None
+        self.task: asyncio.Task[None] | None = None
+        self.keep = True
+        self.whole = self.started = self.ended = self._chunked = False
+        self._old = old  # a client that knows no chunks
+        self._head = b""
+
+    def field(self, name: bytes) -> str:
+        """The value of a header, the last one of several; empty where there is none."""
+        return self.fields.get(name, b"").decode("latin-1")
+
+    def start(self, status: int, fields: Fields, length: int | None = None) -> None:
+        """Begin the answer; its head goes out with what comes next."""
+        self.started = True
+        parts = [_first(status), _date(int(time.time()))]
+        parts += [b"%b: %b\r\n" % field for field in fields]
+        if length is not None:
+            parts.append(b"content-length: %d\r\n" % length)
+        elif self._old:
+            self.keep = False
+        else:
+            self._chunked = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep:
+            parts.append(b"connection: close\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
+
+    def write(self, data: bytes) -> None:
+        """Send part of the body."""
+        if self.line.gone:
+            return
+        head, self._head = self._head, b""
+        if len(data) > _LARGE:
+            parts = [b"%x\r\n" % len(data), data, b"\r\n"] if self._chunked else [data]
+            self.line.transport.writelines([head, *parts])
+        elif self._chunked:
+            self.line.transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+        else:
+            self.line.transport.write(head + data)
+
+    def end(self) -> None:
+        """The answer is whole."""
+        self.ended = True
+        if self._chunked:
+            self._head += b"0\r\n\r\n"
+        if self._head and not self.line.gone:
+            self.line.transport.write(self._head)
+        self.line.answered(self)
+
+    def reply(self, status: int, fields: Fields, content: bytes) -> None:
+        """Send a whole answer."""
+        self.start(status, fields, len(content))
+        if self.method != "HEAD":
+            self.write(content)
+        self.end()
+
+    def refuse(self, refusal: Refusal, fields: Fields = ()) -> None:
+        """Send an error in the form that OpenAI clients read."""
+        if not self.whole:  # what is left of it may never come
+            self.keep = False
+        found = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
+        self.reply(refusal.status, [*found, *fields], json.dumps(refusal.body()).encode())
+
+
+@lru_cache(maxsize=64)
+def _first(status: int) -> bytes:
+    known = {one.value: one.phrase for one in HTTPStatus}
+    return f"HTTP/1.1 {status} {known.get(status, '')}\r\n".encode()
+
+
+@lru_cache(maxsize=1)
+def _date(now_s: int) -> bytes:
+    return f"date: {formatdate(now_s, usegmt=True)}\r\n".encode()
 
 
 class Connections:
@@ -30,17 +137,23 @@ class Connections:
 
     Parameters
     ----------
+    application
+        What answers: it is told what was ``opened``, asked to ``answer`` what is whole or refused,
+        and told what was ``dropped`` before.
     limits
         Called for the present limits.
     files
         Descriptors that the process may have.
     """
 
-    def __init__(self, limits: Callable[[], DispatcherLimits], files: int) -> None:
-        self.limits = limits
+    def __init__(
+        self, application: Any, limits: Callable[[], DispatcherLimits], files: int
+    ) -> None:
+        self.application, self.limits = application, limits
         self._files = files - _RESERVE
         self.open: dict[Guarded, None] = {}
         self.idle: dict[Guarded, None] = {}  # without a request, the longest one first
+        self.closing = False
 
     @property
     def most(self) -> int:
@@ -51,10 +164,6 @@ class Connections:
     def room(self) -> int:
         """Requests that may be at engines at once."""
         return max(self._files - len(self.open), 1)
-
-    def protocol(self) -> type[Guarded]:
-        """The protocol for a server."""
-        return type("Guarded", (Guarded,), {"house": self})
 
     async def watch(self) -> None:
         """End connections that dally, until cancelled."""
@@ -67,6 +176,19 @@ class Connections:
                 continue  # the dispatcher is late itself: what they sent may lie unread
             for one in list(self.open):
                 one.check(now_s, limits)
+
+    async def drain(self, limit_s: float, hurry: asyncio.Event) -> None:
+        """Let requests under way end, so long or until ``hurry``, and then end all."""
+        self.closing = True
+        for one in list(self.open):
+            one.last()
+        end_s = time.monotonic() + limit_s
+        while self.open and time.monotonic() < end_s and not hurry.is_set():
+            await asyncio.sleep(0.05)
+        left = [one.now.task for one in self.open if one.now is not None]
+        for one in list(self.open):
+            one.transport.abort()
+        await asyncio.gather(*(task for task in left if task), return_exceptions=True)
 
 
 def descriptors(limits: DispatcherLimits) -> int:
@@ -97,25 +219,36 @@ def descriptors(limits: DispatcherLimits) -> int:
     return soft
 
 
-class Guarded(HttpToolsProtocol):
+class Guarded(asyncio.Protocol):
     """A connection of a client."""
 
-    house: Connections
-    _until_s = 0.0  # until when the client is waited for; 0 when it is not
-    _loose = 0  # bytes since the last that belonged to a body
-    _whole = True  # nothing of a request is outstanding
-    _too_large = False
-    _most = 0
-    _stuck_s = 0.0  # since when it has not read what is sent
-    _stuck_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a connection; where there is no room, the one that is idle longest makes some."""
-        super().connection_made(transport)
-        house = self.house
+    def __init__(self, house: Connections, loop: asyncio.AbstractEventLoop) -> None:
+        self.house, self._loop = house, loop
+        self.transport: Any = None
+        self.gone = False
+        self.paused = False  # the client does not read as fast as it is written to
+        self.resumed: Callable[[], None] | None = None
+        self.now: Exchange | None = None  # what is being answered
+        self._queue: deque[Exchange] = deque()  # what comes after it
+        self._coming: Exchange | None = None  # whose body is being read
+        self._parser = httptools.HttpRequestParser(self)
+        self._url = b""
+        self._fields: dict[bytes, bytes] = {}
+        self._held = 0  # bytes of the head
+        self._until_s = 0.0  # until when the client is waited for; 0 when it is not
+        self._loose = 0  # bytes since the last that belonged to a body
+        self._whole = True  # nothing of a request is outstanding
+        self._too_large = self._deaf = False  # nothing more is read
         self._most = house.limits().head_bytes
+        self._stuck_s = 0.0  # since when it has not read what is sent
+        self._stuck_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection; where there is no room, the one that is idle longest makes some."""
+        self.transport = transport
+        house = self.house
         # One without a word costs a descriptor, and goes when another needs it.
-        self._until_s = time.monotonic() + self.timeout_keep_alive
+        self._until_s = time.monotonic() + _KEEP_S
         full = len(house.open) >= house.most
         house.open[self] = None
         if full and not house.idle:
@@ -128,58 +261,158 @@ class Guarded(HttpToolsProtocol):
         house.idle[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget a connection."""
+        """Forget a connection, and what it has asked for."""
+        self.gone = True
         self.house.open.pop(self, None)
         self.house.idle.pop(self, None)
-        super().connection_lost(exc)
+        if self.now is not None and self.now.task is not None:
+            self._loop.call_soon(self.now.task.cancel)  # after its first step, which counts it
+        for one in self._queue:
+            self.house.application.dropped(one)
+        self._queue.clear()
 
     def data_received(self, data: bytes) -> None:
         """Read on, within bounds."""
+        if self._deaf:
+            return
         self._loose += len(data)
-        super().data_received(data)
-        if self._loose > self._most and not self._whole:
-            self._refuse_head()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:  # no other protocol is spoken: it is read no further
+            self._deaf = True
+            for one in (*self._queue, *([self.now] if self.now else [])):
+                one.keep = False
+        except httptools.HttpParserError:
+            last = self._queue[-1] if self._queue else self.now
+            self._deaf = True
+            if last is None or last.keep or not self._whole:  # else it had said to be the last
+                self._refuse_text()
+        else:
+            if self._loose > self._most and not self._whole:
+                self._too_large = True
+                self._refuse_text()
+
+    # What the parser calls --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        super().on_message_begin()
+        self._url, self._fields, self._held = b"", {}, 0
         self._whole = False
         self._wait()
 
+    def on_url(self, url: bytes) -> None:
+        """Part of an address."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._fields[name.lower()] = value
+        self._held += len(name) + len(value)
+
     def on_headers_complete(self) -> None:
         """A head is whole."""
-        if self._loose > self._most:  # or much of a body came with it
-            held = sum(len(name) + len(value) for name, value in self.headers)
-            if held + len(self.url) > self._most:
-                self._too_large = True
-                raise ValueError("the head is too large")
+        if self._held + len(self._url) > self._most:
+            self._too_large = True
+            raise ValueError("the head is too large")
         self._loose = 0
         self._until_s = 0.0
         self.house.idle.pop(self, None)
-        super().on_headers_complete()
+        url = self._url
+        if b"?" in url or b"%" in url or not url.startswith(b"/"):
+            url = httptools.parse_url(url).path or b"/"
+        path = unquote(url.decode("ascii"))
+        method = self._parser.get_method().decode("ascii")
+        old = self._parser.get_http_version() != "1.1"
+        exchange = Exchange(self, method, path, self._fields, old=old)
+        exchange.keep = not (old or self.house.closing) and self._parser.should_keep_alive()
+        self._coming = exchange
+        self.house.application.opened(exchange)
+        if self.now is not None:
+            self.transport.pause_reading()
+        self._queue.append(exchange)
+        self._next()
 
     def on_body(self, body: bytes) -> None:
         """Part of a body."""
         self._loose = 0
-        super().on_body(body)
+        exchange = self._coming
+        if exchange is None or exchange.refusal is not None:
+            return
+        exchange.body += body
+        if exchange.share is not None:
+            try:
+                exchange.share.grow(len(exchange.body), self.house.limits())
+            except Refusal as refusal:
+                exchange.refusal = refusal
+                self._next()
 
     def on_message_complete(self) -> None:
         """A request is whole."""
         self._loose = 0
         self._whole = True
-        super().on_message_complete()
-        if self.cycle.response_complete:
-            self._rest()
-
-    def on_response_complete(self) -> None:
-        """An answer is whole; what is left of its request may still come, but not for long."""
-        super().on_response_complete()
-        if not self.cycle.response_complete:  # that of the next request, which had come already
+        exchange, self._coming = self._coming, None
+        if exchange is None:
             return
-        if self._whole:
+        exchange.whole = True
+        if not exchange.ended:
+            self._next()
+        elif exchange.keep:
+            self._rest()
+        else:
+            self.transport.close()
+
+    # ------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Go on to the next request, as soon as it can be answered."""
+        if self.now is not None or not self._queue:
+            return
+        one = self._queue[0]
+        if not one.whole and one.refusal is None:
+            if not self._until_s:
+                self._until_s = time.monotonic() + self.house.limits().body_s
+                if one.field(b"expect").lower() == "100-continue":
+                    self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            return
+        self._until_s = 0.0
+        self.now = self._queue.popleft()
+        self.now.task = self._loop.create_task(self._answer(one))
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self.house.application.answer(exchange)
+        except Exception:
+            log.exception("The dispatcher has failed.")
+            if not exchange.started:
+                text = "The dispatcher has failed; its log says how."
+                exchange.refuse(Refusal(500, "internal_error", text))
+        finally:
+            if not exchange.ended and not self.gone:
+                self.transport.abort()
+
+    def answered(self, exchange: Exchange) -> None:
+        """An answer is whole; what is left of its request may still come, but not for long."""
+        self.now = None
+        if self.gone or self.transport.is_closing():
+            return
+        if not exchange.keep and exchange.whole:
+            self.transport.close()
+            return
+        if not self._deaf:
+            self.transport.resume_reading()
+        if self._queue:
+            self._next()
+        elif self._whole:
             self._rest()
         else:
             self._wait()
+
+    def last(self) -> None:
+        """No more requests after those that have come."""
+        if self.now is None and not self._queue:
+            self.transport.close()
+        for one in (*self._queue, *([self.now] if self.now else [])):
+            one.keep = False
 
     def _wait(self) -> None:
         self._until_s = time.monotonic() + self.house.limits().head_s
@@ -187,23 +420,30 @@ class Guarded(HttpToolsProtocol):
     def _rest(self) -> None:
         if self in self.house.open:
             self.house.idle[self] = None
-            self._until_s = time.monotonic() + self.timeout_keep_alive + _EVERY_S
+            self._until_s = time.monotonic() + _KEEP_S
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to."""
-        super().pause_writing()
+        self.paused = True
         self._stuck_s = time.monotonic()
         self._stuck_bytes = self.transport.get_write_buffer_size()
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        super().resume_writing()
+        self.paused = False
         self._stuck_s = 0.0
+        if self.resumed is not None:
+            self.resumed()
 
     def check(self, now_s: float, limits: DispatcherLimits) -> None:
         """End the connection if its client has been waited for too long."""
         if self._until_s and now_s > self._until_s:
-            self.transport.abort()
+            if self._queue and self.now is None:  # its body does not come
+                text = "The request took too long to come."
+                self._queue[0].refusal = Refusal(408, "too_slow", text)
+                self._next()
+            else:
+                self.transport.abort()
         elif self._stuck_s and now_s - self._stuck_s > limits.send_s:
             left = self.transport.get_write_buffer_size()
             if self._stuck_bytes - left < limits.send_s * _LEAST_BPS:
@@ -211,25 +451,26 @@ class Guarded(HttpToolsProtocol):
             else:
                 self._stuck_s, self._stuck_bytes = now_s, left
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+    def _refuse_text(self) -> None:
+        """Refuse what is no HTTP, or too much of it."""
         if self._too_large:
-            self._refuse_head()
+            what = f"The head of a request may have {self._most:,} bytes."
+            self._refuse(Refusal(431, "head_too_large", what))
         else:
-            self._refuse(Refusal(400, "invalid_http", msg))
-
-    def _refuse_head(self) -> None:
-        what = f"The head of a request may have {self._most:,} bytes."
-        self._too_large = True
-        self._refuse(Refusal(431, "head_too_large", what))
+            self._refuse(Refusal(400, "invalid_http", "Invalid HTTP request received."))
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer outside the application, and end the connection."""
+        self._deaf = True
         if self.transport.is_closing():
             return
+        if self.now is not None and self.now.started:
+            self.transport.abort()  # it would come amid an answer
+            return
+        one = Exchange(self, "GET", "", {}, old=False)
+        one.keep = False
         content = json.dumps(refusal.body()).encode()
-        head: dict[str, Any] = {"content-length": len(content), "connection": "close"}
-        lines = [f"HTTP/1.1 {refusal.status} Refused"]
-        lines += [f"{name}: {value}" for name, value in (refusal.headers() | head).items()]
-        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + content)
+        fields = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
+        one.start(refusal.status, fields, len(content))
+        one.write(content)
         self.transport.close()

@@ -12,23 +12,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import aiohttp
 import numpy as np
 
+from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
 from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lengths import LengthEstimates
+from hetero.apps.serving.lines import Pool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
-from hetero.apps.serving.settings import DeploymentFile
+from hetero.apps.serving.settings import Client, DeploymentFile
 from hetero.apps.serving.tickets import Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
 
 log = logging.getLogger("hetero.apps.serving")
+_ANYONE = Client(name="anyone", key_env="")
 _ROWS = 16384  # requests remembered
 _DRIFT = 1.25  # of mean lengths, that the plan follows
 
@@ -40,7 +42,8 @@ class Prepared:
     settings: DeploymentFile
     deployment: Deployment
     router: Live
-    keys: tuple[bytes, ...]
+    keys: dict[bytes, Client]
+    admin_key: bytes | None
     request_log: RequestLog | None
 
     @classmethod
@@ -50,9 +53,10 @@ class Prepared:
         router = settings.chosen()
         _warm_up(deployment, router.live(deployment, np.random.default_rng(0)))
         live = router.live(deployment, np.random.default_rng(settings.seed))
+        keys, admin = settings.keys(), settings.admin_key()
         file = settings.request_log
         log = RequestLog(settings.folder / file) if file is not None else None
-        return cls(settings, deployment, live, settings.keys(), log)
+        return cls(settings, deployment, live, keys, admin, log)
 
 
 class Dispatcher:
@@ -74,13 +78,15 @@ class Dispatcher:
         self.request_log: RequestLog | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
+        self.accounts: dict[bytes, Account] = {}
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
         self.bodies = Held()
         self.away = 0  # requests at engines
         #: How many may be there at once: what the process has descriptors for.
         self.room: Callable[[], int] = lambda: sys.maxsize
-        self.session: aiohttp.ClientSession | None = None
+        self.pool = Pool()
+        self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
@@ -101,12 +107,16 @@ class Dispatcher:
             seen = known.pop((backend.name, backend.url), None)
             if seen is None:
                 seen = Seen(backend, settings.limits, k)
-            seen.backend, seen.limits, seen.position = backend, settings.limits, k
+            seen.use(backend, settings.limits, k, settings.model)
             engines.append(seen)
         for gone in known.values():
             gone.position = -1
         self.settings, self.books, self.engines = settings, books, engines
-        self.router, self.keys = new.router, new.keys
+        self.router, self.admin_key, self.models = new.router, new.admin_key, settings.models
+        before, self.accounts = self.accounts, {}
+        for key, client in (new.keys or {b"": _ANYONE}).items():
+            account = self.accounts[key] = before.get(key) or Account(client)
+            account.client = client
         if self.request_log is not None:  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
@@ -120,6 +130,17 @@ class Dispatcher:
                     books.more_tokens(ticket.row, max(ticket.pieces - 1, 0))
         for ticket in self.held:
             books.hold(ticket.row, deferred=False)
+
+    async def change(self, change: Callable[[DeploymentFile], DeploymentFile]) -> None:
+        """Go over to what ``change`` makes of the present settings, in a thread: streams flow on.
+
+        Raises
+        ------
+        HeteroError
+            If that cannot be served; nothing changes then.
+        """
+        async with self._changing:
+            self.reload(await asyncio.to_thread(lambda: Prepared.of(change(self.settings))))
 
     def reload(self, new: Prepared) -> None:
         """Go over to another deployment; requests in the house stay where they are."""
@@ -162,13 +183,7 @@ class Dispatcher:
         self.meters.mended("lengths")
 
     async def start(self) -> None:
-        """Open connections and begin to watch the engines."""
-        self.session = aiohttp.ClientSession(
-            # Shorter than what engines keep idle connections for: uvicorn has 5 s.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        """Begin to watch the engines."""
         await self._check()
         self._watch = asyncio.create_task(self._watching())
 
@@ -178,8 +193,7 @@ class Dispatcher:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        if self.session is not None:
-            await self.session.close()
+        self.pool.sweep(all_of_them=True)
 
     async def _watching(self) -> None:
         while True:
@@ -191,6 +205,7 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
+        self.pool.sweep()
         self.follow_lengths()
         self.offer()
 
@@ -198,9 +213,9 @@ class Dispatcher:
         """Check an engine's health now, once for all who ask."""
 
         async def check() -> None:
-            assert self.session is not None
             try:
-                seen.probed(self.now_s(), await probe(self.session, seen))
+                seen.probed(self.now_s(), await probe(self.pool, seen))
+                self.mend()
             finally:
                 del self._checks[seen]
 
@@ -218,8 +233,10 @@ class Dispatcher:
         Refusal
             If it is full.
         """
-        if len(self.tickets) >= self.settings.limits.max_requests:
+        free = self.settings.limits.max_requests - len(self.tickets)
+        if free <= 0:
             raise self._crowded("requests", len(self.tickets))
+        ticket.account.check(free, alone=len(self.accounts) == 1)
         if self.books.full:
             by = self.books.compact()
             self.router.renumber(by)
@@ -227,6 +244,7 @@ class Dispatcher:
                 other.row -= by
         ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
         self.tickets.add(ticket)
+        ticket.account.inside += 1
 
     def _crowded(self, what: str, count: int) -> Refusal:
         # A tenth of what is in the house has left by then, as planned.
@@ -254,7 +272,7 @@ class Dispatcher:
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
-        if limits.down_s is not None and not any(one.open for one in self.engines):
+        if limits.down_s is not None and not self._served(ticket):
             limit_s = min(limits.down_s, limit_s)
         try:
             async with asyncio.timeout(limit_s):
@@ -278,9 +296,10 @@ class Dispatcher:
         now_s = self.now_s()
         if self.away >= self.room():
             return None, False
-        usable = [one.open and one.backend.name not in ticket.avoid for one in self.engines]
+        model = ticket.asked.model
+        usable = [x.serves(model) and x.backend.name not in ticket.avoid for x in self.engines]
         if not self.books.look(ticket.row, now_s, usable):
-            if ticket.avoid and not any(usable) and any(one.open for one in self.engines):
+            if ticket.avoid and not any(usable) and self._served(ticket):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.books.records, ticket.row, now_s)
@@ -299,29 +318,46 @@ class Dispatcher:
         ticket.engine = seen
         seen.tickets.add(ticket)
         self.away += 1
+        ticket.account.away += 1
         return seen, False
 
+    def _served(self, ticket: Ticket) -> bool:
+        """Whether an engine is up that serves the model of a request."""
+        return any(one.serves(ticket.asked.model) for one in self.engines)
+
     def offer(self) -> None:
-        """Offer held requests to the router, the oldest first, until it defers one."""
-        self.mend()
-        while self.held:
-            ticket = self.held[0]
+        """Offer held requests to the router until it defers one of each model."""
+        stuck: set[str] = set()  # models for which there is no place
+        while (ticket := self._first(stuck)) is not None:
             waits = ticket.waits
             if waits is None or waits.done():
-                self.held.pop(0)
+                self.held.remove(ticket)
                 continue
             try:
                 seen, deferred = self._choose(ticket)
             except Refusal as refusal:
-                self.held.pop(0)
+                self.held.remove(ticket)
                 self.books.let_go(ticket.row)
                 waits.set_exception(refusal)
                 continue
             if seen is None:
                 self.books.hold(ticket.row, deferred=deferred)
-                return
-            self.held.pop(0)
-            waits.set_result(seen)
+                stuck.add(ticket.asked.model)
+            else:
+                self.held.remove(ticket)
+                waits.set_result(seen)
+
+    def _first(self, stuck: set[str]) -> Ticket | None:
+        """The held request whose turn it is: the oldest of the client that is served least."""
+        if not self.held or len(stuck) >= len(self.models):
+            return None
+        firsts: dict[Account, Ticket] = {}
+        for ticket in self.held:
+            if ticket.asked.model not in stuck:
+                firsts.setdefault(ticket.account, ticket)
+                if len(firsts) == len(self.accounts):
+                    break
+        return min(firsts.values(), key=lambda one: one.account.load, default=None)
 
     def piece(self, ticket: Ticket, pieces: int) -> None:
         """So many pieces of an answer have come by now."""
@@ -370,18 +406,21 @@ class Dispatcher:
         for seen in ticket.case.guilty(answered=answered):
             last = not any(one.open for one in self.engines if one is not seen)
             seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
+        self.mend()
 
     def _back(self, ticket: Ticket) -> None:
         if ticket.engine is not None:
             ticket.engine.tickets.discard(ticket)
             ticket.engine = None
             self.away -= 1
+            ticket.account.away -= 1
 
     def leave(self, ticket: Ticket, outputs: int, *, finished: bool) -> None:
         """A request leaves the house."""
         if ticket not in self.tickets:
             return
         self.tickets.discard(ticket)
+        ticket.account.inside -= 1
         self._back(ticket)
         self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
         self.offer()

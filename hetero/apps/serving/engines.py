@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from hetero.apps.serving.faults import Fault, unreached
+from hetero.apps.serving.lines import Address, Pool, UnreachedError
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Seen:
     ----------
     position
         Its place among the replicas of the present deployment, -1 once it has left.
+    names
+        Names that clients may ask it for, and its own.
     blamed
         Requests that count against it, by hash.
     """
@@ -41,6 +43,7 @@ class Seen:
     backend: Backend
     limits: DispatcherLimits
     position: int
+    model: str = ""
     up: bool = True
     failures: int = 0
     misses: int = 0
@@ -48,6 +51,21 @@ class Seen:
     cooldown_s: float = 0.0
     tickets: set[Ticket] = field(default_factory=set)
     blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    address: Address = field(init=False)
+    names: dict[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.use(self.backend, self.limits, self.position, self.model)
+
+    def use(self, backend: Backend, limits: DispatcherLimits, position: int, model: str) -> None:
+        """Go over to these settings."""
+        self.backend, self.limits, self.position = backend, limits, position
+        self.address = Address.of(backend.url, backend.key())
+        self.names = backend.served(model)
+
+    def serves(self, model: str) -> bool:
+        """Whether requests for a model may go there."""
+        return self.open and model in self.names
 
     @property
     def open(self) -> bool:
@@ -113,34 +131,28 @@ class Seen:
             log.warning("%s is out for %g s: %s", self.backend.name, self.cooldown_s, why)
         self.up = False
 
-    def headers(self) -> dict[str, str]:
-        """What a request to it carries."""
-        found = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if key := self.backend.key():
-            found["Authorization"] = f"Bearer {key}"
-        return found
 
-
-async def probe(session: aiohttp.ClientSession, seen: Seen) -> Fault | None:
+async def probe(pool: Pool, seen: Seen) -> Fault | None:
     """Check an engine's health; None if it is well.
 
     An engine without the page of its health is alive all the same. A check that this process was
-    too busy or too short of descriptors for is its own fault.
+    too busy or too short of descriptors for is its own fault. No redirection is followed.
     """
     limit_s = seen.limits.health_timeout_s
     began = time.monotonic()
     try:
-        async with session.get(
-            seen.backend.url + seen.backend.health,
-            timeout=aiohttp.ClientTimeout(total=limit_s),
-            headers=seen.headers(),
-            allow_redirects=False,  # it would lead to any address inside
-        ) as answer:
-            return None if answer.status < 500 else Fault.ENGINE
-    except aiohttp.ClientConnectorError as error:
+        async with asyncio.timeout(limit_s):
+            line = await pool.line(seen.address)
+            try:
+                line.ask([seen.address.head("GET", seen.backend.health), b"\r\n"], 2 * limit_s)
+                await line.head()
+            finally:
+                pool.back(line)
+            return None if line.status < 500 else Fault.ENGINE
+    except UnreachedError as error:
         return unreached(error)
     except TimeoutError:
         late = time.monotonic() - began > limit_s + _LATE_S
         return Fault.OWN if late else Fault.ENGINE
-    except (aiohttp.ClientError, OSError):
+    except OSError:
         return Fault.ENGINE

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 _END = re.compile(rb"\r?\n\r?\n")
 _LONGEST_END = 4  # bytes
+_LAST = re.compile(rb'"response\.(?:completed|incomplete|failed)"')
+_SHORT = 32  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
 
 
@@ -31,8 +34,9 @@ class Usage:
         found = message.get("usage") if isinstance(message, dict) else None
         if not isinstance(found, dict):
             return False
-        self.input_tokens = self._count(found.get("prompt_tokens"))
-        self.output_tokens = self._count(found.get("completion_tokens"))
+        # The latter names are those of /v1/responses.
+        self.input_tokens = self._count(found.get("prompt_tokens", found.get("input_tokens")))
+        self.output_tokens = self._count(found.get("completion_tokens", found.get("output_tokens")))
         return True
 
     def _count(self, value: object) -> int:
@@ -51,6 +55,8 @@ class Events:
         Whether the client asked for the event that holds nothing but the counts.
     most_bytes
         Size of an event; a longer one is an error.
+    responses
+        Whether the events are those of ``/v1/responses``.
 
     Examples
     --------
@@ -70,6 +76,7 @@ class Events:
     keep_usage: bool
     usage: Usage = field(default_factory=Usage)
     most_bytes: int = 8 << 20
+    responses: bool = False
     pieces: int = 0
     finished: bool = False
     done: bool = False
@@ -80,6 +87,8 @@ class Events:
         """Whole events of what has come so far, to be passed on."""
         rest = self._rest
         begin = 0
+        if not rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            return data if self._read(data) else b""  # as most come: one whole event
         if rest:
             begin = max(len(rest) - _LONGEST_END + 1, 0)  # what was searched is not searched again
             rest += data
@@ -116,21 +125,39 @@ class Events:
 
     def _read(self, event: bytes) -> bool:
         """Note what an event says; whether it is passed on."""
-        payload = event[5:].strip() if event.startswith(b"data:") else b"\n"
-        if b"\n" in payload:  # comments, names or several lines of data
+        payload = event
+        if not event.startswith(b"data:") or event.find(b"\n") != len(event) - 2:
+            # Comments, names, several lines of data, or other ends of lines.
             lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
             if not lines:
                 return True
-            payload = b"\n".join(lines).strip()
-        if payload == b"[DONE]":
+            payload = b"data:" + b"\n".join(lines)
+        if len(payload) < _SHORT and payload[5:].strip() == b"[DONE]":
             self.done = True
             return True
+        if self.responses:
+            return self._response(payload)
         if _REASON.search(payload):
             self.finished = True
         # Reading every event as JSON would cost more than passing it on.
         if self.pieces == 0 or b'"usage"' in payload or b'"error"' in payload:
-            return self._parse(payload)
+            return self._parse(payload[5:])
         self.pieces += 1
+        return True
+
+    def _response(self, payload: bytes) -> bool:
+        """The same of an event of ``/v1/responses``, which are named."""
+        if b'.delta"' in payload:
+            self.pieces += 1
+        elif _LAST.search(payload):
+            self.finished = True
+            with suppress(ValueError, RecursionError):
+                message = json.loads(payload[5:])
+                self.usage.take(message.get("response") if isinstance(message, dict) else None)
+        elif b'"type":"error"' in payload.replace(b" ", b""):
+            self._parse(payload[5:])
+            self.error = self.error or "the engine reported an error"
+            return False
         return True
 
     def _parse(self, payload: bytes) -> bool:

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
+from hetero.apps.serving.lines import (
+    BrokenError,
+    ConnectTimeoutError,
+    SilentError,
+    UnreachedError,
+)
 
 if TYPE_CHECKING:
     from hetero.apps.serving.engines import Seen
@@ -124,19 +129,19 @@ class Failed(Exception):
         self.refusal, self.fault, self.stale = refusal, fault, stale
 
     @classmethod
-    def by(cls, error: Exception, name: str, *, lost: bool, sent: bool) -> Failed:
+    def by(cls, error: OSError, name: str, *, lost: bool, sent: bool) -> Failed:
         """Judge an error of the connection to an engine.
 
         Parameters
         ----------
         error
-            A :exc:`TimeoutError`, :exc:`aiohttp.ClientError` or :exc:`OSError`.
+            As :mod:`hetero.apps.serving.lines` raises them, or a timer.
         lost
             Whether health checks have given the engine up.
         sent
             Whether the client has got part of the answer.
         """
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+        if isinstance(error, UnreachedError):
             text = f"{name} cannot be reached."
             fault = unreached(error)
             if fault is Fault.OWN:
@@ -148,32 +153,23 @@ class Failed(Exception):
         if isinstance(error, TimeoutError):
             # An answer that was under way came in time, piece by piece, but was too long or was
             # read too slowly as a whole; an engine that says nothing meets another timer.
-            silent = isinstance(error, aiohttp.SocketTimeoutError) or not sent
+            silent = isinstance(error, SilentError) or not sent
             fault = Fault.ENGINE if silent else Fault.NOBODY
             return cls(Refusal(504, "engine_timeout", f"{name} took too long to answer."), fault)
-        if _number(error) in _OWN:
+        if error.errno in _OWN:
             text = f"The dispatcher has no connection to {name} to spare."
             return cls(Refusal(502, "engine_unreachable", text), Fault.OWN)
-        silent = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
         return cls(
             Refusal(502, "engine_broke_off", f"{name} broke off its answer."),
-            stale=silent and not sent,
+            stale=isinstance(error, BrokenError) and error.early,
         )
 
 
-def unreached(error: Exception) -> Fault:
+def unreached(error: UnreachedError) -> Fault:
     """Whose fault it is that no connection came about."""
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
+    if isinstance(error, ConnectTimeoutError) or error.errno in _OWN:
         return Fault.OWN  # if it is the engine's, health checks see it too
-    number = _number(error)
-    if number in _OWN:
-        return Fault.OWN
-    return Fault.GONE if number in _GONE else Fault.ENGINE
-
-
-def _number(error: Exception) -> int | None:
-    inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return inner.errno if isinstance(inner, OSError) else None
+    return Fault.GONE if error.errno in _GONE else Fault.ENGINE
 
 
 @dataclass(slots=True)

@@ -102,7 +102,7 @@ class LengthEstimates:
 def size(body: dict[str, Any], long: Mapping[str, int] = _NONE) -> PromptSize:
     """Size of the prompt or the messages of a request, ``long`` the length of strings by name."""
     numbers = characters = 0
-    stack: list[Any] = [body.get("prompt"), body.get("input")]
+    stack: list[Any] = [body.get("prompt"), body.get("input"), body.get("instructions")]
     messages = body.get("messages")
     if isinstance(messages, list):
         stack += [one.get("content") for one in messages if isinstance(one, dict)]
@@ -116,5 +116,5 @@ def size(body: dict[str, Any], long: Mapping[str, int] = _NONE) -> PromptSize:
             else:
                 stack += part
         elif isinstance(part, dict):
-            stack.append(part.get("text"))
+            stack += part.get("text"), part.get("content")
     return PromptSize(numbers, characters)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
@@ -21,9 +27,19 @@ _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2)
 OUTCOMES = ("finished", "failed", "cancelled", "refused")
 
 
-@cache  # each costs as much as all else that is counted of a request
-def _of(counter: Any, *labels: str) -> Any:
-    return counter.labels(*labels)
+class _Times:
+    """A histogram; a lock and a label for each value would cost as much as a decision."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def into(self, family: HistogramMetricFamily, *labels: str) -> None:
+        names = [*map(str, self._bounds), "+Inf"]
+        family.add_metric(labels, [*zip(names, accumulate(self._counts), strict=True)], self._sum)
 
 
 class Meters(Collector):
@@ -31,66 +47,76 @@ class Meters(Collector):
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self.registry = CollectorRegistry()
-        here = self.registry
-        self.received = Counter("hetero_requests_received", "Requests that came in", registry=here)
-        self._ended = Counter(
-            "hetero_requests", "Requests by how they ended", ["outcome"], registry=here
-        )
-        for outcome in OUTCOMES:
-            self._ended.labels(outcome)
-        self._attempts = Counter(
-            "hetero_attempts", "Requests sent to an engine", ["engine", "outcome"], registry=here
-        )
-        self._tokens = Counter("hetero_tokens", "Tokens served", ["engine", "kind"], registry=here)
-        self._ttft = Histogram(
-            "hetero_ttft_seconds", "Arrival to first token", registry=here, buckets=_SECONDS
-        )
-        self._tpot = Histogram(
-            "hetero_tpot_seconds", "Time per later token", registry=here, buckets=_STEPS
-        )
-        self._e2e = Histogram(
-            "hetero_e2e_seconds", "Arrival to end", registry=here, buckets=_SECONDS
-        )
-        self._decision = Histogram(
-            "hetero_decision_seconds", "Time of a decision", registry=here, buckets=_DECISION
-        )
-        self._mends = Counter(
-            "hetero_plan_mends", "Times that the plan followed", ["cause"], registry=here
-        )
-        for cause in ("engines", "lengths"):
-            self._mends.labels(cause)
-        here.register(self)
+        self.received = 0
+        self._ended = dict.fromkeys(OUTCOMES, 0)
+        self._mends = dict.fromkeys(("engines", "lengths"), 0)
+        self._attempts: dict[tuple[str, str], int] = {}
+        self._tokens: dict[tuple[str, str], int] = {}
+        self._decision = _Times(_DECISION)
+        # By engine: to the first token, per later token, and to the end.
+        self._times: dict[str, tuple[_Times, _Times, _Times]] = {}
 
     def mended(self, cause: str) -> None:
         """The plan has followed engines that came or went, or requests of other lengths."""
-        self._mends.labels(cause).inc()
+        self._mends[cause] += 1
 
     def decision(self, seconds: float) -> None:
         """A router has chosen."""
-        self._decision.observe(seconds)
+        self._decision.add(seconds)
 
     def attempt(self, engine: str, outcome: str) -> None:
         """An engine has answered, or failed to."""
-        _of(self._attempts, engine, outcome).inc()
+        self._attempts[engine, outcome] = self._attempts.get((engine, outcome), 0) + 1
 
     def ended(self, outcome: str) -> None:
         """A request has ended."""
-        _of(self._ended, outcome).inc()
+        self._ended[outcome] += 1
 
     def served(self, ticket: Ticket, engine: str, now_s: float, inputs: int, outputs: int) -> None:
         """A request was answered in full."""
-        _of(self._tokens, engine, "input").inc(inputs)
-        _of(self._tokens, engine, "output").inc(outputs)
-        self._e2e.observe(now_s - ticket.arrival_s)
+        for kind, count in (("input", inputs), ("output", outputs)):
+            self._tokens[engine, kind] = self._tokens.get((engine, kind), 0) + count
+        times = self._times.get(engine)
+        if times is None:
+            times = self._times[engine] = _Times(_SECONDS), _Times(_STEPS), _Times(_SECONDS)
+        times[2].add(now_s - ticket.arrival_s)
         if ticket.asked.stream and ticket.first_s is not None:
-            self._ttft.observe(ticket.first_s - ticket.arrival_s)
+            times[0].add(ticket.first_s - ticket.arrival_s)
             if outputs > 1:
-                self._tpot.observe((ticket.last_s - ticket.first_s) / (outputs - 1))
+                times[1].add((ticket.last_s - ticket.first_s) / (outputs - 1))
 
     def collect(self) -> Iterable[Metric]:
-        """What the dispatcher holds now."""
+        """What has been counted, and what the dispatcher holds now."""
         dispatcher = self._dispatcher
+        yield CounterMetricFamily(
+            "hetero_requests_received", "Requests that came in", value=self.received
+        )
+        for name, what, labels, counts in (
+            ("hetero_requests", "Requests by how they ended", ("outcome",), self._ended),
+            ("hetero_attempts", "Requests sent", ("engine", "outcome"), self._attempts),
+            ("hetero_tokens", "Tokens served", ("engine", "kind"), self._tokens),
+            ("hetero_plan_mends", "Times that the plan followed", ("cause",), self._mends),
+        ):
+            counter = CounterMetricFamily(name, what, labels=labels)
+            for key, value in counts.items():
+                counter.add_metric([key] if isinstance(key, str) else key, value)
+            yield counter
+        for k, (name, what) in enumerate(
+            (
+                ("hetero_ttft_seconds", "Arrival to first token"),
+                ("hetero_tpot_seconds", "Time per later token"),
+                ("hetero_e2e_seconds", "Arrival to end"),
+            )
+        ):
+            family = HistogramMetricFamily(name, what, labels=["engine"])
+            for engine, times in self._times.items():
+                times[k].into(family, engine)
+            yield family
+        decisions = HistogramMetricFamily(
+            "hetero_decision_seconds", "Time of a decision", labels=()
+        )
+        self._decision.into(decisions)
+        yield decisions
         yield GaugeMetricFamily(
             "hetero_in_house", "Requests in the house", value=len(dispatcher.tickets)
         )
@@ -108,8 +134,8 @@ class Meters(Collector):
         share = GaugeMetricFamily(
             "hetero_engine_share", "Planned share of the requests", labels=["engine"]
         )
-        for name, value in zip(plan.names, plan.shares, strict=True):
-            share.add_metric([name], value)
+        for name, part in zip(plan.names, plan.shares, strict=True):
+            share.add_metric([name], part)
         yield share
         yield GaugeMetricFamily(
             "hetero_plan_capacity_rps", "Requests per second planned", value=plan.capacity_rps
@@ -117,4 +143,4 @@ class Meters(Collector):
 
     def text(self) -> bytes:
         """All of it in the format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self)

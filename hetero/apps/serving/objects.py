@@ -6,8 +6,9 @@ costs them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import make_dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,17 @@ def objects(records: Any) -> list[Any]:
     >>> one.count, one.load
     (1, 2.5)
     """
-    kind = _kind(records.dtype)
-    return [kind(*row) for row in records.tolist()]
+    return [make() for make in makers(records)]
+
+
+def makers(records: Any) -> list[Callable[[], Any]]:
+    """Functions that make such an object, one per record."""
+    kind: Callable[..., Any] = _kind(records.dtype)
+    # What a record holds several of comes as an array, of which each element would be costly too.
+    rows = [
+        [x.tolist() if isinstance(x, np.ndarray) else x for x in row] for row in records.tolist()
+    ]
+    return [partial(kind, *row) for row in rows]
 
 
 @cache

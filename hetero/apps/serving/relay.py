@@ -4,39 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Mapping
 
-import aiohttp
-
-from hetero.apps.serving.bodies import Asked
+from hetero.apps.serving.bodies import Asked, parsed
+from hetero.apps.serving.connections import Exchange
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Events, Usage
 from hetero.apps.serving.faults import Failed, Fault, Refusal
+from hetero.apps.serving.lines import Line
 from hetero.apps.serving.tickets import Ticket
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-_PASSED = {b"content-type", b"retry-after", b"x-request-id"}
+_PASSED = {b"content-type", b"retry-after"}
+# What of the headers of a request is passed on, and how it has to look.
+_NAMES = {
+    "x-request-id": re.compile("[!-~]{1,128}"),
+    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    "tracestate": re.compile("[ -~]{1,512}"),
+}
 #: Paths that engines answer without generating anything.
 WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
+RESPONSES = "/v1/responses"
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
 _MOST = 64 << 20  # bytes of an answer that is not streamed
 _MOVED = (301, 302, 303, 307, 308)
 _REST_S = (0.1, 0.4)  # before the dispatcher tries again what it was not able to do
 
 
 class Relay:
-    """Answers requests for one path, such as ``/v1/completions``."""
+    """Answers requests for one path.
 
-    def __init__(self, dispatcher: Dispatcher, path: str) -> None:
-        self._dispatcher, self._path = dispatcher, path
+    Parameters
+    ----------
+    path
+        Such as ``/v1/completions``.
+    needs
+        Fields of which a request has to have one.
+    """
 
-    async def answer(self, asked: Asked, send: Send) -> str:
+    def __init__(self, dispatcher: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
+        self._dispatcher, self._path, self._needs = dispatcher, path, needs
+
+    async def answer(self, client: Exchange) -> str:
         """Answer a request; how it ended, see :data:`hetero.apps.serving.metrics.OUTCOMES`."""
+        names = _names(client)
+        try:
+            if client.refusal is not None:
+                raise client.refusal
+            asked = self._read(client.body)
+        except Refusal as refusal:
+            client.refuse(refusal, _told(names))
+            return "refused"
+        asked.headers = names
+        client.body = bytearray()
         dispatcher = self._dispatcher
         ticket = Ticket(
             asked,
+            client.account,
             dispatcher.lengths.prompt(asked.prompt),
             dispatcher.lengths.output(asked.allowed, asked.copies, endless=asked.endless),
             dispatcher.now_s(),
@@ -44,7 +71,7 @@ class Relay:
         outputs, finished, outcome = 0, False, "failed"
         try:
             dispatcher.admit(ticket)
-            usage = await self._attempts(ticket, send)
+            usage = await self._attempts(ticket, client)
             finished = usage is not None
             if usage is not None:
                 outputs = self._learn(ticket, usage)
@@ -53,11 +80,13 @@ class Relay:
             # It holds no place while its client reads of it.
             dispatcher.leave(ticket, 0, finished=False)
             if ticket.sent:
-                await _end_broken(send, refusal)
+                # With an error that clients raise.
+                client.write(b"data: " + json.dumps(refusal.body()).encode() + b"\n\n")
+                client.end()
                 outcome = "failed"
             else:
                 outcome = "refused" if ticket.attempts == 0 else "failed"
-                await send_error(send, refusal, asked.headers)
+                client.refuse(refusal, _told(names))
         except asyncio.CancelledError:
             outcome = "cancelled"
             raise
@@ -68,6 +97,21 @@ class Relay:
                 )
             dispatcher.leave(ticket, outputs, finished=finished)
         return outcome
+
+    def _read(self, content: bytearray) -> Asked:
+        body, long = parsed(content)
+        if all(body.get(one) is None for one in self._needs):
+            text = f"The body has no {' or '.join(map(repr, self._needs))}."
+            raise Refusal(400, "invalid_request", text)
+        models, wanted = self._dispatcher.models, str(body.get("model"))
+        if wanted not in models:
+            known = ", ".join(f"'{one}'" for one in [*models][:10])
+            text = f"There is no model '{wanted[:100]}' here; use one of {known}."
+            raise Refusal(404, "model_not_found", text)
+        asked = Asked.of(body, long)
+        if self._path in WITHOUT_OUTPUT:
+            asked.allowed, asked.stream = 1, False
+        return asked
 
     def _learn(self, ticket: Ticket, usage: Usage) -> int:
         dispatcher, seen = self._dispatcher, ticket.engine
@@ -82,7 +126,7 @@ class Relay:
         )
         return outputs
 
-    async def _attempts(self, ticket: Ticket, send: Send) -> Usage | None:
+    async def _attempts(self, ticket: Ticket, client: Exchange) -> Usage | None:
         """Ask engines until one answers; the counts, or None where it refused the request."""
         dispatcher = self._dispatcher
         last: Failed | None = None
@@ -106,7 +150,7 @@ class Relay:
                     continue
                 ticket.attempts += 1
                 try:
-                    usage = await self._attempt(ticket, seen, send)
+                    usage = await self._attempt(ticket, seen, client)
                 except Failed as failed:
                     dispatcher.meters.attempt(
                         seen.backend.name, "broken" if ticket.sent else "failed"
@@ -141,7 +185,7 @@ class Relay:
             raise Refusal(503, "overloaded", text, retry_after_s=1.0) from failed
         await asyncio.sleep(random.uniform(*_REST_S))
 
-    async def _attempt(self, ticket: Ticket, seen: Seen, send: Send) -> Usage | None:
+    async def _attempt(self, ticket: Ticket, seen: Seen, client: Exchange) -> Usage | None:
         """Ask one engine.
 
         Raises
@@ -150,51 +194,48 @@ class Relay:
             If it did not answer in full; others may be asked if the client got nothing.
         """
         dispatcher = self._dispatcher
-        assert dispatcher.session is not None
         limits, asked = dispatcher.settings.limits, ticket.asked
-        wait = aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=limits.connect_s,
-            sock_read=limits.token_s if asked.stream else limits.request_s,
-        )
         ticket.lost = False
         if not ticket.deadline_s:
             ticket.deadline_s = asyncio.get_running_loop().time() + limits.request_s
+        usage = seen.backend.usage and self._path != RESPONSES  # which tells of itself
+        # An engine may have gone over to other models since it was chosen.
+        body = asked.forwarded(seen.names.get(asked.model, asked.model), usage=usage)
+        more = [f"{name}: {value}\r\n".encode() for name, value in asked.headers.items()]
+        more.append(b"content-length: %d\r\n\r\n" % sum(map(len, body)))
+        head = b"".join((seen.address.head("POST", self._path), *more, body[0]))
         try:
             async with asyncio.timeout_at(ticket.deadline_s) as ticket.scope:
-                async with dispatcher.session.post(
-                    seen.backend.url + self._path,
-                    data=asked.forwarded(
-                        seen.backend.model or dispatcher.settings.model, usage=seen.backend.usage
-                    ),
-                    headers=seen.headers() | asked.headers,
-                    timeout=wait,
-                    allow_redirects=False,
-                ) as answer:
+                line = await dispatcher.pool.line(seen.address, limits.connect_s)
+                try:
+                    line.ask(
+                        [head, *body[1:]], limits.token_s if asked.stream else limits.request_s
+                    )
+                    await line.head()
                     # Nothing of a redirection is followed, so it is no answer either.
-                    if answer.status in (429, *_MOVED) or answer.status >= 500:
-                        raise _busy_or_broken(seen.backend.name, answer.status, answer.headers)
-                    if answer.status >= 300 or not asked.stream:
-                        return await self._whole(ticket, seen, answer, send)
-                    return await self._streamed(ticket, seen, answer, send)
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                    if line.status in (429, *_MOVED) or line.status >= 500:
+                        raise _busy_or_broken(seen.backend.name, line)
+                    if line.status >= 300 or not asked.stream:
+                        return await self._whole(ticket, seen, line, client)
+                    return await self._streamed(ticket, seen, line, client)
+                finally:
+                    dispatcher.pool.back(line)
+        except OSError as error:
             lost = ticket.lost and isinstance(error, TimeoutError)
             raise Failed.by(error, seen.backend.name, lost=lost, sent=ticket.sent) from error
         finally:
             ticket.scope = None
 
     async def _whole(
-        self, ticket: Ticket, seen: Seen, answer: aiohttp.ClientResponse, send: Send
+        self, ticket: Ticket, seen: Seen, line: Line, client: Exchange
     ) -> Usage | None:
         """Pass on an answer that came in one piece, or a refusal of the request."""
-        content = bytearray()
-        async for part in answer.content.iter_any():
-            content += part
-            if len(content) > _MOST:
-                text = f"{seen.backend.name} sent more than {_MOST >> 20} MiB."
-                raise Failed(Refusal(502, "answer_too_long", text))
+        content = await line.whole(_MOST)
+        if content is None:
+            text = f"{seen.backend.name} sent more than {_MOST >> 20} MiB."
+            raise Failed(Refusal(502, "answer_too_long", text))
         usage = Usage(seen.backend.kv_tokens)
-        good = answer.status < 300
+        good = line.status < 300
         if good:
             try:
                 usage.take(json.loads(content))
@@ -203,78 +244,94 @@ class Relay:
                 raise Failed(Refusal(502, "engine_unintelligible", text)) from None
             self._dispatcher.piece(ticket, max(usage.output_tokens, 1))
         ticket.sent = True
-        await send(_start(answer, seen, ticket.asked))
-        await send({"type": "http.response.body", "body": bytes(content), "more_body": False})
+        content = _Name(ticket.asked.model).put(content)
+        client.reply(line.status, _fields(line, seen, ticket.asked), content)
         return usage if good else None
 
-    async def _streamed(
-        self, ticket: Ticket, seen: Seen, answer: aiohttp.ClientResponse, send: Send
-    ) -> Usage:
+    async def _streamed(self, ticket: Ticket, seen: Seen, line: Line, client: Exchange) -> Usage:
         """Pass on a stream as it comes."""
-        limits = self._dispatcher.settings.limits
         events = Events(
             keep_usage=ticket.asked.counts or not seen.backend.usage,
             usage=Usage(seen.backend.kv_tokens),
-            most_bytes=limits.event_bytes,
+            most_bytes=self._dispatcher.settings.limits.event_bytes,
+            responses=self._path == RESPONSES,
         )
+        name = _Name(ticket.asked.model)
 
-        while True:
-            data = await answer.content.readany()
+        def begin() -> None:
+            if not ticket.sent:
+                ticket.sent = True
+                client.start(line.status, _fields(line, seen, ticket.asked))
+
+        def take(data: bytes) -> None:
             passed = events.feed(data) if data else events.end()
             self._dispatcher.piece(ticket, events.pieces)
             if passed and (ticket.sent or not events.error):
-                if not ticket.sent:
-                    ticket.sent = True
-                    await send(_start(answer, seen, ticket.asked))
-                await send({"type": "http.response.body", "body": passed, "more_body": True})
+                begin()
+                client.write(name.put(passed))
             if events.error:
                 what = f"{seen.backend.name}: {events.error}"
                 raise Failed(Refusal(502, "engine_error", what))
-            if not data:
-                break
-        if not (events.done or events.finished):
-            text = f"{seen.backend.name} broke off its answer."
-            raise Failed(Refusal(502, "engine_broke_off", text))
-        if not ticket.sent:
-            ticket.sent = True
-            await send(_start(answer, seen, ticket.asked))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if data:
+                return
+            if not (events.done or events.finished):
+                text = f"{seen.backend.name} broke off its answer."
+                raise Failed(Refusal(502, "engine_broke_off", text))
+            begin()
+            client.end()
+
+        await line.relay(take, client.line)
         return events.usage
 
 
-def _busy_or_broken(name: str, status: int, headers: Any) -> Failed:
-    if status == 429 or (status == 503 and "retry-after" in headers):
+class _Name:
+    """Puts the model that was asked for in place of the engine's own name for it.
+
+    In JSON a quote of a string is escaped: what is looked for is never part of a text.
+    """
+
+    def __init__(self, asked: str) -> None:
+        self._asked = json.dumps(asked).encode()
+        self._pair: tuple[bytes, bytes] | None = None
+
+    def put(self, content: bytes) -> bytes:
+        if self._pair is None:
+            if (found := _MODEL.search(content)) is None:
+                return content
+            self._pair = found[0], found[0].replace(found[1], self._asked)
+        old, new = self._pair
+        return content if old == new else content.replace(old, new)
+
+
+def _busy_or_broken(name: str, line: Line) -> Failed:
+    after = dict(line.headers).get(b"retry-after")
+    if line.status == 429 or (line.status == 503 and after is not None):
         try:
-            after_s = float(headers.get("retry-after", 1.0))
+            after_s = float(after or 1.0)
         except ValueError:  # a date
             after_s = 1.0
         what = Refusal(429, "engine_full", f"{name} takes no more.", retry_after_s=after_s)
         return Failed(what, Fault.NOBODY)
-    return Failed(Refusal(502, "engine_error", f"{name} answered with status {status}."))
+    return Failed(Refusal(502, "engine_error", f"{name} answered with status {line.status}."))
 
 
-def _start(answer: aiohttp.ClientResponse, seen: Seen, asked: Asked) -> dict[str, Any]:
-    headers = [
-        (name.lower(), value) for name, value in answer.raw_headers if name.lower() in _PASSED
-    ]
-    if name := asked.headers.get("x-request-id"):
-        headers = [one for one in headers if one[0] != b"x-request-id"]
-        headers.append((b"x-request-id", name.encode()))
-    headers += [(b"x-hetero-engine", seen.backend.name.encode()), (b"cache-control", b"no-store")]
-    return {"type": "http.response.start", "status": answer.status, "headers": headers}
+def _names(client: Exchange) -> dict[str, str]:
+    """Headers by which a request is known elsewhere; it gets a name where it has none."""
+    found = {"x-request-id": ""}
+    for name, rule in _NAMES.items():
+        if (value := client.field(name.encode())) and rule.fullmatch(value):
+            found[name] = value
+    found["x-request-id"] = found["x-request-id"] or os.urandom(16).hex()
+    return found
 
 
-async def send_error(send: Send, refusal: Refusal, names: Mapping[str, str] | None = None) -> None:
-    """Answer with an error and nothing else, under the names of the request."""
-    found = refusal.headers() | {"x-request-id": (names or {}).get("x-request-id", "")}
-    headers = [(name.encode(), value.encode()) for name, value in found.items() if value]
-    content = json.dumps(refusal.body()).encode()
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": content, "more_body": False})
+def _told(names: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(b"x-request-id", names["x-request-id"].encode())]
 
 
-async def _end_broken(send: Send, refusal: Refusal) -> None:
-    """End a stream that cannot be completed with an error that clients raise."""
-    event = b"data: " + json.dumps(refusal.body()).encode() + b"\n\n"
-    await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
+def _fields(line: Line, seen: Seen, asked: Asked) -> list[tuple[bytes, bytes]]:
+    """Headers of an answer."""
+    found = [one for one in line.headers if one[0] in _PASSED]
+    found += _told(asked.headers)
+    found += [(b"x-hetero-engine", seen.backend.name.encode()), (b"cache-control", b"no-store")]
+    return found

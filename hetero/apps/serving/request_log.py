@@ -39,6 +39,8 @@ class RequestLog:
             "time": round(time.time(), 3),
             "id": ticket.asked.headers.get("x-request-id", ""),
             "path": path,
+            "client": ticket.account.client.name,
+            "model": ticket.asked.model,
             "engine": ticket.engine.backend.name if ticket.engine else None,
             "outcome": outcome,
             "attempts": ticket.attempts,

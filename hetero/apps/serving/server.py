@@ -6,16 +6,15 @@ import asyncio
 import gc
 import logging
 import signal
+import ssl
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hetero.apps.serving.settings import DeploymentFile, load
 from hetero.errors import HeteroError, ParameterError
 
 log = logging.getLogger("hetero.apps.serving")
-
-
-def _beside(settings: DeploymentFile, file: Path | None) -> str | None:
-    return None if file is None else str(settings.folder / file)
 
 
 def serve(path: Path | str, *, host: str | None = None, port: int | None = None) -> None:
@@ -31,10 +30,8 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         If the packages of the server are missing, or the address cannot be bound.
     """
     try:
-        import uvicorn
-
-        from hetero.apps.serving.app import application
-        from hetero.apps.serving.connections import Connections, descriptors
+        from hetero.apps.serving.app import Pages
+        from hetero.apps.serving.connections import Connections, Guarded, descriptors
         from hetero.apps.serving.dispatcher import Dispatcher, Prepared
     except ModuleNotFoundError as error:
         raise ParameterError(
@@ -43,61 +40,83 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         ) from error
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = load(path)
+    context = _tls(settings)
     dispatcher = Dispatcher(Prepared.of(settings))
     address = (host or settings.host, port or settings.port)
-    connections = Connections(lambda: dispatcher.settings.limits, descriptors(settings.limits))
+    limits = descriptors(settings.limits)
+    connections = Connections(Pages(dispatcher), lambda: dispatcher.settings.limits, limits)
     dispatcher.room = connections.room
-    config = uvicorn.Config(
-        application(dispatcher),
-        host=address[0],
-        port=address[1],
-        http=connections.protocol(),
-        ws="none",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        ssl_certfile=_beside(settings, settings.tls_cert),
-        ssl_keyfile=_beside(settings, settings.tls_key),
-        timeout_keep_alive=75,  # longer than clients keep theirs
-        timeout_graceful_shutdown=max(1, round(settings.limits.drain_s)),
-    )
-
-    wanted = asyncio.Event()
-
-    async def reload() -> None:
-        while True:
-            await wanted.wait()
-            wanted.clear()
-            try:  # in a thread, so that streams flow on
-                new = await asyncio.to_thread(lambda: Prepared.of(load(path)))
-            except HeteroError as error:
-                log.error("The old deployment stays: %s", error)
-            else:
-                dispatcher.reload(new)
 
     async def run() -> None:
+        loop = asyncio.get_running_loop()
+        again, ending, hurry = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        def end(*_: Any) -> None:
+            loop.call_soon_threadsafe((hurry if ending.is_set() else ending).set)
+
+        signal.signal(signal.SIGINT, end)
+        signal.signal(signal.SIGTERM, end)
         if hasattr(signal, "SIGHUP"):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, wanted.set)
+            loop.add_signal_handler(signal.SIGHUP, again.set)
+
+        async def reload() -> None:
+            while True:
+                await again.wait()
+                again.clear()
+                try:
+                    await dispatcher.change(lambda _: load(path))
+                except HeteroError as error:
+                    log.error("The old deployment stays: %s", error)
+
+        await dispatcher.start()
+        try:
+            server = await loop.create_server(
+                lambda: Guarded(connections, loop), *address, ssl=context, backlog=2048
+            )
+        except OSError as error:
+            raise ParameterError(
+                f"The address {address[0]}:{address[1]} cannot be bound ({error.strerror}).",
+                resolve="choose another with --port, or stop what listens there.",
+            ) from None
         beside = [asyncio.create_task(one) for one in (reload(), connections.watch())]
+        names = ", ".join(backend.name for backend in settings.backends)
+        print(
+            f"{'https' if context else 'http'}://{address[0]}:{address[1]}/v1 serves "
+            f"{', '.join(settings.models)} with {names}; router {dispatcher.router.name}.",
+            flush=True,
+        )
         gc.collect()
         gc.freeze()  # what is there now stays, and is not looked through again
-        await uvicorn.Server(config).serve()
+        await ending.wait()
+        server.close()
+        await connections.drain(dispatcher.settings.limits.drain_s, hurry)
         for one in beside:
             one.cancel()
+        await dispatcher.stop()
 
-    names = ", ".join(backend.name for backend in settings.backends)
-    scheme = "https" if settings.tls_cert else "http"
-    print(
-        f"{scheme}://{address[0]}:{address[1]}/v1 serves {settings.model} with {names}; "
-        f"router {dispatcher.router.name}.",
-        flush=True,
-    )
+    with asyncio.Runner(loop_factory=_loop()) as runner:
+        runner.run(run())
+
+
+def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The fastest event loop that is installed."""
     try:
-        # The fastest event loop that is installed.
-        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-            runner.run(run())
-    except SystemExit:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _tls(settings: DeploymentFile) -> ssl.SSLContext | None:
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    key = None if settings.tls_key is None else settings.folder / settings.tls_key
+    try:
+        context.load_cert_chain(settings.folder / settings.tls_cert, key)
+    except OSError as error:
         raise ParameterError(
-            f"The address {address[0]}:{address[1]} cannot be bound.",
-            resolve="choose another with --port, or stop what listens there.",
+            f"The certificate {settings.tls_cert} and its key cannot be used ({error.strerror}).",
+            resolve="give tls_cert and tls_key as files in PEM, without a password.",
         ) from None
+    return context

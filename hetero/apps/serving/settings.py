@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hetero import catalog, yaml_text
 from hetero.apps.serving.plan import FleetPlan
@@ -14,6 +15,7 @@ from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.latency import storage
+from hetero.latency.step import StepModel
 from hetero.naming import Line, Name
 from hetero.routers.base import Builtin
 from hetero.routers.named import factories
@@ -47,6 +49,9 @@ class Backend(_Strict):
         Address of the engine; ``/v1`` is added to it.
     model
         Name under which the engine knows the model; by default that of the deployment.
+    models
+        Instead, all that it serves, models and LoRA adapters: the name that clients ask for, and
+        the engine's own.
     step
         Step model that ``hetero profile --fit`` wrote, relative to the deployment file.
     kv_tokens, max_batch, max_step_tokens, batching, block_tokens
@@ -67,6 +72,7 @@ class Backend(_Strict):
     name: str = Field(min_length=1, max_length=64, pattern=r"^[!-~]([ -~]*[!-~])?$")
     url: Line
     model: Line | None = None
+    models: dict[Line, Line] = Field(default={}, max_length=1024)
     step: Path
     kv_tokens: Count
     max_batch: _Batch = 256
@@ -87,11 +93,48 @@ class Backend(_Strict):
     def _address(cls, value: str) -> str:
         if not value.startswith(("http://", "https://")):
             raise ValueError("write the address with its scheme, such as http://127.0.0.1:8001")
+        parts = urlsplit(value)
+        if not (parts.hostname and value.isascii()) or parts.port == 0:
+            raise ValueError("write an address with a host, in ASCII")
         return value.rstrip("/").removesuffix("/v1")
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.model is not None and self.models:
+            raise ValueError("state either model or models")
+        return self
 
     def key(self) -> str:
         """The engine's API key, empty where it needs none."""
-        return os.environ.get(self.api_key_env, "") if self.api_key_env else ""
+        return os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
+
+    def served(self, model: str) -> dict[str, str]:
+        """Names that clients may ask it for, ``model`` by default, and the engine's own."""
+        return self.models or {model: self.model or model}
+
+
+class Client(_Strict):
+    """Who has a key of its own.
+
+    Attributes
+    ----------
+    name
+        What logs and errors call it.
+    key_env
+        Environment variable that holds the key.
+    rps
+        Requests per second, with as many at once as in one second; None for any number.
+    concurrent
+        Requests in the house at once; None for any number.
+    weight
+        Its part where clients ask for more than there is.
+    """
+
+    name: Annotated[Line, Field(min_length=1, max_length=64)]
+    key_env: Line
+    rps: Positive | None = None
+    concurrent: Count | None = None
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
 
 
 class DispatcherLimits(_Strict):
@@ -193,6 +236,10 @@ class DeploymentFile(_Strict):
         that come and go.
     api_keys_env
         Environment variable with the keys that clients may use, by commas; none admits everyone.
+    clients
+        Those with a key of their own, with limits.
+    admin_key_env
+        Environment variable with the key for ``/admin/backends``; without, there is no such page.
     request_log
         File to which a line of JSON is added for every request, without its text.
     tls_cert, tls_key
@@ -206,6 +253,8 @@ class DeploymentFile(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
+    clients: tuple[Client, ...] = Field(default=(), max_length=4096)
+    admin_key_env: Line | None = None
     request_log: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -261,12 +310,15 @@ class DeploymentFile(_Strict):
         ParameterError
             If two backends have one name.
         """
-        return Deployment(self.model, tuple(self._replica(one) for one in self.backends))
+        # One object per file: engines of one kind are valued once for each request.
+        steps = {one.step: storage.load(self.folder / one.step) for one in self.backends}
+        found = (self._replica(one, steps[one.step]) for one in self.backends)
+        return Deployment(self.model, tuple(found))
 
-    def _replica(self, backend: Backend) -> Replica:
+    def _replica(self, backend: Backend, step: StepModel) -> Replica:
         return Replica(
             backend.name,
-            storage.load(self.folder / backend.step),
+            step,
             backend.kv_tokens,
             backend.kv_bytes_per_token,
             engine=Engine(
@@ -281,24 +333,47 @@ class DeploymentFile(_Strict):
             usd_per_h=backend.usd_per_h,
         )
 
-    def keys(self) -> tuple[bytes, ...]:
-        """Keys that clients may use; empty where everyone may.
+    @property
+    def models(self) -> dict[str, None]:
+        """Names that clients may ask for, in order."""
+        return {name: None for one in self.backends for name in one.served(self.model)}
+
+    def keys(self) -> dict[bytes, Client]:
+        """Keys that clients may use, and whose they are; empty where everyone may ask.
 
         Raises
         ------
         ParameterError
-            If the file names a variable that holds none.
+            If the file names a variable that holds none, or two clients have one key.
         """
-        if self.api_keys_env is None:
-            return ()
-        text = os.environ.get(self.api_keys_env, "")
-        found = tuple(part.strip().encode() for part in text.split(",") if part.strip())
-        if not found:
-            raise ParameterError(
-                f"The environment variable {self.api_keys_env} holds no key.",
-                resolve="set it to one or more keys, by commas, or leave api_keys_env out.",
-            )
+        found: dict[bytes, Client] = {}
+        for client in self.clients:
+            key = _secret(client.key_env)
+            if key in found:
+                raise ParameterError(
+                    f"The clients {found[key].name} and {client.name} have the same key.",
+                    resolve="give each client a key of its own.",
+                )
+            found[key] = client
+        if self.api_keys_env is not None:
+            for k, part in enumerate(_secret(self.api_keys_env).split(b",")):
+                if key := part.strip():
+                    found.setdefault(key, Client(name=f"key {k + 1}", key_env=self.api_keys_env))
         return found
+
+    def admin_key(self) -> bytes | None:
+        """The key for changes, if there is one."""
+        return None if self.admin_key_env is None else _secret(self.admin_key_env)
+
+
+def _secret(variable: str) -> bytes:
+    found = os.environ.get(variable, "").strip().encode()
+    if not found.strip(b", "):
+        raise ParameterError(
+            f"The environment variable {variable} holds no key.",
+            resolve="set it, several keys of api_keys_env by commas, or leave its name out.",
+        )
+    return found
 
 
 def _gpu(value: str | GpuFigures | None) -> Gpu | None:
@@ -334,8 +409,13 @@ def load(path: Path | str) -> DeploymentFile:
         ) from None
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
+    return checked(raw | {"folder": path.parent}, path)
+
+
+def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
+    """A deployment of plain values, tried out; errors as :func:`load` has them."""
     try:
-        settings = DeploymentFile.model_validate(raw | {"folder": path.parent})
+        settings = DeploymentFile.model_validate(raw)
     except ValidationError as error:
         found = error.errors()[0]
         where = ".".join(map(str, found["loc"])) or "the file as a whole"

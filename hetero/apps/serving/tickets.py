@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame
@@ -16,6 +17,8 @@ class Ticket:
 
     Attributes
     ----------
+    account
+        Who asks.
     row
         Its row in the books.
     engine
@@ -33,6 +36,7 @@ class Ticket:
     """
 
     asked: Asked
+    account: Account
     input_tokens: int
     predicted_tokens: int
     arrival_s: float
