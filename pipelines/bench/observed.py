@@ -34,6 +34,7 @@ from pipelines.bench.live import PATIENCE_S, STEP_TOKENS, short_conversations
 from pipelines.bench.measured import Say, silent
 
 BLOCKS, BLOCK_TOKENS = 48, 16  # which bursts fill now and then
+FREE_SHARE = 0.15  # below which its first-come scheduler takes no prompt beside decoding requests
 PACE: Final = {"step_s": 0.08, "decoding_s": 0.008, "token_s": 0.002}
 FAULTS: Final[dict[str, tuple[str, float, float]]] = {
     "decode": ("decode", 1.4, 2.0),
@@ -133,6 +134,7 @@ class _Injection:
             admission="paged",
             max_step_tokens=STEP_TOKENS,
             block_tokens=BLOCK_TOKENS,
+            free_share=FREE_SHARE,
         )
         step = profiling.fitted(file).step
         return Replica("engine", step, BLOCKS * BLOCK_TOKENS, engine=rules)
