@@ -162,7 +162,11 @@ class _Injection:
         trace = Trace(np.cumsum(gaps), drawn.input_tokens, drawn.output_tokens, name=name)
         journal = self.folder / f"{name.replace('/', '-')}.journal"
         run = replay(self.endpoint, trace, journal, seed=int(stream(0, name).integers(2**31)))
-        return ServedLog.of(run.frame(), name)
+        frame = run.frame()
+        answered = frame["ttft_s"] > 0
+        if not answered.all():
+            self.say(f"{name}: {(~answered).sum()} of {count} requests were not answered")
+        return ServedLog.of(frame[answered], name)
 
 
 def row(

@@ -36,8 +36,8 @@ def observe(
     free_share: Annotated[
         float,
         typer.Option(
-            help="Share of the KV cache below which no prompt joins decoding requests; transformers "
-            "serve keeps 0.15 (0 to 1)."
+            help="Share of the KV cache below which no prompt joins decoding requests (0 to 1); "
+            "transformers serve keeps 0.15."
         ),
     ] = 0.0,
     schedule_ahead: options.ScheduleAhead = False,
