@@ -70,6 +70,9 @@ class Engine:
         (asynchronous scheduling, vLLM's default from 0.14 on): what has arrived, and the places and
         memory that have become free, take effect one step later. An idle engine starts at once. For
         ``"chunked"`` batching.
+    free_share
+        No prompt joins a step beside decoding requests while less of the cache than this is free
+        (``transformers`` keeps 0.15).
     """
 
     batching: Batching = "prefill first"
@@ -82,6 +85,7 @@ class Engine:
     swap_s_per_gb: float = 2.0
     prefix_cache: bool = False
     schedule_ahead: bool = False
+    free_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_step_tokens", "max_output_tokens", "block_tokens"):
@@ -91,6 +95,11 @@ class Engine:
                 resolve="give a positive number.",
             )
         require_not_negative(swap_s_per_gb=self.swap_s_per_gb)
+        require(
+            0 <= self.free_share < 1 and not (self.free_share and self.schedule_ahead),
+            f"A share of {self.free_share:g} of the cache is to stay free.",
+            resolve="give a share from 0 to below 1, and none with schedule_ahead.",
+        )
         require(
             self.admission == "paged" or not self.prefix_cache,
             "A prefix cache holds blocks of a paged KV cache; received admission "

@@ -344,7 +344,9 @@ class Node:
                 if self.chunked + q == self.partial.held:
                     self.prompts.append(self.partial)
                     self.partial, self.chunked, self.chunk = None, 0, 0
-        while self.queue and not self.partial and not evicted:
+        free = self.capacity - self.used
+        scarce = bool(self.running) and free < engine.free_share * self.capacity
+        while self.queue and not self.partial and not evicted and not scarce:
             job = self.queue[0]
             if len(self.running) + joining >= engine.max_batch or not self.has_room(job):
                 break

@@ -238,7 +238,8 @@ class CostModel:
         )
         s, llm = self.settings, self.llm
         table = self.measured(machine, gpus)
-        source = calibration_of(machine.gpu, s.engine)
+        plain = not self.llm.experts and s.precision in ("fp16", "bf16")
+        source = calibration_of(machine.gpu, s.engine, s.release, gpus, plain=plain)
         known = table.efficiency if table else efficiencies.efficiency(machine.gpu, source)
         roofline = Roofline(
             gpu=machine.linked_gpu,

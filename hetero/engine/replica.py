@@ -140,7 +140,9 @@ def begin(R, e, s, FM, IM):
         # Where it always decodes it must have its blocks before anything is admitted.
         evicted = chunked and make_room(R, e, s, IM)
         budget = e.max_step_tokens - (s.running if chunked else 0)
-        tokens, pairs = compose(R, e, s, IM, budget, 0, evicted)
+        size = e.block_tokens if e.admission == PAGED else 1
+        scarce = s.running > 0 and e.kv_tokens - s.used * size < e.free_share * e.kv_tokens
+        tokens, pairs = compose(R, e, s, IM, budget, 0, evicted or scarce)
     if tokens > 0:
         mixed = chunked and s.running > 0
         b = s.running if mixed else 0

@@ -97,6 +97,7 @@ ENGINE = np.dtype(
         ("ahead", "i8"),  # whether steps are composed while the one before runs
         ("kv_tokens", "i8"),  # capacity
         ("block_tokens", "i8"),
+        ("free_share", "f8"),  # of the cache, below which no prompt joins what decodes
         ("swap_s_per_token", "f8"),
         ("way_s", "f8"),  # of a request from the dispatcher and a token back, with the front end
         ("lag_s", "f8"),  # from the end of a prefill step to the first token,

@@ -192,11 +192,13 @@ def resolve(
         )
     ):
         return replace(found, engine=engine, vendor=gpu.vendor)
+    plain = not llm.experts and precision in _OF_TABLES
+    source = calibration_of(gpu, engine, release, tensor_parallel, plain=plain)
     roofline = for_gpu(
         gpu,
         llm,
         tensor_parallel,
-        source=calibration_of(gpu, engine),
+        source=source,
         precision=precision,
         kv_precision=kv_precision,
         experts=experts or (llm.experts and expert_efficiency(llm, gpu, engine, precision)) or None,
@@ -206,16 +208,35 @@ def resolve(
         inputs = trace.input_tokens.astype(np.float64)
         roofline = replace(roofline, prompt_tokens=float((inputs**2).sum() / inputs.sum()))
     kinds = {level: kind for kind, level in _LEVELS.items()}
-    level = level_of(gpu.name, tensor_parallel=tensor_parallel)
+    level = level_of(gpu.name, tensor_parallel=tensor_parallel, parts=source is not None)
     found = _resolved(roofline.step_model(), kinds[level])
     found = replace(found, engine=engine, vendor=gpu.vendor, experts=bool(llm.experts))
     return _under(found, engine, release, llm, tensor_parallel, max(1, expert_ranks))
 
 
-def calibration_of(gpu: Gpu, engine: EngineName) -> str | None:
-    """The calibration of a GPU under an engine; None for the one that is known best."""
-    source = None if engine in ("any", "vllm") else f"aiconfigurator/{engine}"
-    return source if source in sources(gpu.name) else None
+def calibration_of(
+    gpu: Gpu,
+    engine: EngineName,
+    release: str = "",
+    tensor_parallel: int = 1,
+    *,
+    plain: bool = True,
+) -> str | None:
+    """The calibration of a GPU under an engine; None for the one that is known best.
+
+    Those of runs of one generation hold under its releases, for dense models in fp16 (``plain``).
+
+    Examples
+    --------
+    >>> from hetero.catalog import gpu
+    >>> calibration_of(gpu("MI300X"), "vllm", "0.6"), calibration_of(gpu("MI300X"), "vllm")
+    ('servers/vllm 0.4-0.6', None)
+    """
+    around, known = serving_engine(engine).overheads_of(release), sources(gpu.name, parts=True)
+    wanted = ["several"] if tensor_parallel > 1 else []
+    wanted += [f"servers/{around.name}"] if around and plain else []
+    wanted += [f"aiconfigurator/{engine}"] if engine not in ("any", "vllm") else []
+    return next((one for one in wanted if one in known), None)
 
 
 def resolved_steps(

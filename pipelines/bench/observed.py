@@ -34,6 +34,7 @@ from pipelines.bench.live import PATIENCE_S, STEP_TOKENS, short_conversations
 from pipelines.bench.measured import Say, silent
 
 BLOCKS, BLOCK_TOKENS = 48, 16  # which bursts fill now and then
+FREE_SHARE = 0.15  # below which its first-come scheduler takes no prompt beside decoding requests
 PACE: Final = {"step_s": 0.08, "decoding_s": 0.008, "token_s": 0.002}
 FAULTS: Final[dict[str, tuple[str, float, float]]] = {
     "decode": ("decode", 1.4, 2.0),
@@ -133,6 +134,7 @@ class _Injection:
             admission="paged",
             max_step_tokens=STEP_TOKENS,
             block_tokens=BLOCK_TOKENS,
+            free_share=FREE_SHARE,
         )
         step = profiling.fitted(file).step
         return Replica("engine", step, BLOCKS * BLOCK_TOKENS, engine=rules)
@@ -160,7 +162,11 @@ class _Injection:
         trace = Trace(np.cumsum(gaps), drawn.input_tokens, drawn.output_tokens, name=name)
         journal = self.folder / f"{name.replace('/', '-')}.journal"
         run = replay(self.endpoint, trace, journal, seed=int(stream(0, name).integers(2**31)))
-        return ServedLog.of(run.frame(), name)
+        frame = run.frame()
+        answered = frame["ttft_s"] > 0
+        if not answered.all():
+            self.say(f"{name}: {(~answered).sum()} of {count} requests were not answered")
+        return ServedLog.of(frame[answered], name)
 
 
 def row(

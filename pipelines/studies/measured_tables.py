@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hetero.latency.frames import raw_frame
 from hetero.latency.models.layers import layer_latencies
 from hetero.latency.sources import measured
-from pipelines.studies import layer_profiles, operators, roofline_calibration
+from pipelines.studies import layer_profiles, operators, roofline_calibration, server_gpus
 from pipelines.studies.layer_profiles import simplify
 from pipelines.studies.table_reduction import reduce_table
 
@@ -129,12 +129,13 @@ def profile_steps() -> pd.DataFrame:
 
 
 def efficiencies() -> pd.DataFrame:
-    """Efficiencies with their errors, of the published grid and of the package's other GPUs."""
+    """Efficiencies with their errors: published grid, the package's other GPUs, and servers."""
     parts = {
         "published": roofline_calibration.calibrate_all(raw=True),
         "package": roofline_calibration.package_calibrations(),
     }
-    return pd.concat([one.assign(grid=grid) for grid, one in parts.items()], ignore_index=True)[
+    tables = [one.assign(grid=grid) for grid, one in parts.items()]
+    return pd.concat([*tables, server_gpus.rows()], ignore_index=True)[
         ["grid", *parts["package"].columns]
     ]
 

@@ -8,9 +8,9 @@ as they are.
 What is fitted minimises :math:`\rho(\ln(simulated / measured))`, ``rho`` scipy's ``soft_l1``, of
 TPOT or, where only the whole batch was timed, of its time; every pair of GPU and model weighs the
 same. Runs whose median TTFT is beyond half a second take no part, they queue; nor do runs on GPUs
-of which nothing was measured, whose kernels would be fitted as well, and those on several RTX 4090,
-whose hosts nobody describes. Their errors count all the same, as do those of sources that are
-tested alone. The time per request is then the median of what TTFT lacks on one GPU.
+and replicas whose kernels are themselves fitted to runs
+(:mod:`pipelines.studies.server_gpus`). Their errors count all the same, as do those of sources that
+are tested alone. The time per request is then the median of what TTFT lacks on one GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -27,12 +28,11 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from hetero.arrays import Floats
-from hetero.catalog import gpu
 from hetero.catalog.engines import EngineOverheads
 from hetero.display import Column, Table
 from hetero.latency.overheads import with_overheads
 from hetero.latency.step import StepModel
-from pipelines.studies import servers
+from pipelines.studies import server_gpus, servers
 from pipelines.studies.servers import ServerRun, StepsOfRun
 
 Fold: TypeAlias = Literal["gpu", "llm"]
@@ -48,7 +48,6 @@ _START = EngineOverheads(
     launch_s=2e-4,
     source="where the search begins",
 )
-_BATCH_TOKENS = (128, 512, 1024)  # of longer ones not all are in memory at once
 _QUEUED_S = 0.5
 _AWAY = 10.0  # the solver's steps are shares of what it varies
 
@@ -74,7 +73,8 @@ class Generation:
 
 def _first() -> list[ServerRun]:
     """Releases 0.4 to 0.6: prompts before anything decodes on."""
-    batches = [run for run in servers.runs("argonne") if run.trace.input_tokens[0] in _BATCH_TOKENS]
+    found = servers.runs("argonne")
+    batches = [run for run in found if run.trace.input_tokens[0] in servers.BATCH_TOKENS]
     others = [run for name in ("nm_vllm", "dstack", "dstack batches") for run in servers.runs(name)]
     return batches + others
 
@@ -127,11 +127,15 @@ class Fit:
             **rounded,
         )
 
-    def steps(self, found: EngineOverheads) -> StepsOfRun:
-        """Step times of the runs with overheads."""
-        return lambda run: with_overheads(
-            self.kernels[run], found.of(run.release), run.llm, run.tensor_parallel
-        )
+    def steps(self, found: EngineOverheads, fold: Fold | None = None) -> StepsOfRun:
+        """Step times of the runs with overheads; kernels without their GPU or model in a fold."""
+
+        def made(run: ServerRun) -> StepModel:
+            left = fold and server_gpus.left_out(run, fold)
+            kernels = left or self.kernels[run]
+            return with_overheads(kernels, found.of(run.release), run.llm, run.tensor_parallel)
+
+        return made
 
     def simulated(self, run: ServerRun, found: EngineOverheads) -> dict[str, float]:
         """Quantities of a run with overheads.
@@ -156,8 +160,7 @@ class Fit:
         return (
             run.source not in self.generation.tested
             and run.measured.get("ttft_s", 0.0) < _QUEUED_S
-            and self.kernels[run].level != "carried"
-            and not (run.gpu == "RTX-4090" and run.tensor_parallel > 1)
+            and server_gpus.group_of(run) is None
         )
 
     def fit(
@@ -211,12 +214,15 @@ class Fit:
         ]
         return self.overheads(values, max(0.0, float(np.median(lacking))) if lacking else 0.0)
 
-    def errors(self, runs: Sequence[ServerRun], found: EngineOverheads) -> pd.DataFrame:
-        """Errors of some runs with overheads."""
-        frame = servers.errors(runs, self.steps(found))
+    def errors(
+        self, runs: Sequence[ServerRun], found: EngineOverheads, fold: Fold | None = None
+    ) -> pd.DataFrame:
+        """Errors of some runs with overheads, kernels fitted without their GPU or model."""
+        frame = servers.errors(runs, self.steps(found, fold))
         return frame.assign(fitted=[self.takes_part(run) for run in runs])
 
 
+@lru_cache(maxsize=2)
 def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
     """Overheads of a generation, and errors of its runs in and out of the sample.
 
@@ -237,17 +243,8 @@ def left_out(name: str) -> tuple[EngineOverheads, pd.DataFrame]:
             rest = [run for run in fit.runs if _key(run, fold) != value]
             out = [run for run in fit.runs if _key(run, fold) == value]
             found = fit.fit(rest, every)
-            if fold == "gpu" and gpu(value).vendor != "NVIDIA":
-                frame = servers.errors(out, _carried(found)).assign(fitted=False, test=fold)
-            else:
-                frame = fit.errors(out, found).assign(test=fold)
-            parts.append(frame)
+            parts.append(fit.errors(out, found, fold).assign(test=fold))
     return every, pd.concat(parts, ignore_index=True)
-
-
-def _carried(found: EngineOverheads) -> StepsOfRun:
-    """Kernels of a GPU whose share of compute is from runs on it, as if there were none."""
-    return lambda run: servers.without_its_gpu(run, found)
 
 
 def _key(run: ServerRun, fold: Fold) -> str:

@@ -3,9 +3,9 @@ r"""Intervals against servers: what their steps err by, and how often the stated
 ``data/measured/servers_held_out.csv`` has a row per run of a server that took no part in what its
 simulation used, made by :func:`make_held_out`: errors of four quantities, how much the steps erred,
 and how the quantities answer to steps that err. Three tests: ``gpu`` and ``llm``
-(the overheads fitted without the run's GPU or model, :func:`pipelines.studies.server_fit.left_out`)
-and ``unfitted`` (GPUs, models or engines that no fit has seen). Static batches show E2E and its
-inverse.
+(the overheads, and efficiencies fitted to runs, without the run's GPU or model,
+:func:`pipelines.studies.server_fit.left_out`) and ``unfitted`` (what no fit has seen).
+Static batches show E2E and its inverse.
 
 With ``p`` and ``d`` the logarithms by which prefill and decode steps are scaled, the response of a
 quantity is known on a grid of both. Steps erred by the ``u`` with
@@ -40,7 +40,7 @@ from hetero.latency.step import StepModel
 from hetero.simulator.uncertainty import draw_factors
 from hetero.streams import stream
 from hetero.workload import Trace, datasets
-from pipelines.studies import server_fit, servers
+from pipelines.studies import server_fit, server_gpus, servers
 from pipelines.studies.servers import ServerRun, StepsOfRun
 
 LABELS: Final = {"tpot_s": "TPOT", "output_tps": "throughput", "ttft_s": "TTFT", "e2e_s": "E2E"}
@@ -82,18 +82,26 @@ def make_held_out() -> pd.DataFrame:
             for key, run in _numbered(fit.runs)
         }
         for test in server_fit.FOLDS:
+            apart = fit.steps(overheads, test)
             found = frame[(frame["test"] == test) & (frame["left_out"] == "")]
             found = found.assign(number=found.groupby(_KEY).cumcount())
             for error in found.to_dict("records"):
                 key = tuple(error[column] for column in (*_KEY, "number"))
                 run, response, sample = known[key]
+                if server_gpus.group_of(run):
+                    response = _response(run, apart)
                 erred = {q: float(np.log1p(error[label] / 100)) for q, label in LABELS.items()}
-                rows.append(_row(test, run, steps(run), response, erred, sample))
+                rows.append(_row(test, run, apart(run), response, erred, sample))
     for run in _unfitted(fitted):
-        if response := _response(run, servers.known_best):
-            erred = {q: float(np.log(v[4] / run.measured[q])) for q, v in response.items()}
-            step, sample = servers.known_best(run), _sample(run, servers.known_best)
-            rows.append(_row("unfitted", run, step, response, erred, sample))
+        tests: tuple[str, ...] = ("unfitted",)
+        if server_gpus.group_of(run):
+            tests = server_fit.FOLDS
+        for name in tests:
+            step = server_gpus.left_out(run, name) or servers.known_best(run)
+            own = {run: step}.__getitem__
+            if response := _response(run, own):
+                erred = {q: float(np.log(v[4] / run.measured[q])) for q, v in response.items()}
+                rows.append(_row(name, run, step, response, erred, _sample(run, own)))
     return pd.DataFrame([*rows, *_repeats()], columns=COLUMNS)
 
 
@@ -142,11 +150,10 @@ def _row(
     erred: dict[str, float],
     sample: dict[str, float],
 ) -> dict[str, object]:
-    known = servers.known_best(run)
-    level = level_named(known.level)
+    level = level_named(step.level)
     kind = {"carried": "assumed"}.get(level, str(level))
     if level == "measured":
-        kind = "layer profile" if "layer profile" in known.source else "operators"
+        kind = "layer profile" if "layer profile" in step.source else "operators"
     logs = {q: np.log(v / v[4]) for q, v in response.items()}
     of = "tpot_s" if "tpot_s" in logs else "e2e_s"
     u = float(np.interp(-erred[of], *_diagonal(logs[of])))

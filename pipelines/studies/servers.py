@@ -65,6 +65,8 @@ _MEDIAN, _SIGMA = 134.0, float(np.log(555 / 134) / 1.2816)  # of outputs
 _LONGEST = 1024  # inputs and outputs that the clients keep
 # vLLM's client draws the same gaps for every rate; at 1/s they end 189.5 s after the first request.
 _IOG_SPAN_S = 189.5
+BATCH_TOKENS: Final = (128, 512, 1024)
+"""Lengths of static batches that count; of longer ones not all are in memory at once."""
 _ONE_BY_ONE = 1.05
 _A10G_TOKENS = (245.0, 220.0)  # ShareGPT as the tokenizer of Llama 2 counts it
 

@@ -134,6 +134,7 @@ def settings_of_a_run(
         batching = draw(st.sampled_from(BATCHING if whole else BATCHING[:2]))
         admission = "known" if batching == "static" else draw(st.sampled_from(ADMISSION))
         admission = "paged" if cached else admission
+        ahead = batching == "chunked" and draw(st.booleans())
         return Engine(
             batching=batching,
             admission=admission,
@@ -144,7 +145,8 @@ def settings_of_a_run(
             block_tokens=paged_block,
             swap_s_per_gb=draw(st.sampled_from([0.0, 1.0])),
             prefix_cache=cached,
-            schedule_ahead=batching == "chunked" and draw(st.booleans()),
+            schedule_ahead=ahead,
+            free_share=0.0 if ahead else draw(st.sampled_from([0.0, 0.25, 0.5])),
         )
 
     def replica(name: str, role: str) -> Replica:

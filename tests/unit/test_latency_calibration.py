@@ -184,7 +184,7 @@ def test_without_access_to_each_others_memory_the_host_limits_a_link():
     frame = efficiencies.calibrated().set_index(["source", "gpu"])["link_efficiency"]
     t4, l4 = 16 * frame["helix", "T4"], 32 * frame["helix", "L4"]
     assert t4 == pytest.approx(l4, rel=0.03)
-    for name in ("RTX-4090", "RTX-3090", "RTX-5090"):
+    for name in ("RTX-3090Ti", "RTX-3090", "RTX-5090"):
         found = efficiencies.efficiency(gpu(name))
         assert found.link_efficiency * gpu(name).link_gbs == pytest.approx((t4 + l4) / 2)
         assert found.hop_latency_s == link(gpu(name).link_type).latency_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 
@@ -26,24 +25,27 @@ def test_rows_say_what_the_tables_hold() -> None:
     rows = {row[0]: row for row in known.known().rows}
     assert rows["T4"][2] == "layers: LLaMA-1-30B, Llama-2-70B"
     assert "steps: BLOOM-176B, Llama-2-70B" in rows["H100-SXM"][2]
-    assert rows["RTX-4090"][2] == "layers: Llama-3.1-8B"
+    assert rows["RTX-4090"][2] == "layers: Llama-3.1-8B; servers: vllm 0.8.5"
     assert rows["H800-SXM"][3] == "estimated from H100-SXM"
     assert rows["A40"][2:4] == ("nothing", "assumed")
     assert rows["B300-SXM"][2:4] == rows["Arc-Pro-B60"][2:4] == ("operators", "derived")
-    assert rows["MI325X"][2:4] == ("offline runs", "compute fitted to runs, the rest assumed")
+    assert rows["MI325X"][2] == "offline runs"
+    assert rows["MI325X"][3] == "compute fitted to runs, the rest lent by other GPUs"
     assert rows["H800-SXM"][6] == "assumed"
     assert rows["A800-SXM-80GB"][6] == "none"
 
 
-def test_assumed_steps_are_set_against_runs_of_servers() -> None:
-    frame = pd.read_csv(paths.data("measured", "servers_held_out.csv"))
-    rows = {row[0]: row[3] for row in known.known().rows}
-    for name in ("A10G", "Gaudi2", "MI300X", "RTX-4090"):
-        own = frame[(frame["gpu"] == name) & (frame["level"] == "carried")]
-        steps = own[own["test"].isin(["gpu", "unfitted"])]["step"]
-        said = f"assumed, and {math.exp(steps.median()):.2f} times as long in {len(steps)} runs of"
-        assert said in rows[name]
-    assert sum("times as long" in one for one in rows.values()) == 4
+def test_gpus_of_runs_of_servers_are_not_assumed() -> None:
+    frame = pd.read_csv(paths.data("measured", "efficiencies.csv"))
+    own = frame[~frame["grid"].isin(["published", "package"])].set_index("gpu")
+    rows = {row[0]: row[2:4] for row in known.known().rows}
+    for name, error in own["decode_held_out_llm_mape_percent"].items():
+        measured, other = rows[str(name)]
+        assert f"servers: {own['engine'][name]}" in measured
+        assert f"each model left out {error:.0f} %" in other
+        assert "assumed" not in other
+    runs = pd.read_csv(paths.data("measured", "servers_held_out.csv"))
+    assert not [name for name in set(runs["gpu"].dropna()) if rows[name][1] == "assumed"]
 
 
 def test_the_command_prints_it() -> None:

@@ -33,6 +33,13 @@ def observe(
     ] = 256,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens of a step, at most.")] = 8192,
     block_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = 16,
+    free_share: Annotated[
+        float,
+        typer.Option(
+            help="Share of the KV cache below which no prompt joins decoding requests (0 to 1); "
+            "transformers serve keeps 0.15."
+        ),
+    ] = 0.0,
     schedule_ahead: options.ScheduleAhead = False,
     prefix_cache: options.PrefixCache = False,
     prefix_share: options.PrefixShare = None,
@@ -77,6 +84,7 @@ def observe(
             block_tokens=block_tokens,
             schedule_ahead=bool(schedule_ahead),
             prefix_cache=bool(prefix_cache),
+            free_share=free_share,
         ),
     )
     found = run_observe(seen, told, tolerance=tolerance, seed=seed)

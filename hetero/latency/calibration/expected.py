@@ -64,7 +64,7 @@ from hetero.catalog import link
 from hetero.errors import ParameterError
 from hetero.latency.calibration import roofline_fit
 from hetero.latency.frames import derived_frame
-from hetero.latency.models.efficiencies import calibrated, chip, sources
+from hetero.latency.models.efficiencies import PARTS, calibrated, chip, sources
 from hetero.latency.sources import measured
 from hetero.latency.tables import PHASES, Measurements, Phase
 
@@ -117,10 +117,14 @@ class StepError:
     servers: str = ""
 
 
-def level_of(name: str, llm: str | None = None, tensor_parallel: int = 1) -> Level:
+def level_of(
+    name: str, llm: str | None = None, tensor_parallel: int = 1, *, parts: bool = False
+) -> Level:
     """Kind of the best source there is for a GPU, and for a model on it.
 
-    Several GPUs over a link that no calibration on their chip determined count as carried.
+    Several GPUs over a link that no calibration on their chip determined count as carried, and as
+    the same chip where that was fitted to other hosts' runs.
+    ``parts`` counts calibrations that do not hold for all its replicas.
 
     Examples
     --------
@@ -128,25 +132,32 @@ def level_of(name: str, llm: str | None = None, tensor_parallel: int = 1) -> Lev
     ('measured', 'calibrated')
     >>> level_of("H800-SXM"), level_of("RTX-A5000")
     ('same chip', 'carried')
-    >>> level_of("RTX-4090"), level_of("RTX-4090", tensor_parallel=2)
+    >>> level_of("A10G"), level_of("A10G", tensor_parallel=2)
     ('calibrated', 'carried')
     """
     if llm is not None and (name, llm) in _measured_pairs():
         return "measured"
-    if name in set(calibrated()["gpu"]):
-        return "calibrated" if tensor_parallel == 1 or _link_known(name) else "carried"
-    return "same chip" if sources(name) else "carried"
+    if name in set(calibrated().loc[lambda rows: parts | ~rows["grid"].isin(PARTS), "gpu"]):
+        if tensor_parallel == 1 or _link_known(name):
+            return "calibrated"
+        return "same chip" if "several" in sources(name, parts=True) else "carried"
+    return "same chip" if sources(name, parts=parts) else "carried"
 
 
 @lru_cache(maxsize=256)
 def _link_known(name: str) -> bool:
-    """Whether some calibration on the chip determined its kind of link."""
+    """Whether some calibration on the chip determined its kind of link.
+
+    In fits to runs other values can take its place, and they are used together.
+    """
     frame = calibrated()
     kind = link(find_gpu(name).link_type).kind
     return any(
         chip(row["gpu"]) == chip(name)
         and link(find_gpu(row["gpu"]).link_type).kind == kind
-        and "link_efficiency" not in {*row["estimated"], *row["unmeasured"]}
+        and "link_efficiency" not in row["unmeasured"]
+        and ("link_efficiency" not in row["estimated"] or row["source"] == "servers")
+        and row["grid"] != "several"
         for row in frame.to_dict("records")
     )
 
@@ -316,6 +327,7 @@ def _runs_of(
     fitted = own[own["test"] != "unfitted"]
     for found, said in (
         (fitted[fitted["level"] == level], f"{engine} on {where}, {level}"),
+        (near[(near["level"] == level) & (not usual)], f"all engines on {where}, {level}"),
         (fitted, f"{engine} on {where}"),
         (own, f"{engine} on {where}, never fitted"),
         (near, f"all engines on {where}"),

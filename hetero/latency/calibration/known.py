@@ -6,9 +6,9 @@ it, and the documentation holds the same table.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
-
-import numpy as np
+from typing import Any
 
 from hetero.catalog import Gpu, gpus
 from hetero.display import Column, Table
@@ -18,7 +18,6 @@ from hetero.latency.calibration.expected import (
     error_of,
     expected_error,
     level_of,
-    servers_held_out,
 )
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import calibrated, chip, lenders
@@ -87,38 +86,44 @@ def _models() -> dict[str, dict[str, set[str]]]:
 
 def _measured(name: str) -> str:
     kinds = _models().get(name, {})
-    if not kinds and name in set(calibrated()["gpu"]):
+    rows = calibrated()[calibrated()["gpu"] == name]
+    if not kinds and "package" in set(rows["grid"]):
         return "operators"
     runs = derived_frame("offline_compute")["gpu"]
     found = [f"{kind}: {', '.join(sorted(llms))}" for kind, llms in kinds.items()]
+    found += [f"servers: {row['engine']}" for row in _of_servers(name)]
     return "; ".join([*found, *["offline runs"] * (name in set(runs))])
+
+
+def _of_servers(name: str) -> list[dict[Hashable, Any]]:
+    """Calibrations on runs of servers."""
+    rows = calibrated()
+    rows = rows[(rows["gpu"] == name) & ~rows["grid"].isin(["published", "package"])]
+    return rows.to_dict("records")
 
 
 def _other(gpu: Gpu) -> str:
     level, served = level_of(gpu.name), _served(gpu.name)
     if level == "calibrated":
-        return f"derived; of several GPUs {served}" if served else "derived"
+        return served or "derived"
     if level == "same chip":
         names = sorted({n for n in calibrated()["gpu"] if chip(n) == chip(gpu.name)})
         return f"estimated from {' and '.join(names)}"
     runs = derived_frame("offline_compute")
     if gpu.name in set(runs["gpu"]):
-        return f"compute fitted to runs, the rest {served or 'assumed'}"
-    return served or "assumed"
+        lent = "compute fitted to runs, the rest lent by other GPUs"
+        return f"{served}; else {lent}" if served else lent
+    return "assumed"
 
 
 def _served(name: str) -> str:
-    """How much longer than assumed steps took in runs of servers that no fit knew."""
-    rows = servers_held_out()
-    rows = rows[(rows["gpu"] == name) & (rows["level"] == "carried") & (rows["test"] != "llm")]
-    if rows.empty:
-        return ""
-    low, mid, high = (float(np.exp(rows["step"].quantile(q))) for q in (0.05, 0.5, 0.95))
-    names = ", ".join(sorted({str(one) for one in rows["server"]}))
-    return (
-        f"assumed, and {mid:.2f} times as long in {len(rows)} runs of {names} "
-        f"({low:.2f} to {high:.2f})"
-    )
+    """What runs of servers say of it, and the mean error on models that took no part."""
+    found = ""
+    for row in _of_servers(name):
+        only = {"release": f" under {row['engine']}", "several": "; of several GPUs"}
+        error = row["decode_held_out_llm_mape_percent"]
+        found += f"derived{only.get(row['grid'], '')} from runs, each model left out {error:.0f} %"
+    return found
 
 
 def _price(gpu: Gpu) -> str:

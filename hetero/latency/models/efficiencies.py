@@ -30,6 +30,8 @@ PRIOR: dict[str, tuple[float, float, float, float]] = {
     "hop_latency_s": (2e-6, 1.0, 1e-8, 1e-3),
 }
 _DIGITS = 4
+PARTS = ("release", "several")
+"""Grids of the calibrations that hold for one generation of an engine, or several GPUs, alone."""
 
 # Over PCIe their all-reduces go through the host's memory: GeForce cards have no access to each
 # other's, nor have the T4 and L4 of clouds, which were measured in twos and fours.
@@ -66,22 +68,29 @@ def chip(name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def sources(name: str, without: str = "") -> tuple[str, ...]:
-    """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them."""
-    rows = _of_chip(name, without)
+def sources(name: str, without: str = "", *, parts: bool = False) -> tuple[str, ...]:
+    """Calibrations that cover the chip of a GPU, newest first, as ``efficiency`` takes them.
+
+    With ``parts`` also those that hold for one generation of an engine, or several GPUs, alone.
+    """
+    rows = _of_chip(name, without, parts=parts)
     labels = [
-        f"{source}/{engine.split()[0]}" if source == "aiconfigurator" else str(source)
-        for source, engine in zip(rows["source"], rows["engine"], strict=True)
+        f"{source}/{engine.split()[0]}"
+        if source == "aiconfigurator"
+        else f"{source}/{engine}"
+        if grid == "release"
+        else str(source)
+        for source, engine, grid in rows[["source", "engine", "grid"]].itertuples(index=False)
     ]
     # Among engines of the same age vLLM comes first: it is what most of the papers ran.
     order = ("aiconfigurator/vllm", "aiconfigurator", "splitwise", "helix", "profiles")
     return tuple(sorted(labels, key=lambda label: [not label.startswith(start) for start in order]))
 
 
-def _of_chip(name: str, without: str = "") -> pd.DataFrame:
+def _of_chip(name: str, without: str = "", *, parts: bool = False) -> pd.DataFrame:
     """Rows of the chip of a GPU, else of its die; those of ``without`` do not count."""
     frame = calibrated()
-    frame = frame[frame["gpu"] != without]
+    frame = frame[(frame["gpu"] != without) & (parts | ~frame["grid"].isin(PARTS))]
     rows = frame[frame["gpu"].map(chip) == chip(name)]
     return rows if len(rows) else frame[frame["gpu"].map(die) == die(name)]
 
@@ -99,9 +108,10 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
     Parameters
     ----------
     source
-        ``splitwise``, ``helix``, ``profiles`` or ``aiconfigurator/ENGINE``; by default the first of
-        :func:`sources`. ``median`` takes the median of every value over the calibrations of all
-        GPUs, as is done for GPUs that nothing was measured on.
+        ``splitwise``, ``helix``, ``profiles``, ``servers`` or ``aiconfigurator/ENGINE``, or one of
+        the ``parts`` of :func:`sources`; by default the first of the others. ``median`` takes the
+        median of every value over the calibrations of all GPUs, as is done for GPUs that nothing
+        was measured on.
     without
         GPU whose measurements do not count, to see what is said of it without them.
 
@@ -121,12 +131,13 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
         If the source does not cover the chip.
     """
     known = sources(gpu.name, without)
-    if source is not None and source != "median" and source not in known:
+    every = sources(gpu.name, without, parts=True)
+    if source is not None and source not in (*every, "median"):
         raise ParameterError(
             f"There is no calibration '{source}' for {gpu.name}.",
-            resolve=f"use {', '.join((*known, 'median'))}, or leave the source out.",
+            resolve=f"use {', '.join((*every, 'median'))}, or leave the source out.",
         )
-    if source == "median" or not known:
+    if source == "median" or not (source or known):
         values, label = _lent(gpu, without=without), "medians over all calibrated GPUs"
         if share := _offline_compute(gpu, without):
             values["compute_efficiency"] = share
@@ -135,7 +146,7 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
             values.values(), estimated=VALUES, source=label, provenance="estimated"
         )
     wanted, _, engine = (source or known[0]).partition("/")
-    rows = _of_chip(gpu.name, without)
+    rows = _of_chip(gpu.name, without, parts=True)
     rows = rows[(rows["source"] == wanted) & rows["engine"].str.startswith(engine)]
     exact = rows["gpu"] == gpu.name
     row = (rows[exact] if exact.any() else rows).iloc[0]
