@@ -254,13 +254,7 @@ class BestPlan(NamedTuple):
 
 
 def best_plan(asked: CardRequest, progress: Progress | None = None) -> BestPlan:
-    """The plan of a card without what the card says of it.
-
-    Raises
-    ------
-    NoPlanError
-        As :func:`plan`.
-    """
+    """The plan of a card without what the card says of it; raises as :func:`plan`."""
     say = progress or (lambda _: None)
     found = contenders(asked, say)
     if not asked.rate_given:

@@ -93,10 +93,7 @@ class WhatIf(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        rows = [
-            asdict(one) | {"saved": None if one.reason else self.saved(one)}
-            for one in self.variants
-        ]
+        rows = [asdict(one) | {"saved": self.saved(one)} for one in self.variants]
         return {"name": self.name, "rate_rps": self.rate_rps, "variants": rows}
 
 
