@@ -120,6 +120,12 @@ def test_an_option_of_one_value_is_given_once(run: Run) -> None:
     refused(card, "--goal takes one value and is given 2 times")
 
 
+def test_what_has_no_answer_names_the_nearest_that_has(run: Run) -> None:
+    asked = run("plan", "xiong-v100-a800", "--model", "Llama-3-8B", "--autoscale", "target")
+    refused(asked, "Resolve: `hetero size --curve`")
+    assert asked[0] == 2
+
+
 def test_a_bad_row_reaches_the_user_with_its_place(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n1,-5,5\n")

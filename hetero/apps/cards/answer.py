@@ -239,8 +239,7 @@ def answer(
     NoPlanError
         As :func:`plan`.
     """
-    say = progress or (lambda _: None)
-    return _card(asked, best_plan(asked, progress), say)
+    return _card(asked, best_plan(asked, progress), progress or (lambda _: None))
 
 
 class BestPlan(NamedTuple):
