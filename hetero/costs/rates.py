@@ -55,7 +55,7 @@ class CostSettings:
         Engine whose rules groups keep, see :mod:`hetero.catalog.engines`, and its release; empty
         for the newest known.
     speculation, held_gib
-        Drafts that decoding verifies, and what every stage holds beside the model's weights [GiB].
+        Drafts of decoding, and what every stage holds beside the model's weights [GiB].
     """
 
     precision: str = "fp16"
@@ -92,7 +92,7 @@ class CostSettings:
         require_not_negative(overhead_gib=self.overhead_gib, held_gib=self.held_gib)
 
     def speculated(self, step: StepModel) -> StepModel:
-        """Step times with the drafts, where there are any."""
+        """Step times with drafts."""
         return step if self.speculation is None else self.speculation.applied(step, self.max_batch)
 
 

@@ -8,8 +8,9 @@ each of b requests and reads their c cached tokens once. A token then takes
     E = \frac{1 - \alpha^{\gamma + 1}}{1 - \alpha}, \quad
     T'(b, c) = \frac{T\big(b (\gamma + 1), c\big) + \gamma\,k\,T(b, c)}{E}
 
-with T the time of a decode step and k that of the draft model's over the model's. A step that prefills as well is counted in full for one token and :math:`1 / E` of the
-draft, so that speculation is not flattered: the tokens of one real step never take less than it.
+with T the time of a decode step and k that of the draft model's over the model's. A step that
+prefills as well is counted in full for one token and :math:`1 / E` of the draft: the tokens of one
+real step never take less than it, so that speculation is not flattered.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class Speculation:
         verified = plain.seconds(b * (self.length + 1), b * (self.length + 1), 0.0, 0.0)
         verified = np.maximum(verified, alone)  # where measured times of more tokens are less
         drafted = self.length * self.cost * alone
-        base = piece.seconds(b, 0, 0.0, 0.0)
-        beyond = piece.seconds(piece.knots_tokens[-1] + np.arange(2.0), 0, 0.0, 0.0)
-        slope = float(beyond[1] - beyond[0])
+        slope = float(
+            np.diff(piece.seconds(piece.knots_tokens[-1] + np.arange(2.0), 0, 0.0, 0.0))[0]
+        )
         more = slope * b * ((self.length + 1) / self.tokens - 1.0) + drafted / self.tokens
         rate, level, per_prompt = piece.mixed_rows[:, at]
         if (bends := piece.bends) is not None:
@@ -98,6 +99,6 @@ class Speculation:
             per_token * piece.per_cached_token_s[at],
             piece.per_pair_s,
             Mixed(per_token * rate, level + more, per_prompt),
-            (verified + drafted) / self.tokens - base,
+            (verified + drafted) / self.tokens - piece.seconds(b, 0, 0.0, 0.0),
             bends,
         )

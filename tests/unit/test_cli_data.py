@@ -116,8 +116,14 @@ def test_an_option_of_one_value_is_given_once(run: Run) -> None:
     twice = run("trace", "describe", "sharegpt", "--seed", "1", "--seed", "2")
     refused(twice, "--seed takes one value and is given 2 times")
     assert twice[0] == 2
-    card = run("plan", "xiong-v100-a800", "--model", "Llama-3-8B", "--model", "Llama-2-13B")
-    refused(card, "--model takes one value and is given 2 times")
+    card = run("plan", "xiong-v100-a800", "--model", "Llama-3-8B", "--goal", "1", "--goal", "0.9")
+    refused(card, "--goal takes one value and is given 2 times")
+
+
+def test_what_has_no_answer_names_the_nearest_that_has(run: Run) -> None:
+    asked = run("plan", "xiong-v100-a800", "--model", "Llama-3-8B", "--autoscale", "target")
+    refused(asked, "Resolve: `hetero size --curve`")
+    assert asked[0] == 2
 
 
 def test_a_bad_row_reaches_the_user_with_its_place(run: Run, tmp_path: Path) -> None:

@@ -241,8 +241,7 @@ def answer(
     NoPlanError
         As :func:`plan`.
     """
-    say = progress or (lambda _: None)
-    return _card(asked, best_plan(asked, progress), say)
+    return _card(asked, best_plan(asked, progress), progress or (lambda _: None))
 
 
 class BestPlan(NamedTuple):
@@ -256,13 +255,7 @@ class BestPlan(NamedTuple):
 
 
 def best_plan(asked: CardRequest, progress: Progress | None = None) -> BestPlan:
-    """The plan of a card without what the card says of it.
-
-    Raises
-    ------
-    NoPlanError
-        As :func:`plan`.
-    """
+    """The plan of a card without what the card says of it; raises as :func:`plan`."""
     say = progress or (lambda _: None)
     found = contenders(asked, say)
     if not asked.rate_given:

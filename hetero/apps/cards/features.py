@@ -18,14 +18,7 @@ from hetero.latency.speculation import Speculation
 
 T = TypeVar("T", int, float)
 
-FORMATS: Final[Mapping[str, str]] = {
-    "awq": "int4",
-    "gptq": "int4",
-    "w4a16": "int4",
-    "w8a8": "int8",
-    "mxfp4": "fp4",
-    "nvfp4": "fp4",
-}
+FORMATS: Final = {"awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8", "nvfp4": "fp4"}
 """Data types of weights by the name of the format that they come in."""
 
 _GIB = 2**30
@@ -45,8 +38,8 @@ def speculation(text: str, llm: Llm, precision: str = "fp16") -> Feature:
     """Drafts of a text such as ``length=4,acceptance=0.7,draft=Llama-3.2-1B``.
 
     ``draft`` is a model, whose step takes as much of one of the model as it reads weights; a number
-    is that share itself; without it one layer of the model drafts, as heads of EAGLE and of
-    multi-token prediction do. Weights of a draft are held beside those of the model.
+    is that share itself; without it one layer of the model and its logits draft, as heads of EAGLE
+    and of multi-token prediction do. Weights of a draft are held beside those of the model.
 
     Raises
     ------
@@ -58,19 +51,19 @@ def speculation(text: str, llm: Llm, precision: str = "fp16") -> Feature:
     >>> model = catalog.llm("Llama-3.1-8B")
     >>> found = speculation("length=4,acceptance=0.7", model)
     >>> round(found.speculation.cost, 4), round(found.held_gib, 2)
-    (0.0291, 0.41)
+    (0.0991, 0.41)
     """
     said = _words("speculate", text, ("length", "acceptance", "draft"), _DRAFTS)
-    whole = llm.active_params - llm.embedding_params
-    one = said.get("draft", "")
-    held, cost, what = 2.0 * llm.layer_params(0), llm.layer_params(0) / whole, "one more layer"
+    whole, one, what = llm.matmul_params, said.get("draft", ""), "one more layer"
+    held = 2.0 * llm.layer_params(llm.layers - 1)
+    cost = ((whole - llm.head_params) / llm.layers + llm.head_params) / whole
     if one:
         try:
             held, cost, what = 0.0, float(one), f"{one} of a step"
         except ValueError:
             draft = catalog.find_llm(one)
             held, what = draft.weight_bytes(precision), draft.name
-            cost = (draft.active_params - draft.embedding_params) / whole
+            cost = draft.matmul_params / whole
     length = _number("speculate", said, "length", int, _DRAFTS)
     drafts = Speculation(length, _number("speculate", said, "acceptance", float, _DRAFTS), cost)
     note = (

@@ -105,8 +105,6 @@ class CardRequest(Shown):
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
             ("precision", self.precision),
             ("engine", serving_engine(question.engine).title),
-            *((("drafts", self.speculate),) if self.speculate else ()),
-            *((("adapters", self.lora),) if self.lora else ()),
             ("rule", self.choose),
         )
         return Table("Question", (Column("what"), Column("asked")), rows)

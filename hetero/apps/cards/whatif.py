@@ -42,11 +42,6 @@ class Variant:
     usd_per_h: float | None = None
     reason: str = ""
 
-    @property
-    def cost(self) -> float:
-        """Price, or GPUs where there is none, per request per second at the goodput."""
-        return (self.gpus if self.usd_per_h is None else self.usd_per_h) / self.goodput_rps
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WhatIf(Shown):
@@ -58,7 +53,8 @@ class WhatIf(Shown):
 
     def saved(self, one: Variant) -> float:
         """Share of the cost of a request at the goodput that a change saves."""
-        return 1.0 - one.cost / self.variants[0].cost
+        mine, first = ((v.usd_per_h or v.gpus) / v.goodput_rps for v in (one, self.variants[0]))
+        return 1.0 - mine / first
 
     def table(self) -> Table:
         """A row per change."""
@@ -93,10 +89,7 @@ class WhatIf(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        rows = [
-            asdict(one) | {"saved": None if one.reason else self.saved(one)}
-            for one in self.variants
-        ]
+        rows = [asdict(one) | {"saved": self.saved(one)} for one in self.variants]
         return {"name": self.name, "rate_rps": self.rate_rps, "variants": rows}
 
 

@@ -30,6 +30,12 @@ _COMMANDS = (
     *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
+# What has no answer, and the nearest that has one.
+_NEAREST = {
+    "--autoscale": "`hetero size --curve`, the best fleet hour by hour",
+    **dict.fromkeys(("--power", "--energy"), "ask for the price, with usd_per_h of your machines"),
+    **dict.fromkeys(("--tenants", "--priority"), "give tenants a plan of their own, with --rate"),
+}
 
 
 @cache
@@ -97,7 +103,8 @@ def main(arguments: list[str] | None = None) -> None:
         asked = getattr(getattr(error, "ctx", None), "command_path", "hetero")
         what = error.format_message()
         end = "" if what.endswith((".", "?")) else "."
-        print(f"Error: {what}{end} Resolve: see `{asked} --help`.", file=sys.stderr)
+        near = _NEAREST.get(getattr(error, "option_name", ""), f"see `{asked} --help`")
+        print(f"Error: {what}{end} Resolve: {near}.", file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
         print("Stopped.", file=sys.stderr)

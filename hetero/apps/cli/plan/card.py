@@ -12,14 +12,20 @@ from hetero.apps.cli import options
 
 def card(
     cluster: options.Cluster,
-    model: options.Model,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            help="Model of the catalog, or a Hugging Face config.json. Several, each with its "
+            "--rate in the same order, share the fleet."
+        ),
+    ],
     trace: options.Trace = "azure2023_conv",
     source: options.Source = "twin",
     columns: options.Columns = "",
     arrivals: options.Arrivals = None,
     slo: options.Targets = "ttft=500ms,tpot=50ms",
     rate: Annotated[
-        float | None,
+        list[float] | None,
         typer.Option(help="Load to be carried [requests/s]; without it, as much as the fleet can."),
     ] = None,
     budget: Annotated[
@@ -99,6 +105,7 @@ def card(
     from hetero.apps.cards.card import PlanCard
     from hetero.apps.cards.difference import difference
     from hetero.apps.cards.infeasible import NoPlanError
+    from hetero.apps.cards.several import several
     from hetero.apps.cards.whatif import compared
     from hetero.errors import require
     from hetero.progress import progress
@@ -109,12 +116,16 @@ def card(
     requested = options.opened(trace, source, seed, columns)
     hint = "write GPUs and a number, as in H100-SXM=450000,2xL4=180000."
     caches = kv_tokens.split(",") if kv_tokens else []
-    process, rate = options.arriving(arrivals, requested, rate)
+    rates: list[float | None] = [*rate] if rate else [None]
+    process, rates[0] = options.arriving(arrivals, requested, rates[0])
+    require(
+        len(rates) == len(model),
+        f"{len(model)} models and {len(rate or ())} rates are given.",
+        resolve="give one --model, or as many --rate as --model, in the same order.",
+    )
     asked: dict[str, Any] = {
-        "model": model,
         "trace": requested,
         "slo": slo,
-        "rate": rate,
         "budget": budget,
         "precision": precision,
         "goal": goal,
@@ -135,17 +146,30 @@ def card(
         "kv_transfer_bits": kv_transfer_bits,
         "arrivals": process,
     }
+    require(
+        not (what_if and (html or against or output))
+        and not (len(model) > 1 and (html or against or what_if or cheapest or budget)),
+        "Comparisons and several models print no single card, and divide the whole fleet.",
+        resolve="leave out --html, --against, --cheapest, --budget; --json keeps it, -o of models.",
+    )
+    if len(model) > 1:
+        loads = [(name, one or 0.0) for name, one in zip(model, rates, strict=True)]
+        files = [output.with_stem(f"{output.stem}-{k + 1}") for k in range(len(model)) if output]
+        for path in files:
+            options.new_file(path, force, ".json")
+        with progress(None, "divide", unit="steps") as advance:
+            shared = several(cluster, loads, progress=lambda what: advance(1, what), **asked)
+        for path, one in zip(files, shared.cards.values(), strict=False):
+            one.save(path, force=force)
+        print(options.to_json(shared.to_dict()) if as_json else shared)
+        return
+    asked |= {"model": model[0], "rate": rates[0]}
     if what_if:
-        require(
-            html is output is against is None,
-            "--what-if prints a comparison instead of a card, which cannot be kept or compared.",
-            resolve="leave out -o, --html and --against.",
-        )
         with progress(None, "what if", unit="steps") as advance:
             seen = compared(
                 cluster, what_if, progress=lambda what: advance(1, what), cheapest=cheapest, **asked
             )
-        print(options.to_json(seen.to_dict()) if as_json else seen, end="" if as_json else "\n")
+        print(options.to_json(seen.to_dict()) if as_json else seen)
         return
     try:
         with progress(None, "plan", unit="steps") as advance:
