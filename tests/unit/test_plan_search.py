@@ -97,7 +97,7 @@ def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> Non
 
 
 def test_the_same_plan_with_any_number_of_processes() -> None:
-    one, two = (improve([start()], QUESTION, seeds=(0,), designs=200, jobs=n) for n in (1, 2))
+    one, two = (improve([start()], QUESTION, seeds=(0,), designs=100, jobs=n) for n in (1, 2))
     assert one.plan == two.plan
     assert (one.carried_rps, one.changes, one.proof) == (two.carried_rps, two.changes, two.proof)
 

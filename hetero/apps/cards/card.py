@@ -20,9 +20,10 @@ A card is plain data, so that it can be kept, read back and compared. ``to_json`
     arrivals) and ``draws`` (one value per draw of the step times, with arrivals of its own).
 ``plan``
     The plan as a value (:mod:`hetero.plans`), which can be simulated on another trace.
-``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``, ``met_idle``
-    What binds, what would change it, what was tried, where the figures come from, and what part of
-    the plan would do where the whole carries twice what is asked for.
+``limits``, ``changes``, ``tried``, ``sources``, ``notes``, ``smaller``, ``met_idle``, ``proof``
+    What binds, what would change it, what was tried (``worse`` says why the second and third best
+    carry less), where the figures come from, what part of the plan would do where the whole carries
+    twice what is asked for, and what the search showed of all layouts.
 ``at_rates``
     What the plan does with less than its goodput and with more, with the arrivals of one seed:
     ``rate_rps``, ``met`` (share within all targets), ``latencies_s`` (P50, P90 and P99 by
@@ -281,6 +282,8 @@ class PlanCard(Shown):
         The plan itself, which can be simulated, drawn, exported and served.
     smaller
         Part of the plan that carries what was asked for, where the whole carries twice as much.
+    proof
+        What the search showed of all layouts, in a sentence; empty where it did not search.
     met_idle
         Share of the requests within the targets at a tenth of the goodput, where arrivals alone
         change that by much.

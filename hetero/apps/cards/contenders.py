@@ -32,7 +32,7 @@ _DIGITS = 3  # of the rate where none is asked for
 _SPARED = "not asked by a quick card, since another plan meets the targets"
 _BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
 _FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
-_NEAR = 120  # designs near the plan of one planner, where its question is changed
+_NEAR = 20  # designs near the plan of one planner, where its question is changed
 
 
 @dataclass(frozen=True, slots=True)

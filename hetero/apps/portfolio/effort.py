@@ -76,7 +76,7 @@ QUICK: Final = Effort(
     keep=3,
     parts=1,
     improved=3,
-    designs=2_000,
+    designs=600,
 )
 """Some seconds for some tens of GPUs, for people who wait."""
 
