@@ -20,7 +20,7 @@ from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
 from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lengths import LengthEstimates
-from hetero.apps.serving.lines import Pool
+from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
@@ -85,7 +85,7 @@ class Dispatcher:
         self.away = 0  # requests at engines
         #: How many may be there at once: what the process has descriptors for.
         self.room: Callable[[], int] = lambda: sys.maxsize
-        self.pool = Pool()
+        self.pool = EnginePool()
         self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hetero.apps.serving.faults import Fault, unreached
-from hetero.apps.serving.lines import Address, Pool, UnreachedError
+from hetero.apps.serving.lines import Address, EnginePool, UnreachedError
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Seen:
         self.up = False
 
 
-async def probe(pool: Pool, seen: Seen) -> Fault | None:
+async def probe(pool: EnginePool, seen: Seen) -> Fault | None:
     """Check an engine's health; None if it is well.
 
     An engine without the page of its health is alive all the same. A check that this process was

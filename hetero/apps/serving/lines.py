@@ -91,7 +91,7 @@ class Address(NamedTuple):
         return f"{method} {self.prefix}{path} HTTP/1.1\r\n".encode() + self.fields
 
 
-class Line(asyncio.Protocol):
+class EngineLine(asyncio.Protocol):
     """One connection to an engine, for one request at a time."""
 
     def __init__(self, address: Address, loop: asyncio.AbstractEventLoop) -> None:
@@ -306,14 +306,14 @@ class Line(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive() and not self._to_end
 
 
-class Pool:
+class EnginePool:
     """Connections to all engines, as many as are needed at once."""
 
     def __init__(self) -> None:
-        self._idle: dict[Address, list[Line]] = {}  # the one used last at the end
+        self._idle: dict[Address, list[EngineLine]] = {}  # the one used last at the end
         self._tls: ssl.SSLContext | None = None
 
-    async def line(self, address: Address, limit_s: float | None = None) -> Line:
+    async def line(self, address: Address, limit_s: float | None = None) -> EngineLine:
         """A connection that is free, or a new one.
 
         Raises
@@ -339,7 +339,7 @@ class Pool:
         except OSError as error:
             raise UnreachedError(error.errno, str(error)) from error
 
-    async def _connected(self, address: Address, loop: asyncio.AbstractEventLoop) -> Line:
+    async def _connected(self, address: Address, loop: asyncio.AbstractEventLoop) -> EngineLine:
         if address.tls and self._tls is None:
             self._tls = ssl.create_default_context()
         options: dict[str, Any] = (
@@ -350,7 +350,7 @@ class Pool:
         for *_, place in await loop.getaddrinfo(address.host, address.port, type=1):
             try:
                 _, line = await loop.create_connection(
-                    lambda: Line(address, loop), str(place[0]), int(place[1]), **options
+                    lambda: EngineLine(address, loop), str(place[0]), int(place[1]), **options
                 )
             except OSError as error:
                 failed = error
@@ -358,7 +358,7 @@ class Pool:
                 return line
         raise failed
 
-    def back(self, line: Line) -> None:
+    def back(self, line: EngineLine) -> None:
         """Give a connection back; one that is amid an answer is ended."""
         if line.usable:
             line.idle_s = asyncio.get_running_loop().time()

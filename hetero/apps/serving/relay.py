@@ -15,7 +15,7 @@ from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Events, Usage
 from hetero.apps.serving.faults import Failed, Fault, Refusal
-from hetero.apps.serving.lines import Line
+from hetero.apps.serving.lines import EngineLine
 from hetero.apps.serving.tickets import Ticket
 
 _PASSED = {b"content-type", b"retry-after"}
@@ -227,7 +227,7 @@ class Relay:
             ticket.scope = None
 
     async def _whole(
-        self, ticket: Ticket, seen: Seen, line: Line, client: Exchange
+        self, ticket: Ticket, seen: Seen, line: EngineLine, client: Exchange
     ) -> Usage | None:
         """Pass on an answer that came in one piece, or a refusal of the request."""
         content = await line.whole(_MOST)
@@ -248,7 +248,9 @@ class Relay:
         client.reply(line.status, _fields(line, seen, ticket.asked), content)
         return usage if good else None
 
-    async def _streamed(self, ticket: Ticket, seen: Seen, line: Line, client: Exchange) -> Usage:
+    async def _streamed(
+        self, ticket: Ticket, seen: Seen, line: EngineLine, client: Exchange
+    ) -> Usage:
         """Pass on a stream as it comes."""
         events = Events(
             keep_usage=ticket.asked.counts or not seen.backend.usage,
@@ -303,7 +305,7 @@ class _Name:
         return content if old == new else content.replace(old, new)
 
 
-def _busy_or_broken(name: str, line: Line) -> Failed:
+def _busy_or_broken(name: str, line: EngineLine) -> Failed:
     after = dict(line.headers).get(b"retry-after")
     if line.status == 429 or (line.status == 503 and after is not None):
         try:
@@ -329,7 +331,7 @@ def _told(names: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(b"x-request-id", names["x-request-id"].encode())]
 
 
-def _fields(line: Line, seen: Seen, asked: Asked) -> list[tuple[bytes, bytes]]:
+def _fields(line: EngineLine, seen: Seen, asked: Asked) -> list[tuple[bytes, bytes]]:
     """Headers of an answer."""
     found = [one for one in line.headers if one[0] in _PASSED]
     found += _told(asked.headers)
