@@ -146,10 +146,7 @@ def level_of(
 
 @lru_cache(maxsize=256)
 def _link_known(name: str) -> bool:
-    """Whether some calibration on the chip determined its kind of link.
-
-    In fits to runs other values can take its place, and they are used together.
-    """
+    """Whether some calibration on the chip determined its kind of link, if with other values."""
     frame = calibrated()
     kind = link(find_gpu(name).link_type).kind
     return any(
@@ -227,7 +224,7 @@ def error_of(
     Examples
     --------
     >>> ours, other = error_of("calibrated"), error_of("calibrated", "trtllm")
-    >>> ours.engine_sd < other.engine_sd < error_of("calibrated", vendor="AMD").engine_sd
+    >>> ours.engine_sd < other.engine_sd < error_of("carried", vendor="AMD").engine_sd
     True
     """
     tables = _of_tables(level_named(level), without)
