@@ -11,6 +11,7 @@ import pytest
 import hetero
 from hetero import catalog, paths, simulate
 from hetero.apps.cards import features, whatif
+from hetero.apps.cards.answer import _of_engine
 from hetero.apps.cards.request import request
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound, goodput_bound
@@ -191,3 +192,10 @@ def test_without_drafts_steps_are_as_they_were():
     own = assumptions.settings(request(PAIR, **ASKED).question)
     assert own.speculated(STEP) is STEP
     assert replace(own, speculation=DRAFTS).speculated(STEP) is not STEP
+
+
+def test_cards_say_what_experts_come_in():
+    asked = request("thunderserve-a100-8", **ASKED | {"model": "gpt-oss-20b"})
+    plan = planner("tensor-parallel search").plan(asked.question)
+    notes = _of_engine(asked.cluster, asked.question, plan)
+    assert "Routed experts come in 4.25 bits, all other weights in fp16." in notes

@@ -399,6 +399,8 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
             f"KV caches are what {100 * question.memory_share:g} % of the visible memory leaves "
             "beside the weights and the engine's profiling run."
         )
+    if coded := question.llm.expert_bits:
+        found.append(f"Routed experts come in {coded:g} bits, all other weights in {precision}.")
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
     read = [g.name for g in gpus if precision not in (*g.rated, "fp32", "fp16", "bf16")]

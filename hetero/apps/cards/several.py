@@ -5,10 +5,8 @@ grain; the machines are filled in turn, so that few are cut. The objective is th
 
 .. math:: \max_{division} \min_m \frac{goodput_m(part_m)}{rate_m}
 
-Divisions are tried in the order of what proven bounds leave them
-(:func:`~hetero.apps.portfolio.bound.goodput_bound`), until none that is left can be better than the
-best: what is returned is the best of all, by the plans of quick planners. Parts that are alike are
-planned for once.
+Divisions are tried in the order of what proven bounds leave them, until none that is left can be
+better than the best: that is the best of all, by the plans of quick planners.
 """
 
 from __future__ import annotations
