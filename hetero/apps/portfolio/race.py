@@ -102,7 +102,7 @@ class Race:
     def _confirmed(self, what: str, plan: Plan) -> float:
         if (missed := self.missed(plan)) < 0:
             return missed
-        rates = goodput(plan, self.question, self.seeds, near_rps=self._wanted)
+        rates = goodput(plan, self.question, self.seeds)
         if sum(rates) <= sum(self.carried_rps):
             return 0.0
         self.plan, self.carried_rps = plan, rates
