@@ -53,6 +53,36 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
         load(file)
 
 
+def test_deployments_of_several_models_stand_behind_one_address(folder):
+    step = StepModel.affine(floor_s=0.02, per_token_s=1e-5, per_cached_token_s=1e-8)
+    (folder / "other").mkdir()
+    storage.save(step, folder / "other" / "s.json")
+    (folder / "d.yaml").write_text(TEXT)
+    other = (
+        TEXT.replace("tiny", "large").replace("name: a", "name: c").replace("name: b", "name: d")
+    )
+    (folder / "other" / "d.yaml").write_text(other)
+    file = folder / "all.yaml"
+    file.write_text("router: hetero\ninclude: [d.yaml, other/d.yaml]\n")
+    settings = load(file)
+    assert [*settings.models] == ["tiny", "large"]
+    assert settings.chosen().name == "hetero"
+    assert [one.served("")["tiny"] for one in settings.backends[:2]] == ["tiny", "tiny"]
+    alone = [one.step.seconds(1, 1, 0.0, 0.0) for one in settings.deployment().replicas]
+    assert alone == pytest.approx([0.01001, 0.01001, 0.02001, 0.02001])
+    (folder / "other" / "d.yaml").write_text(other.replace("name: d", "name: a"))
+    with pytest.raises(DataError, match="'a'"):
+        load(file)
+    for text, says in (
+        ("include: d.yaml", "list of files"),
+        ("include: [gone.yaml]", "no file gone.yaml"),
+        ("include: [all.yaml]", "includes itself"),
+    ):
+        file.write_text(text)
+        with pytest.raises(DataError, match=says):
+            load(file)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -230,6 +230,9 @@ class DeploymentFile(_Strict):
     ----------
     model
         Name of the model that clients ask for.
+    include
+        Other deployment files, whose engines serve their own models behind this address; the rest
+        of them does not count.
     router
         Name of a router, or a mapping of its name and parameters. Where it takes ``weights``,
         ``planned`` stands for the shares of :mod:`hetero.apps.serving.plan`, which follow engines
@@ -391,8 +394,8 @@ def _gpu(value: str | GpuFigures | None) -> Gpu | None:
     )
 
 
-def load(path: Path | str) -> DeploymentFile:
-    """Read a deployment file.
+def load(path: Path | str, including: tuple[Path, ...] = ()) -> DeploymentFile:
+    """Read a deployment file; ``including`` are those that include it.
 
     Raises
     ------
@@ -409,7 +412,27 @@ def load(path: Path | str) -> DeploymentFile:
         ) from None
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
-    return checked(raw | {"folder": path.parent}, path)
+    return checked(_included(raw, path, including) | {"folder": path.parent}, path)
+
+
+def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
+    """Values with the engines of the deployment files that ``include`` names."""
+    files = raw.pop("include", [])
+    if path.resolve() in including:
+        raise DataError("include: the file includes itself.", path=path, resolve="leave it out.")
+    if not (isinstance(files, list) and all(isinstance(one, str) for one in files)):
+        raise DataError("include: write a list of files.", path=path, resolve=_RESOLVE)
+    own, within = raw.get("backends", []), (*including, path.resolve())
+    for name in files:
+        if not (path.parent / name).is_file():
+            raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
+        raw.setdefault("model", (other := load(path.parent / name, within)).model)
+        more = [one.model_dump(exclude={"model"}) for one in other.backends]
+        for engine, one in zip(more, other.backends, strict=True):
+            step = (other.folder / one.step).resolve()
+            engine.update(models=one.served(other.model), step=step)
+        own = [*own, *more] if isinstance(own, list) else own
+    return raw | {"backends": own} if files else raw
 
 
 def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
