@@ -20,7 +20,8 @@ A trace's own bursts are all played, up to :data:`MOST_OWN` requests: one of the
 
 A fleet that serves a rate has to serve less as well, which a router that waits for batches or
 keeps replicas back may not. So the largest rate that is sustained
-(:func:`hetero.question.sustained_rps`) counts if :data:`LOWER` shares of it meet the goal too.
+(:func:`hetero.question.sustained_rps`) counts if none of the shares :data:`LOWER` of it misses the
+goal by more than chance, in runs of :data:`LOWER_PART` as many requests.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ WARM_UP, DRAIN = 0.2, 0.05
 """Shares of the arrivals at their beginning and end that do not count."""
 LOWER: Final = (0.1, 0.25, 0.5, 0.8)
 """Shares of a sustained rate that are tried as well."""
+LOWER_PART: Final = 0.25
+"""Of the requests of a run at a rate, where a share of it is tried."""
 CHANCE: Final = 0.05
 """Of a plan that just meets the goal to pass a run."""
 Arrivals: TypeAlias = Literal["poisson", "scaled"]

@@ -48,7 +48,8 @@ def card(
     effort: Annotated[
         Any,
         options.one_of(
-            "hetero.apps.cards.delivery:EFFORTS", "'quick' (a minute or two), 'normal' or 'thorough'."
+            "hetero.apps.cards.delivery:EFFORTS",
+            "'quick' (a minute or two), 'normal' or 'thorough'.",
         ),
     ] = "quick",
     cheapest: Annotated[
