@@ -47,7 +47,8 @@ def card_figure(card: PlanCard, run: Run) -> Figure:
 
 def _group_name(group: Replicas) -> str:
     gpus = " + ".join(f"{count} {name}" for name, count in group.gpus.items())
-    return f"{group.count} x ({gpus})\n{group.parallelism}"
+    phase = "" if group.phase == "both" else f", {group.phase}"
+    return f"{group.count} x ({gpus})\n{group.parallelism}{phase}"
 
 
 def _groups(axis: Axes, card: PlanCard, shares: pd.Series) -> None:
