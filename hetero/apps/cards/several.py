@@ -158,7 +158,7 @@ class SeveralPlans(Shown):
         notes = [
             f"All models meet their targets up to {min(self.factors):.3g} times the rates. Planned "
             f"for: {self.found.planned} of {self.found.divisions} divisions, by their bounds.",
-            "Each model has a dispatcher of its own: `hetero export` takes one card at a time.",
+            "`hetero export` takes one card at a time; `include` puts all behind one dispatcher.",
         ]
         if self.cut:
             notes.append(

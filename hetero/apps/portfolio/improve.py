@@ -1,8 +1,8 @@
 """The best plan near those of all planners and over all layouts of the fleet.
 
 Layouts, phases, KV data types and routers are raced (:mod:`hetero.apps.portfolio.race`); where none
-is better, so are sizes of steps. Everything is tried in a fixed
-order and counted, so that the same case gives the same plan.
+is better, so are sizes of steps. Everything is tried in a fixed order and counted, so that the same
+case gives the same plan.
 """
 
 from __future__ import annotations
