@@ -6,6 +6,7 @@ one pointer. ``N`` requests, ``M`` replicas.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -261,16 +262,24 @@ def requests(
 _OF_STEP = ("pieces", "knots", "knot_count", "rates", "rate_count", "bends", "bend_count", "pair_s")
 
 
+@lru_cache(maxsize=1024)  # searches start thousands of runs with the same replicas
+def _tables(step: StepModel) -> list[tuple[Floats, Floats]]:
+    """Knots with their slopes, and rates, of each piece."""
+    found = []
+    for piece in step.pieces:
+        slope = np.diff(piece.knots_s) / np.diff(piece.knots_tokens)
+        slope = np.append(slope, slope[-1] if len(slope) else 0.0)
+        knots = np.column_stack([piece.knots_tokens, piece.knots_s, slope])
+        found.append((knots, np.vstack([piece.per_cached_token_s, piece.mixed_rows, piece.levels])))
+    return found
+
+
 def _write_step(engine: Any, memory: Memory, step: StepModel) -> None:
     """Lay out the tables of a step model, and say where in the record of an engine."""
     engine["pieces"] = len(step.pieces)
-    for p, piece in enumerate(step.pieces):
-        slope = np.diff(piece.knots_s) / np.diff(piece.knots_tokens)
-        slope = np.append(slope, slope[-1] if len(slope) else 0.0)
-        table = np.column_stack([piece.knots_tokens, piece.knots_s, slope])
+    for p, (piece, (table, rates)) in enumerate(zip(step.pieces, _tables(step), strict=True)):
         engine["knots"][p] = memory.add("f8", table)
-        engine["knot_count"][p] = len(slope)
-        rates = np.vstack([piece.per_cached_token_s, piece.mixed_rows, piece.levels])
+        engine["knot_count"][p] = len(table)
         engine["rates"][p] = memory.add("f8", rates)
         engine["rate_count"][p] = len(piece.per_cached_token_s)
         if piece.bends is not None:

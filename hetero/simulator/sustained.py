@@ -256,21 +256,26 @@ def arrivals(
     >>> arrivals(bursts, 5, 4.0, seed=0, kind="scaled").arrival_s.round(3).tolist()
     [0.0, 0.25, 0.25, 0.75, 1.0]
     """
-    draws, numbers = stream(seed, "requests"), np.arange(count) % len(trace)
     if kind == "scaled":
-        order = (numbers + draws.integers(len(trace))) % len(trace)
+        order = (np.arange(count) + stream(seed, "requests").integers(len(trace))) % len(trace)
         gap_s = np.diff(trace.arrival_s, prepend=trace.arrival_s[0])
         gap_s[0] = trace.arrival_s[-1] - trace.arrival_s[0]
         gap_s[0] /= max(len(trace) - 1, 1)
         came_s = np.cumsum(gap_s[order])
         taken = trace.all_at_once().take(order)
         return replace(taken, arrival_s=came_s - came_s[0]).rescale(rate_rps=rate_rps)
+    return _ordered(trace, count, seed).poisson(rate_rps, stream(seed, "arrivals"))
+
+
+@lru_cache(maxsize=64)  # searches ask for the same requests at many rates
+def _ordered(trace: Trace, count: int, seed: int) -> Trace:
+    """So many requests in a seed's order, see :func:`arrivals`."""
+    draws, numbers = stream(seed, "requests"), np.arange(count) % len(trace)
     if trace.prefix_ids is None:
         order = draws.permutation(len(trace))[numbers]
     else:
         order = (numbers + draws.integers(len(trace))) % len(trace)
-    taken = trace.all_at_once().take(order)
-    return taken.poisson(rate_rps, stream(seed, "arrivals"))
+    return trace.all_at_once().take(order)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import ask
-from hetero.catalog import EngineName, Llm, serving_engine
+from hetero.catalog import EngineName, Llm, gpus, serving_engine
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
@@ -546,7 +546,8 @@ def _step_times(plan: Plan, gpu: str) -> tuple[list[str], set[str]]:
 
 
 def _sources(plan: Plan, cluster: Cluster, question: Question) -> tuple[Source, ...]:
-    rows = {str(row[0]): row for row in known().rows}
+    mine = [gpu for gpu in gpus() if gpu.name in plan.gpus]
+    rows = {str(row[0]): row for row in known(mine).rows} if mine else {}
     found = []
     for name, count in plan.gpus.items():
         machine = next(m for m in cluster.machines if m.gpu.name == name)

@@ -142,7 +142,7 @@ def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> P
     assert base.deployment is not None
     plan = plan_of(
         base.planner,
-        split(base.deployment.name, parts, KvTransfer(bits=layout.bits)),
+        split(layout.parts[0][0].model.cluster.name, parts, KvTransfer(bits=layout.bits)),
         [pipeline for pipeline, _ in layout.parts],
         router,
         routing,

@@ -114,7 +114,7 @@ class Portfolio(Shown):
         told = (
             f"Targets and throughput at {self.question.rate_rps:.4g} requests/s; "
             f"{len(self.score.seeds)} seeds.",
-            f"No plan carries more than {limit:.4g} requests/s, whatever the targets."
+            f"No plan that serves as many requests carries more than {limit:.4g} requests/s."
             if limit is not None
             else "",
             self.proof,

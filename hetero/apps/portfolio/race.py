@@ -14,6 +14,7 @@ it is the best of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +29,6 @@ from hetero.plans import Plan
 from hetero.question import Question, judged
 from hetero.routers import Builtin
 from hetero.simulator import Slo
-from hetero.workload import Trace
 
 Ruled = tuple[str, Builtin]
 """A router in words, and itself."""
@@ -36,7 +36,7 @@ Build = Callable[[Plan, ReplicaLayout, str, Builtin], Plan]
 """The plan of a layout and a router, by the names and with the steps of another plan."""
 
 GAIN = 1.005
-"""A design must sustain so much more than the best plan so far."""
+"""A design must sustain so much more than the best plan so far, a cheaper one as much."""
 SLACK = 1.05
 """Over its bound a design may look better, by the sample of requests and the rule's precision."""
 OURS = 2
@@ -82,7 +82,6 @@ class Race:
         self.plan, self.carried_rps = plan, tuple(carried_rps)
         self.budget = self.left = budget
         self.changes: list[Change] = []
-        self._drawn: dict[tuple[float, int], Trace] = {}
 
     @property
     def mean_rps(self) -> float:
@@ -102,38 +101,36 @@ class Race:
     def _confirmed(self, what: str, plan: Plan) -> float:
         if (missed := self.missed(plan)) < 0:
             return missed
-        rates = goodput(plan, self.question, self.seeds)
-        if sum(rates) <= sum(self.carried_rps):
+        rates = goodput(plan, self.question, self.seeds, near_rps=self._wanted(plan))
+        if sum(rates) <= sum(self.carried_rps) and not (
+            rates == self.carried_rps and self._cheaper(plan)
+        ):
             return 0.0
         self.plan, self.carried_rps = plan, rates
         self.changes.append(Change(what, self.mean_rps))
-        self._drawn.clear()
         return 1.0
 
-    @property
-    def _wanted(self) -> float:
-        return GAIN * self.carried_rps[0] or _LEAST_SHARE * self.question.rate_rps
+    def _cheaper(self, plan: Plan) -> bool:
+        return (plan.usd_per_h or math.inf) < (self.plan.usd_per_h or math.inf)
+
+    def _wanted(self, plan: Plan) -> float:
+        gain = 1.0 if self._cheaper(plan) else GAIN
+        return gain * self.carried_rps[0] or _LEAST_SHARE * self.question.rate_rps
 
     def missed(self, plan: Plan) -> float:
         """By how much a plan misses the goal at the rate of the best so far; 0 if it does not."""
-        load = self.question.load(self._wanted)
+        load = self.question.load(self._wanted(plan))
         whole = load.requests(plan)
         for share, allowed in _SHORT if load.slo != Slo() else ():
             few = max(_FEWEST, int(share * whole))
             if load.process != "poisson":
                 allowed = _SHORT_IN_BURSTS
             if few < whole / 2:
-                run = plan.simulate(self._arrivals(few), self.seeds[0])
+                run = plan.simulate(load.arrivals(few, self.seeds[0]), self.seeds[0])
                 if (short := load.rule.judge(run).attained - load.goal) < -allowed:
                     return short
         seen = judged(plan, load, self.seeds[0])[1]
         return 0.0 if seen.sustained else min(seen.attained - seen.needed, -1e-9)
-
-    def _arrivals(self, count: int) -> Trace:
-        key = (self._wanted, count)
-        if key not in self._drawn:
-            self._drawn[key] = self.question.load(self._wanted).arrivals(count, self.seeds[0])
-        return self._drawn[key]
 
 
 @dataclass(eq=False)
@@ -160,44 +157,49 @@ class LayoutRace:
 
     def run(self, layouts: Sequence[ReplicaLayout] = ()) -> str:
         """Race what is near these layouts, then all, and say in a sentence what that shows."""
-        for layout in layouts:
-            self._climb(layout)
+        different = {self.space.key(layout): layout for layout in reversed(layouts)}
+        for k, layout in enumerate(reversed(different.values())):
+            if better := self._climb(layout, self.routers[: None if k == 0 else OURS]):
+                self._settle(better, self.routers)
         said, complete = self._sweep(self.routers[:OURS])
         if complete and len(self.routers) > OURS:
             further, complete = self._sweep(self.routers)
             said = further if complete else said
         return said
 
-    def _climb(self, layout: ReplicaLayout) -> None:
-        """What is near a layout of its own accord, and the best plan where that is better."""
+    def _climb(self, layout: ReplicaLayout, routers: Sequence[Ruled]) -> ReplicaLayout | None:
+        """What is near a layout of its own accord, where that is better than the best plan."""
         whole, raced = self.race, self._raced
         plan = self.build(whole.plan, layout, *self.routers[0])
         rates = goodput(plan, whole.question, whole.seeds)
         budget = min(whole.left, _CLIMB)
         self.race = Race(whole.question, plan, rates, seeds=whole.seeds, budget=budget)
         self._raced = set()
-        self._settle(layout)
+        layout = self._settle(layout, routers)
         found, self.race, self._raced = self.race, whole, raced
         whole.left -= budget - found.left
-        if found.mean_rps > whole.mean_rps:
-            whole.plan, whole.carried_rps = found.plan, found.carried_rps
-            whole.changes = [*found.changes] or [
-                Change(f"routing: {found.plan.routing}", found.mean_rps)
-            ]
+        if found.mean_rps <= whole.mean_rps:
+            return None
+        whole.plan, whole.carried_rps = found.plan, found.carried_rps
+        whole.changes = [*found.changes] or [
+            Change(f"routing: {found.plan.routing}", found.mean_rps)
+        ]
+        return layout
 
-    def _settle(self, layout: ReplicaLayout) -> None:
-        """All routers, what the caller tries, and neighbours, until nothing is better."""
+    def _settle(self, layout: ReplicaLayout, routers: Sequence[Ruled]) -> ReplicaLayout:
+        """Routers, what the caller tries, and neighbours, until nothing is better."""
         better: ReplicaLayout | None = layout
         general = self.routers[0]
         while better is not None and self.race.left:
             layout = better
-            for ruled in self.routers:
+            for ruled in routers:
                 if self._attempt("", layout, ruled) > 0:
                     general = ruled
             self.polish(self.race)
             near = (one for one in self.space.neighbours(layout) if not self._worse(one[1]))
             won = (one for what, one in near if self._attempt(what, one, general) > 0)
             better = next(won, None)
+        return layout
 
     def _sweep(self, routers: Sequence[Ruled]) -> tuple[str, bool]:
         """Race all layouts by their bounds until those that are left are worse; whether all are."""
@@ -220,7 +222,7 @@ class LayoutRace:
                     for ruled, near in zip(routers, missed, strict=False)
                 ]
                 if any(won):
-                    self._settle(one)
+                    self._settle(one, self.routers)
         worse = limit * SLACK < self.race.mean_rps or ways == self.space.count
         complete = worse and self.race.left > 0
         all_, discarded = self.space.count, discarded + self.space.count - ways

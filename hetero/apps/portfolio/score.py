@@ -8,7 +8,7 @@ from functools import cached_property, total_ordering
 
 import numpy as np
 
-from hetero.apps.portfolio.bound import bound
+from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.intervals import interval
@@ -171,9 +171,8 @@ class Score(Shown):
 
     @cached_property
     def bound_rps(self) -> float | None:
-        """What no plan on these GPUs exceeds in goodput; None where no bound is known."""
-        limit = bound(self.question)
-        return limit.rps(self.question.goal) if limit else None
+        """What no plan exceeds that serves such a share of the requests; None if none is known."""
+        return goodput_bound(self.question, self.finished.mean)
 
     @property
     def gap(self) -> float | None:

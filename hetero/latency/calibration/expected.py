@@ -51,7 +51,7 @@ where ``w`` of dense models is ``z``.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -117,6 +117,7 @@ class StepError:
     servers: str = ""
 
 
+@cache
 def level_of(
     name: str, llm: str | None = None, tensor_parallel: int = 1, *, parts: bool = False
 ) -> Level:

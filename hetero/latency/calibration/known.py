@@ -6,7 +6,7 @@ it, and the documentation holds the same table.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -30,8 +30,8 @@ _TABLES = {
 }
 
 
-def known() -> Table:
-    """Per GPU: what was measured on it, where other models' times come from, error and price."""
+def known(which: Sequence[Gpu] = ()) -> Table:
+    """Per GPU, by default all: what was measured on it, others' times, error and price."""
     checked = {"yes": "confirmed", "partly": "partly confirmed"}
 
     def error(gpu: Gpu) -> StepError:
@@ -58,7 +58,7 @@ def known() -> Table:
         "No chip was measured in two variants: an estimated GPU is given the error of an assumed "
         "one, which overstates it.",
     )
-    return Table.of("What is known of each GPU", columns, gpus(), *notes)
+    return Table.of("What is known of each GPU", columns, which or gpus(), *notes)
 
 
 def markdown() -> str:
