@@ -162,7 +162,7 @@ def _load(name: str, source: TraceSource) -> Trace:
 
 
 def case_of(match: Match, rules: Rules) -> Question:
-    """The question that every planner is asked.
+    """The question that every planner is asked; targets are those of the fleet whose price counts.
 
     Raises
     ------
@@ -170,14 +170,15 @@ def case_of(match: Match, rules: Rules) -> Question:
         If a name is unknown, or the model can hardly take any of the requests.
     """
     llm, cluster = catalog.llm(match.model), fleet(match.cluster)
+    mixed = fleet(match.cluster.split(AS)[0])
     whole, _ = requests_of(match, rules)
     few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
-    slo = targets(cluster, llm, few, rules.slo_scale)
+    slo = targets(mixed, llm, few, rules.slo_scale)
     span_s = max(rules.span_s, _SPANS * (slo.ttft_s or 0.0))
     asked = Question(cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0])
     count = round(span_s * _most_rps(asked))
     trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
-    slo = targets(cluster, llm, trace, rules.slo_scale)
+    slo = targets(mixed, llm, trace, rules.slo_scale)
     asked = replace(asked, trace=trace, slo=slo)
     return replace(asked, rate_rps=rules.demand * _most_rps(asked))
 

@@ -12,7 +12,7 @@ from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.improve import improve
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import IMPROVED, Portfolio, portfolio
-from hetero.apps.portfolio.score import goodput, score
+from hetero.apps.portfolio.score import PRECISION, goodput, score
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.question import Question
@@ -64,7 +64,10 @@ def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
     for tried in one.tried:
         if tried.plan is not None:
             alone = np.mean(goodput(tried.plan, question, (0, 1)))
-            assert one.score.goodput_rps.mean >= alone * (1 - 1e-12), tried.planner
+            # Where a search begins moves what it finds by no more than its precision.
+            assert one.score.goodput_rps.mean >= alone / (1 + PRECISION), tried.planner
+            if tried.score is not None:
+                assert one.score.goodput_rps.mean >= tried.score.goodput_rps.mean
     # What it claims, it delivers when it is played anew.
     again = score(one.plan, question, seeds=(0, 1), known=one.score.seeds_rps)
     assert again.attainment == one.score.attainment

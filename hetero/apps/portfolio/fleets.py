@@ -27,7 +27,8 @@ def fleet(name: str | Path) -> Cluster:
     ----------
     name
         What :func:`hetero.cluster.find` takes, or a cluster, `` as `` and one of its GPU types
-        or of the catalog: ``"heteroserve-8 as A100-SXM-80GB"``.
+        or of the catalog, ``"heteroserve-8 as A100-SXM-80GB"``, or so many GPUs of some:
+        ``"heteroserve-8 as 4 A100-SXM-80GB, 2 L40S"``.
 
     Raises
     ------
@@ -36,15 +37,20 @@ def fleet(name: str | Path) -> Cluster:
     ParameterError
         If a price is unknown.
     InfeasibleError
-        If the money buys no GPU of that type.
+        If the money buys no GPU of that type, or not so many.
 
     Examples
     --------
     >>> fleet("thunderserve-cloud-32 as A40").gpu_counts
     {'A40': 28}
+    >>> fleet("current-small-12 as 5 H100-SXM, 5 L40S").gpu_counts
+    {'H100-SXM': 5, 'L40S': 5}
     """
     if isinstance(name, str) and AS in name:
         mixed, kind = name.split(AS, 1)
+        parts = [part.split(maxsplit=1) for part in kind.split(",")]
+        if all(len(part) == 2 and part[0].isdecimal() for part in parts):
+            return _mix(linked(find(mixed)), {one: int(count) for count, one in parts})
         return counterpart(linked(find(mixed)), kind)
     return linked(find(name))
 
@@ -144,6 +150,31 @@ def counterpart(
         preset=mixed.preset,
         notes=(f"{spent:.3f} of {money:.3f} $/h are spent, in machines that are all alike.",),
     )
+
+
+def _mix(mixed: Cluster, counts: Mapping[str, int]) -> Cluster:
+    """So many GPUs of each type for no more than the price of a cluster."""
+    alone, largest = None, max(machine.count for machine in mixed.machines)
+    own = {machine.gpu.name: machine.count for machine in mixed.machines}
+    machines: list[Machine] = []
+    for kind, count in counts.items():
+        alone = counterpart(mixed, kind)
+        one, size = alone.machines[0], own.get(kind, largest)
+        each, whole = (one.usd_per_h or 0.0) / one.count, count // size
+        for k, n in enumerate([size] * whole + [count % size] * (count % size > 0)):
+            name = f"{kind.lower()}-{k + 1}"
+            machines.append(replace(one, name=name, count=n, usd_per_h=n * each))
+    assert alone is not None
+    text = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    spent, money = (sum(m.usd_per_h or 0.0 for m in of) for of in (machines, mixed.machines))
+    if spent > money * (1.0 + 1e-9):
+        raise InfeasibleError(
+            f"{text} cost {spent:.3f} $/h, more than the {money:.3f} $/h of {mixed.name}.",
+            resolve="take fewer of them.",
+        )
+    note = f"{spent:.3f} of {money:.3f} $/h are spent."
+    name, title = f"{mixed.name}{AS}{text}", f"{text} for the price of {mixed.name}"
+    return replace(alone, name=name, title=title, machines=tuple(machines), notes=(note,))
 
 
 def gpu_prices(mixed: Cluster) -> dict[str, float]:
