@@ -45,6 +45,19 @@ def test_counts_by_hand() -> None:
     assert b200.gpu_counts == {"B200-SXM": 13}
 
 
+def test_a_mix_stands_in_machines_like_those_of_the_cluster_and_costs_no_more() -> None:
+    mix = fleet("current-small-12 as 6 H100-SXM, 3 L40S")
+    assert [(m.name, m.count) for m in mix.machines] == [
+        ("h100-sxm-1", 4),
+        ("h100-sxm-2", 2),
+        ("l40s-1", 3),
+    ]
+    assert mix.usd_per_h == pytest.approx(6 * 2.29 + 3 * 1.09)
+    assert fleet("current-small-12 as 4 H100-SXM, 8 L40S").usd_per_h == pytest.approx(17.88)
+    with pytest.raises(InfeasibleError, match="more than the 17.880"):
+        fleet("current-small-12 as 7 H100-SXM, 3 L40S")
+
+
 def test_a_fleet_of_one_type_is_its_own_counterpart() -> None:
     alike = counterpart(cluster("thunderserve-a5000-16"), "RTX-A5000")
     assert alike.gpu_counts == {"RTX-A5000": 16}
