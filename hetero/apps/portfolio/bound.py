@@ -287,7 +287,7 @@ def _bound(question: Question) -> Bound:
 
 def _of_table(table: StepModel, engine: Engine, longest: float) -> tuple[Floats, Floats]:
     """Corners and seconds per part by a table; the steps themselves are in its times."""
-    (piece,) = table.pieces
+    piece = table.pieces[0]  # steps take the longest of them
     cached_s = piece.per_cached_token_s.min()
     if engine.batching == "chunked":
         cached_s = min(cached_s, piece.mixed_rows[0].min())
