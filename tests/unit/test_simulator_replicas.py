@@ -11,7 +11,15 @@ import pytest
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
-from hetero.routers import DEFER, LeastRequests, Normal, PowerOfTwo, RoundRobin, SingleInstance
+from hetero.routers import (
+    DEFER,
+    LeastRequests,
+    Normal,
+    PowerOfTwo,
+    Predictive,
+    RoundRobin,
+    SingleInstance,
+)
 from hetero.simulator import Event, simulate
 from hetero.simulator.sustained import saturation
 from hetero.workload import Trace
@@ -467,6 +475,16 @@ def test_a_request_waits_for_the_only_replica_that_could_hold_it() -> None:
     run = served(several((40, 100)), [0.0, 1.0, 2.0], [8, 80, 8], [1, 1, 1], events=events)
     assert run.frame().replica.tolist() == ["a", "b", "a"]
     assert firsts(run)[1:] == [9.0 + 1 + 80 / 8, 2.0 + 1 + 8 / 8]
+
+
+def test_a_replica_that_drains_ends_what_it_has() -> None:
+    # The second goes to b; the third waits until a takes more, b having failed.
+    events = [Event(1.0, "a", "drain"), Event(4.5, "b"), Event(9.0, "a", "recover")]
+    for router in (LeastRequests(), Predictive()):
+        run = served(several(), [0.0, 1.0, 5.0], [8, 8, 8], [3, 1, 1], router, events=events)
+        assert run.frame().replica.tolist() == ["a", "b", "a"]
+        assert finishes(run) == [2.0 + 2 * 1.125, 1.0 + 2.0, 9.0 + 2.0]
+        assert run.requests["retries"].tolist() == [0, 0, 0]
 
 
 def test_a_single_instance_that_is_down_is_waited_for() -> None:
