@@ -11,11 +11,11 @@ import pytest
 from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.autoscale import (
-    Life,
     Policy,
+    Rental,
     autoscaled,
     day_of,
-    lives,
+    rentals,
     short_share,
     with_losses,
 )
@@ -51,7 +51,7 @@ def test_after_a_step_machines_are_too_few_for_the_start_up_time(start_s: float)
     policy = Policy(target=1.0, period_s=1.0, window_s=1.0)
     steps = policy.asked(even, STEP, np.arange(1, 9) / 4)
     assert steps == [(0.0, 1), (3601.0, 4)]  # it sees the step a period later
-    found = lives(steps, start_s, policy.drain_s, STEP.end_s)
+    found = rentals(steps, start_s, policy.drain_s, STEP.end_s)
     assert [one.ready_s for one in found] == [0.0, *[3601.0 + start_s] * 3]
     late = short_share({AT: found}, {AT: [1, 4, 4]})
     assert late == pytest.approx((1.0 + start_s) / STEP.end_s)
@@ -67,19 +67,19 @@ def test_fewer_are_asked_for_after_the_time_that_it_holds_on() -> None:
 
 
 def test_a_place_is_taken_again_once_it_is_drained_and_the_newest_goes_first() -> None:
-    found = lives([(0.0, 2), (100.0, 1), (120.0, 2), (500.0, 1)], 30.0, 60.0, 1000.0)
+    found = rentals([(0.0, 2), (100.0, 1), (120.0, 2), (500.0, 1)], 30.0, 60.0, 1000.0)
     assert found == [
-        Life(0, 0.0, 0.0, 1000.0),
-        Life(1, 0.0, 0.0, 100.0),
-        Life(2, 120.0, 150.0, 500.0),  # the other place drains until 160 s
+        Rental(0, 0.0, 0.0, 1000.0),
+        Rental(1, 0.0, 0.0, 100.0),
+        Rental(2, 120.0, 150.0, 500.0),  # the other place drains until 160 s
     ]
-    cancelled = lives([(0.0, 1), (100.0, 2), (120.0, 1)], 30.0, 60.0, 1000.0)
+    cancelled = rentals([(0.0, 1), (100.0, 2), (120.0, 1)], 30.0, 60.0, 1000.0)
     assert [one.serves for one in cancelled] == [True, False]
 
 
 def test_a_spot_machine_lost_once_an_hour_is_there_as_often_as_arithmetic_says() -> None:
     hours, start_s = 20_000, 900.0
-    one = Life(0, 0.0, 0.0, 3600.0 * hours)
+    one = Rental(0, 0.0, 0.0, 3600.0 * hours)
     found = with_losses([one], 1.0, start_s, 0, np.random.default_rng(0))
     served = sum(one.end_s - one.ready_s for one in found if one.serves)
     assert served / one.end_s == pytest.approx(availability(1.0, start_s), abs=0.005)

@@ -140,7 +140,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Rental:
     """One machine in one place of the fleet.
 
     Attributes
@@ -165,16 +165,16 @@ class Life:
         return self.ready_s < self.end_s
 
 
-def lives(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[Life]:
+def rentals(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[Rental]:
     """Machines that are ordered and given back as so many are asked for; the first serve at once.
 
     Examples
     --------
-    >>> [(one.place, one.ready_s, one.end_s) for one in lives([(0.0, 1), (60.0, 2)], 30, 9, 600.0)]
-    [(0, 0.0, 600.0), (1, 90.0, 600.0)]
+    >>> [(one.place, one.ready_s) for one in rentals([(0.0, 1), (60.0, 2)], 30.0, 9.0, 600.0)]
+    [(0, 0.0), (1, 90.0)]
     """
-    found: list[Life] = []
-    up: list[Life] = []
+    found: list[Rental] = []
+    up: list[Rental] = []
     free: list[tuple[float, int]] = []  # when a place is free again
     places = 0
     for time_s, number in steps:
@@ -184,7 +184,7 @@ def lives(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[Li
                 place = heapq.heappop(free)[1]
             else:
                 place, places = places, places + 1
-            up.append(Life(place, time_s, ready_s, day_s))
+            up.append(Rental(place, time_s, ready_s, day_s))
         while len(up) > number:
             one = replace(up.pop(), end_s=time_s)
             found.append(one)
@@ -193,12 +193,12 @@ def lives(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[Li
 
 
 def with_losses(
-    ones: Sequence[Life],
+    ones: Sequence[Rental],
     losses_per_h: float,
     start_s: float,
     kept: int,
     draws: np.random.Generator,
-) -> list[Life]:
+) -> list[Rental]:
     """The same where machines are lost at a rate and ordered again; places below ``kept`` never."""
     found = []
     for one in ones:
@@ -369,9 +369,9 @@ def _course(day: DayPlan, policy: Policy, way: _Way, trace: Trace, seed: int) ->
     """The day with machines that are asked for so, simulated."""
     market, end_s = day.market, day.curve.end_s
     start_s, draws = policy.start_s(market), stream(seed, "losses of a day")
-    fleet: dict[Kind, list[Life]] = {}
+    fleet: dict[Kind, list[Rental]] = {}
     for at, asked in way.steps.items():
-        own = lives(asked, start_s, policy.drain_s, end_s)
+        own = rentals(asked, start_s, policy.drain_s, end_s)
         losses = float(market.offers[at[0]].losses_per_h or 0.0) if way.spot else 0.0
         fleet[at] = with_losses(own, losses, start_s, way.kept.get(at, 0), draws)
     places = {at: 1 + max(one.place for one in own) for at, own in fleet.items() if own}
@@ -401,7 +401,7 @@ def _course(day: DayPlan, policy: Policy, way: _Way, trace: Trace, seed: int) ->
 
 
 def _events(
-    own: Sequence[Life], names: Sequence[str], policy: Policy, day_s: float
+    own: Sequence[Rental], names: Sequence[str], policy: Policy, day_s: float
 ) -> Iterator[Event]:
     """What happens to the replicas of one place, in order of time."""
     what: list[tuple[float, What]] = [(0.0, "fail")]
@@ -419,7 +419,7 @@ def _paid(
     day: DayPlan,
     policy: Policy,
     way: _Way,
-    fleet: Mapping[Kind, Sequence[Life]],
+    fleet: Mapping[Kind, Sequence[Rental]],
     replicas: Mapping[Kind, Sequence[Sequence[str]]],
     run: Run,
 ) -> tuple[float, float]:
@@ -442,7 +442,7 @@ def _paid(
     return usd, gpu_hours
 
 
-def _last(finish_s: Floats, one: Life, policy: Policy) -> float:
+def _last(finish_s: Floats, one: Rental, policy: Policy) -> float:
     """When a replica of a machine is done: at its last answer within the drain, or when lost."""
     if one.lost or not one.serves:
         return one.end_s
@@ -451,13 +451,13 @@ def _last(finish_s: Floats, one: Life, policy: Policy) -> float:
 
 
 def short_share(
-    fleet: Mapping[Kind, Sequence[Life]], needed: Mapping[Kind, Sequence[int]]
+    fleet: Mapping[Kind, Sequence[Rental]], needed: Mapping[Kind, Sequence[int]]
 ) -> float:
     """Share of the time in which fewer machines of a kind serve than the hour needs.
 
     Examples
     --------
-    >>> one, late = Life(0, 0.0, 0.0, 7200.0), Life(1, 3600.0, 4500.0, 7200.0)
+    >>> one, late = Rental(0, 0.0, 0.0, 7200.0), Rental(1, 3600.0, 4500.0, 7200.0)
     >>> short_share({(0, (1,)): [one, late]}, {(0, (1,)): [1, 2]})
     0.125
     """
