@@ -74,7 +74,11 @@ class Conversations:
         )
 
     def draw(self, sessions: int, seed: int = 0, *, block_tokens: int = 16) -> Trace:
-        """So many sessions, their turns in order of arrival."""
+        """So many sessions, their turns in order of arrival.
+
+        The first turns come before the first answers are read, and the last sessions end alone:
+        between, turns come at the rate of sessions times their mean number.
+        """
         require_positive(sessions=sessions, block_tokens=block_tokens)
         counts, lengths, times = stream(seed, "conversations").spawn(3)
         turns = counts.geometric(1.0 / self.turns, sessions)
@@ -102,8 +106,8 @@ class Conversations:
         ids = np.where(place < shared, place, shared + own + place)
         drawn = Trace(
             np.zeros(len(session)),
-            prompt,
-            answer,
+            prompt.astype(np.int32),
+            answer.astype(np.int32),
             name="conversations",
             source=f"synthetic, seed {seed}",
             prefix_offsets=offsets,
