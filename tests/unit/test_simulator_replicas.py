@@ -13,6 +13,7 @@ from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 from hetero.routers import (
     DEFER,
+    REJECT,
     LeastRequests,
     Normal,
     PowerOfTwo,
@@ -525,6 +526,26 @@ def test_a_deferred_request_is_offered_at_every_first_token_and_finish() -> None
         (2, 4.25),
         (2, 6.25),
     ]
+
+
+def test_a_request_that_was_deferred_and_lost_its_replica_keeps_its_place() -> None:
+    class Waits(OneAtATime):
+        def choose(self, request, fleet):
+            return super().choose(request, fleet) if fleet.eligible.any() else REJECT
+
+    # The second and fourth fit b alone, which is down from 3 s to 30 s. The fourth learns so at
+    # 4.25 s; after that the fifth, deferred like it, must not overtake it: not at 38.875 s, when
+    # a is free, but at 41 s, when the fourth goes to b.
+    run = served(
+        several((40, 100)),
+        [0.0, 0.0, 1.0, 2.0, 2.5],
+        [8, 80, 8, 80, 8],
+        [3, 1, 30, 1, 1],
+        Waits(),
+        events=[Event(3.0, "b"), Event(30.0, "b", "recover")],
+    )
+    assert run.frame().replica.tolist() == ["a", "b", "a", "b", "a"]
+    assert finishes(run) == [4.25, 41.0, 4.25 + 2 + 29 * 1.125, 41.0 + 11, 41.0 + 2]
 
 
 def test_a_request_that_is_deferred_for_good_is_rejected() -> None:
