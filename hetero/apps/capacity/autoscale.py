@@ -52,7 +52,10 @@ Steps: TypeAlias = list[tuple[float, int]]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How an autoscaler tracks its target; periods are those of Kubernetes unless given.
+    """How an autoscaler tracks its target.
+
+    Source of the defaults: Kubernetes for the period and the time that it holds on
+    (HorizontalPodAutoscaler), Elastic Load Balancing of AWS for the drain (deregistration delay).
 
     Attributes
     ----------
@@ -128,7 +131,8 @@ class Policy:
         """
         marks = np.arange(0.0, curve.end_s, self.period_s)
         came = np.histogram(arrival_s, np.append(marks, marks[-1] + self.period_s))[0][:-1]
-        window, hold = (max(1, round(s / self.period_s)) for s in (self.window_s, self.hold_s))
+        window = max(1, round(self.window_s / self.period_s))
+        hold = round(self.hold_s / self.period_s)
         before = np.full(window, curve.rates_rps[0] * self.period_s)
         total = np.cumsum(np.concatenate([[0.0], before, came]))
         rates = (total[window:] - total[:-window]) / (window * self.period_s)
