@@ -2,7 +2,7 @@
 
 It is written from the rules in the docstrings of the library and shares no code with its kernels.
 Everything happens at instants; at one instant the order is: steps and KV transfers end, replicas
-fail or recover, requests arrive, batches form.
+fail, recover or begin to drain, requests arrive, batches form.
 """
 
 from __future__ import annotations
@@ -159,6 +159,7 @@ class Node:
     prefix_tokens: int = 0  # of a prefix block of the trace
     pool: Pool | None = None
     up: bool = True
+    draining: bool = False
     queue: deque[Job] = field(default_factory=deque)
     running: list[Job] = field(default_factory=list)  # in the order in which they joined
     partial: Job | None = None
@@ -179,6 +180,10 @@ class Node:
     decoded: int = 0
     outstanding: int = 0
     outstanding_tokens: int = 0
+
+    @property
+    def open(self) -> bool:
+        return self.up and not self.draining
 
     @property
     def paged(self) -> bool:
@@ -557,8 +562,11 @@ class Fleet:
                 event = events.popleft()
                 if event.what == "fail":
                     self.fail(self.by_name[event.replica], now)
+                elif event.what == "drain":
+                    self.by_name[event.replica].draining = True
                 else:
                     self.by_name[event.replica].up = True
+                    self.by_name[event.replica].draining = False
                 eventful = True
             if eventful:
                 self.offer(DEFERRED, NO_REPLICA)
@@ -675,18 +683,18 @@ class Fleet:
 
     def decode_node(self, job: Job) -> Node | None:
         """The decode replica with the emptiest cache in the dispatcher's books."""
-        good = [n for n in self.nodes if n.spec.role == "decode" and n.up and n.fits(job)]
+        good = [n for n in self.nodes if n.spec.role == "decode" and n.open and n.fits(job)]
         return min(good, key=lambda n: n.outstanding_tokens / n.usable_tokens, default=None)
 
     def takers(self, job: Job, *, down_too: bool = False) -> list[Node]:
         decode = any(
-            n.spec.role == "decode" and (n.up or down_too) and n.fits(job) for n in self.nodes
+            n.spec.role == "decode" and (n.open or down_too) and n.fits(job) for n in self.nodes
         )
         return [
             n
             for n in self.nodes
             if n.spec.role != "decode"
-            and (n.up or down_too)
+            and (n.open or down_too)
             and n.fits(job)
             and (n.spec.role == "both" or decode)
         ]
@@ -694,7 +702,7 @@ class Fleet:
     def choose(self, job: Job, good: list[Node]) -> Node | None:
         if self.policy == "first":
             first = self.nodes[0]
-            if not first.up and first.spec.role != "decode" and first.fits(job):
+            if not first.open and first.spec.role != "decode" and first.fits(job):
                 job.reason = DEFERRED
             return first if first in good else None
         if self.policy == "least requests below 2":
@@ -718,7 +726,7 @@ class Fleet:
         may = []
         for k, (i, j, _) in enumerate(self.pairs):
             target = self.nodes[j]
-            if self.nodes[i] in good and (i == j or (target.up and target.fits(job))):
+            if self.nodes[i] in good and (i == j or (target.open and target.fits(job))):
                 may.append(k)
         if not may:
             return min(good, key=lambda n: n.outstanding_tokens)

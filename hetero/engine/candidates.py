@@ -10,13 +10,19 @@ from hetero.engine.state import DECODE_ONLY, DOWN, NO_REPLICA, PREFILL_ONLY, TOO
 
 
 @compiled
+def takes_more(s):
+    """Whether a replica is up and does not drain."""
+    return s.mode != DOWN and s.draining == 0
+
+
+@compiled
 def may_take(R, E, S, r, i):
-    """Whether replica ``i`` is up, serves prefill and could hold the request.
+    """Whether replica ``i`` takes more, serves prefill and could hold the request.
 
     One that only prefills needs a decode replica that can take it on, see :func:`look_ahead`.
     """
     return (
-        S[i].mode != DOWN
+        takes_more(S[i])
         and E[i].role != DECODE_ONLY
         and fits(R, E[i], r)
         and (E[i].role != PREFILL_ONLY or R[r].decode_node >= 0)
@@ -28,7 +34,7 @@ def emptiest_decode(R, E, S, r):
     """Decode replica with the emptiest KV cache by dispatched tokens, -1 if none can take it."""
     best, least = -1, np.inf
     for j in range(len(E)):
-        if E[j].role == DECODE_ONLY and S[j].mode != DOWN and fits(R, E[j], r):
+        if E[j].role == DECODE_ONLY and takes_more(S[j]) and fits(R, E[j], r):
             filled = S[j].outstanding_tokens / E[j].kv_tokens
             if filled < least:
                 best, least = j, filled
@@ -61,13 +67,13 @@ def why_nowhere(R, E, S, r):
     decode = reason = TOO_LONG
     for j in range(len(E)):
         if E[j].role == DECODE_ONLY and fits(R, E[j], r):
-            if S[j].mode != DOWN:
+            if takes_more(S[j]):
                 decode = 0
             elif decode == TOO_LONG:
                 decode = NO_REPLICA
     for i in range(len(E)):
         if E[i].role != DECODE_ONLY and fits(R, E[i], r):
-            one = NO_REPLICA if S[i].mode == DOWN else 0
+            one = 0 if takes_more(S[i]) else NO_REPLICA
             if E[i].role == PREFILL_ONLY and decode != 0:
                 one = decode
             if one == 0:

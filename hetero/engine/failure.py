@@ -203,7 +203,8 @@ def fail(R, E, S, FM, IM, i, t, stop, held):
 
 @compiled
 def recover(s, t):
-    """A replica that was down is empty and idle again."""
+    """A replica that was down is empty and idle again, and one that drained takes more."""
+    s.draining = 0
     if s.mode == DOWN:
         s.mode = IDLE
         s.clock_s = t

@@ -27,14 +27,19 @@ from hetero.engine.state import (
 
 @compiled
 def keep(R, IM, r):
-    """Append a request to those that are held."""
+    """Put a request among those that are held, which stand in the order of their arrival."""
     R[r].status = HELD
-    R[r].link = -1
-    if IM[HELD_HEAD] < 0:
-        IM[HELD_HEAD] = r
+    before = IM[HELD_TAIL]
+    if before > r:  # it was deferred, and all that could take it have gone since
+        before, following = np.int64(-1), IM[HELD_HEAD]
+        while following < r:
+            before, following = following, np.int64(R[following].link)
+    if before < 0:
+        R[r].link, IM[HELD_HEAD] = IM[HELD_HEAD], r
     else:
-        R[IM[HELD_TAIL]].link = r
-    IM[HELD_TAIL] = r
+        R[r].link, R[before].link = R[before].link, r
+    if R[r].link < 0:
+        IM[HELD_TAIL] = r
     IM[DEFERRED] += R[r].reason == DEFERRED_FOR_GOOD
 
 

@@ -141,6 +141,7 @@ ENGINE = np.dtype(
 REPLICA = np.dtype(
     [
         ("mode", "i8"),
+        ("draining", "i8"),  # whether it ends what it has and is sent nothing more
         ("clock_s", "f8"),  # start of what is going on
         ("steps", "i8"),  # decode steps done so far
         ("cached", "i8"),  # tokens that the next decode step reads

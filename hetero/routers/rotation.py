@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetero.deployment import Deployment
-from hetero.engine.candidates import may_take
+from hetero.engine.candidates import may_take, takes_more
 from hetero.engine.compiled import compiled
 from hetero.engine.kv import fits
-from hetero.engine.state import DECODE_ONLY, DEFER, DOWN, REJECT
+from hetero.engine.state import DECODE_ONLY, DEFER, REJECT
 from hetero.errors import require
 from hetero.routers.base import (
     INTERLEAVED,
@@ -52,7 +52,7 @@ def can_serve(R, E, S, RM, r, p):
     """Whether the replicas of the entry at ``p`` can take their phases of a request."""
     i, j = int(RM[p + PREFILL]), int(RM[p + DECODE])
     good = i < 0 or may_take(R, E, S, r, i)
-    return good and (j < 0 or (S[j].mode != DOWN and fits(R, E[j], r)))
+    return good and (j < 0 or (takes_more(S[j]) and fits(R, E[j], r)))
 
 
 @compiled
@@ -179,7 +179,7 @@ def _weighted(weights: Sequence[float] | None, deployment: Deployment) -> Floats
 def single(R, E, S, RM, r):
     """Always the same replica, if it could hold the request; while it is down they wait."""
     i = int(RM[0])
-    if S[i].mode == DOWN and E[i].role != DECODE_ONLY and fits(R, E[i], r):
+    if not takes_more(S[i]) and E[i].role != DECODE_ONLY and fits(R, E[i], r):
         return DEFER
     return i if may_take(R, E, S, r, i) else REJECT
 

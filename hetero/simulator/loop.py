@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hetero.engine.batch import charge
-from hetero.engine.candidates import candidates, decode_replica, why_nowhere
+from hetero.engine.candidates import candidates, decode_replica, takes_more, why_nowhere
 from hetero.engine.compiled import compiled
 from hetero.engine.heaps import times_pop, times_push
 from hetero.engine.held import (
@@ -26,7 +26,6 @@ from hetero.engine.state import (
     DEFER,
     DEFERRED,
     DEFERRED_FOR_GOOD,
-    DOWN,
     FINISHED,
     LOGGED,
     NO_REASON,
@@ -54,9 +53,9 @@ def reject(R, E, IM, r, reason):
 @compiled
 def send(R, E, S, FM, IM, r, i, j, t):
     """Dispatch a request to replica ``i`` (and for decode to ``j``) at time ``t``."""
-    usable = i >= 0 and S[i].mode != DOWN and E[i].role != DECODE_ONLY and fits(R, E[i], r)
+    usable = i >= 0 and takes_more(S[i]) and E[i].role != DECODE_ONLY and fits(R, E[i], r)
     if usable and E[i].role == PREFILL_ONLY:
-        usable = j >= 0 and S[j].mode != DOWN and fits(R, E[j], r)
+        usable = j >= 0 and takes_more(S[j]) and fits(R, E[j], r)
     if not usable:
         reason = why_nowhere(R, E, S, r)
         if reason == NO_REPLICA:

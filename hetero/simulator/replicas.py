@@ -25,22 +25,24 @@ from hetero.streams import stream
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
-_What: TypeAlias = Literal["fail", "recover"]
+What: TypeAlias = Literal["fail", "recover", "drain"]
+"""What may happen to a replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A replica fails or comes back at a time.
+    """A replica fails, comes back or begins to drain at a time.
 
     A failing replica loses its KV cache and the step in progress; its requests, waiting and
     running, are routed again at once, the oldest first, with the tokens they have already streamed
     kept as part of the prompt. KV transfers from or to it are lost as well. Where no other replica
-    could take them, they and later ones wait at the dispatcher until one recovers.
+    could take them, they and later ones wait at the dispatcher until one recovers. One that drains
+    ends what it was sent and is sent nothing more until it recovers.
     """
 
     time_s: float
     replica: str
-    what: _What = "fail"
+    what: What = "fail"
 
 
 def simulate(
@@ -58,7 +60,7 @@ def simulate(
 
     Steps cost what the step model of their replica says; between two events of a replica a run
     of n decode steps of a constant batch is summed in closed form, so nothing is approximated.
-    At equal times steps end first, then replicas fail or recover, then requests arrive, then
+    At equal times steps end first, then events happen, then requests arrive, then
     batches form.
 
     Parameters
@@ -71,7 +73,7 @@ def simulate(
         returns a replica, or ``DEFER`` to be asked again at the next first token or finish; it may
         have ``on_first_token(index, now_s)`` and ``on_finish(index, now_s)``.
     events
-        Failures and recoveries.
+        Failures, recoveries and drains.
     predictor
         What the dispatcher (and ``"predicted"`` admission) believes about outputs; by default
         the truth.
@@ -87,7 +89,7 @@ def simulate(
     ------
     ParameterError
         If the time between samples is not above 0, or an event names an unknown replica, a time
-        that is no number, or anything but a failure or a recovery.
+        that is no number, or anything else that :class:`Event` does not know.
 
     Examples
     --------
@@ -125,6 +127,8 @@ def simulate(
             if event.what == "fail":
                 found = np.empty(driver.next, np.int64)
                 lost.append(found[: fail(*arrays, k, time_s, driver.next, found)])
+            elif event.what == "drain":
+                replicas["draining"][k] = 1
             else:
                 recover(replicas[k], time_s)
         driver.fail_over(np.sort(np.concatenate([np.empty(0, np.int64), *lost])), time_s)
@@ -171,9 +175,9 @@ def _ordered(events: Sequence[Event], names: dict[str, int]) -> list[Event]:
             resolve=f"use one of {', '.join(names)}.",
         )
         require(
-            event.what in get_args(_What),
+            event.what in get_args(What),
             f"An event of replica {event.replica} at {event.time_s} s is '{event.what}'.",
-            resolve=f"use {' or '.join(get_args(_What))}.",
+            resolve=f"use {' or '.join(get_args(What))}.",
         )
         require_not_negative(time_s=event.time_s)
     return sorted(events, key=lambda event: event.time_s)

@@ -191,7 +191,7 @@ def settings_of_a_run(
         Event(
             float(times(int(span / tick))),
             f"r{rng.integers(len(replicas))}",
-            draw(st.sampled_from(["fail", "recover"])),
+            draw(st.sampled_from(["fail", "recover", "drain"])),
         )
         for _ in range(draw(st.sampled_from([0, 0, 1, 4])))
     ]

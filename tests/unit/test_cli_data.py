@@ -122,7 +122,7 @@ def test_an_option_of_one_value_is_given_once(run: Run) -> None:
 
 def test_what_has_no_answer_names_the_nearest_that_has(run: Run) -> None:
     asked = run("plan", "xiong-v100-a800", "--model", "Llama-3-8B", "--autoscale", "target")
-    refused(asked, "Resolve: `hetero size --curve`")
+    refused(asked, "Resolve: `hetero size --curve day.csv --autoscale")
     assert asked[0] == 2
 
 

@@ -5,11 +5,12 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import hetero
 from hetero import cluster
-from hetero.apps.cards import sections
+from hetero.apps.cards import power, sections
 from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, redeployed
@@ -25,6 +26,7 @@ from hetero.plans import Group
 from hetero.question import drawn, judged, rescaled, sustained_rps
 from hetero.simulator import Slo
 from hetero.simulator.sustained import steady_s
+from hetero.workload import datasets
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
 ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
@@ -389,3 +391,29 @@ def test_engines_are_as_asked_and_exports_follow(tmp_path):
     for wrong in ({"release": "new"}, {"memory_fraction": 1.5}, {"kv_precision": "fp3"}):
         with pytest.raises(ParameterError):
             hetero.plan("thunderserve-a5000-pair", **one, **wrong)
+
+
+def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):
+    gpus = cluster.cluster(FLEET).gpu_types
+    limit_w = sum(one.count * gpus[one.gpu].tdp_w for one in card.sources)
+    rows = {(what, unit): value for what, value, unit in power.power(card, gpus).rows}
+    assert rows["power limits of its GPUs", "W"] == pytest.approx(limit_w)
+    busy_w = rows["power while they are busy", "W"]
+    assert busy_w == pytest.approx(power.SHARES[1] * limit_w)
+    tokens = card.served["total_tps"].value / card.served["requests_per_s"].value
+    joules = rows["energy at the goodput", "J per token"]
+    assert joules * tokens * card.goodput_rps.value == pytest.approx(busy_w)
+    bare = {name: replace(gpu, tdp_w=None) for name, gpu in gpus.items()}
+    with pytest.raises(ParameterError, match="gives no power limit"):
+        power.power(card, bare)
+
+
+def test_the_shares_of_the_power_limit_are_those_measured():
+    if not datasets.available("serving_runs"):
+        pytest.skip("the runs are not here")
+    runs = pd.read_csv(datasets.path("serving_runs", "argonne_power.csv"))
+    limit_w = runs["Hardware"].map({"Nvidia A100 GPU": 400.0, "Nvidia H100 GPU": 700.0})
+    shares = (runs["avg_power"] / 1e3 / limit_w)[limit_w.notna() & (runs["Batch Size"] > 1)]
+    assert len(shares) == 30
+    found = (shares.min(), shares.median(), shares.max())
+    assert found == pytest.approx(power.SHARES, abs=0.005)

@@ -11,7 +11,16 @@ import pytest
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
-from hetero.routers import DEFER, LeastRequests, Normal, PowerOfTwo, RoundRobin, SingleInstance
+from hetero.routers import (
+    DEFER,
+    REJECT,
+    LeastRequests,
+    Normal,
+    PowerOfTwo,
+    Predictive,
+    RoundRobin,
+    SingleInstance,
+)
 from hetero.simulator import Event, simulate
 from hetero.simulator.sustained import saturation
 from hetero.workload import Trace
@@ -469,6 +478,16 @@ def test_a_request_waits_for_the_only_replica_that_could_hold_it() -> None:
     assert firsts(run)[1:] == [9.0 + 1 + 80 / 8, 2.0 + 1 + 8 / 8]
 
 
+def test_a_replica_that_drains_ends_what_it_has() -> None:
+    # The second goes to b; the third waits until a takes more, b having failed.
+    events = [Event(1.0, "a", "drain"), Event(4.5, "b"), Event(9.0, "a", "recover")]
+    for router in (LeastRequests(), Predictive()):
+        run = served(several(), [0.0, 1.0, 5.0], [8, 8, 8], [3, 1, 1], router, events=events)
+        assert run.frame().replica.tolist() == ["a", "b", "a"]
+        assert finishes(run) == [2.0 + 2 * 1.125, 1.0 + 2.0, 9.0 + 2.0]
+        assert run.requests["retries"].tolist() == [0, 0, 0]
+
+
 def test_a_single_instance_that_is_down_is_waited_for() -> None:
     events = [Event(0.5, "a"), Event(9.0, "a", "recover")]
     run = served(several(), [1.0, 2.0], [8, 8], [1, 1], SingleInstance(0), events=events)
@@ -507,6 +526,26 @@ def test_a_deferred_request_is_offered_at_every_first_token_and_finish() -> None
         (2, 4.25),
         (2, 6.25),
     ]
+
+
+def test_a_request_that_was_deferred_and_lost_its_replica_keeps_its_place() -> None:
+    class Waits(OneAtATime):
+        def choose(self, request, fleet):
+            return super().choose(request, fleet) if fleet.eligible.any() else REJECT
+
+    # The second and fourth fit b alone, which is down from 3 s to 30 s. The fourth learns so at
+    # 4.25 s; after that the fifth, deferred like it, must not overtake it: not at 38.875 s, when
+    # a is free, but at 41 s, when the fourth goes to b.
+    run = served(
+        several((40, 100)),
+        [0.0, 0.0, 1.0, 2.0, 2.5],
+        [8, 80, 8, 80, 8],
+        [3, 1, 30, 1, 1],
+        Waits(),
+        events=[Event(3.0, "b"), Event(30.0, "b", "recover")],
+    )
+    assert run.frame().replica.tolist() == ["a", "b", "a", "b", "a"]
+    assert finishes(run) == [4.25, 41.0, 4.25 + 2 + 29 * 1.125, 41.0 + 11, 41.0 + 2]
 
 
 def test_a_request_that_is_deferred_for_good_is_rejected() -> None:

@@ -1,1 +1,1 @@
-"""How many machines: sizing, the day curve, spot prices, failures and spare."""
+"""How many machines: sizing, the day curve, autoscaling, spot prices, failures and spare."""

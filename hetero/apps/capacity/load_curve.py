@@ -38,6 +38,11 @@ class LoadCurve(Shown):
         """Largest rate [requests/s]."""
         return max(self.rates_rps)
 
+    @property
+    def end_s(self) -> float:
+        """Its length [s]."""
+        return 3600.0 * len(self.rates_rps)
+
     @classmethod
     def load(cls, path: Path | str) -> LoadCurve:
         """Curve from a CSV file with the columns ``hour`` (0, 1, ...) and ``rate_rps``.

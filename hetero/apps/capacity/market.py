@@ -255,7 +255,8 @@ class Market:
             offer = self.offers[k]
             for n in range(count):
                 used[offer.name] = used.get(offer.name, 0) + 1
-                yield k, offer.owned[n] if offer.owned else f"{offer.name}-{used[offer.name]}"
+                owned = n < len(offer.owned)  # not all where one drains while another starts
+                yield k, offer.owned[n] if owned else f"{offer.name}-{used[offer.name]}"
 
     def play(self, counts: Counts, load: Load | None = None) -> Outcome:
         """What a fleet makes of the load, or of another; every fleet is played once."""

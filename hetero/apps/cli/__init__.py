@@ -32,8 +32,8 @@ _COMMANDS = (
 )
 # What has no answer, and the nearest that has one.
 _NEAREST = {
-    "--autoscale": "`hetero size --curve`, the best fleet hour by hour",
-    **dict.fromkeys(("--power", "--energy"), "ask for the price, with usd_per_h of your machines"),
+    "--autoscale": "`hetero size --curve day.csv --autoscale 0.8`",
+    **dict.fromkeys(("--power", "--energy"), "`hetero plan ... --power`, an estimate"),
     **dict.fromkeys(("--tenants", "--priority"), "give tenants a plan of their own, with --rate"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from hetero.apps.cli import options
 
 if TYPE_CHECKING:
+    from hetero.apps.capacity.autoscale import Autoscaled
     from hetero.apps.capacity.curve import DayPlan
     from hetero.apps.capacity.market import Market
     from hetero.apps.capacity.prices import PriceList
@@ -73,6 +75,23 @@ def size(
             help="Mix in spot machines of --prices: share of the hours that must meet the goal."
         ),
     ] = None,
+    autoscale: Annotated[
+        float | None,
+        options.above_zero(
+            "With --curve: also play the day under an autoscaler that keeps machines at this share "
+            "of what the busiest hour's carry, such as 0.8."
+        ),
+    ] = None,
+    weights_gbs: Annotated[
+        float | None,
+        options.above_zero(
+            "Bandwidth at which a machine that has started loads the weights [GB/s]; by default in "
+            "start_s of --prices; with --autoscale."
+        ),
+    ] = None,
+    on_spot: Annotated[
+        bool, typer.Option("--on-spot", help="The autoscaler rents at spot prices, with losses.")
+    ] = False,
     slo: options.Targets = "ttft=2s,tpot=100ms",
     goal: Goal = 0.9,
     prices: Prices = None,
@@ -102,9 +121,11 @@ def size(
     An integer program proposes fleets, simulation over several seeds decides, and a bound says
     what any fleet of these machines must cost with these step times; draws of their error say how
     often the fleet carries the load. With --curve machines are kept the whole day or rented by the
-    hour; with --spot cheaper machines that vanish are mixed in.
+    hour; with --autoscale an autoscaler is played beside that; with --spot cheaper machines that
+    vanish are mixed in.
     """
     from hetero import catalog
+    from hetero.apps.capacity import autoscale as scaling
     from hetero.apps.capacity import curve as days
     from hetero.apps.capacity import sizing
     from hetero.apps.capacity.load_curve import LoadCurve
@@ -123,6 +144,16 @@ def size(
         spot is None or curve is None,
         "--spot takes a constant load, and --curve gives a changing one.",
         resolve="give --rate instead of --curve.",
+    )
+    require(
+        autoscale is None or curve is not None,
+        "--autoscale follows a changing load, and --rate gives a constant one.",
+        resolve="give --curve day.csv.",
+    )
+    require(
+        autoscale is not None or not (weights_gbs or on_spot),
+        "--weights-gbs and --on-spot are of an autoscaler.",
+        resolve="give --autoscale 0.8 as well.",
     )
     options.new_file(figure, force, *options.PICTURES)
     require(
@@ -148,6 +179,10 @@ def size(
             found = sizing.cheapest(market, near=near, progress=lambda what: advance(1, what))
         else:
             plan = days.day(market, load_curve, progress=lambda what: advance(1, what))
+            if autoscale is not None:
+                advance(1, "autoscaler")
+                policy = scaling.Policy(autoscale, weights_gbs=weights_gbs, spot=on_spot)
+                scaled = scaling.autoscaled(plan, policy)
     if spot is not None:
         options.show(as_json, lambda: _spot(mix), mix)
         return
@@ -156,7 +191,10 @@ def size(
         return
     about = f"{requested.source}, {seeds} seeds from {seed}"
     options.draw(figure, force, "hetero.plots.days:draw", plan, about=about)
-    options.show(as_json, lambda: _day(plan), plan)
+    if autoscale is None:
+        options.show(as_json, lambda: _day(plan), plan)
+    else:
+        options.show(as_json, lambda: _day(plan) | _scaled(scaled), plan, scaled)
 
 
 def listed(
@@ -300,4 +338,11 @@ def _day(plan: DayPlan) -> dict[str, Any]:
             }
             for hour, rate in enumerate(plan.curve.rates_rps)
         ],
+    }
+
+
+def _scaled(scaled: Autoscaled) -> dict[str, Any]:
+    return {
+        "autoscaler": asdict(scaled.policy) | {"start_s": scaled.start_s},
+        "over_the_day": [asdict(one) for one in scaled.courses],
     }

@@ -90,6 +90,9 @@ def card(
         Path | None,
         typer.Option(help="Compare with the card that --json wrote to this file."),
     ] = None,
+    power: Annotated[
+        bool, typer.Option("--power", help="Add power and energy per token, an estimate.")
+    ] = False,
     as_json: options.AsJson = False,
     html: Annotated[Path | None, typer.Option(help="Write the card as a page (.html).")] = None,
     output: Annotated[Path | None, options.output("Write the card as JSON.")] = None,
@@ -102,10 +105,12 @@ def card(
     what one more machine or another target would change, and where every figure comes from. Where
     no plan meets the request, it says which requests miss which target and what would do.
     """
+    from hetero import cluster as clusters
     from hetero.apps.cards.answer import plan
     from hetero.apps.cards.card import PlanCard
     from hetero.apps.cards.difference import difference
     from hetero.apps.cards.infeasible import NoPlanError
+    from hetero.apps.cards.power import power as estimate
     from hetero.apps.cards.several import several
     from hetero.apps.cards.whatif import compared
     from hetero.errors import require
@@ -153,6 +158,11 @@ def card(
         "Comparisons and several models print no single card, and divide the whole fleet.",
         resolve="leave out --html, --against, --cheapest, --budget; --json keeps it, -o of models.",
     )
+    require(
+        not (power and (as_json or what_if or len(model) > 1)),
+        "--power adds a table to the text of one card.",
+        resolve="leave out --json and --what-if, and give one --model.",
+    )
     if len(model) > 1:
         loads = [(name, one or 0.0) for name, one in zip(model, rates, strict=True)]
         files = [output.with_stem(f"{output.stem}-{k + 1}") for k in range(len(model)) if output]
@@ -187,5 +197,7 @@ def card(
         print(made.to_json() if gap is None else options.to_json(gap.to_dict()), end="")
         return
     print(made)
+    if power:
+        print(f"\n{estimate(made, clusters.find(cluster).gpu_types)}")
     if gap is not None:
         print(f"\n{gap}")

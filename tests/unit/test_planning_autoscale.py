@@ -1,0 +1,143 @@
+"""An autoscaler against closed forms of its lag, its losses and its price."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hetero import catalog, workload
+from hetero.apps.capacity import prices
+from hetero.apps.capacity.autoscale import (
+    Policy,
+    Rental,
+    autoscaled,
+    day_of,
+    rentals,
+    short_share,
+    with_losses,
+)
+from hetero.apps.capacity.curve import DayPlan, day
+from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.capacity.losses import availability
+from hetero.apps.capacity.market import Market
+from hetero.apps.cli import main
+from hetero.errors import ParameterError
+from hetero.question import Load
+from hetero.simulator import Slo
+
+CHATS = workload.load("azure2023_conv")
+STEP = LoadCurve((2.0, 8.0, 8.0), "one step")
+AT = (0, (1,))
+
+
+@pytest.fixture(scope="module")
+def stepped() -> DayPlan:
+    listed = prices.from_catalog(["A40"], sizes=(1,))
+    offers = tuple(
+        replace(o, usd_per_h=1.0, reserved_usd_per_h=0.9, spot_usd_per_h=0.5, losses_per_h=1.0)
+        for o in listed.offers
+    )
+    load = Load(CHATS, STEP.peak_rps, Slo(ttft_s=2.0, tpot_s=0.12), 0.9, 0.05, (0,))
+    listed = replace(listed, offers=offers, start_s=400.0)
+    return day(Market(listed, catalog.llm("Llama-3-8B"), load), STEP)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 400.0])
+def test_after_a_step_machines_are_too_few_for_the_start_up_time(start_s: float) -> None:
+    even = np.concatenate([np.arange(0, 3600, 0.5), np.arange(3600, 3 * 3600, 0.125)])
+    policy = Policy(target=1.0, period_s=1.0, window_s=1.0)
+    steps = policy.asked(even, STEP, np.arange(1, 9) / 4)
+    assert steps == [(0.0, 1), (3601.0, 4)]  # it sees the step a period later
+    found = rentals(steps, start_s, policy.drain_s, STEP.end_s)
+    assert [one.ready_s for one in found] == [0.0, *[3601.0 + start_s] * 3]
+    late = short_share({AT: found}, {AT: [1, 4, 4]})
+    assert late == pytest.approx((1.0 + start_s) / STEP.end_s)
+
+
+def test_fewer_are_asked_for_after_the_time_that_it_holds_on() -> None:
+    even = np.concatenate([np.arange(0, 3600, 0.125), np.arange(3600, 7200, 0.5)])
+    policy = Policy(target=0.5, period_s=10.0, window_s=20.0, hold_s=300.0)
+    curve, shares = LoadCurve((8.0, 2.0)), np.arange(1, 9) / 4
+    # A window with a quarter, or a half, of the arrivals is whole 20 s, or 10 s, after the step.
+    assert policy.asked(even, curve, shares) == [(0.0, 8), (3910.0, 5), (3920.0, 2)]
+    assert policy.asked(even, curve, shares[:6], least=3) == [(0.0, 6), (3910.0, 5), (3920.0, 3)]
+
+
+def test_a_place_is_taken_again_once_it_is_drained_and_the_newest_goes_first() -> None:
+    found = rentals([(0.0, 2), (100.0, 1), (120.0, 2), (500.0, 1)], 30.0, 60.0, 1000.0)
+    assert found == [
+        Rental(0, 0.0, 0.0, 1000.0),
+        Rental(1, 0.0, 0.0, 100.0),
+        Rental(2, 120.0, 150.0, 500.0),  # the other place drains until 160 s
+    ]
+    cancelled = rentals([(0.0, 1), (100.0, 2), (120.0, 1)], 30.0, 60.0, 1000.0)
+    assert [one.serves for one in cancelled] == [True, False]
+
+
+def test_a_spot_machine_lost_once_an_hour_is_there_as_often_as_arithmetic_says() -> None:
+    hours, start_s = 20_000, 900.0
+    one = Rental(0, 0.0, 0.0, 3600.0 * hours)
+    found = with_losses([one], 1.0, start_s, 0, np.random.default_rng(0))
+    served = sum(one.end_s - one.ready_s for one in found if one.serves)
+    assert served / one.end_s == pytest.approx(availability(1.0, start_s), abs=0.005)
+    assert availability(1.0, start_s) == 1 / (1 + start_s / 3600)
+    assert sum(one.lost for one in found) == pytest.approx(hours / 1.25, rel=0.03)
+    assert with_losses([one], 1.0, start_s, 1, np.random.default_rng(0)) == [one]  # reserved
+
+
+def test_a_day_has_the_rates_of_its_curve(stepped: DayPlan) -> None:
+    trace = day_of(stepped.market.load, STEP, seed=1)
+    counts = np.histogram(trace.arrival_s, bins=3600.0 * np.arange(4))[0]
+    expected = 3600 * np.array(STEP.rates_rps)
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(expected.max())
+    assert counts.sum() == len(trace)
+
+
+def test_a_day_beside_the_optimum_and_the_constant_fleet(stepped: DayPlan) -> None:
+    found = autoscaled(stepped)
+    scaled, hourly, constant = found.courses
+    assert constant.usd == pytest.approx(stepped.static_usd)
+    assert (constant.starts, constant.short, hourly.short) == (0, 0, 0)
+    # A start is paid for in both; the machines of the first hour are there already.
+    assert stepped.usd <= hourly.usd + 1e-9
+    assert stepped.reserved
+    for one in (scaled, hourly):
+        kept_h = 3 * sum(stepped.reserved.values())
+        assert one.usd == pytest.approx(one.gpu_hours - 0.1 * kept_h)
+    # Within its window the step is seen; then the machines start.
+    assert 400 <= scaled.short * STEP.end_s <= 400 + 75
+    assert scaled.worst < scaled.attained < hourly.attained
+    slower = autoscaled(stepped, Policy(weights_gbs=0.02))
+    assert slower.start_s == 400 + stepped.market.llm.weight_bytes("fp16") / 2e7
+    assert slower.courses[0].attained < scaled.attained
+    assert "autoscaler" in str(found)
+
+
+def test_machines_at_spot_prices_are_lost(stepped: DayPlan) -> None:
+    firm, spot = (autoscaled(stepped, Policy(spot=spot)).courses[0] for spot in (False, True))
+    kept_h = 3 * sum(stepped.reserved.values())
+    assert spot.usd == pytest.approx(0.9 * kept_h + 0.5 * (spot.gpu_hours - kept_h))
+    assert spot.lost > firm.lost == 0
+    assert spot.short > firm.short
+    assert spot.attained < firm.attained
+    with pytest.raises(ParameterError, match="cannot follow"):
+        autoscaled(stepped, Policy(weights_gbs=0.004))
+
+
+def test_the_command_shows_the_day(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "day.csv"
+    file.write_text("hour,rate_rps\n0,1\n1,4\n")
+    common = ["size", "--gpu", "A40", "--slo", "ttft=2s,tpot=120ms", "--seeds", "1"]
+    scaled = ["--autoscale", "0.8", "--weights-gbs", "1"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*common, "--curve", str(file), *scaled, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["over_the_day"][0]["name"] == "autoscaler"
+    assert found["autoscaler"]["start_s"] == pytest.approx(300 + 16.06, abs=0.01)
+    for wrong in ([*scaled, "--rate", "4"], ["--curve", str(file), "--on-spot"]):
+        with pytest.raises(SystemExit, match="1"):
+            main([*common, *wrong])
+        assert "Resolve: give --" in capsys.readouterr().err
