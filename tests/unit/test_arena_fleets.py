@@ -54,7 +54,7 @@ def test_a_mix_stands_in_machines_like_those_of_the_cluster_and_costs_no_more() 
     ]
     assert mix.usd_per_h == pytest.approx(6 * 2.29 + 3 * 1.09)
     assert fleet("current-small-12 as 4 H100-SXM, 8 L40S").usd_per_h == pytest.approx(17.88)
-    with pytest.raises(InfeasibleError, match="more than the 17.880"):
+    with pytest.raises(InfeasibleError, match=r"more than the 17\.880"):
         fleet("current-small-12 as 7 H100-SXM, 3 L40S")
 
 
