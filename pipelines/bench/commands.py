@@ -219,6 +219,9 @@ def serve(
         bool,
         typer.Option("--beside", help="Processor per request beside the routers of `make tools`."),
     ] = False,
+    learning: Annotated[
+        bool, typer.Option("--learning", help="After how many answers an engine is known.")
+    ] = False,
     as_json: options.AsJson = False,
     record: options.Record = False,
 ) -> None:
@@ -227,11 +230,17 @@ def serve(
     Takes about a minute on two idle cores: CPU per request and per streamed chunk, added median and
     P99 of the time to the first token, between tokens and to the end, streams held at once, and
     memory. --soak 100000 instead sends so many requests and prints the memory on the way; --beside
-    asks for the processor time of the routers of vLLM and SGLang as well, in turns.
+    asks for the processor time of the routers of vLLM and SGLang as well, in turns; --learning has
+    simulated engines serve that the dispatcher is told nothing of.
     """
     from pipelines.bench import serve as benches
 
-    if beside:
+    found: Measured
+    if learning:
+        from pipelines.bench.learning import bench as learning_bench
+
+        found = learning_bench()
+    elif beside:
         from pipelines.bench.beside import bench as beside_bench
 
         found = beside_bench(progress=_log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hetero import catalog, yaml_text
+from hetero.apps.refitted import refitted
 from hetero.apps.serving.plan import FleetPlan
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
@@ -24,6 +26,9 @@ from hetero.routers.named import factories
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 _Batch = Annotated[int, Field(ge=1, le=65_536)]
+_TYPICAL = StepModel.affine(
+    floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7, source="assumed, for any engine"
+)
 _RESOLVE = "see the example in `hetero serve --help`."
 
 
@@ -53,7 +58,8 @@ class Backend(_Strict):
         Instead, all that it serves, models and LoRA adapters: the name that clients ask for, and
         the engine's own.
     step
-        Step model that ``hetero profile --fit`` wrote, relative to the deployment file.
+        Step model that ``hetero profile --fit`` wrote, relative to the deployment file; without, it
+        is assumed (:meth:`DeploymentFile.deployment`), and learnt while it serves.
     kv_tokens, max_batch, max_step_tokens, batching, block_tokens
         What the engine was started with.
     kv_bytes_per_token
@@ -73,7 +79,7 @@ class Backend(_Strict):
     url: Line
     model: Line | None = None
     models: dict[Line, Line] = Field(default={}, max_length=1024)
-    step: Path
+    step: Path | None = None
     kv_tokens: Count
     max_batch: _Batch = 256
     max_step_tokens: Count = 2048
@@ -243,6 +249,8 @@ class DeploymentFile(_Strict):
         Those with a key of their own, with limits.
     admin_key_env
         Environment variable with the key for ``/admin/backends``; without, there is no such page.
+    learn
+        Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
     tls_cert, tls_key
@@ -258,6 +266,7 @@ class DeploymentFile(_Strict):
     api_keys_env: Line | None = None
     clients: tuple[Client, ...] = Field(default=(), max_length=4096)
     admin_key_env: Line | None = None
+    learn: bool = True
     request_log: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -306,6 +315,10 @@ class DeploymentFile(_Strict):
     def deployment(self) -> Deployment:
         """The engines as replicas, with their step models.
 
+        One that names no step model begins with that of the first that does, if possible one with
+        the same GPU; where both name their GPU, prefill takes longer by its peak compute, and all
+        else by its memory bandwidth. Where no engine has one, steps of 20 ms are assumed.
+
         Raises
         ------
         DataError
@@ -314,8 +327,14 @@ class DeploymentFile(_Strict):
             If two backends have one name.
         """
         # One object per file: engines of one kind are valued once for each request.
-        steps = {one.step: storage.load(self.folder / one.step) for one in self.backends}
-        found = (self._replica(one, steps[one.step]) for one in self.backends)
+        files = {one.step for one in self.backends if one.step}
+        steps = {None: _TYPICAL} | {file: storage.load(self.folder / file) for file in files}
+        found = []
+        for one in self.backends:
+            told = [one] if one.step else [other for other in self.backends if other.step]
+            like = min(told, key=lambda other: other.gpu != one.gpu, default=one)
+            step = steps[like.step]
+            found.append(self._replica(one, step if like is one else _assumed(one, like, step)))
         return Deployment(self.model, tuple(found))
 
     def _replica(self, backend: Backend, step: StepModel) -> Replica:
@@ -367,6 +386,18 @@ class DeploymentFile(_Strict):
     def admin_key(self) -> bytes | None:
         """The key for changes, if there is one."""
         return None if self.admin_key_env is None else _secret(self.admin_key_env)
+
+
+def _assumed(one: Backend, like: Backend, step: StepModel) -> StepModel:
+    """Step times to begin with of an engine, from those of another."""
+    mine, other = _gpu(one.gpu), _gpu(like.gpu)
+    if mine is not None and other is not None:
+        compute = other.fp16_tflops * like.gpus / (mine.fp16_tflops * one.gpus)
+        memory = other.mem_bw_gbs * like.gpus / (mine.mem_bw_gbs * one.gpus)
+        step = refitted(
+            step, compute, memory, step.request_s, min(one.max_batch, 1024), floor=memory
+        )
+    return replace(step, source=f"assumed, from that of {like.name}", provenance="assumed")
 
 
 def _secret(variable: str) -> bytes:
@@ -429,7 +460,7 @@ def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> d
         raw.setdefault("model", (other := load(path.parent / name, within)).model)
         more = [one.model_dump(exclude={"model"}) for one in other.backends]
         for engine, one in zip(more, other.backends, strict=True):
-            step = (other.folder / one.step).resolve()
+            step = one.step and (other.folder / one.step).resolve()
             engine.update(models=one.served(other.model), step=step)
         own = [*own, *more] if isinstance(own, list) else own
     return raw | {"backends": own} if files else raw
