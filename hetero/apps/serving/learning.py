@@ -31,9 +31,8 @@ from hetero.latency.step import StepModel
 #: Later tokens of an answer that tells of steps, at least.
 LEAST: Final = 4
 Floats = NDArray[np.float64]
-_FIRST: Final = 8  # answers before the first fit; then after twice as many each time,
-_EVERY: Final = 64  # but at least so often
-_KEPT: Final = 256  # answers that are fitted
+_FIRST: Final = 8  # answers before the first fit; then after twice as many each time
+_KEPT: Final = 256  # answers that are fitted; each takes part in a fit, but not often
 _MOST: Final = 8.0  # of a factor, either way
 _HUBER: Final = 1.5  # spreads from which on errors count linearly
 _PRIOR: Final = 0.3  # weight of "all parts are off alike", by that of an answer
@@ -181,7 +180,7 @@ class StepLearner:
         keep
             Whether it may come into use; else only :attr:`ratio` and :attr:`error` are new.
         """
-        self._due = max(min(2 * self.answers, self.answers + _EVERY), self._due)
+        self._due = self.answers + min(self.answers, _KEPT)
         seen, columns = self._equations()
         front_s = float(np.median(seen[len(self.later) :])) if self.first else 1.0
         factors = _fit(columns, seen, self.told.request_s, front_s)
@@ -242,13 +241,14 @@ def _fit(columns: Floats, seen: Floats, told_s: float, typical_s: float) -> Floa
     low = np.array([1 / _MOST] * 3 + [0.0]) / scale
     high = np.array([_MOST] * 3 + [typical_s]) / scale
     weight, found = np.ones(len(seen)), np.ones(4)
-    for _ in range(6):
-        rows = np.concatenate([a * weight[:, None], prior])
-        right = np.concatenate([weight, wanted])
+    for _ in range(5):
+        weighted = a * weight[:, None]
+        square = weighted.T @ a + prior.T @ prior
+        right = weighted.sum(axis=0) + prior.T @ wanted
         free = np.ones(4, np.bool_)
         while free.any():
-            left = right - rows[:, ~free] @ found[~free]
-            found[free] = np.linalg.lstsq(rows[:, free], left, rcond=None)[0]
+            left = right[free] - square[np.ix_(free, ~free)] @ found[~free]
+            found[free] = np.linalg.solve(square[np.ix_(free, free)], left)
             outside = free & ((found < low) | (found > high))
             found = np.clip(found, low, high)
             if not outside.any():
@@ -256,5 +256,5 @@ def _fit(columns: Floats, seen: Floats, told_s: float, typical_s: float) -> Floa
             free &= ~outside
         size = np.abs(a @ found - 1.0)
         spread = max(1.48 * float(np.median(size)), 0.01)
-        weight = np.sqrt(np.minimum(1.0, _HUBER * spread / np.maximum(size, 1e-9)))
+        weight = np.minimum(1.0, _HUBER * spread / np.maximum(size, 1e-9))
     return np.asarray(found * scale)
