@@ -222,6 +222,10 @@ def serve(
     learning: Annotated[
         bool, typer.Option("--learning", help="After how many answers an engine is known.")
     ] = False,
+    backends: Annotated[
+        int | None, typer.Option(min=4, help="Only decide, for so many simulated engines.")
+    ] = None,
+    router: Annotated[str, typer.Option(help="Router of --backends.")] = "hetero",
     as_json: options.AsJson = False,
     record: options.Record = False,
 ) -> None:
@@ -231,12 +235,18 @@ def serve(
     P99 of the time to the first token, between tokens and to the end, streams held at once, and
     memory. --soak 100000 instead sends so many requests and prints the memory on the way; --beside
     asks for the processor time of the routers of vLLM and SGLang as well, in turns; --learning has
-    simulated engines serve that the dispatcher is told nothing of.
+    simulated engines serve that the dispatcher is told nothing of; --backends 200 sends 2.5
+    requests per second and engine to simulated ones, by one process and by several.
     """
     from pipelines.bench import serve as benches
 
     found: Measured
-    if learning:
+    if backends is not None:
+        from pipelines.bench.decisions import bench as decision_bench
+
+        rate_rps = 2.5 * backends
+        found = decision_bench(backends=backends, router=router, rate_rps=rate_rps, progress=_log)
+    elif learning:
         from pipelines.bench.learning import bench as learning_bench
 
         found = learning_bench()

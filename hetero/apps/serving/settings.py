@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -72,6 +73,8 @@ class Backend(_Strict):
         Whether the engine understands ``stream_options: {include_usage: true}``.
     drain
         Send it no new requests.
+    origin
+        Name under ``discover`` by which it was found; not to be written.
     """
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
@@ -93,6 +96,7 @@ class Backend(_Strict):
     health: Line = "/health"
     usage: bool = True
     drain: bool = False
+    origin: str = ""
 
     @field_validator("url")
     @classmethod
@@ -236,6 +240,9 @@ class DeploymentFile(_Strict):
     ----------
     model
         Name of the model that clients ask for.
+    discover
+        Engines found by name: as backends, but each address of the host in ``url`` is one, looked
+        up when the file is read and every ``discover_s`` [s].
     include
         Other deployment files, whose engines serve their own models behind this address; the rest
         of them does not count.
@@ -258,7 +265,9 @@ class DeploymentFile(_Strict):
     """
 
     model: Annotated[Line, Field(min_length=1)]
-    backends: tuple[Backend, ...] = Field(min_length=1, max_length=4096)
+    backends: tuple[Backend, ...] = Field(default=(), max_length=4096)
+    discover: tuple[Backend, ...] = Field(default=(), max_length=64)
+    discover_s: Positive = 30.0
     router: str | dict[str, Any] = "hetero"
     host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
@@ -355,6 +364,17 @@ class DeploymentFile(_Strict):
             usd_per_h=backend.usd_per_h,
         )
 
+    def found(self) -> DeploymentFile:
+        """The same with the engines at the addresses that names under ``discover`` have now.
+
+        Addresses of IPv6 count where a name has none of IPv4. Where it cannot be looked up, its
+        engines stay.
+        """
+        kept = [one for one in self.backends if not one.origin]
+        for one in self.discover:
+            kept += _addresses(one, [x for x in self.backends if x.origin == one.name])
+        return self.model_copy(update={"backends": tuple(kept)})
+
     @property
     def models(self) -> dict[str, None]:
         """Names that clients may ask for, in order."""
@@ -386,6 +406,26 @@ class DeploymentFile(_Strict):
     def admin_key(self) -> bytes | None:
         """The key for changes, if there is one."""
         return None if self.admin_key_env is None else _secret(self.admin_key_env)
+
+
+def _addresses(one: Backend, known: list[Backend]) -> list[Backend]:
+    """An engine for each address of a name."""
+    parts = urlsplit(one.url)
+    try:
+        places = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except OSError:
+        return known
+    four = {str(at[0]) for family, *_, at in places if family == socket.AF_INET}
+    found = []
+    for host in sorted(four or {str(at[0]) for *_, at in places}):
+        netloc = f"[{host}]" if ":" in host else host
+        netloc += "" if parts.port is None else f":{parts.port}"
+        new = {"name": f"{one.name} {host}", "url": parts._replace(netloc=netloc).geturl()}
+        drained = any(x.name == new["name"] and x.drain for x in known)  # by the key of the admin
+        found.append(
+            one.model_copy(update=new | {"origin": one.name, "drain": one.drain or drained})
+        )
+    return found
 
 
 def _assumed(one: Backend, like: Backend, step: StepModel) -> StepModel:
@@ -454,16 +494,25 @@ def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> d
     if not (isinstance(files, list) and all(isinstance(one, str) for one in files)):
         raise DataError("include: write a list of files.", path=path, resolve=_RESOLVE)
     own, within = raw.get("backends", []), (*including, path.resolve())
+    names = raw.get("discover", [])
     for name in files:
         if not (path.parent / name).is_file():
             raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
         raw.setdefault("model", (other := load(path.parent / name, within)).model)
-        more = [one.model_dump(exclude={"model"}) for one in other.backends]
-        for engine, one in zip(more, other.backends, strict=True):
-            step = one.step and (other.folder / one.step).resolve()
-            engine.update(models=one.served(other.model), step=step)
-        own = [*own, *more] if isinstance(own, list) else own
-    return raw | {"backends": own} if files else raw
+        own = [*own, *_theirs(other, other.backends)] if isinstance(own, list) else own
+        names = [*names, *_theirs(other, other.discover)] if isinstance(names, list) else names
+    return raw | {"backends": own, "discover": names} if files else raw
+
+
+def _theirs(other: DeploymentFile, engines: tuple[Backend, ...]) -> list[dict[str, Any]]:
+    """Engines that another file states, with the names of its model and its step models."""
+    return [
+        one.model_dump(exclude={"model"})
+        | {"models": one.served(other.model)}
+        | {"step": one.step and (other.folder / one.step).resolve()}
+        for one in engines
+        if not one.origin
+    ]
 
 
 def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
@@ -475,6 +524,15 @@ def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
         where = ".".join(map(str, found["loc"])) or "the file as a whole"
         said = found["msg"].removeprefix("Value error, ")
         raise DataError(f"{where}: {said}.", path=path, resolve=_RESOLVE) from None
+    settings = settings.found()
+    what, resolve = "", "name engines under backends, or a name that has addresses under discover."
+    if any(one.url.startswith("https") for one in settings.discover):
+        what = "discover: certificates are of names, and engines found by address have none."
+        resolve = "write http:// there, or the engines under backends."
+    elif not settings.backends:
+        what = "backends: there is no engine."
+    if what:
+        raise DataError(what, path=path, resolve=resolve)
     try:
         settings.chosen().memory(settings.deployment())
     except DataError:
