@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hetero.apps.serving.learning import Load
+from hetero.apps.serving.learning import EngineWork
 from hetero.apps.serving.objects import makers, objects
 from hetero.deployment import Deployment
 from hetero.engine import state
@@ -89,7 +89,7 @@ class Books:
         self._cached = [0] * count  # tokens of the requests that decode
         self._decoding = [0] * count
         self._since_s = [0.0] * count  # what is in prefill cannot have begun before
-        self.loads = [Load() for _ in range(count)]  # what each engine has done
+        self.loads = [EngineWork() for _ in range(count)]  # what each engine has done
         self._up = [False] * count  # as the records have it,
         self._moved = set(range(count))  # and where they are behind
         self._ends_s: dict[int, float] = {}  # of the steps that prefill

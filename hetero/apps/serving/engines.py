@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hetero.apps.serving.faults import Fault, unreached
-from hetero.apps.serving.learning import Load, StepLearner
+from hetero.apps.serving.learning import EngineWork, StepLearner
 from hetero.apps.serving.lines import Address, EnginePool, UnreachedError
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
@@ -56,7 +56,7 @@ class Seen:
     cooldown_s: float = 0.0
     tickets: set[Ticket] = field(default_factory=set)
     blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    load: Load = field(default_factory=Load)
+    load: EngineWork = field(default_factory=EngineWork)
     learner: StepLearner = field(init=False)
     address: Address = field(init=False)
     names: dict[str, str] = field(init=False)

@@ -1,7 +1,7 @@
 r"""Step models refitted to the answers of an engine while it serves.
 
 From outside an engine shows when a request got its first token and when its last. Between them lie
-as many steps as it has further tokens, and the sums that :class:`Load` keeps say what these steps
+as many steps as it has further tokens, and the sums that :class:`EngineWork` keeps say what these steps
 did on average: ``b`` requests decoded and read ``c`` tokens, and each prefilled ``q`` tokens of
 other requests. With the step times ``d`` and ``p`` that the engine is told to have,
 
@@ -41,7 +41,7 @@ _BETTER: Final = 0.01  # by which it has to fall
 
 
 @dataclass(eq=False, slots=True)
-class Load:
+class EngineWork:
     """What an engine has done, summed over time.
 
     Attributes
