@@ -1,9 +1,9 @@
 r"""Step models refitted to the answers of an engine while it serves.
 
 From outside an engine shows when a request got its first token and when its last. Between them lie
-as many steps as it has further tokens, and the sums that :class:`EngineWork` keeps say what these steps
-did on average: ``b`` requests decoded and read ``c`` tokens, and each prefilled ``q`` tokens of
-other requests. With the step times ``d`` and ``p`` that the engine is told to have,
+as many steps as it has further tokens, and the sums that :class:`EngineWork` keeps say what these
+steps did on average: ``b`` requests decoded and read ``c`` tokens, and each prefilled ``q`` tokens
+of other requests. With the step times ``d`` and ``p`` that the engine is told to have,
 
 .. math::
     tpot &= f_d\, d(1, 0) + f_g (d(b, c) - d(1, 0)) + f_p (p(q) - p(1)) \\
