@@ -87,12 +87,19 @@ class Process:
 class Paced(Process):
     """An engine that streams words at a set pace."""
 
-    def __init__(self, step_ms: float = 20.0, status: int = 0, port: int | None = None) -> None:
+    def __init__(
+        self,
+        step_ms: float = 20.0,
+        status: int = 0,
+        port: int | None = None,
+        steps: Path | None = None,
+    ) -> None:
         port = port or free_port()
         super().__init__(
             [
                 *(sys.executable, "-m", "pipelines.bench.paced", "--port", str(port)),
                 *("--step-ms", str(step_ms), "--first-ms", str(step_ms)),
+                *(("--steps", str(steps)) if steps else ()),
             ],
             f"http://127.0.0.1:{port}",
             {"HETERO_PACED_STATUS": str(status)},

@@ -219,6 +219,13 @@ def serve(
         bool,
         typer.Option("--beside", help="Processor per request beside the routers of `make tools`."),
     ] = False,
+    learning: Annotated[
+        bool, typer.Option("--learning", help="After how many answers an engine is known.")
+    ] = False,
+    backends: Annotated[
+        int | None, typer.Option(min=4, help="Only decide, for so many simulated engines.")
+    ] = None,
+    router: Annotated[str, typer.Option(help="Router of --backends.")] = "hetero",
     as_json: options.AsJson = False,
     record: options.Record = False,
 ) -> None:
@@ -227,11 +234,23 @@ def serve(
     Takes about a minute on two idle cores: CPU per request and per streamed chunk, added median and
     P99 of the time to the first token, between tokens and to the end, streams held at once, and
     memory. --soak 100000 instead sends so many requests and prints the memory on the way; --beside
-    asks for the processor time of the routers of vLLM and SGLang as well, in turns.
+    asks for the processor time of the routers of vLLM and SGLang as well, in turns; --learning has
+    simulated engines serve that the dispatcher is told nothing of; --backends 200 sends 2.5
+    requests per second and engine to simulated ones, by one process and by several.
     """
     from pipelines.bench import serve as benches
 
-    if beside:
+    found: Measured
+    if backends is not None:
+        from pipelines.bench.decisions import bench as decision_bench
+
+        rate_rps = 2.5 * backends
+        found = decision_bench(backends=backends, router=router, rate_rps=rate_rps, progress=_log)
+    elif learning:
+        from pipelines.bench.learning import bench as learning_bench
+
+        found = learning_bench()
+    elif beside:
         from pipelines.bench.beside import bench as beside_bench
 
         found = beside_bench(progress=_log)

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from hetero.apps.cli import main
-from hetero.apps.profiling.observed import ServedLog, observe, refitted
+from hetero.apps.profiling.observed import ServedLog, observe
+from hetero.apps.refitted import refitted
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import DataError, FitError, HeteroError
 from hetero.latency import storage

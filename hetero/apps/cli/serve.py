@@ -31,7 +31,7 @@ def serve(
     each engine, mended when engines are lost or come back. SIGHUP reads the file again without
     dropping a request: add or drain engines, change the router. The file names the model, the
     router and the engines, each with address, KV cache and the step model that
-    `hetero profile --fit` wrote:
+    `hetero profile --fit` wrote; without one, its step times are learnt while it serves:
 
         model: tiny
         router: hetero

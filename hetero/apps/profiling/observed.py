@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares, lsq_linear
 
+from hetero.apps.refitted import refitted
 from hetero.arrays import Floats
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import DataError, FitError, require
-from hetero.latency.step import Bends, Mixed, Piece, StepModel
 from hetero.routers import Oracle, RoundRobin
 from hetero.simulator import simulate
 from hetero.streams import stream
@@ -177,54 +177,6 @@ class Observation(Shown):
         )
 
 
-def refitted(
-    step: StepModel, prefill: float, decode: float, front_s: float, batch: int = 256
-) -> StepModel:
-    r"""A step model whose prompts, decoding and requests take longer or shorter.
-
-    .. math:: step\_s' = step\_s(1) + f_p (step\_s(n) - step\_s(1))
-
-    for prompts of ``n`` tokens; decode steps of up to ``batch`` requests take ``f_d`` times as
-    long, and prompts beside ``b`` decoding requests ``(f_d - 1) step_s(b)`` more, never less.
-
-    Examples
-    --------
-    >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-3, per_cached_token_s=1e-6)
-    >>> slower = refitted(step, 2.0, 3.0, 0.1)
-    >>> round(float(slower.decode_seconds([100, 100]) / step.decode_seconds([100, 100])), 9)
-    3.0
-    >>> round(float(slower.prefill_seconds([101])), 6), slower.request_s
-    (0.221, 0.1)
-    """
-    pieces = tuple(_refitted(piece, prefill, decode, batch) for piece in step.pieces)
-    return replace(step, pieces=pieces, request_s=front_s)
-
-
-def _refitted(piece: Piece, prefill: float, decode: float, batch: int) -> Piece:
-    count = max(len(piece.per_cached_token_s), batch)
-    at = np.minimum(np.arange(count), len(piece.per_cached_token_s) - 1)
-    b = np.arange(1.0, count + 1.0)
-    top = max(float(piece.knots_tokens[-1]), count)
-    knots = np.unique([*piece.knots_tokens, 1.0, top, 2.0 * top])
-    one, times = piece.seconds(1.0, 0, 0.0, 0.0), piece.seconds(knots, 0, 0.0, 0.0)
-    times = np.where(knots > 1.0, np.maximum(one + prefill * (times - one), 0.0), times)
-    base = piece.seconds(b, 0, 0.0, 0.0)
-    level = decode * (base + piece.levels[at]) - np.interp(b, knots, times)
-    per_cached, mixed_level, per_token = piece.mixed_rows[:, at]
-    beside = np.maximum(decode * mixed_level + (decode - 1.0) * base, 0.0)
-    bends = piece.bends and Bends(piece.bends.context_tokens, decode * piece.bends.extra_s[at])
-    mixed = Mixed(decode * per_cached, beside, prefill * per_token)
-    return Piece(
-        knots,
-        times,
-        decode * piece.per_cached_token_s[at],
-        prefill * piece.per_pair_s,
-        mixed,
-        level,
-        bends,
-    )
-
-
 def observe(
     log: ServedLog,
     replica: Replica,
@@ -259,6 +211,7 @@ def observe(
     Examples
     --------
     >>> from hetero import workload
+    >>> from hetero.latency.step import StepModel
     >>> from hetero.streams import stream
     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-3, per_cached_token_s=1e-6)
     >>> engine = Replica("engine", step, kv_tokens=10_000)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from hetero.apps.serving.learning import EngineWork
 from hetero.apps.serving.objects import makers, objects
 from hetero.deployment import Deployment
 from hetero.engine import state
@@ -88,6 +89,7 @@ class Books:
         self._cached = [0] * count  # tokens of the requests that decode
         self._decoding = [0] * count
         self._since_s = [0.0] * count  # what is in prefill cannot have begun before
+        self.loads = [EngineWork() for _ in range(count)]  # what each engine has done
         self._up = [False] * count  # as the records have it,
         self._moved = set(range(count))  # and where they are behind
         self._ends_s: dict[int, float] = {}  # of the steps that prefill
@@ -172,6 +174,10 @@ class Books:
         self._pending[i][r] = inputs
         self._pending_tokens[i] += inputs
 
+    def beside(self, i: int) -> tuple[int, int] | None:
+        """Requests that decode at an engine, and their tokens; None unless one waits there."""
+        return (self._decoding[i], self._cached[i]) if len(self._pending[i]) == 1 else None
+
     def _charge(self, i: int, row: Any, sign: int) -> None:
         """Count a request for its engine, or no more."""
         self._moved.add(i)
@@ -188,6 +194,9 @@ class Books:
         if inputs is None:
             return
         self._moved.add(i)
+        load = self.loads[i]
+        load.until(now_s, self._decoding[i], self._cached[i])
+        load.prompt(inputs)
         self._pending_tokens[i] -= inputs
         self._since_s[i] = now_s
         row.first_token_s = now_s
@@ -195,6 +204,7 @@ class Books:
         row.done_tokens = 1
         self._cached[i] += inputs + 1
         self._decoding[i] += 1
+        load.held = self._cached[i]
         self._s[i].decoding_load += row.credit
 
     def more_tokens(self, r: int, count: int) -> None:
@@ -208,14 +218,14 @@ class Books:
         self, r: int, now_s: float, input_tokens: int, output_tokens: int, *, finished: bool = True
     ) -> None:
         """A request has ended; its lengths as the engine counted them."""
-        self.withdraw(r)
+        self.withdraw(r, now_s)
         row = self._r[r]
         row.finish_s = now_s
         row.status = state.FINISHED if finished else state.REJECTED
         row.input_tokens = max(input_tokens, 1)
         row.output_tokens = max(output_tokens, 0)
 
-    def withdraw(self, r: int) -> None:
+    def withdraw(self, r: int, now_s: float = 0.0) -> None:
         """Take a request back from its engine, or from those held."""
         row = self._r[r]
         self.let_go(r)
@@ -228,8 +238,11 @@ class Books:
             self._s[i].load = 0.0
         inputs = self._pending[i].pop(r, None)
         if inputs is None:
+            load = self.loads[i]
+            load.until(now_s, self._decoding[i], self._cached[i])
             self._decoding[i] -= 1
             self._cached[i] -= int(row.input_tokens) + int(row.done_tokens)
+            load.held = self._cached[i]
             left = self._s[i].decoding_load - row.credit if self._decoding[i] else 0.0
             self._s[i].decoding_load = left
         else:

@@ -8,9 +8,9 @@ import logging
 import operator
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
 from hetero.apps.serving.faults import Failed, Fault, Refusal
+from hetero.apps.serving.learning import LEAST, First, Mark, StepLearner
 from hetero.apps.serving.lengths import LengthEstimates
 from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
@@ -40,6 +41,7 @@ class Prepared:
     """All that takes time or may fail on the way to a deployment."""
 
     settings: DeploymentFile
+    learners: tuple[StepLearner, ...]
     deployment: Deployment
     router: Live
     keys: dict[bytes, Client]
@@ -47,16 +49,41 @@ class Prepared:
     request_log: RequestLog | None
 
     @classmethod
-    def of(cls, settings: DeploymentFile) -> Prepared:
-        """Fit what the router fits, and compile what its decisions need."""
-        deployment = settings.deployment()
-        router = settings.chosen()
-        _warm_up(deployment, router.live(deployment, np.random.default_rng(0)))
-        live = router.live(deployment, np.random.default_rng(settings.seed))
+    def of(cls, settings: DeploymentFile, engines: Iterable[Seen] = ()) -> Prepared:
+        """Fit what the router fits, and compile what its decisions need.
+
+        Parameters
+        ----------
+        engines
+            Those of the deployment before: what was learnt of them stays, where the file tells the
+            same of them.
+        """
+        told = settings.deployment()
+        known = {(one.backend.name, one.backend.url): one.learner for one in engines}
+        learners = tuple(
+            StepLearner.of(replica.step, known.get((backend.name, backend.url)))
+            for backend, replica in zip(settings.backends, told.replicas, strict=True)
+        )
         keys, admin = settings.keys(), settings.admin_key()
         file = settings.request_log
         log = RequestLog(settings.folder / file) if file is not None else None
-        return cls(settings, deployment, live, keys, admin, log)
+        deployment, router = _learnt(settings, told, learners)
+        return cls(settings, learners, deployment, router, keys, admin, log)
+
+    def learnt(self) -> Prepared:
+        """The same with what has been learnt of its engines since."""
+        deployment, router = _learnt(self.settings, self.deployment, self.learners)
+        return replace(self, deployment=deployment, router=router)
+
+
+def _learnt(
+    settings: DeploymentFile, told: Deployment, learners: tuple[StepLearner, ...]
+) -> tuple[Deployment, Live]:
+    pairs = zip(told.replicas, learners, strict=True)
+    found = replace(told, replicas=tuple(replace(one, step=x.step) for one, x in pairs))
+    router = settings.chosen()
+    _warm_up(found, router.live(found, np.random.default_rng(0)))
+    return found, router.live(found, np.random.default_rng(settings.seed))
 
 
 class Dispatcher:
@@ -90,6 +117,7 @@ class Dispatcher:
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
+        self._names_s = first.settings.discover_s  # when names are looked up again
         self._install(first)
 
     def now_s(self) -> float:
@@ -98,7 +126,7 @@ class Dispatcher:
 
     # Deployments ----------------------------------------------------------------------------
 
-    def _install(self, new: Prepared) -> None:
+    def _install(self, new: Prepared, why: str = "this deployment") -> None:
         settings = new.settings
         books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
@@ -107,20 +135,21 @@ class Dispatcher:
             seen = known.pop((backend.name, backend.url), None)
             if seen is None:
                 seen = Seen(backend, settings.limits, k)
+            seen.learner = new.learners[k]
             seen.use(backend, settings.limits, k, settings.model)
             engines.append(seen)
         for gone in known.values():
             gone.position = -1
-        self.settings, self.books, self.engines = settings, books, engines
+        self._prepared, self.settings, self.books, self.engines = new, settings, books, engines
         self.router, self.admin_key, self.models = new.router, new.admin_key, settings.models
         before, self.accounts = self.accounts, {}
         for key, client in (new.keys or {b"": _ANYONE}).items():
             account = self.accounts[key] = before.get(key) or Account(client)
             account.client = client
-        if self.request_log is not None:  # or it may have been moved away
+        if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
-        self._plan("this deployment")
+        self._plan(why)
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
             if ticket.engine is not None and ticket.engine.position >= 0:
@@ -130,6 +159,7 @@ class Dispatcher:
                     books.more_tokens(ticket.row, max(ticket.pieces - 1, 0))
         for ticket in self.held:
             books.hold(ticket.row, deferred=False)
+        books.loads = [seen.load for seen in engines]  # what was entered again is in them
 
     async def change(self, change: Callable[[DeploymentFile], DeploymentFile]) -> None:
         """Go over to what ``change`` makes of the present settings, in a thread: streams flow on.
@@ -140,7 +170,9 @@ class Dispatcher:
             If that cannot be served; nothing changes then.
         """
         async with self._changing:
-            self.reload(await asyncio.to_thread(lambda: Prepared.of(change(self.settings))))
+            engines = list(self.engines)
+            make = lambda: Prepared.of(change(self.settings), engines)  # noqa: E731
+            self.reload(await asyncio.to_thread(make))
 
     def reload(self, new: Prepared) -> None:
         """Go over to another deployment; requests in the house stay where they are."""
@@ -182,6 +214,34 @@ class Dispatcher:
         self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
         self.meters.mended("lengths")
 
+    async def follow_names(self) -> None:
+        """Go over to the engines that names under ``discover`` stand for now, if they changed."""
+        if not self.settings.discover or self.now_s() < self._names_s:
+            return
+        self._names_s = self.now_s() + self.settings.discover_s
+        found = await asyncio.to_thread(self.settings.found)
+        if {one.url for one in found.backends} == {one.url for one in self.settings.backends}:
+            return
+        if not found.backends:
+            log.error("The old engines stay: no name has an address.")
+            return
+        await self.change(lambda settings: settings.found())
+
+    async def learn(self) -> None:
+        """Go over to the step times that answers tell, where these are expected better."""
+        found = []
+        for seen in list(self.engines):
+            if seen.learner.due and seen.learner.refit(keep=self.settings.learn):
+                found.append(seen.backend.name)
+                log.warning("%s: %s", seen.backend.name, seen.learner.line())
+            await asyncio.sleep(0)  # each fit takes a millisecond
+        if found:
+            async with self._changing:
+                new = await asyncio.to_thread(self._prepared.learnt)
+                self._install(new, f"what was learnt of {', '.join(found)}")
+            self.meters.mended("steps")
+            self.offer()
+
     async def start(self) -> None:
         """Begin to watch the engines."""
         await self._check()
@@ -200,6 +260,7 @@ class Dispatcher:
             await asyncio.sleep(self.settings.limits.health_s)
             try:
                 await self._check()
+                await self.follow_names()
             except Exception:
                 log.exception("a round of health checks failed")
 
@@ -207,6 +268,7 @@ class Dispatcher:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
         self.pool.sweep()
         self.follow_lengths()
+        await self.learn()
         self.offer()
 
     async def _check_one(self, seen: Seen) -> None:
@@ -315,7 +377,8 @@ class Dispatcher:
             return None, False
         self.books.let_go(ticket.row)
         self.books.send(ticket.row, choice, now_s)
-        ticket.engine = seen
+        ticket.engine, ticket.sent_s = seen, now_s
+        ticket.beside = self.books.beside(choice)
         seen.tickets.add(ticket)
         self.away += 1
         ticket.account.away += 1
@@ -365,15 +428,16 @@ class Dispatcher:
         more = pieces - ticket.pieces
         if more <= 0:
             return
-        placed = ticket.engine is not None and ticket.engine.position >= 0
+        seen = ticket.engine
         if ticket.pieces == 0:
             ticket.first_s = now_s
-            if placed:
+            if seen is not None and seen.position >= 0:
                 self.books.first_token(ticket.row, now_s)
                 self.books.more_tokens(ticket.row, more - 1)
+                ticket.mark = seen.load.mark()
             ticket.pieces = pieces
             self.offer()
-        elif placed:
+        elif seen is not None and seen.position >= 0:
             self.books.more_tokens(ticket.row, more)
         ticket.pieces = pieces
         ticket.last_s = now_s
@@ -391,8 +455,8 @@ class Dispatcher:
         self._back(ticket)
         if not again:
             ticket.avoid.add(seen.backend.name)
-        ticket.pieces, ticket.first_s = 0, None
-        self.books.withdraw(ticket.row)
+        ticket.pieces, ticket.first_s, ticket.mark = 0, None, None
+        self.books.withdraw(ticket.row, self.now_s())
         if failed.fault is Fault.GONE and seen.up:
             await self._check_one(seen)  # no request brings it about, so none decides it
             if seen.up:
@@ -421,9 +485,24 @@ class Dispatcher:
             return
         self.tickets.discard(ticket)
         ticket.account.inside -= 1
+        seen = ticket.engine
         self._back(ticket)
         self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
+        if finished and ticket.mark is not None and ticket.asked.stream and seen is not None:
+            self._teach(ticket, ticket.mark, seen, outputs)
         self.offer()
+
+    def _teach(self, ticket: Ticket, begin: Mark, seen: Seen, outputs: int) -> None:
+        """Let an engine be known better by an answer."""
+        first_s = ticket.first_s
+        if seen.position < 0 or first_s is None or ticket.asked.copies > 1:
+            return
+        if ticket.beside is not None:
+            first = First(first_s - ticket.sent_s, ticket.input_tokens, *ticket.beside)
+            seen.learner.first.append(first)
+        if outputs > LEAST:
+            later_s = (ticket.last_s - first_s) / (outputs - 1)
+            seen.learner.answer(later_s, outputs - 1, begin, seen.load.mark())
 
 
 def _warm_up(deployment: Deployment, live: Live) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hetero.apps.serving.faults import Fault, unreached
+from hetero.apps.serving.learning import EngineWork, StepLearner
 from hetero.apps.serving.lines import Address, EnginePool, UnreachedError
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
@@ -36,6 +37,10 @@ class Seen:
         Its place among the replicas of the present deployment, -1 once it has left.
     names
         Names that clients may ask it for, and its own.
+    load
+        What it has done.
+    learner
+        What its answers have told of its steps.
     blamed
         Requests that count against it, by hash.
     """
@@ -51,6 +56,8 @@ class Seen:
     cooldown_s: float = 0.0
     tickets: set[Ticket] = field(default_factory=set)
     blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    load: EngineWork = field(default_factory=EngineWork)
+    learner: StepLearner = field(init=False)
     address: Address = field(init=False)
     names: dict[str, str] = field(init=False)
 

@@ -49,7 +49,7 @@ class Meters(Collector):
         self._dispatcher = dispatcher
         self.received = 0
         self._ended = dict.fromkeys(OUTCOMES, 0)
-        self._mends = dict.fromkeys(("engines", "lengths"), 0)
+        self._mends = dict.fromkeys(("engines", "lengths", "steps"), 0)
         self._attempts: dict[tuple[str, str], int] = {}
         self._tokens: dict[tuple[str, str], int] = {}
         self._decision = _Times(_DECISION)
@@ -125,11 +125,24 @@ class Meters(Collector):
         )
         up = GaugeMetricFamily("hetero_engine_up", "1 where requests may go", labels=["engine"])
         busy = GaugeMetricFamily("hetero_engine_requests", "Requests there", labels=["engine"])
+        ratio = GaugeMetricFamily(
+            "hetero_engine_step_ratio", "Times of answers over those expected", labels=["engine"]
+        )
+        error = GaugeMetricFamily(
+            "hetero_engine_step_error", "Median share by which they differ", labels=["engine"]
+        )
+        refits = CounterMetricFamily(
+            "hetero_engine_refits", "Times that its step model was refitted", labels=["engine"]
+        )
         for seen in dispatcher.engines:
-            up.add_metric([seen.backend.name], float(seen.open))
-            busy.add_metric([seen.backend.name], len(seen.tickets))
-        yield up
-        yield busy
+            label, learner = [seen.backend.name], seen.learner
+            up.add_metric(label, float(seen.open))
+            busy.add_metric(label, len(seen.tickets))
+            refits.add_metric(label, learner.refits)
+            if learner.ratio > 0.0:  # a fit has been made
+                ratio.add_metric(label, learner.ratio)
+                error.add_metric(label, learner.error)
+        yield from (up, busy, ratio, error, refits)
         plan = dispatcher.plan
         share = GaugeMetricFamily(
             "hetero_engine_share", "Planned share of the requests", labels=["engine"]

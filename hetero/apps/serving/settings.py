@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -10,6 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hetero import catalog, yaml_text
+from hetero.apps.refitted import refitted
 from hetero.apps.serving.plan import FleetPlan
 from hetero.catalog import Gpu
 from hetero.deployment import Batching, Deployment, Engine, Replica
@@ -24,6 +27,9 @@ from hetero.routers.named import factories
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 _Batch = Annotated[int, Field(ge=1, le=65_536)]
+_TYPICAL = StepModel.affine(
+    floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7, source="assumed, for any engine"
+)
 _RESOLVE = "see the example in `hetero serve --help`."
 
 
@@ -53,7 +59,8 @@ class Backend(_Strict):
         Instead, all that it serves, models and LoRA adapters: the name that clients ask for, and
         the engine's own.
     step
-        Step model that ``hetero profile --fit`` wrote, relative to the deployment file.
+        Step model that ``hetero profile --fit`` wrote, relative to the deployment file; without, it
+        is assumed (:meth:`DeploymentFile.deployment`), and learnt while it serves.
     kv_tokens, max_batch, max_step_tokens, batching, block_tokens
         What the engine was started with.
     kv_bytes_per_token
@@ -66,6 +73,8 @@ class Backend(_Strict):
         Whether the engine understands ``stream_options: {include_usage: true}``.
     drain
         Send it no new requests.
+    origin
+        Name under ``discover`` by which it was found; not to be written.
     """
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
@@ -73,7 +82,7 @@ class Backend(_Strict):
     url: Line
     model: Line | None = None
     models: dict[Line, Line] = Field(default={}, max_length=1024)
-    step: Path
+    step: Path | None = None
     kv_tokens: Count
     max_batch: _Batch = 256
     max_step_tokens: Count = 2048
@@ -87,6 +96,7 @@ class Backend(_Strict):
     health: Line = "/health"
     usage: bool = True
     drain: bool = False
+    origin: str = ""
 
     @field_validator("url")
     @classmethod
@@ -230,6 +240,9 @@ class DeploymentFile(_Strict):
     ----------
     model
         Name of the model that clients ask for.
+    discover
+        Engines found by name: as backends, but each address of the host in ``url`` is one, looked
+        up when the file is read and every ``discover_s`` [s].
     include
         Other deployment files, whose engines serve their own models behind this address; the rest
         of them does not count.
@@ -243,6 +256,8 @@ class DeploymentFile(_Strict):
         Those with a key of their own, with limits.
     admin_key_env
         Environment variable with the key for ``/admin/backends``; without, there is no such page.
+    learn
+        Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
     tls_cert, tls_key
@@ -250,7 +265,9 @@ class DeploymentFile(_Strict):
     """
 
     model: Annotated[Line, Field(min_length=1)]
-    backends: tuple[Backend, ...] = Field(min_length=1, max_length=4096)
+    backends: tuple[Backend, ...] = Field(default=(), max_length=4096)
+    discover: tuple[Backend, ...] = Field(default=(), max_length=64)
+    discover_s: Positive = 30.0
     router: str | dict[str, Any] = "hetero"
     host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
@@ -258,6 +275,7 @@ class DeploymentFile(_Strict):
     api_keys_env: Line | None = None
     clients: tuple[Client, ...] = Field(default=(), max_length=4096)
     admin_key_env: Line | None = None
+    learn: bool = True
     request_log: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -306,6 +324,10 @@ class DeploymentFile(_Strict):
     def deployment(self) -> Deployment:
         """The engines as replicas, with their step models.
 
+        One that names no step model begins with that of the first that does, if possible one with
+        the same GPU; where both name their GPU, prefill takes longer by its peak compute, and all
+        else by its memory bandwidth. Where no engine has one, steps of 20 ms are assumed.
+
         Raises
         ------
         DataError
@@ -314,8 +336,14 @@ class DeploymentFile(_Strict):
             If two backends have one name.
         """
         # One object per file: engines of one kind are valued once for each request.
-        steps = {one.step: storage.load(self.folder / one.step) for one in self.backends}
-        found = (self._replica(one, steps[one.step]) for one in self.backends)
+        files = {one.step for one in self.backends if one.step}
+        steps = {None: _TYPICAL} | {file: storage.load(self.folder / file) for file in files}
+        found = []
+        for one in self.backends:
+            told = [one] if one.step else [other for other in self.backends if other.step]
+            like = min(told, key=lambda other: other.gpu != one.gpu, default=one)
+            step = steps[like.step]
+            found.append(self._replica(one, step if like is one else _assumed(one, like, step)))
         return Deployment(self.model, tuple(found))
 
     def _replica(self, backend: Backend, step: StepModel) -> Replica:
@@ -335,6 +363,17 @@ class DeploymentFile(_Strict):
             gpus=backend.gpus,
             usd_per_h=backend.usd_per_h,
         )
+
+    def found(self) -> DeploymentFile:
+        """The same with the engines at the addresses that names under ``discover`` have now.
+
+        Addresses of IPv6 count where a name has none of IPv4. Where it cannot be looked up, its
+        engines stay.
+        """
+        kept = [one for one in self.backends if not one.origin]
+        for one in self.discover:
+            kept += _addresses(one, [x for x in self.backends if x.origin == one.name])
+        return self.model_copy(update={"backends": tuple(kept)})
 
     @property
     def models(self) -> dict[str, None]:
@@ -367,6 +406,38 @@ class DeploymentFile(_Strict):
     def admin_key(self) -> bytes | None:
         """The key for changes, if there is one."""
         return None if self.admin_key_env is None else _secret(self.admin_key_env)
+
+
+def _addresses(one: Backend, known: list[Backend]) -> list[Backend]:
+    """An engine for each address of a name."""
+    parts = urlsplit(one.url)
+    try:
+        places = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+    except OSError:
+        return known
+    four = {str(at[0]) for family, *_, at in places if family == socket.AF_INET}
+    found = []
+    for host in sorted(four or {str(at[0]) for *_, at in places}):
+        netloc = f"[{host}]" if ":" in host else host
+        netloc += "" if parts.port is None else f":{parts.port}"
+        new = {"name": f"{one.name} {host}", "url": parts._replace(netloc=netloc).geturl()}
+        drained = any(x.name == new["name"] and x.drain for x in known)  # by the key of the admin
+        found.append(
+            one.model_copy(update=new | {"origin": one.name, "drain": one.drain or drained})
+        )
+    return found
+
+
+def _assumed(one: Backend, like: Backend, step: StepModel) -> StepModel:
+    """Step times to begin with of an engine, from those of another."""
+    mine, other = _gpu(one.gpu), _gpu(like.gpu)
+    if mine is not None and other is not None:
+        compute = other.fp16_tflops * like.gpus / (mine.fp16_tflops * one.gpus)
+        memory = other.mem_bw_gbs * like.gpus / (mine.mem_bw_gbs * one.gpus)
+        step = refitted(
+            step, compute, memory, step.request_s, min(one.max_batch, 1024), floor=memory
+        )
+    return replace(step, source=f"assumed, from that of {like.name}", provenance="assumed")
 
 
 def _secret(variable: str) -> bytes:
@@ -423,16 +494,25 @@ def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> d
     if not (isinstance(files, list) and all(isinstance(one, str) for one in files)):
         raise DataError("include: write a list of files.", path=path, resolve=_RESOLVE)
     own, within = raw.get("backends", []), (*including, path.resolve())
+    names = raw.get("discover", [])
     for name in files:
         if not (path.parent / name).is_file():
             raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
         raw.setdefault("model", (other := load(path.parent / name, within)).model)
-        more = [one.model_dump(exclude={"model"}) for one in other.backends]
-        for engine, one in zip(more, other.backends, strict=True):
-            step = (other.folder / one.step).resolve()
-            engine.update(models=one.served(other.model), step=step)
-        own = [*own, *more] if isinstance(own, list) else own
-    return raw | {"backends": own} if files else raw
+        own = [*own, *_theirs(other, other.backends)] if isinstance(own, list) else own
+        names = [*names, *_theirs(other, other.discover)] if isinstance(names, list) else names
+    return raw | {"backends": own, "discover": names} if files else raw
+
+
+def _theirs(other: DeploymentFile, engines: tuple[Backend, ...]) -> list[dict[str, Any]]:
+    """Engines that another file states, with the names of its model and its step models."""
+    return [
+        one.model_dump(exclude={"model"})
+        | {"models": one.served(other.model)}
+        | {"step": one.step and (other.folder / one.step).resolve()}
+        for one in engines
+        if not one.origin
+    ]
 
 
 def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
@@ -444,6 +524,15 @@ def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
         where = ".".join(map(str, found["loc"])) or "the file as a whole"
         said = found["msg"].removeprefix("Value error, ")
         raise DataError(f"{where}: {said}.", path=path, resolve=_RESOLVE) from None
+    settings = settings.found()
+    what, resolve = "", "name engines under backends, or a name that has addresses under discover."
+    if any(one.url.startswith("https") for one in settings.discover):
+        what = "discover: certificates are of names, and engines found by address have none."
+        resolve = "write http:// there, or the engines under backends."
+    elif not settings.backends:
+        what = "backends: there is no engine."
+    if what:
+        raise DataError(what, path=path, resolve=resolve)
     try:
         settings.chosen().memory(settings.deployment())
     except DataError:

@@ -9,6 +9,7 @@ from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame
+from hetero.apps.serving.learning import Mark
 
 
 @dataclass(eq=False, slots=True)
@@ -33,6 +34,10 @@ class Ticket:
         Whether one of the attempts met a connection that the engine had closed.
     sent
         Whether its client has got anything.
+    sent_s, beside
+        When it was sent to its engine, and what decoded there if no other request waited.
+    mark
+        What its engine had done by its first token.
     """
 
     asked: Asked
@@ -48,6 +53,9 @@ class Ticket:
     deadline_s: float = 0.0
     stale: bool = False
     sent: bool = False
+    sent_s: float = 0.0
+    beside: tuple[int, int] | None = None
+    mark: Mark | None = None
     first_s: float | None = None
     last_s: float = 0.0
     pieces: int = 0
