@@ -91,9 +91,10 @@ LAST, EXPECTED, SEEN_EVENTS, MANY, KINDS, SECOND = 13, 14, 15, 16, 17, 18
 HEADER = 19
 # Of each kind: the average T; and what the request in hand means to it: T, its prefill, the tokens
 # of that and their pairs, what a full replica renews, T over its average, the delay of a long
-# reply, and the share of its tokens that counts as held; its first row and the one behind its last.
+# reply, and the share of its tokens that counts as held; its first row and the one behind its last;
+# least time per token; and what it costs at least on any replica of the kind.
 SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE = 1, 2, 3, 4, 5, 6, 7, 8
-START, STOP, LEAST_RATE, TERMS = 9, 10, 11, 12
+START, STOP, LEAST_RATE, FLOOR, TERMS = 9, 10, 11, 12, 13
 # Columns for M replicas each: the end of its step when its row was written, and its row; by row its
 # replica, and what the bound of its cost is made of, see _bound_s.
 SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE = 0, 1, 2, 3, 4, 5, 6
@@ -193,6 +194,41 @@ def _first_token_s(R, e, s, FM, RM, c, t, usage):
 
 
 @inlined
+def _beyond(least, t):
+    """What a bound has to be above for a cost above ``least``, whatever is rounded."""
+    return least + 1e-9 * abs(least) + 1e-15 * t + 1e-12
+
+
+@inlined
+def _slope(e, FM, p, tokens):
+    """Least slope of a line from a point of a table, at ``tokens``, to any later one."""
+    j = e.knots[p] + 3 * (e.knot_count[p] - 1)
+    start, slope = token_s(e, FM, p, tokens), FM[j + 2]
+    while j >= e.knots[p] and FM[j] > tokens:
+        slope = min(slope, (FM[j + 1] - start) / (FM[j] - tokens))
+        j -= 3
+    return slope
+
+
+@inlined
+def _prefill_floor(e, FM, RM, c):
+    """What a prefill takes at least, and per token before it; NaN where that is not known."""
+    fresh = RM[c + FRESH]
+    slope = _slope(e, FM, 0, fresh)
+    if e.batching != CHUNKED:
+        if e.pieces == 2:
+            slope = min(slope, _slope(e, FM, 1, fresh))
+        return RM[c + OWN], slope
+    if e.max_batch >= e.max_step_tokens:
+        return np.nan, 0.0
+    if fresh > e.max_step_tokens - e.max_batch:  # it may take several steps
+        floor = RM[c + LEAST_RATE] * fresh + 0.5 * e.pair_s[0] * RM[c + PAIRS]
+        return floor, RM[c + LEAST_RATE]
+    pairs = 0.5 * RM[c + PAIRS]  # those of the last step, where what is before takes others
+    return token_s(e, FM, 0, fresh) + e.pair_s[0] * pairs, min(slope, RM[c + LEAST_RATE])
+
+
+@inlined
 def _cost(R, e, s, FM, RM, c, t, inputs, outputs, most, latest, least):
     """Cost of a replica; infinite where the request is to wait instead, or beyond ``least``."""
     slot = 1.0 / e.max_batch
@@ -208,10 +244,12 @@ def _cost(R, e, s, FM, RM, c, t, inputs, outputs, most, latest, least):
     if stands:
         queued = s.waiting_tokens + s.waiting * RM[OUTPUT] + inputs + outputs
         usage = max(usage, 1.0 + queued / e.kv_tokens)
+    price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
+    if RM[c + FLOOR] + price * RM[c + RATIO] > _beyond(least, t):
+        return np.inf
     first = _first_token_s(R, e, s, FM, RM, c, t, usage)
     if first > latest or (first > least and RM[c + RATIO] >= 0.0):
         return np.inf
-    price = RM[PRICE_S] * math.exp(RM[STEEPNESS] * (min(usage, 1.0) - 1.0))
     return first + price * RM[c + RATIO] + RM[c + LATE]
 
 
@@ -240,6 +278,10 @@ def _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight):
     RM[c + LATE] = RM[LONG_REPLY] * longer * longer / RM[OUTPUT] * step
     # On average a request of a paged engine holds its prompt and half of its reply.
     RM[c + HELD_SHARE] = (RM[INPUT] + 0.5 * RM[OUTPUT]) / mean if e.admission == PAGED else 1.0
+    floor, slope = _prefill_floor(e, FM, RM, c)
+    RM[c + FLOOR] = -np.inf
+    if slope >= 0.0 and RM[c + RATIO] >= 0.0 and floor > 0.0:
+        RM[c + FLOOR] = e.way_s + floor + RM[c + LATE]
 
 
 @compiled
@@ -251,7 +293,7 @@ def _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest
         c = HEADER + TERMS * e.kind
         if (anew and e.first == i) or e.books > 0:
             _value(R, e, FM, IM, RM, c, r, inputs, outputs, weight)
-        if may_take(R, E, S, r, i):
+        if not RM[c + FLOOR] > _beyond(least, t) and may_take(R, E, S, r, i):
             cost = _cost(R, e, S[i], FM, RM, c, t, inputs, outputs, most, latest, least)
             if cost < least:
                 best, least = i, cost
@@ -321,35 +363,6 @@ def _least_rate(e, FM):
 
 
 @inlined
-def _slope(e, FM, p, tokens):
-    """Least slope of a line from a point of a table, at ``tokens``, to any later one."""
-    j = e.knots[p] + 3 * (e.knot_count[p] - 1)
-    start, slope = token_s(e, FM, p, tokens), FM[j + 2]
-    while j >= e.knots[p] and FM[j] > tokens:
-        slope = min(slope, (FM[j + 1] - start) / (FM[j] - tokens))
-        j -= 3
-    return slope
-
-
-@inlined
-def _prefill_floor(e, FM, RM, c):
-    """What a prefill takes at least, and per token before it; NaN where that is not known."""
-    fresh = RM[c + FRESH]
-    slope = _slope(e, FM, 0, fresh)
-    if e.batching != CHUNKED:
-        if e.pieces == 2:
-            slope = min(slope, _slope(e, FM, 1, fresh))
-        return RM[c + OWN], slope
-    if e.max_batch >= e.max_step_tokens:
-        return np.nan, 0.0
-    if fresh > e.max_step_tokens - e.max_batch:  # it may take several steps
-        floor = RM[c + LEAST_RATE] * fresh + 0.5 * e.pair_s[0] * RM[c + PAIRS]
-        return floor, RM[c + LEAST_RATE]
-    pairs = 0.5 * RM[c + PAIRS]  # those of the last step, where what is before takes others
-    return token_s(e, FM, 0, fresh) + e.pair_s[0] * pairs, min(slope, RM[c + LEAST_RATE])
-
-
-@inlined
 def _bound_s(rest, by_tokens, by_slots, more, t, floor, latest, gain, size, tokens, slots):
     """Below the cost of a replica; infinite where it is full or late, NaN where it may be less.
 
@@ -362,12 +375,6 @@ def _bound_s(rest, by_tokens, by_slots, more, t, floor, latest, gain, size, toke
     bound = floor + wait + min(more + price, gain)
     out = (by_tokens > tokens) | (by_slots > slots) | (wait > latest)
     return np.inf if out else bound
-
-
-@inlined
-def _beyond(least, t):
-    """What a bound has to be above for a cost above ``least``, whatever is rounded."""
-    return least + 1e-9 * abs(least) + 1e-15 * t + 1e-12
 
 
 @compiled
