@@ -33,6 +33,7 @@ _SPARED = "not asked by a quick card, since another plan meets the targets"
 _BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
 _FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
 _NEAR = 20  # designs near the plan of one planner, where its question is changed
+_APART = 1_000  # from the first seed of a case: none that a card reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Contender:
 
     @property
     def rate_rps(self) -> float:
-        """Rate that it sustains with the arrivals of the first seed; NaN without a plan."""
+        """Rate that it sustains, over the seeds that plans are compared by; NaN without a plan."""
         return self.asked.score.goodput_rps.mean if self.asked.score else math.nan
 
     @property
@@ -82,6 +83,11 @@ def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None)
     return rows
 
 
+def _seeds(question: Question) -> tuple[int, int]:
+    """Seeds that plans are compared by: of thousands the best one is lucky with a single one."""
+    return question.seed, question.seed + _APART
+
+
 def _labelled(say: Progress, label: str, name: str) -> None:
     say(f"{label}{name}")
 
@@ -98,7 +104,7 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
         later = []
     first = [one for one in known if one not in later]
     why = InfeasibleError("", resolve="")
-    tried = partial(portfolio, question, effort=effort, seeds=(question.seed,), progress=say)
+    tried = partial(portfolio, question, effort=effort, seeds=_seeds(question), progress=say)
     try:
         found = tried(planners=first)
         if not later or found.score.goodput_rps.mean > 0:
@@ -113,7 +119,7 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
     except InfeasibleError:
         if found is None:
             raise why from None
-        rows = tuple(ask(one, question, (question.seed,)) for one in later)
+        rows = tuple(ask(one, question, _seeds(question)) for one in later)
         return replace(found, tried=(*found.tried, *rows))
     if found is None:
         return more
@@ -144,7 +150,7 @@ def planned_by(name: str, asked: CardRequest, question: Question) -> Plan:
     """Plan of one planner, and the best of so few near it that a card can ask for several."""
     effort = replace(ARENA[asked.effort_name], designs=_NEAR)
     one = planner(name, effort)
-    return portfolio(question, effort=effort, planners=[one], seeds=(question.seed,)).plan
+    return portfolio(question, effort=effort, planners=[one], seeds=_seeds(question)).plan
 
 
 def fast(question: Question, asked: CardRequest) -> Plan:
@@ -193,7 +199,7 @@ def neighbours(
             plan = planned_by(name, asked, step.question)
         except InfeasibleError:
             continue
-        made = score(plan, question, seeds=(question.seed,))
+        made = score(plan, question, seeds=_seeds(question))
         row = Asked(f"{name} for {step.what}", plan, made)
         rows[step.what] = Contender(question, row)
     return rows
