@@ -240,7 +240,7 @@ class ArenaSection(Section):
     """Parameters of 13_arena."""
 
     seeds: Seeds = Field(description="arrivals that every plan is played with")
-    clusters: list[Annotated[str, Field(pattern=r"^\S+ \S+$")]] = Field(
+    clusters: list[Annotated[str, Field(pattern=r"^\S.* \S+$")]] = Field(
         min_length=1, description="fleets, each with the model that it serves"
     )
     alike: list[str] = Field(

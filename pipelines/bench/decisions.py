@@ -9,7 +9,6 @@ ends.
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 import tempfile
@@ -220,17 +219,10 @@ def bench(
     progress: Say = silent,
 ) -> DecisionBench:
     """Send requests to a fleet of four kinds of GPUs in every way."""
-    llm, rules = catalog.llm(_MODEL), Engine(batching="chunked", admission="paged")
-    made = [
-        Replica(gpu, for_gpu(catalog.gpu(gpu), llm).step_model(), _KV_TOKENS, engine=rules)
-        for gpu in _GPUS
-    ]
-    fleet = Deployment(
-        "large", tuple(replace(made[k % len(made)], name=str(k)) for k in range(backends))
-    )
-    drawn = workload.load("azure2023_conv").sample(requests, stream(seed, "requests"))
-    trace = drawn.poisson(rate_rps, stream(seed, "arrivals"))
-    plan = FleetPlan.of(fleet, float(drawn.input_tokens.mean()), float(drawn.output_tokens.mean()))
+    case = backends, rate_rps, requests, seed
+    fleet, trace = _case(*case)
+    drawn = trace.input_tokens.mean(), trace.output_tokens.mean()
+    plan = FleetPlan.of(fleet, *map(float, drawn))
     rows: list[tuple[object, ...]] = []
     first: tuple[float, ...] = ()
     decision_us = (0.0, 0.0)
@@ -244,7 +236,7 @@ def bench(
         rows.append((way, 1e3 * means[0], 1e3 * late_s, 1e3 * means[1], means[2], *over))
         progress(f"{way}: {means[2]:.3f} s to the end")
         if len(rows) == 1:
-            decision_us = _timed(fleet, trace, router, dispatchers.log)
+            decision_us = _timed(case, router, dispatchers.log)
     note = (
         f"{requests:,} requests at {rate_rps:g}/s, {100 * rate_rps / plan.capacity_rps:.0f} % of "
         f"what {backends} engines carry ({', '.join(_GPUS)}); router {router}"
@@ -252,11 +244,25 @@ def bench(
     return DecisionBench(tuple(rows), decision_us, note)
 
 
-def _timed(fleet: Deployment, trace: Trace, router: str, log: list[_News]) -> tuple[float, float]:
+def _case(backends: int, rate_rps: float, requests: int, seed: int) -> tuple[Deployment, Trace]:
+    """The fleet, and what it is sent."""
+    llm, rules = catalog.llm(_MODEL), Engine(batching="chunked", admission="paged")
+    made = [
+        Replica(gpu, for_gpu(catalog.gpu(gpu), llm).step_model(), _KV_TOKENS, engine=rules)
+        for gpu in _GPUS
+    ]
+    fleet = Deployment(
+        "large", tuple(replace(made[k % len(made)], name=str(k)) for k in range(backends))
+    )
+    drawn = workload.load("azure2023_conv").sample(requests, stream(seed, "requests"))
+    return fleet, drawn.poisson(rate_rps, stream(seed, "arrivals"))
+
+
+def _timed(case: tuple[int, float, int, int], router: str, log: list[_News]) -> tuple[float, float]:
     """Processor time of the decisions of a log [us], in a process that interprets the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "log"
-        file.write_bytes(pickle.dumps((fleet, trace, router, [tuple(news) for news in log])))
+        file.write_text(json.dumps([case, router, log], default=lambda number: number.item()))
         done = subprocess.run(
             [sys.executable, "-c", _TIMED, str(file)],
             check=True,
@@ -269,8 +275,8 @@ def _timed(fleet: Deployment, trace: Trace, router: str, log: list[_News]) -> tu
 
 def main() -> None:
     """Time the decisions of a log that :func:`bench` has written."""
-    fleet, trace, router, log = pickle.loads(Path(sys.argv[1]).read_bytes())
-    one, spent = _Process(fleet, trace, router), []
+    case, router, log = json.loads(Path(sys.argv[1]).read_text())
+    one, spent = _Process(*_case(*case), router), []
     for news in map(_News._make, log):
         if news.kind != _SENT:
             one.take(news)
