@@ -70,7 +70,7 @@ def _contest() -> pd.DataFrame:
 def test_bars_of_a_contest_keep_the_intervals_of_the_table():
     figure = contest_figures.bars(_contest(), [("one", "m", "w")])
     axis, told = figure.axes[0], figure.legends[0].get_texts()
-    assert [text.get_text() for text in told] == ["no plan", "bound on throughput"]
+    assert [text.get_text() for text in told] == ["no plan", "bound"]
     assert [patch.get_width() for patch in axis.patches][:2] == [10.0, 5.0]
     segments = [
         segment for drawn in axis.collections for segment in drawn.get_segments() if len(segment)

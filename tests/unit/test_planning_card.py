@@ -17,6 +17,7 @@ from hetero.apps.cards.delivery import SHARES, goodput, redeployed
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
 from hetero.apps.cards.request import more, part, request
+from hetero.apps.cards.sensitivity import without
 from hetero.apps.export import vllm
 from hetero.apps.export.service import Service
 from hetero.apps.portfolio.planners import planner
@@ -146,6 +147,26 @@ def test_changes_go_the_way_they_must(card):
     for one in card.changes:
         assert one.gain_rps.value == pytest.approx(one.goodput_rps.value - card.goodput_rps.value)
         assert len(one.gain_rps.draws) == len(one.goodput_rps.draws)
+
+
+def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
+    asked = request(FLEET, **ASKED)
+    fleet = asked.cluster
+    dollars = tuple(replace(one, usd_per_h=2.0 * one.count) for one in fleet.machines)
+    question = replace(asked.question, cluster=replace(fleet, machines=dollars), rate_rps=0.05)
+    plan = replace(card.plan, usd_per_h=2.0 * sum(card.plan.gpus.values()))
+    effort = replace(asked.effort, seeds=1, draws=2)
+    found = without(plan, question, card.goodput_rps, effort)
+    assert len(found) == 1
+    row, left = found[0]
+    assert left.gpus
+    assert left.gpus.items() < plan.gpus.items()
+    assert row.what.startswith(sections.WITHOUT)
+    assert row.usd_per_h == pytest.approx(2.0 * sum(left.gpus.values()))
+    assert [one.name for one in left.deployment.replicas] == [one.name for one in left.groups]
+    assert left.simulate(question.arrivals()).finished.all()
+    busy = replace(question, rate_rps=card.goodput_rps.value)
+    assert without(plan, busy, card.goodput_rps, effort) == ()
 
 
 def test_json_goes_round_and_says_what_is_wrong(card, tmp_path):

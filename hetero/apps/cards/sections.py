@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from hetero.deployment import Deployment
 
 WIDTH = 100
+WITHOUT = "without "
+"""How a change begins that takes GPUs away."""
+
 _NEAR_GOAL = 0.02  # where so little more than the goal is met without load, requests decide
 _SERVED = {
     "requests_per_s": ("throughput", "requests/s", 1.0),
@@ -94,6 +97,13 @@ def headline(card: PlanCard) -> tuple[str, ...]:
         )
     else:
         said.append("What it costs is not known: a GPU has no price.")
+    for one in card.changes:
+        if one.what.startswith(WITHOUT) and one.goodput_rps.value >= asked.rate_rps:
+            said.append(
+                f"At {rate} requests/s {one.what.removeprefix(WITHOUT)} serve next to nothing: "
+                f"without them its goodput is {show(one.goodput_rps.value)}"
+                + ("." if one.usd_per_h is None else f", at {show(one.usd_per_h, 4)} $/h.")
+            )
     said += [card.limits.sentence] if card.limits is not None else []
     if clear := [one for one in card.changes if one.gain_rps.interval()[0] > 0.0]:
         best = max(clear, key=lambda one: one.gain_rps.value)

@@ -2,18 +2,22 @@
 
 Every change is planned anew by the planner that won, and the plans at hand stay candidates where
 they can: nobody has to make use of more. Requests, gaps and draws of the step times are the same
-before and after, so that gains are differences of pairs.
+before and after, so that gains are differences of pairs. GPUs that serve next to nothing at the
+rate asked for are taken away: a plan that carries most may hold some for the last requests only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetero.apps.cards.card import ChangeEffect, Sampled
 from hetero.apps.cards.delivery import LATENCIES, CardEffort, difference, goodput
 from hetero.apps.cards.request import more
+from hetero.apps.cards.sections import WITHOUT
 from hetero.cluster import Cluster, Machine
+from hetero.deployment import Deployment
 from hetero.errors import HeteroError
 from hetero.plans import Group, Plan
 from hetero.question import Question, sustained_rps, sustains
@@ -23,6 +27,7 @@ from hetero.simulator import Slo
 STEP = 1.5
 """Factor of one step of a target or a budget."""
 
+_UNUSED = 0.02  # share of the tokens below which a kind of GPU is not worth having at a rate
 _PICK = 0.02  # precision of the goodputs by which one of several plans is picked
 
 Replan = Callable[[Question], Plan]
@@ -107,7 +112,61 @@ def changes(
     def plan(step: Step) -> Plan:
         return known[step.what] if step.what in known else replan(step.question)
 
-    return tuple(_changed(step, pool, now, plan, effort) for step in steps(question))
+    spared = without(pool[0], question, now, effort)
+    return (*spared, *(_changed(step, pool, now, plan, effort) for step in steps(question)))
+
+
+def without(
+    plan: Plan, question: Question, now: Sampled, effort: CardEffort
+) -> tuple[tuple[ChangeEffect, Plan], ...]:
+    """The plan without the kinds of GPU that serve next to nothing at the rate asked for."""
+    served = plan.deployment
+    if served is None:
+        return ()
+    run = plan.simulate(question.arrivals(), question.seed)
+    done = (run.replicas["prefill_tokens"] + run.replicas["decode_tokens"]).tolist()
+    tokens = dict(zip((one.name for one in served.replicas), done, strict=True))
+    kinds: dict[tuple[str, ...], list[str]] = {}
+    for group in plan.groups:
+        kinds.setdefault(tuple(group.gpus), []).append(group.name)
+    unused = {
+        name
+        for names in kinds.values()
+        for name in names
+        if sum(tokens[one] for one in names) < _UNUSED * sum(done)
+    }
+    if not unused:
+        return ()
+    replicas = tuple(one for one in served.replicas if one.name not in unused)
+    links = tuple(one for one in served.links if unused.isdisjoint(one[:2]))
+    groups = [one for one in plan.groups if one.name not in unused]
+    left = _routed(plan, replace(served, replicas=replicas, links=links), groups)
+    price = {one.name: (one.usd_per_h or 0.0) / one.count for one in question.cluster.machines}
+    saved = [
+        count * price[machine]
+        for one in plan.groups
+        for machine, _, count, _ in one.stages
+        if one.name in unused
+    ]
+    if plan.usd_per_h is not None:
+        left = replace(left, usd_per_h=plan.usd_per_h - math.fsum(saved))
+    gone = {name: count - left.gpus.get(name, 0) for name, count in plan.gpus.items()}
+    what = WITHOUT + ", ".join(f"{count} x {name}" for name, count in gone.items() if count)
+    found = goodput(left, question, effort, draws=effort.draws // 2, like=now)
+    how = f"they serve {100 * sum(tokens[one] for one in unused) / sum(done):.1f} % now"
+    return ((ChangeEffect(what, found, difference(found, now), left.usd_per_h, how), left),)
+
+
+def _routed(plan: Plan, deployment: Deployment, groups: Sequence[Group]) -> Plan:
+    """The plan with other replicas, by predicted cost: shares were made for those it had."""
+    return replace(
+        plan,
+        groups=tuple(replace(g, share=float("nan")) for g in groups),
+        serving=deployment,
+        router=plan.router if isinstance(plan.router, Predictive) else Predictive(),
+        routing="hetero",
+        pipelines=(),
+    )
 
 
 def _changed(
@@ -205,15 +264,7 @@ def extended(plan: Plan, like: Machine, cluster: Cluster, name: str) -> Plan | N
     price = None
     if plan.usd_per_h is not None and like.usd_per_h is not None:
         price = plan.usd_per_h + like.usd_per_h
-    return replace(
-        plan,
-        groups=tuple(replace(g, share=float("nan")) for g in (*plan.groups, *groups)),
-        serving=deployment,
-        router=Predictive(),
-        routing="hetero",
-        usd_per_h=price,
-        pipelines=(),
-    )
+    return replace(_routed(plan, deployment, (*plan.groups, *groups)), usd_per_h=price)
 
 
 def _ms(seconds: float) -> str:

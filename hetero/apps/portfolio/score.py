@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, total_ordering
@@ -41,10 +42,14 @@ class Estimate:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """Mean and interval of one value per seed."""
+    def of(cls, values: Sequence[float], most: float = math.inf) -> Estimate:
+        """Mean and interval of one value per seed, none of which can be below 0 or above ``most``.
+
+        >>> Estimate.of([0.9, 1.0], most=1.0).high
+        1.0
+        """
         low, high = interval(values)
-        return cls(float(np.mean(values)), low, high)
+        return cls(float(np.mean(values)), max(low, 0.0), min(high, most))
 
     def __str__(self) -> str:
         half = (self.high - self.low) / 2.0
@@ -113,19 +118,19 @@ class Score(Shown):
     @property
     def attainment(self) -> Estimate:
         """Share of the requests that met every target."""
-        return Estimate.of([one.attained for one in self._played])
+        return Estimate.of([one.attained for one in self._played], most=1.0)
 
     @property
     def met(self) -> dict[str, Estimate]:
         """Share of the requests that met each target."""
         names = [name for name in self._played[0].told.attainment if name != "joint"]
         runs = [one.told.attainment for one in self._played]
-        return {name: Estimate.of([one[name] for one in runs]) for name in names}
+        return {name: Estimate.of([one[name] for one in runs], most=1.0) for name in names}
 
     @property
     def finished(self) -> Estimate:
         """Share of the requests that were served at all."""
-        return Estimate.of([one.finished for one in self._played])
+        return Estimate.of([one.finished for one in self._played], most=1.0)
 
     @property
     def ttft_s(self) -> dict[int, Estimate]:
