@@ -107,6 +107,7 @@ class Job:
     inputs: int
     outputs: int
     predicted: int
+    priority: int = 0
     chain: tuple[int, ...] = ()  # prefix blocks
     hit: int = 0
     done: int = 0
@@ -310,7 +311,15 @@ class Node:
         if self.spec.engine.eviction == "swap":
             job.swapped = True
             self.stall += self.swap_seconds(job)
-        self.queue.appendleft(job)
+        self.put(job, front=True)
+
+    def put(self, job: Job, *, front: bool = False) -> None:
+        """Queue behind (or before) those of the same priority; smaller numbers go first."""
+        earlier = [
+            one.priority < job.priority or (one.priority == job.priority and not front)
+            for one in self.queue
+        ]
+        self.queue.insert(sum(earlier), job)
 
     def swap_seconds(self, job: Job) -> float:
         per_token = self.spec.engine.swap_s_per_gb * self.spec.kv_bytes_per_token / 1e9
@@ -319,7 +328,8 @@ class Node:
     def make_room(self) -> bool:
         evicted = False
         while self.paged and self.running and self.used + self.growth > self.capacity:
-            self.evict(self.running[-1])
+            lowest = max(job.priority for job in self.running)
+            self.evict([job for job in self.running if job.priority == lowest][-1])
             evicted = True
         return evicted
 
@@ -506,13 +516,14 @@ class Fleet:
         outputs = trace.output_tokens.tolist()
         guesses = [max(o, 1) for o in outputs] if predicted is None else predicted
         self.jobs = [
-            Job(k, t, i, o, p)
-            for k, (t, i, o, p) in enumerate(
+            Job(k, t, i, o, p, c)
+            for k, (t, i, o, p, c) in enumerate(
                 zip(
                     trace.arrival_s.tolist(),
                     trace.input_tokens.tolist(),
                     outputs,
                     guesses,
+                    [0] * len(trace) if trace.priorities is None else trace.priorities.tolist(),
                     strict=True,
                 )
             )
@@ -669,7 +680,7 @@ class Fleet:
         for job in sorted(ended, key=lambda job: job.index):
             assert job.target is not None
             job.at_hand = True
-            job.target.queue.append(job)
+            job.target.put(job)
 
     # The dispatcher ------------------------------------------------------------------------
 
@@ -758,11 +769,11 @@ class Fleet:
             job.target = job.target or self.decode_node(job)
             assert job.target is not None
             self.charge(job.target, job)
-        node.queue.append(job)
+        node.put(job)
 
     def offer(self, *reasons: str) -> None:
         """Route held requests again, the oldest first; deferred ones until one is deferred."""
-        waiting, self.held = sorted(self.held, key=lambda job: job.index), []
+        waiting, self.held = sorted(self.held, key=lambda job: (job.priority, job.index)), []
         asks = True
         for job in waiting:
             if job.reason in reasons and (asks or job.reason != DEFERRED):

@@ -25,18 +25,22 @@ from hetero.engine.transfers import announce, begin_transfer
 
 @compiled
 def push_waiting(R, s, r, front):
-    """Put a request at the back (or front) of the queue."""
+    """Put a request behind (or before) those of its priority in the queue."""
     if not at_hand(R, r):
         R[r].status = WAITING
-    if s.head < 0:
-        R[r].link = -1
-        s.head = s.tail = r
-    elif front:
-        R[r].link = s.head
-        s.head = r
+    last = np.int64(R[r].priority) - front  # of those before it
+    before = np.int64(-1)
+    if s.head >= 0 and R[s.tail].priority <= last:
+        before = s.tail
     else:
-        R[r].link = -1
-        R[s.tail].link = r
+        following = s.head
+        while following >= 0 and R[following].priority <= last:
+            before, following = following, np.int64(R[following].link)
+    if before < 0:
+        R[r].link, s.head = s.head, r
+    else:
+        R[r].link, R[before].link = R[before].link, r
+    if R[r].link < 0:
         s.tail = r
     s.waiting += 1
     s.waiting_tokens += unknown_tokens(R, r)

@@ -14,17 +14,22 @@ from hetero.engine.state import CHUNKED, PAGED, RUNNING
 
 @compiled
 def make_room(R, e, s, IM):
-    """Evict requests, the last admitted first, until the next decode step has its KV blocks.
+    """Evict requests until the next decode step has its KV blocks.
 
-    Returns whether any was; nothing joins the step then.
+    Those that are served last go first, and of one priority the last admitted. Returns whether any
+    was; nothing joins the step then.
     """
-    evicted = False
+    s.evicted = 0
     while e.admission == PAGED and s.running > 0 and steps_until_full(e, s, IM, 1) == 0:
-        key = heap_remove(IM, e.keys, s.running, IM[e.order + s.running - 1])
+        last = IM[e.order + s.running - 1]
+        for k in range(s.running - 2, -1, -1):
+            r = IM[e.order + k]
+            last = r if R[r].priority > R[last].priority else last
+        key = heap_remove(IM, e.keys, s.running, last)
         s.running -= 1
         evict(R, e, s, IM, key)
-        evicted = True
-    return evicted
+        s.evicted = 1
+    return s.evicted > 0
 
 
 @compiled

@@ -1,16 +1,16 @@
 """Requests that wait at the dispatcher.
 
 A request is held where its router defers it, or where every replica that could take it is down.
-Those that a router deferred are offered to it again, the oldest first and until it defers one,
-whenever a request gets its first token or its last; the others when a replica fails or recovers.
-What is held in the end, when nothing is left to wait for, is rejected.
+Those that a router deferred are offered to it again, the smallest priority first and of one the
+oldest, until it defers one, whenever a request gets its first token or its last; the others when a
+replica fails or recovers. What is held in the end, when nothing is left to wait for, is rejected.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from hetero.engine.compiled import compiled
+from hetero.engine.compiled import compiled, inlined
 from hetero.engine.replica import advance_all, next_end_s
 from hetero.engine.state import (
     CHANGES,
@@ -25,14 +25,20 @@ from hetero.engine.state import (
 )
 
 
+@inlined
+def _comes_first(R, a, b):
+    """Whether held request ``a`` stands before ``b``."""
+    return R[a].priority < R[b].priority or (R[a].priority == R[b].priority and a < b)
+
+
 @compiled
 def keep(R, IM, r):
-    """Put a request among those that are held, which stand in the order of their arrival."""
+    """Put a request among those that are held."""
     R[r].status = HELD
     before = IM[HELD_TAIL]
-    if before > r:  # it was deferred, and all that could take it have gone since
+    if before >= 0 and _comes_first(R, r, before):
         before, following = np.int64(-1), IM[HELD_HEAD]
-        while following < r:
+        while _comes_first(R, following, r):
             before, following = following, np.int64(R[following].link)
     if before < 0:
         R[r].link, IM[HELD_HEAD] = IM[HELD_HEAD], r
@@ -57,19 +63,11 @@ def hold(R, E, S, FM, IM, r, reason, t):
 
 @compiled
 def merge(R, IM, lost):
-    """Put requests that lost their replica, in order, among those that are held."""
+    """Put requests that lost their replica among those that are held."""
     IM[EVENTS] += 1
-    r = take_all(IM)
-    k = 0
-    while r >= 0 or k < len(lost):
-        if r < 0 or (k < len(lost) and lost[k] < r):
-            R[lost[k]].reason = 0
-            keep(R, IM, lost[k])
-            k += 1
-        else:
-            following = np.int64(R[r].link)
-            keep(R, IM, r)
-            r = following
+    for k in range(len(lost)):
+        R[lost[k]].reason = 0
+        keep(R, IM, lost[k])
 
 
 @compiled

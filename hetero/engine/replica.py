@@ -48,10 +48,12 @@ from hetero.engine.transfers import left, transfer_end_s
 
 
 @compiled
-def begin_decode(e, s, FM, IM):
+def begin_decode(R, e, s, FM, IM):
     """Start a run of decode steps up to the next completion, memory limit or kink."""
     limit = due_step(IM[e.keys]) - s.steps
-    if s.staged_count > 0 or s.staged_tokens > 0:
+    # What is first may fit in place of an evicted request that stands behind it.
+    joins = s.evicted > 0 and s.running < e.max_batch and room(R, e, s, IM, s.head)
+    if joins or s.staged_count > 0 or s.staged_tokens > 0:
         limit = np.int64(1)
     if e.admission == PAGED:
         limit = steps_until_full(e, s, IM, limit)
@@ -129,7 +131,7 @@ def begin(R, e, s, FM, IM):
     """Choose what a replica does next, at a boundary between steps."""
     if e.batching == STATIC:
         if s.running > 0:
-            begin_decode(e, s, FM, IM)
+            begin_decode(R, e, s, FM, IM)
         else:
             begin_padded(R, e, s, FM)
         return
@@ -155,7 +157,7 @@ def begin(R, e, s, FM, IM):
     if not chunked:
         make_room(R, e, s, IM)
     if s.running > 0:
-        begin_decode(e, s, FM, IM)
+        begin_decode(R, e, s, FM, IM)
     elif s.head >= 0 and s.leaving >= 0:
         # No memory before a KV transfer has ended.
         s.mode = AT_BOUNDARY
@@ -191,24 +193,25 @@ def advance(R, e, s, FM, IM, t):
 @compiled
 def enqueue(R, e, s, FM, IM, r, t):
     """A request reaches a replica at ``t``; a decode run it may interrupt is cut short."""
-    alone = s.head < 0
     push_waiting(R, s, r, False)
+    first = s.head == r
     R[r].at = e.index
-    if s.mode == IDLE:
+    # A smaller one that now comes first may fit where the one before it waited for a transfer.
+    if s.mode == IDLE or (s.mode == AT_BOUNDARY and first and s.clock_s > t):
         s.clock_s = t
         s.mode = AT_BOUNDARY
         FM[e.index] = t
     elif (
         s.mode == IN_DECODE
-        and alone
+        and first
         and e.batching != STATIC
         and s.running < e.max_batch
         and room(R, e, s, IM, r)
     ):
-        first, slope = s.run_first_s, s.run_slope_s
+        first_s, slope = s.run_first_s, s.run_slope_s
         start = s.clock_s + s.stall_s
-        s.run_steps = steps_to_reach(first, slope, start, t, s.run_steps)
-        FM[e.index] = start + run_s(first, slope, s.run_steps)
+        s.run_steps = steps_to_reach(first_s, slope, start, t, s.run_steps)
+        FM[e.index] = start + run_s(first_s, slope, s.run_steps)
     # Nothing else brings an end forward but failures.
     FM[e.block] = min(FM[e.block], FM[e.index])
 

@@ -79,6 +79,7 @@ REQUEST = np.dtype(
         ("link", "i4"),  # next request in the list it stands in, -1 at the end
         ("preemptions", "i4"),
         ("retries", "i4"),
+        ("priority", "i2"),  # the smaller, the earlier it is served
         ("status", "i1"),
         ("reason", "i1"),
     ],
@@ -151,6 +152,7 @@ REPLICA = np.dtype(
         ("waiting_tokens", "i8"),
         ("head", "i8"),  # waiting list
         ("tail", "i8"),
+        ("evicted", "i8"),  # whether the step in progress began with that
         ("leaving", "i8"),  # requests in transfer that still hold KV cache here, earliest first
         ("stall_s", "f8"),  # swapping to be done before the next step
         ("run_steps", "i8"),  # decode run in progress: number of steps,
@@ -242,6 +244,7 @@ def requests(
     input_tokens: NDArray[np.int32],
     output_tokens: NDArray[np.int32],
     predicted_tokens: NDArray[np.int32],
+    priorities: NDArray[np.int32] | None = None,
 ) -> Records:
     """Request records in order of arrival, nothing having happened yet; shape (N,)."""
     if len(arrival_s) > KEY_ITEM:
@@ -254,6 +257,7 @@ def requests(
     records["input_tokens"] = input_tokens
     records["output_tokens"] = output_tokens
     records["predicted_tokens"] = predicted_tokens
+    records["priority"] = 0 if priorities is None else priorities
     records["first_token_s"] = records["finish_s"] = np.nan
     for name in ("node", "decode_node", "at", "link"):
         records[name] = -1

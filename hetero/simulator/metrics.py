@@ -177,7 +177,12 @@ def percentile_rows(percentiles_s: dict[str, dict[int, float]]) -> list[tuple[ob
 
 
 def metrics(
-    run: Run, slo: Slo | None = None, *, warmup_s: float = 0.0, until_s: float | None = None
+    run: Run,
+    slo: Slo | None = None,
+    *,
+    warmup_s: float = 0.0,
+    until_s: float | None = None,
+    priority: int | None = None,
 ) -> Metrics:
     """Metrics of a run.
 
@@ -187,6 +192,9 @@ def metrics(
         Targets for attainment and goodput.
     warmup_s, until_s
         Window, counted from the first arrival [s]; by default the whole run.
+    priority
+        Count the requests of this class alone, which has no cost of its own; times between tokens,
+        imbalance and utilisation remain those of all.
 
     Raises
     ------
@@ -205,6 +213,8 @@ def metrics(
     )
     arrived = (r["arrival_s"] >= begin) & (r["arrival_s"] <= end)
     inside = run.finished & (r["finish_s"] >= begin) & (r["finish_s"] <= end)
+    if priority is not None:
+        arrived, inside = (one & (r["priority"] == priority) for one in (arrived, inside))
     length = max(end - begin, math.ulp(1.0))
     input_tps = float(r["input_tokens"][inside].sum()) / length
     output_tps = float(r["output_tokens"][inside].sum()) / length
@@ -217,7 +227,7 @@ def metrics(
     ends = ends[np.isfinite(ends)]
     hourly = run.deployment.usd_per_h
     per_token = None
-    if hourly is not None and input_tps + output_tps > 0:
+    if hourly is not None and priority is None and input_tps + output_tps > 0:
         per_token = hourly / 3600.0 / (input_tps + output_tps) * 1e6
     return Metrics(
         name=f"{run.deployment.name}, {run.router}, {run.trace.source}",

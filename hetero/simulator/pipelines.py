@@ -164,6 +164,11 @@ def simulate_pipelines(
         "Layers over a network are not served to the clients of a closed loop.",
         resolve="give the trace arrivals, or in Python a feed.",
     )
+    require(
+        trace.priorities is None,
+        "Layers over a network serve requests in order of arrival, whatever their priority.",
+        resolve="leave priorities out, or plan whole replicas.",
+    )
     engine = Simulation(
         network,
         trace,

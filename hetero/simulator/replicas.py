@@ -103,7 +103,9 @@ def simulate(
     {'finished': 1000, 'rejected': 0}
     """
     predicted = (predictor or Oracle()).predict(trace, stream(seed, "predictor"))
-    requests = state.requests(trace.arrival_s, trace.input_tokens, trace.output_tokens, predicted)
+    requests = state.requests(
+        trace.arrival_s, trace.input_tokens, trace.output_tokens, predicted, trace.priorities
+    )
     hooks = any(hasattr(router, name) for name in ("on_first_token", "on_finish"))
     log = hooks or trace.clients > 0
     engines, replicas, floats, integers = _build(deployment, trace, log=log)

@@ -177,6 +177,7 @@ class Run(Shown):
                 "hit_tokens": r["hit_tokens"],
                 "preemptions": r["preemptions"],
                 "retries": r["retries"],
+                **({} if self.trace.priorities is None else {"priority": r["priority"]}),
             }
         )
 

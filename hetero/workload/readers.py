@@ -26,7 +26,7 @@ PLAUSIBLE_REQUESTS = 10
 MOONCAKE_BLOCK_TOKENS = 512
 
 # Columns that Trace.to_csv and to_parquet add when a trace has them.
-_OWN_COLUMNS = ("session_id", "block_tokens", "prefix_ids")
+_OWN_COLUMNS = ("session_id", "priority", "block_tokens", "prefix_ids")
 
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns", "datetime"]
 """What the arrival column counts; ``datetime`` is text such as 2023-11-16 18:17:03.97."""
@@ -289,6 +289,9 @@ def _trace(
         prefix_ids=ids,
         block_tokens=block_tokens,
         session_ids=None if session is None else rows.labels(session),
+        priorities=rows.whole("priority", 0, 2**15 - 1).astype(np.int32)
+        if "priority" in rows.frame
+        else None,
     )
     if arrival is None:
         return trace

@@ -54,6 +54,9 @@ class Trace(Shown):
         Tokens per prefix block; 0 without prefix blocks.
     session_ids
         Shape (n,), int64; requests of one conversation share an id.
+    priorities
+        Shape (n,), int32, 0 to 32,767; smaller ones are served first, see
+        :meth:`with_priorities`. Without them all are equal.
     clients, think_s
         Of a closed loop, see :meth:`closed_loop`; 0 where ``arrival_s`` says when requests come.
 
@@ -78,6 +81,7 @@ class Trace(Shown):
     prefix_ids: LongInts | None = None
     block_tokens: int = 0
     session_ids: LongInts | None = None
+    priorities: Ints | None = None
     clients: int = 0
     think_s: float = 0.0
 
@@ -102,6 +106,11 @@ class Trace(Shown):
             sessions = _column(self.session_ids, np.int64, "session_ids")
             _require_length("session_ids", sessions, count)
             self._set("session_ids", sessions)
+        if self.priorities is not None:
+            classes = _column(self.priorities, np.int32, "priorities")
+            _require_length("priorities", classes, count)
+            _require("priorities", classes, (classes >= 0) & (classes < 2**15), "0 to 32,767")
+            self._set("priorities", classes)
         self._check_prefixes(count)
         require_not_negative(clients=self.clients, think_s=self.think_s)
         require(
@@ -183,6 +192,7 @@ class Trace(Shown):
             prefix_offsets=prefix_offsets,
             prefix_ids=prefix_ids,
             session_ids=None if self.session_ids is None else self.session_ids[chosen],
+            priorities=None if self.priorities is None else self.priorities[chosen],
         )
 
     def filter(
@@ -286,6 +296,35 @@ class Trace(Shown):
         ids = np.arange(offsets[-1]) - np.repeat(offsets[:-1], blocks)
         return replace(self, prefix_offsets=offsets, prefix_ids=ids, block_tokens=block_tokens)
 
+    def with_priorities(self, shares: ArrayLike, rng: np.random.Generator) -> Trace:
+        """The same requests in classes of these shares, of which the first is served first.
+
+        Engines that are told so (``--scheduling-policy priority`` of vLLM) admit what waits in
+        order of its class and then of its arrival, and evict from the last class first; what
+        waits at the dispatcher is sent in that order too. Requests of a session are of one class.
+
+        Raises
+        ------
+        ParameterError
+            If a share is not above 0, or they do not sum to 1.
+
+        Examples
+        --------
+        >>> three = Trace([0.0, 1.0, 2.0], [80, 40, 9], [5, 5, 5], session_ids=[7, 8, 7])
+        >>> three.with_priorities([0.5, 0.5], np.random.default_rng(0)).priorities.tolist()
+        [1, 0, 1]
+        """
+        shares = np.asarray(shares, np.float64)
+        require(
+            bool((shares > 0).all()) and abs(shares.sum() - 1.0) < 1e-9,
+            f"Shares of {shares.tolist()} are no shares of all requests.",
+            resolve="give shares above 0 that sum to 1.",
+        )
+        own = self.session_ids if self.session_ids is not None else np.arange(len(self))
+        sessions, which = np.unique(own, return_inverse=True)
+        drawn = np.searchsorted(np.cumsum(shares)[:-1], rng.random(len(sessions)), "right")
+        return replace(self, priorities=drawn[which].astype(np.int32))
+
     def sample(self, count: int, rng: np.random.Generator) -> Trace:
         """``count`` requests drawn without replacement, in the order of their arrival."""
         if not 1 <= count <= len(self):
@@ -360,6 +399,8 @@ class Trace(Shown):
         )
         if self.session_ids is not None:
             frame["session_id"] = self.session_ids
+        if self.priorities is not None:
+            frame["priority"] = self.priorities
         if self.prefix_offsets is not None and self.prefix_ids is not None:
             frame["block_tokens"] = self.block_tokens
             frame["prefix_ids"] = pd.Series(
@@ -398,6 +439,7 @@ class Trace(Shown):
             prefix_ids=ids,
             block_tokens=int(frame["block_tokens"].iloc[0]) if "block_tokens" in frame else 0,
             session_ids=frame["session_id"].to_numpy() if "session_id" in frame else None,
+            priorities=frame["priority"].to_numpy() if "priority" in frame else None,
         )
 
     def to_csv(self, path: Path | str, *, force: bool = False) -> None:

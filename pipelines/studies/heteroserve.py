@@ -212,9 +212,9 @@ def with_intervals(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns).reset_index()
 
 
-def measured(run: Run, **window: float) -> dict[str, float]:
+def measured(run: Run, warmup_s: float = 0.0, until_s: float | None = None) -> dict[str, float]:
     """The paper's metrics; throughput counts prompt and generated tokens."""
-    counted = metrics(run, Slo(ttft_s=0.5), **window)
+    counted = metrics(run, Slo(ttft_s=0.5), warmup_s=warmup_s, until_s=until_s)
     ttft_ms = {p: 1e3 * value for p, value in counted.percentiles["ttft_s"].items()}
     return {
         TPS: counted.total_tps,

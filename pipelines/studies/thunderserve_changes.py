@@ -18,7 +18,6 @@ from hetero.costs.groups import Phase
 from hetero.costs.pipeline import Pipeline
 from hetero.errors import DataError, InfeasibleError
 from hetero.planners.reschedule.change import lose_gpu, lose_groups, lose_machine, slow_link
-from hetero.planners.reschedule.detector import ShiftDetector
 from hetero.planners.reschedule.episode import Episode, Era, play
 from hetero.planners.reschedule.policy import Policy, Rescheduling, reschedule
 from hetero.planners.reschedule.reload import Disk, Reads, reload
@@ -27,6 +26,7 @@ from hetero.planners.thunderserve.plan import PhasePlan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.workload import Trace
+from pipelines.studies.shift_detector import ShiftDetector
 from pipelines.studies.thunderserve import Floats, Scales, ThunderServeStudy
 
 Groups: TypeAlias = list[tuple[Pipeline, Phase]]

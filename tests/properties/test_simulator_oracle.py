@@ -182,6 +182,9 @@ def settings_of_a_run(
     span = float(trace.arrival_s[-1]) + 50 * tick
     if draw(st.integers(0, 3)) == 0:
         trace = trace.closed_loop(draw(st.sampled_from([1, 2, 7, 50])), float(times(gap)))
+    if draw(st.booleans()):
+        classes = rng.integers(0, draw(st.sampled_from([1, 2, 5])), count)
+        trace = replace(trace, priorities=classes)
     if cached:
         trace = with_prefixes(trace, draw(st.sampled_from([1, 2, 5])), rng)
     predicted = None

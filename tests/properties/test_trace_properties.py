@@ -30,6 +30,7 @@ def traces(draw: st.DrawFn) -> Trace:
         ids = np.array([block for part in parts for block in part], dtype=np.int64)
         block_tokens = draw(st.integers(1, 4096))
     sessions = draw(st.none() | st.lists(st.integers(0, 2**60), min_size=count, max_size=count))
+    classes = draw(st.none() | st.lists(st.integers(0, 2**15 - 1), min_size=count, max_size=count))
     return Trace(
         np.sort(arrival),
         np.array(inputs),
@@ -38,6 +39,7 @@ def traces(draw: st.DrawFn) -> Trace:
         prefix_ids=ids,
         block_tokens=block_tokens,
         session_ids=None if sessions is None else np.array(sessions),
+        priorities=None if classes is None else np.array(classes),
     )
 
 

@@ -81,6 +81,10 @@ def test_engines_of_one_machine_share_no_gpu_and_no_port():
     commands = [vllm.commands(found, one)[0] for one in found.servings]
     assert [dict(one.env)["CUDA_VISIBLE_DEVICES"] for one in commands] == ["0,1", "2,3", "4,5"]
     assert [flags(one.argv)["--port"] for one in commands] == [8000, 8001, 8002]
+    other = ServedEngine("other", "both", (Part("n", "L4", 1, 40), Part("m", "L4", 1, 40)))
+    beside = Service("other", llm, placed([other])).beside([found])
+    assert [part.first_gpu for part in beside.servings[0].parts] == [6, 0]
+    assert beside.servings[0].port == 8003
 
 
 def test_uneven_layers_over_two_machines():

@@ -15,7 +15,6 @@ from hetero.deployment import Deployment, KvLink, Replica
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
 from hetero.planners.reschedule.change import fewer, lose_gpu, lose_groups, lose_machine, slow_link
-from hetero.planners.reschedule.detector import ShiftDetector
 from hetero.planners.reschedule.episode import Era, play
 from hetero.planners.reschedule.policy import reschedule
 from hetero.planners.reschedule.reload import Disk, reload
@@ -23,6 +22,7 @@ from hetero.planners.reschedule.service import PhaseService
 from hetero.routers import PairShares
 from hetero.simulator import Slo, simulate
 from hetero.workload import Trace
+from pipelines.studies.shift_detector import ShiftDetector
 
 
 def poisson(count: int, rate_rps: float, seed: int, factor: float = 1.0) -> Trace:

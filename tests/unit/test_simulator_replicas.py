@@ -153,6 +153,35 @@ def split(link: KvLink, decode_tokens: int = 100, prefill_tokens: int = 100) -> 
     )
 
 
+def test_smaller_priorities_go_first_and_are_evicted_last() -> None:
+    # The first is being served when the others come; of those the smaller number goes first.
+    trace = Trace([0, 0.5, 0.5, 0.5], [8] * 4, [1] * 4, priorities=[1, 1, 0, 2])
+    run = simulate(one(replace(ENGINE, max_batch=1)), trace, RoundRobin())
+    assert firsts(run) == [2, 6, 4, 8]
+    # 9 blocks hold two requests of 17 tokens and more until both need a sixth block.
+    engine = replace(ENGINE, admission="paged", max_step_tokens=64)
+    trace = Trace([0, 0], [16, 16], [8, 8], priorities=[1, 0])
+    run = simulate(one(engine, kv_tokens=40), trace, RoundRobin())
+    assert run.requests["preemptions"].tolist() == [1, 0]
+    run = simulate(one(engine, kv_tokens=40), replace(trace, priorities=[0, 0]), RoundRobin())
+    assert run.requests["preemptions"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("router", [RoundRobin(), Predictive(target_s=None)])
+def test_waits_of_two_classes_are_those_of_a_queue_with_priorities(router) -> None:
+    # Cobham (1954): W_1 = W_0 / (1 - rho_1) behind a residual service W_0, W_2 = W_1 / (1 - rho).
+    count, share, rho, service_s = 200_000, 0.4, 0.5, 2.0
+    rng = np.random.default_rng(1)
+    trace = Trace(np.zeros(count), np.full(count, 8), np.ones(count, int))
+    trace = trace.poisson(rho / service_s, rng).with_priorities([share, 1 - share], rng)
+    run = simulate(one(replace(ENGINE, max_batch=1)), trace, router)
+    waits = run.ttft_s - service_s
+    residual = rho * service_s / 2  # of a service of constant length
+    first = residual / (1 - share * rho)
+    for k, expected in enumerate([first, first / (1 - rho)]):
+        assert waits[trace.priorities == k].mean() == pytest.approx(expected, rel=0.03)
+
+
 def test_split_phases_by_hand() -> None:
     # 8 tokens of 10^9 bytes, halved, over 2 GB/s, and 0.5 s before: 2.5 s.
     link = KvLink(bandwidth_gbs=2.0, latency_s=0.5, compression=0.5)

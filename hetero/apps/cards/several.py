@@ -162,8 +162,8 @@ class SeveralPlans(Shown):
         ]
         if self.cut:
             notes.append(
-                f"Cut between models: {', '.join(self.cut)}. Give the engines of the later one "
-                "other GPUs (CUDA_VISIBLE_DEVICES) and ports than an export begins with."
+                f"Cut between models: {', '.join(self.cut)}. Export a later card with `--beside` "
+                "and each earlier one: its engines then have GPUs and ports of their own."
             )
         return Table(f"Models on {self.name}", columns, rows, tuple(notes))
 

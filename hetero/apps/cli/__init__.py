@@ -34,7 +34,9 @@ _COMMANDS = (
 _NEAREST = {
     "--autoscale": "`hetero size --curve day.csv --autoscale 0.8`",
     **dict.fromkeys(("--power", "--energy"), "`hetero plan ... --power`, an estimate"),
-    **dict.fromkeys(("--tenants", "--priority"), "give tenants a plan of their own, with --rate"),
+    **dict.fromkeys(
+        ("--tenants", "--priority"), "`hetero simulate card.json --classes chat=0.7,batch=0.3`"
+    ),
 }
 
 

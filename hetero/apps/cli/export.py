@@ -61,6 +61,13 @@ def export(
             "Where routing and serve look for engines: 'machines' or 'kubernetes' names.",
         ),
     ] = "machines",
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Plan card of another model on the same machines, once or several times: its "
+            "engines have the first GPUs and ports, these the next."
+        ),
+    ] = None,
     engine: options.Engine = "vllm",
     seed: options.Seed = 0,
     force: options.Force = False,
@@ -74,6 +81,7 @@ def export(
     differently is noted in the file.
     """
     from hetero import catalog
+    from hetero.apps.cards.card import PlanCard
     from hetero.apps.export import Service, write
     from hetero.apps.export.service import EngineOptions
     from hetero.errors import ExportError
@@ -83,8 +91,6 @@ def export(
     chosen = options.choice("--router", router, makers) if router is not None else None
     llm = catalog.find_llm(model) if model is not None else None
     if plan.endswith(".json"):
-        from hetero.apps.cards.card import PlanCard
-
         card = PlanCard.load(plan)
     else:
         card = _planned(
@@ -94,6 +100,7 @@ def export(
     if memory is not None:
         how["memory_fraction"] = memory
     service = Service.of_card(card, llm, **how)
+    service = service.beside(Service.of_card(PlanCard.load(one)) for one in beside or ())
     if chosen is not None:
         service = replace(service, router=makers[chosen](), routing=chosen)
     try:

@@ -73,6 +73,13 @@ def simulate(
         int | None, typer.Option(min=1, help="Serve only the first requests of the trace.")
     ] = None,
     slo: options.Targets = "",
+    classes: Annotated[
+        str,
+        typer.Option(
+            help="Shares of the requests in order of priority, as in chat=0.7,batch=0.3: engines "
+            "and the dispatcher serve the first class first, and each has a row of its own."
+        ),
+    ] = "",
     batching: Annotated[
         str,
         options.one_of(
@@ -160,6 +167,7 @@ def simulate(
     from hetero.progress import progress
     from hetero.question import within_context
     from hetero.simulator import Slo, metrics
+    from hetero.streams import stream
 
     options.new_file(output, force, *options.TABLES)
     if figures is not None and not figures.is_dir():
@@ -175,6 +183,14 @@ def simulate(
     requested, came = options.arrivals(requested, requests, rate, seed, arrivals, clients, think)
     if prefix_share is not None:
         requested = requested.with_prefix(prefix_share)
+    names: dict[int, str] = {}  # of the classes of requests
+    if classes:
+        hint = "give each class its share of the requests, as in chat=0.7,batch=0.3."
+        shares = options.pairs("--classes", classes.split(","), float, hint)
+        requested = requested.with_priorities([*shares.values()], stream(seed, "classes"))
+        names = dict(enumerate(shares))
+    elif requested.priorities is not None:
+        names = {k: f"priority {k}" for k in sorted(set(requested.priorities.tolist()))}
     setting: dict[str, Any]
     notes: list[str] = []
     if card is not None:
@@ -326,6 +342,9 @@ def simulate(
         if figures is not None:
             runs.append((one.name, run))
         found.append((one.name, metrics(run, wanted)))
+        found += [
+            (f"{one.name}, {label}", metrics(run, wanted, priority=k)) for k, label in names.items()
+        ]
         if output is not None:
             frame = run.frame()
             frame.insert(0, "router", one.name)

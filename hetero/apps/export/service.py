@@ -215,6 +215,11 @@ class Service(Shown):
         }
         return cls.of_plan(card.plan, llm or catalog.find_llm(asked.model), asked.cluster, **how)
 
+    def beside(self, others: Iterable[Service]) -> Service:
+        """The same on the GPUs and ports that engines of others leave on machines they share."""
+        before = [serving for one in others for serving in one.servings]
+        return replace(self, servings=placed(self.servings, before))
+
     @classmethod
     def of_plan(cls, plan: Plan, llm: Llm, name: str, **how: Unpack[EngineOptions]) -> Service:
         """Service of a plan of the arena for a model on a cluster called ``name``."""
@@ -369,10 +374,23 @@ def _vendor(gpu: str) -> str:
         return ""
 
 
-def placed(servings: Iterable[ServedEngine]) -> tuple[ServedEngine, ...]:
-    """The same engines with ports and GPUs of their own on the machines that they share."""
+def placed(
+    servings: Iterable[ServedEngine], before: Iterable[ServedEngine] = ()
+) -> tuple[ServedEngine, ...]:
+    """The same engines with ports and GPUs of their own on the machines that they share.
+
+    Parameters
+    ----------
+    before
+        Engines, placed already, that have the first GPUs and ports.
+    """
     ports: dict[str, int] = {}
     used: dict[str, int] = {}
+    for one in before:
+        for part in one.parts:
+            place = part.machine or one.name
+            used[place] = max(used.get(place, 0), part.first_gpu + part.gpus)
+            ports[place] = max(ports.get(place, 0), one.port + 1)
     found = []
     for one in servings:
         parts = []
