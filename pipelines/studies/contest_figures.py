@@ -127,7 +127,7 @@ def bars(
 ) -> Figure:
     """Goodput of every planner with its 95 % interval over seeds, one panel per case.
 
-    A line stands at the bound on throughput where it is within the panel, a cross where a planner
+    A line stands at the bound where it is within the panel, a cross where a planner
     has no plan.
     """
     import seaborn as sns
@@ -159,7 +159,7 @@ def bars(
     for axis in lowest:
         axis.set_xlabel("goodput [requests/s]")
     axes[0, 0].plot([], [], "x", color="#999999", label="no plan")
-    axes[0, 0].plot([], [], ":", color="#777777", linewidth=0.9, label="bound on throughput")
+    axes[0, 0].plot([], [], ":", color="#777777", linewidth=0.9, label="bound")
     shared_legend(fig)
     return fig
 
@@ -220,8 +220,8 @@ def _panels(
 
     Sizes are those of a panel and of what is beside them [inches].
     """
-    across = min(across, count)
-    down = -(-count // across)
+    across = max(min(across, count), 1)
+    down = max(-(-count // across), 1)
     size = width[0] * across + width[1], height[0] * down + height[1]
     fig, axes = plt.subplots(down, across, figsize=size, sharey=sharey, squeeze=False)
     for axis in axes.flat[count:]:
