@@ -63,8 +63,7 @@ def run(
             own = jobs_of(spec.repeated(found, values))
             _tell(client, values, table.collect(found, own)[aim].to_numpy(dtype=float), aim)
         known += len(batch)
-    unique = {job.key: job for job in jobs}
-    return list(unique.values())
+    return list({job.key: job for job in jobs}.values())
 
 
 def _name(found: spec.Sweep) -> str:

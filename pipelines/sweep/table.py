@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _CHANGE = ("change", "change low", "change high")
 _MOST_LINES = 8  # of an interaction: more cannot be told apart
-_LONG_TICK = 6  # letters; longer ones would run into each other
-_SLANTED: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
 
 
 def collect(sweep: Sweep, jobs: Sequence[Job]) -> pd.DataFrame:
@@ -240,6 +238,7 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     size = (max(4.2, 3.4 * len(swept)), max(3.0, 2.5 * len(measures)))
     drawn, axes = plt.subplots(len(measures), len(swept), figsize=size, squeeze=False, sharey="row")
     for i, measure in enumerate(measures):
+        axes[i, 0].set_ylabel(measure)
         for j, parameter in enumerate(swept):
             axis = axes[i, j]
             other = swept[(j + 1) % len(swept)] if len(swept) > 1 else None
@@ -250,8 +249,6 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
                 named = f"{sweep.label(other)} = {label}" if other else None
                 _line(axis, part, parameter, measure, named)
             axis.set_xlabel(sweep.label(parameter))
-            if j == 0:
-                axis.set_ylabel(measure)
             if other:
                 axis.legend(fontsize=7)
     return drawn
@@ -261,24 +258,28 @@ def _compared(found: pd.DataFrame, sweep: Sweep) -> Figure:
     """Means above, changes below, with their intervals."""
     import matplotlib.pyplot as plt
 
-    count = len(sweep.measures)
-    drawn, axes = plt.subplots(2, count, figsize=(max(4.6, 2.9 * count), 5.0), squeeze=False)
+    count, names = len(sweep.measures), _names(found["value"])
+    long = max(map(len, names.values())) > 6  # letters, which would run into each other
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    size, bracket = (max(4.6, 2.9 * count), 6.4 if long else 5.0), "\n[" if long else " ["
+    drawn, axes = plt.subplots(
+        2, count, figsize=size, squeeze=False, sharex="col" if long else "none"
+    )
     for k, (measure, one) in enumerate(sweep.measures.items()):
         part = found[found["measure"] == measure]
-        places, names = range(len(part)), _names(part["value"])
-        slanted = _SLANTED if max(map(len, names.values())) > _LONG_TICK else {}
+        places = range(len(part))
         for axis, name, low, high in (
             (axes[0, k], "mean", "low", "high"),
             (axes[1, k], "change", "change low", "change high"),
         ):
             reach = np.abs(part[[low, high]].to_numpy().T - part[name].to_numpy())
             axis.errorbar(places, part[name], np.nan_to_num(reach), fmt="o", capsize=3)
-            axis.set_xticks(places, list(names.values()), **slanted)
+            axis.set_xticks(places, list(names.values()), **(slanted if long else {}))
         unit = "%" if one.within is None else "points"
-        axes[0, k].set_ylabel(measure.replace(", ", "\n"))
+        axes[0, k].set_ylabel(measure.replace(", ", "\n").replace(" [", bracket))
         axes[1, k].axhline(0.0, color="0.4", linewidth=0.8)
         (base,) = sweep.against.values()
-        axes[1, k].set_ylabel(f"change from {names[base]} [{unit}]")
+        axes[1, k].set_ylabel(f"change from {names[base]}{bracket}{unit}]")
         axes[1, k].set_xlabel(textwrap.fill(sweep.label(sweep.swept[0]), 28))
     return drawn
 
