@@ -220,8 +220,8 @@ def _panels(
 
     Sizes are those of a panel and of what is beside them [inches].
     """
-    across = min(across, count)
-    down = -(-count // across)
+    across = max(min(across, count), 1)
+    down = max(-(-count // across), 1)
     size = width[0] * across + width[1], height[0] * down + height[1]
     fig, axes = plt.subplots(down, across, figsize=size, sharey=sharey, squeeze=False)
     for axis in axes.flat[count:]:

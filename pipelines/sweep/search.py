@@ -42,7 +42,8 @@ def run(
             resolve=f"use one of {', '.join(found.measures)}.",
         )
     jobs: list[Job] = []
-    first = jobs_of(spec.repeated(found, _middle(found.search)))
+    middle = {name: spec.scaled(one, 0.5) for name, one in found.search.ranges.items()}
+    first = jobs_of(spec.repeated(found, middle))
     log = Path(first[0].folder) / f"asked-{_name(found)}.json"
     asked: list[dict[str, Any]] = json.loads(log.read_text()) if log.is_file() else []
     client = _client(found.search, aim)
@@ -62,18 +63,13 @@ def run(
             own = jobs_of(spec.repeated(found, values))
             _tell(client, values, table.collect(found, own)[aim].to_numpy(dtype=float), aim)
         known += len(batch)
-    unique = {job.key: job for job in jobs}
-    return list(unique.values())
+    return list({job.key: job for job in jobs}.values())
 
 
 def _name(found: spec.Sweep) -> str:
     """Part of a file name that differs between searches over different things."""
     text = found.model_dump_json(exclude={"measures": True, "limit_s": True})
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _middle(search: spec.Search) -> dict[str, Any]:
-    return {name: spec.scaled(one, 0.5) for name, one in search.ranges.items()}
 
 
 def _client(search: spec.Search, aim: str) -> Any:

@@ -18,6 +18,8 @@ from hetero.notebook_engine import strip
 
 NAME = "hetero in process"
 
+_new_output: Any = nbformat.v4.new_output
+
 
 class InProcessEngine(Engine):  # type: ignore[misc]
     """Engine ``hetero in process``: cells run in an IPython shell of this process."""
@@ -71,14 +73,13 @@ def _tidy(shell: Any) -> None:
 
 
 def _outputs(captured: Any) -> list[nbformat.NotebookNode]:
-    new_output: Any = nbformat.v4.new_output
     found = [
-        new_output("stream", name=name, text=text)
+        _new_output("stream", name=name, text=text)
         for name, text in (("stdout", captured.stdout), ("stderr", captured.stderr))
         if text
     ]
     found += [
-        new_output("display_data", data=rich.data, metadata=rich.metadata or {})
+        _new_output("display_data", data=rich.data, metadata=rich.metadata or {})
         for rich in captured.outputs
         if rich.data
     ]
@@ -88,8 +89,7 @@ def _outputs(captured: Any) -> list[nbformat.NotebookNode]:
 def _error(error: BaseException) -> nbformat.NotebookNode:
     lines = traceback.format_exception(error)
     plain = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
-    new_output: Any = nbformat.v4.new_output
-    found: nbformat.NotebookNode = new_output(
+    found: nbformat.NotebookNode = _new_output(
         "error", ename=type(error).__name__, evalue=str(error), traceback=plain
     )
     return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,9 @@ def collect(sweep: Sweep, jobs: Sequence[Job]) -> pd.DataFrame:
         If a measure names a table, column, row or claim that the notebook did not leave.
     """
     rows = []
-    for job in jobs:
-        if not job.target.is_dir():
-            continue
-        values = {
-            name: _plain(value)
-            for name, value in (job.record["swept"] | job.record["repeat"]).items()
-        }
+    for job in (one for one in jobs if one.target.is_dir()):
+        varied = job.record["swept"] | job.record["repeat"]
+        values = {name: _plain(value) for name, value in varied.items()}
         for along in itertools.product(*sweep.along.values()):
             own = dict(zip(sweep.along, along, strict=True))
             given = job.record["parameters"] | own
@@ -127,10 +124,10 @@ def effects(frame: pd.DataFrame, sweep: Sweep) -> pd.DataFrame:
     """
     rows = []
     for parameter in sweep.swept:
-        for value, part in frame.groupby(parameter, sort=True):
+        numbers = pd.api.types.is_numeric_dtype(frame[parameter])  # else in the order of the file
+        for value, part in frame.groupby(parameter, sort=numbers):
             for measure, one in sweep.measures.items():
-                values = part[measure].to_numpy(dtype=float)
-                values = values[np.isfinite(values)]
+                values = part.loc[np.isfinite(part[measure]), measure].to_numpy(dtype=float)
                 if len(values):
                     low, high = spread(values, one.within) if len(values) > 1 else (np.nan, np.nan)
                     row = (parameter, value, measure, values.mean(), low, high, len(values))
@@ -192,26 +189,34 @@ def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
         if part["change low"].isna().all():
             continue
         unit = "%" if sweep.measures[measure].within is None else "points"
-        label, base = sweep.label(parameter), sweep.against[parameter]
+        label, names = sweep.label(parameter), _names(part["value"])
+        base = names[sweep.against[parameter]]
         clear = part[(part["change low"] > 0.0) | (part["change high"] < 0.0)]
         if clear.empty:
             most = np.nanmax(part[["change low", "change high"]].abs().to_numpy())
             said.append(
                 f"{measure}: no value of {label} changes it by more than {most:.2g} {unit} "
-                f"against {_plainly(base)}."
+                f"against {base}."
             )
         else:
             row = clear.iloc[int(clear["change"].abs().to_numpy().argmax())]
             said.append(
-                f"{measure}: {label} = {_plainly(row['value'])} in place of {_plainly(base)} gives "
+                f"{measure}: {label} = {names[row['value']]} in place of {base} gives "
                 f"{row['change']:+.3g} {unit} ({row['change low']:+.3g} to "
                 f"{row['change high']:+.3g})."
             )
     return said
 
 
-def _plainly(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+def _names(values: Iterable[Any]) -> dict[Any, str]:
+    """Numbers plainly, texts without the words that all of them begin or end with."""
+    words = [f"{v:g}".split() if isinstance(v, int | float) else str(v).split() for v in values]
+    first, last = (
+        next((k for k, at in enumerate(zip(*ends, strict=False)) if len(set(at)) > 1), 0)
+        for ends in (words, [one[::-1] for one in words])
+    )
+    names = (" ".join(one[first : len(one) - last] or one) for one in words)
+    return dict(zip(values, names, strict=True))
 
 
 def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
@@ -230,14 +235,10 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
     swept, measures = sweep.swept, tuple(sweep.measures)
     if len(swept) == 1 and sweep.against:
         return _compared(effects(frame, sweep), sweep)
-    drawn, axes = plt.subplots(
-        len(measures),
-        len(swept),
-        figsize=(max(4.2, 3.4 * len(swept)), max(3.0, 2.5 * len(measures))),
-        squeeze=False,
-        sharey="row",
-    )
+    size = (max(4.2, 3.4 * len(swept)), max(3.0, 2.5 * len(measures)))
+    drawn, axes = plt.subplots(len(measures), len(swept), figsize=size, squeeze=False, sharey="row")
     for i, measure in enumerate(measures):
+        axes[i, 0].set_ylabel(measure)
         for j, parameter in enumerate(swept):
             axis = axes[i, j]
             other = swept[(j + 1) % len(swept)] if len(swept) > 1 else None
@@ -248,8 +249,6 @@ def figure(frame: pd.DataFrame, sweep: Sweep) -> Figure:
                 named = f"{sweep.label(other)} = {label}" if other else None
                 _line(axis, part, parameter, measure, named)
             axis.set_xlabel(sweep.label(parameter))
-            if j == 0:
-                axis.set_ylabel(measure)
             if other:
                 axis.legend(fontsize=7)
     return drawn
@@ -259,8 +258,13 @@ def _compared(found: pd.DataFrame, sweep: Sweep) -> Figure:
     """Means above, changes below, with their intervals."""
     import matplotlib.pyplot as plt
 
-    count = len(sweep.measures)
-    drawn, axes = plt.subplots(2, count, figsize=(max(4.6, 2.9 * count), 5.0), squeeze=False)
+    count, names = len(sweep.measures), _names(found["value"])
+    long = max(map(len, names.values())) > 6  # letters, which would run into each other
+    slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    size, bracket = (max(4.6, 2.9 * count), 6.4 if long else 5.0), "\n[" if long else " ["
+    drawn, axes = plt.subplots(
+        2, count, figsize=size, squeeze=False, sharex="col" if long else "none"
+    )
     for k, (measure, one) in enumerate(sweep.measures.items()):
         part = found[found["measure"] == measure]
         places = range(len(part))
@@ -270,13 +274,13 @@ def _compared(found: pd.DataFrame, sweep: Sweep) -> Figure:
         ):
             reach = np.abs(part[[low, high]].to_numpy().T - part[name].to_numpy())
             axis.errorbar(places, part[name], np.nan_to_num(reach), fmt="o", capsize=3)
-            axis.set_xticks(places, [_plainly(value) for value in part["value"]])
+            axis.set_xticks(places, list(names.values()), **(slanted if long else {}))
         unit = "%" if one.within is None else "points"
-        axes[0, k].set_ylabel(measure.replace(", ", "\n"))
+        axes[0, k].set_ylabel(measure.replace(", ", "\n").replace(" [", bracket))
         axes[1, k].axhline(0.0, color="0.4", linewidth=0.8)
         (base,) = sweep.against.values()
-        axes[1, k].set_ylabel(f"change from {_plainly(base)} [{unit}]")
-        axes[1, k].set_xlabel(sweep.label(sweep.swept[0]))
+        axes[1, k].set_ylabel(f"change from {names[base]}{bracket}{unit}]")
+        axes[1, k].set_xlabel(textwrap.fill(sweep.label(sweep.swept[0]), 28))
     return drawn
 
 

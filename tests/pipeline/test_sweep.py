@@ -455,7 +455,7 @@ def test_ready_sweeps_fit_their_notebooks(file):
     assert len(spec.points(found, file.name)) * values >= 12
 
 
-@pytest.mark.parametrize("name", ["bins", "skew", "theta"])
+@pytest.mark.parametrize("name", ["bins", "mix", "prediction", "skew", "theta"])
 def test_committed_sweeps_are_those_of_their_files(name):
     found, folder = spec.read(Path(f"pipelines/sweeps/{name}.yaml")), Path("results/sweeps", name)
     points = pd.read_csv(folder / "points.csv")
@@ -465,11 +465,12 @@ def test_committed_sweeps_are_those_of_their_files(name):
     said = (folder / "sentences.txt").read_text().splitlines()
     assert said == table.sentences(kept, found)
     assert len(said) == len(found.measures)
-    values = math.prod(map(len, found.along.values()))
-    assert len(points) == len(spec.points(found)) * values
+    assert len(points) == len(spec.points(found)) * math.prod(map(len, found.along.values()))
+    (swept,) = found.swept
     for measure, one in found.measures.items():
         own = kept[kept["measure"] == measure]
-        assert own["change low"].notna().sum() == values - 1
+        assert len(own) == points[swept].nunique()
+        assert own["change low"].notna().sum() == len(own) - 1
         if one.within:
             assert own["low"].ge(one.within[0]).all()
             assert own["high"].le(one.within[1]).all()
@@ -481,6 +482,27 @@ def test_theta_raises_throughput_by_nvlink_and_lowers_it_by_pcie_as_readme_says(
     nvlink = queued["measure"].str.startswith("NVLink")
     assert (queued.loc[nvlink, "change low"] > 0.0).all()
     assert (queued.loc[~nvlink, "change high"] < 0.0).all()
+
+
+def test_predictions_that_err_cost_what_readme_says():
+    effects = pd.read_csv("results/sweeps/prediction/effects.csv").set_index(["measure", "value"])
+    theirs, ours = (
+        -effects.loc[(f"{router}, all at once, throughput [tokens/s]", 1.0), "change"]
+        for router in ("Algorithm 2", "hetero")
+    )
+    readme = " ".join(Path("README.md").read_text(encoding="utf-8").split())
+    assert f"{theirs:.0f} % of the throughput of a queue and our router {ours:.0f} %" in readme
+
+
+def test_mixes_carry_what_readme_says():
+    effects = pd.read_csv("results/sweeps/mix/effects.csv")
+    goodput = effects[effects["measure"].str.startswith("goodput")]
+    first, last = goodput.iloc[0], goodput.iloc[-1]
+    assert ("as 7 H100-SXM" in first["value"], "as 16 L40S" in last["value"]) == (True, True)
+    readme = " ".join(Path("README.md").read_text(encoding="utf-8").split())
+    low, high = first[["change low", "change high"]]
+    assert f"7 H100 carry {first['change']:.0f} % more ({low:.0f} to {high:.0f})" in readme
+    assert f"16 L40S {-last['change']:.0f} % less" in readme
 
 
 def test_values_along_one_run_are_read_as_if_each_had_run_alone(project, tmp_path):

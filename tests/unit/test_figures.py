@@ -79,6 +79,8 @@ def test_bars_of_a_contest_keep_the_intervals_of_the_table():
     assert spans == [[8.0, 12.0], [0.0, 11.0]]  # no goodput is below 0
     crosses = [line for line in axis.lines if line.get_marker() == "x" and len(line.get_xdata())]
     assert len(crosses) == 1  # of the planner without a plan
+    empty = contest_figures.bars(_contest(), [])  # where only fleets of equal price take part
+    assert not any(axis.get_visible() for axis in empty.axes)
 
 
 def test_winners_of_a_contest_are_framed_and_missing_plans_dashed():

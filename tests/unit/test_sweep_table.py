@@ -80,6 +80,25 @@ def test_the_sentence_names_the_largest_clear_change_or_what_none_exceeds():
     assert table.sentences(table.effects(clear, design(against={})), design(against={})) == []
 
 
+def test_texts_are_named_by_what_tells_them_apart_in_the_order_of_the_file():
+    texts = ["fleet of 8 L4 for M", "fleet of 2 H100 for M", "fleet of 2 H100, 4 L4 for M"]
+    changes = {"along": {}, "grid": {"clusters": texts}, "against": {"clusters": texts[1]}}
+    found = design(stage="arena", labels={}, **changes)
+    frame = pd.DataFrame(
+        [
+            {"point": "p", "clusters": text, "seeds": seed, "y [s]": y + seed}
+            for text, y in zip(texts, (10.0, 20.0, 15.0), strict=True)
+            for seed in (0, 1)
+        ]
+    )
+    main = table.effects(frame, found)
+    assert main["value"].tolist() == texts
+    (said,) = table.sentences(main, found)
+    assert said.startswith("y [s]: clusters = 8 L4 in place of 2 H100 gives -48.8 % (")
+    ticks = table.figure(frame, found).axes[1].get_xticklabels()
+    assert [one.get_text() for one in ticks] == ["8 L4", "2 H100", "2 H100, 4 L4"]
+
+
 def test_one_repeat_says_nothing():
     one = points({0.0: [1.0], 1.0: [2.0], 2.0: [3.0]})
     assert table.sentences(table.effects(one, design(repeat={"seeds": [0]})), design()) == []
