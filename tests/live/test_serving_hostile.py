@@ -32,7 +32,7 @@ CALM = {
 
 
 @pytest.fixture(scope="module")
-def engines():
+def engines(processes):
     found = Hostile(), Hostile()
     with running(*found):
         yield dict(zip("ab", found, strict=True))

@@ -18,7 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.app import Pages
@@ -71,8 +71,7 @@ class _Worker:
                 "ready": self.ready.set,
                 "enter": self._enter,
                 "place": self._place,
-                "first": self._first,
-                "more": self._more,
+                "piece": self._piece,
                 "failed": self._failed,
                 "left": self._left,
                 "ended": self._ended,
@@ -100,23 +99,24 @@ class _Worker:
     def _enter(
         self,
         number: int,
-        key: str | None,
+        key: str,
         path: str,
         model: str,
-        stream: bool,
-        prompt: list[int],
-        allowed: int | None,
+        numbers: int,
+        characters: int,
+        allowed: int,
         copies: int,
+        stream: bool,
+        room: int,
         endless: bool,
         name: str,
         arrival_s: float,
-        room: int,
     ) -> None:
         dispatcher, self._room = self._dispatcher, room
         headers = {"x-request-id": name}
-        size = PromptSize(*prompt)
-        asked = Asked(model, stream, size, allowed, copies, endless, None, b"", headers)
-        known = None if key is None else dispatcher.accounts.get(key.encode("latin-1"))
+        size, most = PromptSize(numbers, characters), None if allowed < 0 else allowed
+        asked = Asked(model, stream, size, most, copies, endless, None, b"", headers)
+        known = dispatcher.accounts.get(key.encode("latin-1"))
         account = known or Account(ANYONE)
         ticket = _Distant(asked, account, self._desk, path, arrival_s, number=number, worker=self)
         self._tickets[number] = ticket
@@ -157,20 +157,15 @@ class _Worker:
         what = refusal.status, refusal.code, refusal.message, refusal.retry_after_s
         self.channel.say("refused", number, *what)
 
-    def _first(self, number: int, pieces: int, at_s: float) -> None:
+    def _piece(self, number: int, pieces: int, at_s: float) -> None:
         self._dispatcher.piece(self._tickets[number], pieces, at_s)
-
-    def _more(self, told: list[Any]) -> None:
-        piece, tickets = self._dispatcher.piece, self._tickets
-        for k in range(0, len(told), 3):
-            piece(tickets[told[k]], told[k + 1], told[k + 2])
 
     def _failed(self, number: int, fault: str, again: bool) -> None:
         ticket = self._tickets[number]
 
         async def fail() -> None:
             await self._dispatcher.failed(ticket, Fault[fault], again=again)
-            self.channel.say("placed", number)
+            self.channel.say("answered", number)
 
         ticket.task = asyncio.create_task(fail())
 
@@ -178,25 +173,28 @@ class _Worker:
         self,
         number: int,
         outcome: str,
-        counts: tuple[int, int] | None,
+        inputs: int,
+        outputs: int,
         answered: bool,
         attempts: int,
         pieces: int,
-        first_s: float | None,
+        first_s: float,
         last_s: float,
-        guilty: list[str],
+        guilty: str,
         body: str,
         room: int,
     ) -> None:
         ticket, self._room = self._tickets[number], room
         if ticket.engine is not None:
             self._dispatcher.piece(ticket, pieces, last_s)
-            ticket.first_s = first_s
+            ticket.first_s = first_s if first_s >= 0.0 else None
         ticket.answered, ticket.attempts = answered, attempts
         if guilty:
             ticket.asked.rest = bytes.fromhex(body)
-            ticket.guilty = [x for x in self._dispatcher.engines if x.backend.name in guilty]
-        self._end(ticket, outcome, None if counts is None else _counted(*counts))
+            names = guilty.split("\n")
+            ticket.guilty = [x for x in self._dispatcher.engines if x.backend.name in names]
+        usage = Usage(input_tokens=inputs, output_tokens=outputs) if inputs >= 0 else None
+        self._end(ticket, outcome, usage)
 
     def _end(self, ticket: _Distant, outcome: str, usage: Usage | None = None) -> None:
         del self._tickets[ticket.number]
@@ -216,15 +214,11 @@ class _Worker:
             except Refusal as refusal:
                 self._refuse(number, refusal)
             else:
-                self.channel.say("placed", number, status, kind, content.decode())
+                self.channel.say("answered", number, status, kind, content.decode())
 
         task = asyncio.create_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _counted(inputs: int, outputs: int) -> Usage:
-    return Usage(input_tokens=inputs, output_tokens=outputs)
 
 
 class Owner:

@@ -62,6 +62,7 @@ class Worker:
             {
                 "table": self._table,
                 "placed": self._answered,
+                "answered": self._answered,
                 "refused": self._refused,
                 "abort": self._abort,
                 "drain": self._drain,
@@ -143,23 +144,24 @@ class Worker:
     async def place(self, ticket: Ticket, *, anew: bool) -> Seen:
         """The engine that a request goes to."""
         if ticket.row < 0:
-            asked = ticket.asked
+            asked, allowed = ticket.asked, ticket.asked.allowed
             ticket.row = next(self._numbers)
             self._tickets[ticket.row] = ticket
             found = await self._ask(
                 "enter",
                 ticket.row,
-                self._keys.get(ticket.account),
+                # A key has no blanks at its ends: with this one nobody is known.
+                self._keys.get(ticket.account, " "),
                 ticket.path,
                 asked.model,
-                asked.stream,
-                asked.prompt,
-                asked.allowed,
+                *asked.prompt,
+                -1 if allowed is None else allowed,
                 asked.copies,
+                asked.stream,
+                self.desk.room(),
                 asked.endless,
                 asked.headers["x-request-id"],
                 ticket.arrival_s,
-                self.desk.room(),
             )
         else:
             found = await self._ask("place", ticket.row, anew, self.desk.room())
@@ -169,8 +171,8 @@ class Worker:
 
     def piece(self, ticket: Ticket, pieces: int) -> None:
         """So many pieces of an answer have come by now."""
-        if pieces <= ticket.pieces:
-            return
+        if pieces <= ticket.pieces or ticket.row not in self._tickets:
+            return  # a line may end after the client has left
         ticket.last_s = self.now_s()
         if ticket.pieces:
             if not self._behind:
@@ -179,12 +181,13 @@ class Worker:
         else:
             ticket.first_s = ticket.last_s
             if ticket.asked.stream:  # else its end comes with it
-                self.channel.say("first", ticket.row, pieces, ticket.first_s)
+                self.channel.say("piece", ticket.row, pieces, ticket.first_s)
         ticket.pieces = pieces
 
     def _gather(self) -> None:
         behind, self._behind = self._behind, set()
-        self.channel.say("more", [x for one in behind for x in (one.row, one.pieces, one.last_s)])
+        for ticket in behind:
+            self.channel.say("piece", ticket.row, ticket.pieces, ticket.last_s)
 
     async def failed(self, ticket: Ticket, fault: Fault, *, again: bool) -> None:
         """An attempt failed before its client got anything."""
@@ -197,16 +200,17 @@ class Worker:
         self._behind.discard(ticket)
         self._tickets.pop(ticket.row, None)
         self._waits.pop(ticket.row, None)
-        guilty = [seen.backend.name for seen in ticket.guilty]
+        guilty = "\n".join(seen.backend.name for seen in ticket.guilty)
+        told = (-1, -1) if usage is None else (usage.input_tokens, usage.output_tokens)
         self.channel.say(
             "left",
             ticket.row,
             outcome,
-            usage and (usage.input_tokens, usage.output_tokens),
+            *told,
             ticket.answered,
             ticket.attempts,
             ticket.pieces,
-            ticket.first_s,
+            -1.0 if ticket.first_s is None else ticket.first_s,
             ticket.last_s,
             guilty,
             # A request by which engines are blamed is the same one in every process.
