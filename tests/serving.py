@@ -130,9 +130,16 @@ class Hostile(Process):
 
 
 class Served(Process):
-    """`hetero serve` on a deployment file."""
+    """`hetero serve` on a deployment file.
+
+    Attributes
+    ----------
+    workers
+        Processes that listen; the fixture `processes` runs tests with one and with two.
+    """
 
     key = ""
+    workers = 1
 
     def __init__(self, folder: Path, urls: dict[str, str], **settings: Any) -> None:
         self.file = folder / "deployment.yaml"
@@ -152,7 +159,7 @@ class Served(Process):
     def write(self, urls: dict[str, str], **settings: Any) -> None:
         drained = settings.pop("drained", ())
         models = settings.pop("models", {})
-        text = {"model": "m", "router": "least-requests"} | settings
+        text = {"model": "m", "router": "least-requests", "workers": self.workers} | settings
         text["backends"] = [
             {"name": name, "url": url, "step": "step.json", "kv_tokens": 20_000}
             | {"drain": name in drained}

@@ -65,7 +65,7 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
     rows: list[tuple[str, float, str, int]] = []
     with contextlib.ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
-        urls = [_engine(ends, folder, k) for k in range(2)]
+        urls = [engine(ends, folder, k) for k in range(2)]
         routers: dict[str, tuple[str, psutil.Process]] = {}
         for name, command in _commands(folder, urls).items():
             port = free_port()
@@ -80,7 +80,7 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
             for turn in range(rounds + 1):
                 for name, (url, process) in routers.items():
                     before_s = cpu_s(process)
-                    asyncio.run(_ask(url, body, requests))
+                    asyncio.run(ask(url, body, requests))
                     if turn:  # the first warms up
                         spent[name].append((cpu_s(process) - before_s) / requests)
             for name, found in spent.items():
@@ -92,7 +92,8 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
     return ServeBench(tuple(rows), (), ("Processor time of the router; eight at once.", load))
 
 
-def _engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:
+def engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:
+    """Address of an engine that answers at once, started."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "pipelines.bench.paced", "--step-ms", "0", "--first-ms", "0"]
     command += ["--port", url.rpartition(":")[2]]
@@ -100,16 +101,21 @@ def _engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:
     return url
 
 
-def _commands(folder: Path, urls: list[str]) -> Mapping[str, list[str]]:
-    """Commands that start what is installed; their port is written PORT."""
+def served(folder: Path, urls: list[str]) -> list[str]:
+    """The command of `hetero serve` in front of engines, but for its port."""
     step = StepModel.affine(floor_s=0.01, per_token_s=1e-6, per_cached_token_s=0.0)
     storage.save(step, folder / "step.json")
     backend = {"step": "step.json", "kv_tokens": 10**7, "max_batch": 4096}
     named = [backend | {"name": f"engine {k}", "url": url} for k, url in enumerate(urls)]
     file = folder / "deployment.yaml"
     file.write_text(json.dumps({"model": "m", "backends": named}), encoding="utf-8")
-    serve = ["-c", "from hetero.apps.cli import main; main()", "serve", str(file)]
-    found = {"hetero serve": [sys.executable, *serve, "--port", "PORT"]}
+    program = [sys.executable, "-c", "from hetero.apps.cli import main; main()"]
+    return [*program, "serve", str(file), "--port"]
+
+
+def _commands(folder: Path, urls: list[str]) -> Mapping[str, list[str]]:
+    """Commands that start what is installed; their port is written PORT."""
+    found = {"hetero serve": [*served(folder, urls), "PORT"]}
     tools = paths.root() / "pipelines/build/tools"
     for name in ("vllm_router", "sglang_router"):
         if any(tools.glob(f"lib/python*/site-packages/{name}")):
@@ -118,7 +124,8 @@ def _commands(folder: Path, urls: list[str]) -> Mapping[str, list[str]]:
     return found
 
 
-async def _ask(url: str, body: Mapping[str, object], requests: int) -> None:
+async def ask(url: str, body: Mapping[str, object], requests: int, at_once: int = 8) -> None:
+    """Send so many requests, some at once."""
     left: Iterator[int] = iter(range(requests))
     content = json.dumps(body).encode()
     head = {"content-type": "application/json"}
@@ -134,4 +141,4 @@ async def _ask(url: str, body: Mapping[str, object], requests: int) -> None:
                         resolve="look at its log.",
                     )
 
-        await asyncio.gather(*(worker() for _ in range(8)))
+        await asyncio.gather(*(worker() for _ in range(at_once)))

@@ -22,6 +22,8 @@ import openai
 
 from tests.serving import Paced, Served, get, running, wait_until
 
+pytestmark = pytest.mark.usefixtures("processes")
+
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 SAID = [

@@ -1,44 +1,34 @@
-"""The pages of the dispatcher."""
+"""A dispatcher that listens itself, and its pages: what it tells, and how it is changed."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
+import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hetero.apps.serving.accounts import Account
-from hetero.apps.serving.bodies import BodyShare
-from hetero.apps.serving.connections import Exchange
+from hetero.apps.serving.connections import Connections, Guarded, descriptors
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.relay import RESPONSES, Relay
+from hetero.apps.serving.front import Front, known, match
 from hetero.apps.serving.settings import DeploymentFile, checked
-from hetero.errors import HeteroError
+from hetero.errors import HeteroError, ParameterError
 
-#: Paths that engines answer, and what a request has to have one of.
-ANSWERED = {
-    "/v1/completions": ("prompt",),
-    "/v1/chat/completions": ("messages",),
-    RESPONSES: ("input",),
-    "/v1/embeddings": ("input",),
-    "/tokenize": ("prompt", "messages"),
-}
-_ADMIN = "/admin/backends"
-Page = Callable[[Exchange], tuple[int, Any]]
+#: The pages with which engines are changed.
+ADMIN = "/admin/backends"
+Page = Callable[[str], tuple[int, Any]]
 
 
 class Pages:
-    """All that a dispatcher answers, by path."""
+    """What is not answered by engines, by path."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher, self._created = dispatcher, int(time.time())
-        self._relays = {path: Relay(dispatcher, path, needs) for path, needs in ANSWERED.items()}
         self._pages: dict[str, Page] = {
             "/v1/models": self._models,
             "/health": self._health,
@@ -48,102 +38,65 @@ class Pages:
             "/metrics": self._metrics,
         }
 
-    def opened(self, exchange: Exchange) -> None:
-        """The head of a request has come: it may be refused before the rest of it has."""
-        dispatcher = self._dispatcher
-        exchange.share = BodyShare(dispatcher.bodies)
-        try:
-            if exchange.method == "POST" and exchange.path in self._relays:
-                exchange.context = self._relays[exchange.path]
-                dispatcher.meters.received += 1
-                exchange.account = account = known(dispatcher, exchange)
-                account.arrive(dispatcher.now_s())
-            if length := exchange.fields.get(b"content-length"):
-                exchange.share.check(int(length), dispatcher.settings.limits)
-        except Refusal as refusal:
-            exchange.refusal = refusal
+    async def answer(
+        self, method: str, path: str, authorization: str, body: bytes
+    ) -> tuple[int, str, bytes]:
+        """A page: its status, its type and what is on it.
 
-    def dropped(self, exchange: Exchange) -> None:
-        """A client has left before all of its request had come."""
-        self._left(exchange, "cancelled")
+        Raises
+        ------
+        Refusal
+            If there is no such page, or not for this client or method.
+        """
+        if path.startswith(ADMIN):
+            status, found = await self._admin(method, path, authorization, body)
+        elif path not in self._pages:
+            raise Refusal(404, "not_found", "Not Found; see /v1/models.")
+        elif method not in ("GET", "HEAD"):
+            raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
+        else:
+            status, found = self._pages[path](authorization)
+        if isinstance(found, bytes):
+            return status, CONTENT_TYPE_LATEST, found
+        return status, "application/json", json.dumps(found, separators=(",", ":")).encode()
 
-    def _left(self, exchange: Exchange, outcome: str) -> None:
-        if exchange.share is not None:
-            exchange.share.leave()
-        if exchange.context is not None:
-            self._dispatcher.meters.ended(outcome)
-
-    async def answer(self, exchange: Exchange) -> None:
-        """Answer a request."""
-        outcome = "failed"
-        try:
-            if exchange.context is not None:
-                outcome = await exchange.context.answer(exchange)
-            else:
-                await self._page(exchange)
-        except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
-        finally:
-            self._left(exchange, outcome)
-
-    async def _page(self, exchange: Exchange) -> None:
-        try:
-            if exchange.refusal is not None:
-                raise exchange.refusal
-            page = self._pages.get(exchange.path)
-            if exchange.path.startswith(_ADMIN):
-                status, found = await self._admin(exchange)
-            elif page is None and exchange.path not in self._relays:
-                raise Refusal(404, "not_found", "Not Found; see /v1/models.")
-            elif page is None or exchange.method not in ("GET", "HEAD"):
-                raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
-            else:
-                status, found = page(exchange)
-        except Refusal as refusal:
-            allowed = b"POST" if exchange.path in self._relays else b"GET, HEAD"
-            exchange.refuse(refusal, [(b"allow", allowed)] if refusal.status == 405 else [])
-            return
-        plain = isinstance(found, bytes)
-        kind = CONTENT_TYPE_LATEST.encode() if plain else b"application/json"
-        content = found if plain else json.dumps(found, separators=(",", ":")).encode()
-        exchange.reply(status, [(b"content-type", kind)], content)
-
-    def _models(self, exchange: Exchange) -> tuple[int, Any]:
-        known(self._dispatcher, exchange)
+    def _models(self, authorization: str) -> tuple[int, Any]:
+        known(self._dispatcher.accounts, authorization)
         common = {"object": "model", "created": self._created, "owned_by": "hetero"}
         found = [{"id": name} | common for name in self._dispatcher.models]
         return 200, {"object": "list", "data": found}
 
-    def _health(self, exchange: Exchange) -> tuple[int, Any]:
+    def _health(self, authorization: str) -> tuple[int, Any]:
         engines = {one.backend.name: one.open for one in self._dispatcher.engines}
         good = any(engines.values())
         said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
         with suppress(Refusal):  # balancers have no key and need none of this
-            known(self._dispatcher, exchange)
+            known(self._dispatcher.accounts, authorization)
             said |= {"router": self._dispatcher.router.name, "engines": engines}
         return (200 if good else 503), said
 
-    def _ready(self, _: Exchange) -> tuple[int, Any]:
+    def _ready(self, _: str) -> tuple[int, Any]:
         good = any(one.open for one in self._dispatcher.engines)
         return (200 if good else 503), {"ready": good}
 
-    def _plan(self, exchange: Exchange) -> tuple[int, Any]:
-        known(self._dispatcher, exchange)
+    def _plan(self, authorization: str) -> tuple[int, Any]:
+        known(self._dispatcher.accounts, authorization)
         return 200, self._dispatcher.plan.record()
 
-    def _metrics(self, exchange: Exchange) -> tuple[int, Any]:
-        known(self._dispatcher, exchange)
+    def _metrics(self, authorization: str) -> tuple[int, Any]:
+        known(self._dispatcher.accounts, authorization)
         return 200, self._dispatcher.meters.text()
 
-    async def _admin(self, exchange: Exchange) -> tuple[int, Any]:
+    async def _admin(
+        self, method: str, path: str, authorization: str, body: bytes
+    ) -> tuple[int, Any]:
         """Show, add, drain and remove engines, until the file is read again."""
         dispatcher = self._dispatcher
         if dispatcher.admin_key is None:
             raise Refusal(404, "not_found", "Not Found; the file names no admin_key_env.")
-        if _match(exchange, [dispatcher.admin_key]) is None:
+        if match(authorization, [dispatcher.admin_key]) is None:
             raise Refusal(401, "invalid_api_key", "The admin key is missing or wrong.")
-        name, method = exchange.path.removeprefix(_ADMIN).lstrip("/"), exchange.method
+        name = path.removeprefix(ADMIN).lstrip("/")
         engines = {one.backend.name: one for one in dispatcher.engines}
         if name and name not in engines:
             raise Refusal(404, "not_found", f"There is no backend '{name}'.")
@@ -151,7 +104,7 @@ class Pages:
             raise Refusal(405, "method_not_allowed", "GET and POST all, PATCH and DELETE one.")
         if method != "GET":
             try:
-                given = {} if method == "DELETE" else json.loads(exchange.body)
+                given = {} if method == "DELETE" else json.loads(body)
                 if not isinstance(given, dict) or (method == "PATCH" and set(given) != {"drain"}):
                     raise ValueError
             except (ValueError, RecursionError):
@@ -183,26 +136,37 @@ class Pages:
         return 200, {"backends": found}
 
 
-def known(dispatcher: Dispatcher, exchange: Exchange) -> Account:
-    """Who asks.
+class Door:
+    """The address, served by this process."""
 
-    Raises
-    ------
-    Refusal
-        If there are keys, and the request has none of them.
-    """
-    accounts = dispatcher.accounts
-    if b"" in accounts:
-        return accounts[b""]
-    found = _match(exchange, accounts)
-    if found is None:
-        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
-    return accounts[found]
+    def __init__(
+        self, dispatcher: Dispatcher, address: tuple[str, int], context: ssl.SSLContext | None
+    ) -> None:
+        front = Front(dispatcher, Pages(dispatcher).answer)
+        files = descriptors(dispatcher.settings.limits)
+        self._connections = Connections(front, lambda: dispatcher.settings.limits, files)
+        dispatcher.desk.room = self._connections.room
+        self._address, self._context = address, context
 
+    async def open(self) -> None:
+        """Listen."""
+        loop, address = asyncio.get_running_loop(), self._address
+        try:
+            self._server = await loop.create_server(
+                lambda: Guarded(self._connections, loop),
+                *address,
+                ssl=self._context,
+                backlog=2048,
+            )
+        except OSError as error:
+            raise ParameterError(
+                f"The address {address[0]}:{address[1]} cannot be bound ({error.strerror}).",
+                resolve="choose another with --port, or stop what listens there.",
+            ) from None
+        self._watching = asyncio.create_task(self._connections.watch())
 
-def _match(exchange: Exchange, keys: Iterable[bytes]) -> bytes | None:
-    """The key of these that a request has; the time does not tell which one was near."""
-    kind, _, given = exchange.field(b"authorization").partition(" ")
-    mine = given.strip().encode()
-    good = [key for key in keys if hmac.compare_digest(mine, key)]
-    return good[0] if good and kind.lower() == "bearer" else None
+    async def close(self, limit_s: float, hurry: asyncio.Event) -> None:
+        """Let requests under way end, so long or until ``hurry``, and then end all."""
+        self._server.close()
+        await self._connections.drain(limit_s, hurry)
+        self._watching.cancel()

@@ -6,7 +6,6 @@ import asyncio
 import bisect
 import logging
 import operator
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,20 +17,20 @@ from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
-from hetero.apps.serving.faults import Failed, Fault, Refusal
+from hetero.apps.serving.events import Usage
+from hetero.apps.serving.faults import Fault, Refusal
 from hetero.apps.serving.learning import LEAST, First, Mark, StepLearner
 from hetero.apps.serving.lengths import LengthEstimates
 from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
-from hetero.apps.serving.settings import Client, DeploymentFile
-from hetero.apps.serving.tickets import Ticket
+from hetero.apps.serving.settings import ANYONE, Client, DeploymentFile
+from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Desk, Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
 
 log = logging.getLogger("hetero.apps.serving")
-_ANYONE = Client(name="anyone", key_env="")
 _ROWS = 16384  # requests remembered
 _DRIFT = 1.25  # of mean lengths, that the plan follows
 
@@ -109,10 +108,9 @@ class Dispatcher:
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
         self.bodies = Held()
-        self.away = 0  # requests at engines
-        #: How many may be there at once: what the process has descriptors for.
-        self.room: Callable[[], int] = lambda: sys.maxsize
+        self.desk = Desk()  # for requests that this process relays itself
         self.pool = EnginePool()
+        self.reloaded: Callable[[], None] = lambda: None
         self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
@@ -143,7 +141,7 @@ class Dispatcher:
         self._prepared, self.settings, self.books, self.engines = new, settings, books, engines
         self.router, self.admin_key, self.models = new.router, new.admin_key, settings.models
         before, self.accounts = self.accounts, {}
-        for key, client in (new.keys or {b"": _ANYONE}).items():
+        for key, client in (new.keys or {b"": ANYONE}).items():
             account = self.accounts[key] = before.get(key) or Account(client)
             account.client = client
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
@@ -180,6 +178,7 @@ class Dispatcher:
             self.lengths = LengthEstimates(new.settings.outputs)
         self._install(new)
         log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
+        self.reloaded()
         self.offer()
 
     def _plan(self, why: str) -> None:
@@ -287,14 +286,21 @@ class Dispatcher:
 
     # Requests -------------------------------------------------------------------------------
 
-    def admit(self, ticket: Ticket) -> None:
-        """Let a request into the house.
+    def arrived(self) -> None:
+        """A request is coming."""
+        self.meters.received += 1
 
-        Raises
-        ------
-        Refusal
-            If it is full.
-        """
+    def ended(self, outcome: str) -> None:
+        """A request has ended before it could ask for a place."""
+        self.meters.ended(outcome)
+
+    def _admit(self, ticket: Ticket) -> None:
+        """Let a request into the house, or refuse it if that is full."""
+        asked = ticket.asked
+        ticket.input_tokens = self.lengths.prompt(asked.prompt)
+        ticket.predicted_tokens = self.lengths.output(
+            asked.allowed, asked.copies, endless=asked.endless
+        )
         free = self.settings.limits.max_requests - len(self.tickets)
         if free <= 0:
             raise self._crowded("requests", len(self.tickets))
@@ -314,17 +320,33 @@ class Dispatcher:
         after_s = min(max(0.1 * len(self.tickets) / pace, 1.0), 60.0) if pace > 0 else 60.0
         return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=after_s)
 
-    async def place(self, ticket: Ticket) -> Seen:
+    async def place(self, ticket: Ticket, *, anew: bool = False) -> Seen:
         """The engine that a request goes to; it may have to wait for one.
+
+        Parameters
+        ----------
+        anew
+            Whether engines that have failed it may have it again.
 
         Raises
         ------
         Refusal
-            If the queue is full, no engine takes it in time, or all that could have failed it.
+            If the house or its queue is full, no engine takes it in time, or all that could have
+            failed it.
         """
-        chosen, deferred = self._choose(ticket)
-        if chosen is not None:
-            return chosen
+        chosen, deferred = self.placed(ticket, anew=anew)
+        return chosen or await self.wait(ticket, deferred=deferred)
+
+    def placed(self, ticket: Ticket, *, anew: bool) -> tuple[Seen | None, bool]:
+        """The engine for a request as :meth:`place`, if there is one now, or whether to defer."""
+        if anew:
+            ticket.avoid.clear()
+        if ticket.row < 0:
+            self._admit(ticket)
+        return self._choose(ticket)
+
+    async def wait(self, ticket: Ticket, *, deferred: bool) -> Seen:
+        """The engine for a request as :meth:`place`, once there is one."""
         if len(self.held) >= self.settings.limits.max_queue:
             raise self._crowded("held requests", len(self.held))
         if not deferred:  # an engine that failed it may be the first that comes back
@@ -334,7 +356,7 @@ class Dispatcher:
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
-        if limits.down_s is not None and not self._served(ticket):
+        if limits.down_s is not None and not self._has_engine(ticket):
             limit_s = min(limits.down_s, limit_s)
         try:
             async with asyncio.timeout(limit_s):
@@ -347,6 +369,10 @@ class Dispatcher:
                 retry_after_s=1.0,
             ) from None
         finally:
+            self._stop_waiting(ticket)
+
+    def _stop_waiting(self, ticket: Ticket) -> None:
+        if ticket.waits is not None:
             ticket.waits = None
             if ticket in self.held:
                 self.held.remove(ticket)
@@ -356,12 +382,12 @@ class Dispatcher:
         """An engine, or None and whether the router deferred the request."""
         began = time.perf_counter()
         now_s = self.now_s()
-        if self.away >= self.room():
+        if ticket.desk.away >= ticket.desk.room():
             return None, False
         model = ticket.asked.model
         usable = [x.serves(model) and x.backend.name not in ticket.avoid for x in self.engines]
         if not self.books.look(ticket.row, now_s, usable):
-            if ticket.avoid and not any(usable) and self._served(ticket):
+            if ticket.avoid and not any(usable) and self._has_engine(ticket):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.books.records, ticket.row, now_s)
@@ -380,11 +406,11 @@ class Dispatcher:
         ticket.engine, ticket.sent_s = seen, now_s
         ticket.beside = self.books.beside(choice)
         seen.tickets.add(ticket)
-        self.away += 1
+        ticket.desk.away += 1
         ticket.account.away += 1
         return seen, False
 
-    def _served(self, ticket: Ticket) -> bool:
+    def _has_engine(self, ticket: Ticket) -> bool:
         """Whether an engine is up that serves the model of a request."""
         return any(one.serves(ticket.asked.model) for one in self.engines)
 
@@ -422,15 +448,16 @@ class Dispatcher:
                     break
         return min(firsts.values(), key=lambda one: one.account.load, default=None)
 
-    def piece(self, ticket: Ticket, pieces: int) -> None:
-        """So many pieces of an answer have come by now."""
+    def piece(self, ticket: Ticket, pieces: int, at_s: float | None = None) -> None:
+        """So many pieces of an answer have come by now, the last of them at a time."""
         now_s = self.now_s()
+        at_s = now_s if at_s is None else at_s
         more = pieces - ticket.pieces
         if more <= 0:
             return
         seen = ticket.engine
         if ticket.pieces == 0:
-            ticket.first_s = now_s
+            ticket.first_s = at_s
             if seen is not None and seen.position >= 0:
                 self.books.first_token(ticket.row, now_s)
                 self.books.more_tokens(ticket.row, more - 1)
@@ -440,9 +467,9 @@ class Dispatcher:
         elif seen is not None and seen.position >= 0:
             self.books.more_tokens(ticket.row, more)
         ticket.pieces = pieces
-        ticket.last_s = now_s
+        ticket.last_s = at_s
 
-    async def failed(self, ticket: Ticket, failed: Failed, *, again: bool) -> None:
+    async def failed(self, ticket: Ticket, fault: Fault, *, again: bool) -> None:
         """An attempt failed before its client got anything: the request may go elsewhere.
 
         Parameters
@@ -452,45 +479,82 @@ class Dispatcher:
         """
         seen = ticket.engine
         assert seen is not None
+        self.meters.attempt(seen.backend.name, "failed")
         self._back(ticket)
         if not again:
             ticket.avoid.add(seen.backend.name)
         ticket.pieces, ticket.first_s, ticket.mark = 0, None, None
         self.books.withdraw(ticket.row, self.now_s())
-        if failed.fault is Fault.GONE and seen.up:
+        if fault is Fault.GONE and seen.up:
             await self._check_one(seen)  # no request brings it about, so none decides it
             if seen.up:
                 ticket.avoid.discard(seen.backend.name)
         self.offer()
 
-    def judge(self, ticket: Ticket, *, answered: bool) -> None:
-        """Blame the engines that failed a request by their own fault, now that it has ended."""
-        if not ticket.case.failed:
-            return
-        for seen in ticket.case.guilty(answered=answered):
-            last = not any(one.open for one in self.engines if one is not seen)
-            seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
-        self.mend()
-
     def _back(self, ticket: Ticket) -> None:
         if ticket.engine is not None:
             ticket.engine.tickets.discard(ticket)
             ticket.engine = None
-            self.away -= 1
+            ticket.desk.away -= 1
             ticket.account.away -= 1
 
-    def leave(self, ticket: Ticket, outputs: int, *, finished: bool) -> None:
-        """A request leaves the house."""
+    def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
+        """A request that has asked for a place has ended.
+
+        Parameters
+        ----------
+        outcome
+            How, see :data:`hetero.apps.serving.metrics.OUTCOMES`.
+        usage
+            What its engine has counted, if it was finished.
+        """
+        self.meters.ended(outcome)
+        seen, now_s = ticket.engine, self.now_s()
+        outputs = 0
+        if seen is not None and ticket.answered:
+            self.meters.attempt(seen.backend.name, "refused" if usage is None else "finished")
+            seen.well()
+            outputs = 0 if usage is None else self._served(ticket, seen, usage, now_s)
+        elif seen is not None and outcome == "failed":
+            self.meters.attempt(seen.backend.name, "broken")
+        if ticket.guilty:
+            self._blame(ticket)
+        if self.request_log is not None:
+            self.request_log.write(ticket, outcome, outputs, now_s)
         if ticket not in self.tickets:
             return
+        self._stop_waiting(ticket)
         self.tickets.discard(ticket)
         ticket.account.inside -= 1
-        seen = ticket.engine
         self._back(ticket)
-        self.books.close(ticket.row, self.now_s(), ticket.input_tokens, outputs, finished=finished)
-        if finished and ticket.mark is not None and ticket.asked.stream and seen is not None:
+        self.books.close(
+            ticket.row, now_s, ticket.input_tokens, outputs, finished=usage is not None
+        )
+        if (
+            usage is not None
+            and ticket.mark is not None
+            and ticket.asked.stream
+            and seen is not None
+        ):
             self._teach(ticket, ticket.mark, seen, outputs)
         self.offer()
+
+    def _served(self, ticket: Ticket, seen: Seen, usage: Usage, now_s: float) -> int:
+        """Count a request that was answered in full; returns its output tokens."""
+        if usage.input_tokens:
+            ticket.input_tokens = usage.input_tokens
+            if ticket.path not in WITHOUT_OUTPUT:
+                self.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
+        outputs = usage.output_tokens or ticket.pieces
+        self.meters.served(ticket, seen.backend.name, now_s, ticket.input_tokens, outputs)
+        return outputs
+
+    def _blame(self, ticket: Ticket) -> None:
+        """Let engines that failed a request by their own fault answer for it."""
+        for seen in ticket.guilty:
+            last = not any(one.open for one in self.engines if one is not seen)
+            seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
+        self.mend()
 
     def _teach(self, ticket: Ticket, begin: Mark, seen: Seen, outputs: int) -> None:
         """Let an engine be known better by an answer."""

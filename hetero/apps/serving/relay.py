@@ -11,12 +11,11 @@ from collections.abc import Mapping
 
 from hetero.apps.serving.bodies import Asked, parsed
 from hetero.apps.serving.connections import Exchange
-from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Events, Usage
 from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lines import EngineLine
-from hetero.apps.serving.tickets import Ticket
+from hetero.apps.serving.tickets import WITHOUT_OUTPUT, House, Ticket
 
 _PASSED = {b"content-type", b"retry-after"}
 # What of the headers of a request is passed on, and how it has to look.
@@ -25,8 +24,6 @@ _NAMES = {
     "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
     "tracestate": re.compile("[ -~]{1,512}"),
 }
-#: Paths that engines answer without generating anything.
-WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
 RESPONSES = "/v1/responses"
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
 _MOST = 64 << 20  # bytes of an answer that is not streamed
@@ -45,65 +42,49 @@ class Relay:
         Fields of which a request has to have one.
     """
 
-    def __init__(self, dispatcher: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
-        self._dispatcher, self._path, self._needs = dispatcher, path, needs
+    def __init__(self, house: House, path: str, needs: tuple[str, ...]) -> None:
+        self._house, self._path, self._needs = house, path, needs
 
-    async def answer(self, client: Exchange) -> str:
-        """Answer a request; how it ended, see :data:`hetero.apps.serving.metrics.OUTCOMES`."""
-        names = _names(client)
+    async def answer(self, client: Exchange) -> None:
+        """Answer a request."""
+        names, house = _names(client), self._house
         try:
             if client.refusal is not None:
                 raise client.refusal
             asked = self._read(client.body)
-        except Refusal as refusal:
-            client.refuse(refusal, _told(names))
-            return "refused"
+        except Exception as error:
+            house.ended("refused" if isinstance(error, Refusal) else "failed")
+            if not isinstance(error, Refusal):
+                raise
+            client.refuse(error, _told(names))
+            return
         asked.headers = names
         client.body = bytearray()
-        dispatcher = self._dispatcher
-        ticket = Ticket(
-            asked,
-            client.account,
-            dispatcher.lengths.prompt(asked.prompt),
-            dispatcher.lengths.output(asked.allowed, asked.copies, endless=asked.endless),
-            dispatcher.now_s(),
-        )
-        outputs, finished, outcome = 0, False, "failed"
+        ticket = Ticket(asked, client.account, house.desk, self._path, house.now_s())
         try:
-            dispatcher.admit(ticket)
             usage = await self._attempts(ticket, client)
-            finished = usage is not None
-            if usage is not None:
-                outputs = self._learn(ticket, usage)
-            outcome = "finished" if finished else "failed"
         except Refusal as refusal:
             # It holds no place while its client reads of it.
-            dispatcher.leave(ticket, 0, finished=False)
+            house.leave(ticket, "failed" if ticket.attempts else "refused")
             if ticket.sent:
                 # With an error that clients raise.
                 client.write(b"data: " + json.dumps(refusal.body()).encode() + b"\n\n")
                 client.end()
-                outcome = "failed"
             else:
-                outcome = "refused" if ticket.attempts == 0 else "failed"
                 client.refuse(refusal, _told(names))
-        except asyncio.CancelledError:
-            outcome = "cancelled"
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            house.leave(ticket, "cancelled" if cancelled else "failed")
             raise
-        finally:
-            if dispatcher.request_log is not None:
-                dispatcher.request_log.write(
-                    ticket, self._path, outcome, outputs, dispatcher.now_s()
-                )
-            dispatcher.leave(ticket, outputs, finished=finished)
-        return outcome
+        else:
+            house.leave(ticket, "failed" if usage is None else "finished", usage)
 
     def _read(self, content: bytearray) -> Asked:
         body, long = parsed(content)
         if all(body.get(one) is None for one in self._needs):
             text = f"The body has no {' or '.join(map(repr, self._needs))}."
             raise Refusal(400, "invalid_request", text)
-        models, wanted = self._dispatcher.models, str(body.get("model"))
+        models, wanted = self._house.models, str(body.get("model"))
         if wanted not in models:
             known = ", ".join(f"'{one}'" for one in [*models][:10])
             text = f"There is no model '{wanted[:100]}' here; use one of {known}."
@@ -113,25 +94,13 @@ class Relay:
             asked.allowed, asked.stream = 1, False
         return asked
 
-    def _learn(self, ticket: Ticket, usage: Usage) -> int:
-        dispatcher, seen = self._dispatcher, ticket.engine
-        assert seen is not None
-        if usage.input_tokens:
-            ticket.input_tokens = usage.input_tokens
-        if usage.input_tokens and self._path not in WITHOUT_OUTPUT:
-            dispatcher.lengths.learn(ticket.asked.prompt, usage.input_tokens, usage.output_tokens)
-        outputs = usage.output_tokens or ticket.pieces
-        dispatcher.meters.served(
-            ticket, seen.backend.name, dispatcher.now_s(), ticket.input_tokens, outputs
-        )
-        return outputs
-
     async def _attempts(self, ticket: Ticket, client: Exchange) -> Usage | None:
         """Ask engines until one answers; the counts, or None where it refused the request."""
-        dispatcher = self._dispatcher
+        house = self._house
         last: Failed | None = None
-        limits = dispatcher.settings.limits
+        limits = house.settings.limits
         own = 0  # attempts that the dispatcher was not able to make
+        anew = False
         try:
             while True:
                 if last is not None and (
@@ -140,47 +109,43 @@ class Relay:
                 ):
                     raise last.refusal
                 try:
-                    seen = await dispatcher.place(ticket)
+                    seen = await house.place(ticket, anew=anew)
                 except Refusal as refusal:
                     if last is None or refusal.code != "all_failed":
                         raise
                     if last.fault is not Fault.OWN:
                         raise last.refusal from None
-                    ticket.avoid.clear()
+                    anew = True
                     continue
+                anew = False
                 ticket.attempts += 1
                 try:
                     usage = await self._attempt(ticket, seen, client)
                 except Failed as failed:
-                    dispatcher.meters.attempt(
-                        seen.backend.name, "broken" if ticket.sent else "failed"
-                    )
                     again = failed.stale and not ticket.stale
                     ticket.stale = ticket.stale or failed.stale
                     if failed.fault is Fault.ENGINE and not again:
                         ticket.case.add(seen, failed.refusal.code)
                     if ticket.sent:
                         raise failed.refusal from None
-                    await dispatcher.failed(ticket, failed, again=again)
+                    await house.failed(ticket, failed.fault, again=again)
                     if failed.fault is Fault.OWN:
                         own += 1
                         await self._rest(ticket, failed)
                     last = failed
                     continue
-                outcome = "refused" if usage is None else "finished"
-                dispatcher.meters.attempt(seen.backend.name, outcome)
-                seen.well()
+                ticket.answered = True
                 if usage is not None:  # of a bad request, failing it says nothing
-                    dispatcher.judge(ticket, answered=True)
+                    ticket.guilty = ticket.case.guilty(answered=True)
                 return usage
         except Refusal:
-            dispatcher.judge(ticket, answered=False)
+            ticket.guilty = ticket.case.guilty(answered=False)
             raise
 
     async def _rest(self, ticket: Ticket, failed: Failed) -> None:
         """Give the dispatcher time to find what it lacks."""
-        limits = self._dispatcher.settings.limits
-        if self._dispatcher.now_s() - ticket.arrival_s > limits.queue_s:
+        limits = self._house.settings.limits
+        if self._house.now_s() - ticket.arrival_s > limits.queue_s:
             text = "The dispatcher is too busy to reach any engine."
             raise Refusal(503, "overloaded", text, retry_after_s=1.0) from failed
         await asyncio.sleep(random.uniform(*_REST_S))
@@ -193,8 +158,8 @@ class Relay:
         Failed
             If it did not answer in full; others may be asked if the client got nothing.
         """
-        dispatcher = self._dispatcher
-        limits, asked = dispatcher.settings.limits, ticket.asked
+        house = self._house
+        limits, asked = house.settings.limits, ticket.asked
         ticket.lost = False
         if not ticket.deadline_s:
             ticket.deadline_s = asyncio.get_running_loop().time() + limits.request_s
@@ -206,7 +171,7 @@ class Relay:
         head = b"".join((seen.address.head("POST", self._path), *more, body[0]))
         try:
             async with asyncio.timeout_at(ticket.deadline_s) as ticket.scope:
-                line = await dispatcher.pool.line(seen.address, limits.connect_s)
+                line = await house.pool.line(seen.address, limits.connect_s)
                 try:
                     line.ask(
                         [head, *body[1:]], limits.token_s if asked.stream else limits.request_s
@@ -219,7 +184,7 @@ class Relay:
                         return await self._whole(ticket, seen, line, client)
                     return await self._streamed(ticket, seen, line, client)
                 finally:
-                    dispatcher.pool.back(line)
+                    house.pool.back(line)
         except OSError as error:
             lost = ticket.lost and isinstance(error, TimeoutError)
             raise Failed.by(error, seen.backend.name, lost=lost, sent=ticket.sent) from error
@@ -242,7 +207,7 @@ class Relay:
             except (ValueError, RecursionError):
                 text = f"{seen.backend.name} sent an answer that is no JSON."
                 raise Failed(Refusal(502, "engine_unintelligible", text)) from None
-            self._dispatcher.piece(ticket, max(usage.output_tokens, 1))
+            self._house.piece(ticket, max(usage.output_tokens, 1))
         ticket.sent = True
         content = _Name(ticket.asked.model).put(content)
         client.reply(line.status, _fields(line, seen, ticket.asked), content)
@@ -255,7 +220,7 @@ class Relay:
         events = Events(
             keep_usage=ticket.asked.counts or not seen.backend.usage,
             usage=Usage(seen.backend.kv_tokens),
-            most_bytes=self._dispatcher.settings.limits.event_bytes,
+            most_bytes=self._house.settings.limits.event_bytes,
             responses=self._path == RESPONSES,
         )
         name = _Name(ticket.asked.model)
@@ -267,7 +232,7 @@ class Relay:
 
         def take(data: bytes) -> None:
             passed = events.feed(data) if data else events.end()
-            self._dispatcher.piece(ticket, events.pieces)
+            self._house.piece(ticket, events.pieces)
             if passed and (ticket.sent or not events.error):
                 begin()
                 client.write(name.put(passed))

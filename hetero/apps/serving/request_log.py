@@ -32,13 +32,13 @@ class RequestLog:
                 resolve="name another file as request_log, or leave it out.",
             ) from None
 
-    def write(self, ticket: Ticket, path: str, outcome: str, outputs: int, now_s: float) -> None:
+    def write(self, ticket: Ticket, outcome: str, outputs: int, now_s: float) -> None:
         """A request has left the house."""
         first_s = ticket.first_s
         line = {
             "time": round(time.time(), 3),
             "id": ticket.asked.headers.get("x-request-id", ""),
-            "path": path,
+            "path": ticket.path,
             "client": ticket.account.client.name,
             "model": ticket.asked.model,
             "engine": ticket.engine.backend.name if ticket.engine else None,

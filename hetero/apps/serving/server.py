@@ -9,15 +9,24 @@ import signal
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetero.apps.serving.settings import DeploymentFile, load
 from hetero.errors import HeteroError, ParameterError
 
+if TYPE_CHECKING:
+    from hetero.apps.serving.owner import Owner
+
 log = logging.getLogger("hetero.apps.serving")
 
 
-def serve(path: Path | str, *, host: str | None = None, port: int | None = None) -> None:
+def serve(
+    path: Path | str,
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    workers: int | None = None,
+) -> None:
     """Serve a deployment file until SIGINT or SIGTERM; SIGHUP reads it again.
 
     Requests under way are finished before the server ends, or goes over to another deployment.
@@ -30,8 +39,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         If the packages of the server are missing, or the address cannot be bound.
     """
     try:
-        from hetero.apps.serving.app import Pages
-        from hetero.apps.serving.connections import Connections, Guarded, descriptors
+        from hetero.apps.serving.app import Door
         from hetero.apps.serving.dispatcher import Dispatcher, Prepared
     except ModuleNotFoundError as error:
         raise ParameterError(
@@ -40,12 +48,17 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         ) from error
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = load(path)
-    context = _tls(settings)
+    context = tls(settings)  # workers make one of their own
     dispatcher = Dispatcher(Prepared.of(settings))
     address = (host or settings.host, port or settings.port)
-    limits = descriptors(settings.limits)
-    connections = Connections(Pages(dispatcher), lambda: dispatcher.settings.limits, limits)
-    dispatcher.room = connections.room
+    count = workers or settings.workers
+    door: Door | Owner
+    if count == 1:
+        door = Door(dispatcher, address, context)
+    else:
+        from hetero.apps.serving.owner import Owner
+
+        door = Owner(dispatcher, address, count)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -69,16 +82,8 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
                     log.error("The old deployment stays: %s", error)
 
         await dispatcher.start()
-        try:
-            server = await loop.create_server(
-                lambda: Guarded(connections, loop), *address, ssl=context, backlog=2048
-            )
-        except OSError as error:
-            raise ParameterError(
-                f"The address {address[0]}:{address[1]} cannot be bound ({error.strerror}).",
-                resolve="choose another with --port, or stop what listens there.",
-            ) from None
-        beside = [asyncio.create_task(one) for one in (reload(), connections.watch())]
+        await door.open()
+        reloading = asyncio.create_task(reload())
         names = ", ".join(backend.name for backend in settings.backends)
         print(
             f"{'https' if context else 'http'}://{address[0]}:{address[1]}/v1 serves "
@@ -88,17 +93,15 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         gc.collect()
         gc.freeze()  # what is there now stays, and is not looked through again
         await ending.wait()
-        server.close()
-        await connections.drain(dispatcher.settings.limits.drain_s, hurry)
-        for one in beside:
-            one.cancel()
+        await door.close(dispatcher.settings.limits.drain_s, hurry)
+        reloading.cancel()
         await dispatcher.stop()
 
-    with asyncio.Runner(loop_factory=_loop()) as runner:
+    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(run())
 
 
-def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The fastest event loop that is installed."""
     try:
         import uvloop
@@ -107,7 +110,8 @@ def _loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _tls(settings: DeploymentFile) -> ssl.SSLContext | None:
+def tls(settings: DeploymentFile) -> ssl.SSLContext | None:
+    """The certificate that is shown, if there is one."""
     if settings.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -147,6 +147,10 @@ class Client(_Strict):
     weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
 
 
+#: Who asks where there are no keys.
+ANYONE = Client(name="anyone", key_env="")
+
+
 class DispatcherLimits(_Strict):
     """Bounds of the dispatcher.
 
@@ -260,6 +264,8 @@ class DeploymentFile(_Strict):
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
+    workers
+        Processes that listen; with more than one, another one decides for all.
     tls_cert, tls_key
         Files of the certificate and its key, in PEM: what is served is HTTPS then.
     """
@@ -271,6 +277,7 @@ class DeploymentFile(_Strict):
     router: str | dict[str, Any] = "hetero"
     host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    workers: Annotated[int, Field(ge=1, le=256)] = 1
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
     clients: tuple[Client, ...] = Field(default=(), max_length=4096)

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hetero.apps.serving.accounts import Account
-from hetero.apps.serving.bodies import Asked
+from hetero.apps.serving.bodies import Asked, Held
 from hetero.apps.serving.engines import Seen
-from hetero.apps.serving.faults import Blame
+from hetero.apps.serving.events import Usage
+from hetero.apps.serving.faults import Blame, Fault
 from hetero.apps.serving.learning import Mark
+from hetero.apps.serving.lines import EnginePool
+from hetero.apps.serving.settings import DeploymentFile
+
+#: Paths that engines answer without generating anything.
+WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
+
+
+@dataclass(eq=False, slots=True)
+class Desk:
+    """A process that relays requests: how many of its own are at engines, and may be.
+
+    It has descriptors for so many.
+    """
+
+    room: Callable[[], int] = lambda: sys.maxsize
+    away: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -20,20 +40,22 @@ class Ticket:
     ----------
     account
         Who asks.
+    desk, path
+        Which process relays it, and what of an engine it asks for.
     row
-        Its row in the books.
+        Its row in the books; -1 until it is let in.
     engine
         Where it is now; None while it is held.
     avoid
         Names of the engines that failed it.
-    case
-        What they did to it.
+    case, guilty
+        What they did to it, and which of them are to blame, once it has ended.
     deadline_s
         When its answer has to be whole, by the clock of the event loop; 0 before it was sent.
     stale
         Whether one of the attempts met a connection that the engine had closed.
-    sent
-        Whether its client has got anything.
+    sent, answered
+        Whether its client has got anything, and whether its engine has answered in full.
     sent_s, beside
         When it was sent to its engine, and what decoded there if no other request waited.
     mark
@@ -42,17 +64,21 @@ class Ticket:
 
     asked: Asked
     account: Account
-    input_tokens: int
-    predicted_tokens: int
+    desk: Desk
+    path: str
     arrival_s: float
+    input_tokens: int = 0
+    predicted_tokens: int = 0
     row: int = -1
     engine: Seen | None = None
     avoid: set[str] = field(default_factory=set)
     case: Blame = field(default_factory=Blame)
+    guilty: list[Seen] = field(default_factory=list)
     attempts: int = 0
     deadline_s: float = 0.0
     stale: bool = False
     sent: bool = False
+    answered: bool = False
     sent_s: float = 0.0
     beside: tuple[int, int] | None = None
     mark: Mark | None = None
@@ -68,3 +94,35 @@ class Ticket:
         if not self.sent and self.scope is not None and not self.scope.expired():
             self.lost = True
             self.scope.reschedule(0.0)
+
+
+class House(Protocol):
+    """What relays ask of the dispatcher, whether it is in their process or in another."""
+
+    settings: DeploymentFile
+    models: dict[str, None]
+    accounts: dict[bytes, Account]
+    bodies: Held
+    pool: EnginePool
+    desk: Desk
+
+    def now_s(self) -> float:
+        """Time since the dispatcher was made [s]."""
+
+    def arrived(self) -> None:
+        """A request is coming."""
+
+    def ended(self, outcome: str) -> None:
+        """A request has ended before it could ask for a place."""
+
+    async def place(self, ticket: Ticket, *, anew: bool) -> Seen:
+        """The engine that a request goes to, ``anew`` even if it has failed it before."""
+
+    def piece(self, ticket: Ticket, pieces: int) -> None:
+        """So many pieces of an answer have come by now."""
+
+    async def failed(self, ticket: Ticket, fault: Fault, *, again: bool) -> None:
+        """An attempt failed before its client got anything."""
+
+    def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
+        """A request that has asked for a place has ended."""

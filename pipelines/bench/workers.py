@@ -1,0 +1,134 @@
+"""`hetero serve` with several processes beside one: processor of each, and what they could carry.
+
+The machine that measures has no cores to spare for engines and clients, so that throughput is not
+measured but bounded: W workers that take w seconds of processor per request, and an owner that
+takes o, carry min(W / w, 1 / o) where one process that takes s carries 1 / s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from pipelines.bench.beside import CASES, ask, engine, served
+from pipelines.bench.engines import free_port, started
+from pipelines.bench.measured import Say, silent
+from pipelines.bench.serve import ServeBench
+
+_FIRST = {"model": "m", "prompt": "one two three", "max_tokens": 1, "stream": True}
+
+
+def bench(
+    workers: int = 2,
+    *,
+    requests: int = 400,
+    rounds: int = 5,
+    alone: int = 1000,
+    progress: Say = silent,
+) -> ServeBench:
+    """Measure one process and several in turns, on the same two engines.
+
+    Parameters
+    ----------
+    requests
+        Requests of each kind and round, eight at once, both times the processes that listen.
+    rounds
+        Rounds of which the median counts.
+    alone
+        Requests of one client alone, each way, of which the first byte is timed.
+
+    Raises
+    ------
+    EndpointError
+        If a request fails or a process does not start.
+    """
+    rows: list[tuple[str, float, str, int]] = []
+    bounds: list[float] = []
+    with contextlib.ExitStack() as ends:
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        command = served(folder, [engine(ends, folder, k) for k in range(2)])
+        ways: dict[int, tuple[str, psutil.Process]] = {}
+        for count in (1, workers):
+            port = free_port()
+            url, log = f"http://127.0.0.1:{port}", folder / f"{count}.log"
+            run = started([*command, str(port), "--workers", str(count)], url, log)
+            ways[count] = url, psutil.Process(ends.enter_context(run).pid)
+        for case, (prompt, words, stream) in CASES.items():
+            body = {"model": "m", "prompt": prompt, "max_tokens": words, "stream": stream}
+            spent: dict[int, list[tuple[float, float]]] = {1: [], workers: []}
+            for turn in range(rounds + 1):
+                for count, (url, process) in ways.items():
+                    before = _spent_s(process)
+                    asyncio.run(ask(url, body, count * requests, 8 * count))
+                    if turn:  # the first warms up
+                        after = _spent_s(process)
+                        taken = zip(before, after, strict=True)
+                        owner, worker = ((b - a) / (count * requests) for a, b in taken)
+                        spent[count].append((owner, worker))
+            single, owner, worker = (
+                statistics.median(one[part] for one in spent[count])
+                for count, part in ((1, 0), (workers, 0), (workers, 1))
+            )
+            bounds.append(single * min(workers / worker, 1.0 / owner))
+            rows += [
+                (f"{case}: one process", 1e3 * single, "ms", requests),
+                (f"{case}: worker", 1e3 * worker, "ms", requests),
+                (f"{case}: owner", 1e3 * owner, "ms", requests),
+                (f"{case}: bound of throughput", bounds[-1], "of one process", requests),
+                (f"{case}: workers that an owner feeds", worker / owner, "", requests),
+            ]
+            progress(f"{case}: {bounds[-1]:.2f} times the throughput")
+        rows.append((f"throughput of {workers}, least bound", min(bounds), "of one process", 0))
+        first = asyncio.run(_first_s([url for url, _ in ways.values()], alone))
+        for count, value_s in zip(ways, first, strict=True):
+            rows.append((f"first byte, {count} listening, P50", 1e6 * value_s, "us", alone))
+        for name, process in (("one process", ways[1][1]), ("owner", ways[workers][1])):
+            rows.append((f"memory: {name}", _memory_mib(process), "MiB", 1))
+        rows += [
+            (f"memory: worker {k + 1}", _memory_mib(one), "MiB", 1)
+            for k, one in enumerate(ways[workers][1].children())
+        ]
+    load = f"Load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
+    return ServeBench(
+        tuple(rows), (), ("Processor time per request; eight at once for each process.", load)
+    )
+
+
+def _spent_s(process: psutil.Process) -> tuple[float, float]:
+    """Processor time of a process, and of its children together [s]."""
+    pids = [process.pid, *(one.pid for one in process.children())]
+    # In nanoseconds of the main thread, where the ticks of psutil would be too coarse.
+    found = [
+        int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) for pid in pids
+    ]
+    return 1e-9 * found[0], 1e-9 * sum(found[1:])
+
+
+def _memory_mib(process: psutil.Process) -> float:
+    return float(process.memory_info().rss / 2**20)
+
+
+async def _first_s(urls: list[str], requests: int) -> list[float]:
+    """Median time to the first byte of the body, one request at a time, in changing order [s]."""
+    found: list[list[float]] = [[] for _ in urls]
+    content, head = json.dumps(_FIRST).encode(), {"content-type": "application/json"}
+    async with aiohttp.ClientSession() as session:
+        for k in range(requests):
+            for way in range(len(urls)) if k % 2 else reversed(range(len(urls))):
+                began_s = time.perf_counter()
+                async with session.post(
+                    f"{urls[way]}/v1/completions", data=content, headers=head
+                ) as answer:
+                    await answer.content.readany()
+                    found[way].append(time.perf_counter() - began_s)
+                    await answer.read()
+    return [statistics.median(one) for one in found]
