@@ -18,6 +18,7 @@ from hetero.apps.serving.settings import DispatcherLimits
 
 FREE_BYTES = 64 << 10  # of each body; what connections hold anyway, and they are bounded
 _MOST_PARTS = 50_000  # lists and objects in a body; messages have three or so
+_LAST = 2**15 - 1  # priority
 _LONG = 4096  # characters of a string that is passed on as it came
 _QUOTES = 5000  # of a body, that are looked at to find those
 _ESCAPE, _SPACE = ord("\\"), ord(" ")
@@ -45,6 +46,8 @@ class Asked:
         Answers that it wants.
     endless
         Whether the answer has to go on to what is allowed.
+    priority
+        The smaller, the earlier it leaves the dispatcher; not below 0, which is what others have.
     headers
         Names of the request and of its trace, which engines are told.
     """
@@ -57,6 +60,7 @@ class Asked:
     endless: bool
     options: Any
     rest: bytes
+    priority: int = 0
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -85,7 +89,7 @@ class Asked:
         limits = ("max_completion_tokens", "max_output_tokens", "max_tokens")
         allowed = next((body[name] for name in limits if body.get(name)), None)
         counted = isinstance(allowed, int) and not isinstance(allowed, bool) and allowed >= 1
-        copies = body.get("n")
+        copies, priority = body.get("n"), body.get("priority")
         rest = {k: v for k, v in body.items() if k not in ("model", "stream_options")}
         try:
             text = _put_back(_WRITE(rest).encode(), long)
@@ -100,6 +104,8 @@ class Asked:
             body.get("ignore_eos") is True,
             body.get("stream_options"),
             text[1:],
+            # A client may stand back behind others, and not push ahead of them.
+            min(max(priority, 0), _LAST) if type(priority) is int else 0,
         )
 
     @property

@@ -352,7 +352,7 @@ class Dispatcher:
         if not deferred:  # an engine that failed it may be the first that comes back
             ticket.avoid.clear()
         self.books.hold(ticket.row, deferred=deferred)
-        bisect.insort(self.held, ticket, key=lambda one: one.row)
+        bisect.insort(self.held, ticket, key=turn)
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
@@ -437,7 +437,11 @@ class Dispatcher:
                 waits.set_result(seen)
 
     def _first(self, stuck: set[str]) -> Ticket | None:
-        """The held request whose turn it is: the oldest of the client that is served least."""
+        """The held request whose turn it is.
+
+        That is one of the smallest priority, and of those the oldest of the client that is served
+        least.
+        """
         if not self.held or len(stuck) >= len(self.models):
             return None
         firsts: dict[Account, Ticket] = {}
@@ -446,7 +450,9 @@ class Dispatcher:
                 firsts.setdefault(ticket.account, ticket)
                 if len(firsts) == len(self.accounts):
                     break
-        return min(firsts.values(), key=lambda one: one.account.load, default=None)
+        return min(
+            firsts.values(), key=lambda one: (one.asked.priority, one.account.load), default=None
+        )
 
     def piece(self, ticket: Ticket, pieces: int, at_s: float | None = None) -> None:
         """So many pieces of an answer have come by now, the last of them at a time."""
@@ -567,6 +573,11 @@ class Dispatcher:
         if outputs > LEAST:
             later_s = (ticket.last_s - first_s) / (outputs - 1)
             seen.learner.answer(later_s, outputs - 1, begin, seen.load.mark())
+
+
+def turn(ticket: Ticket) -> tuple[int, int]:
+    """By what requests that are held stand in order."""
+    return ticket.asked.priority, ticket.row
 
 
 def _warm_up(deployment: Deployment, live: Live) -> None:

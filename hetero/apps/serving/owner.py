@@ -109,13 +109,14 @@ class _Worker:
         stream: bool,
         room: int,
         endless: bool,
+        priority: int,
         name: str,
         arrival_s: float,
     ) -> None:
         dispatcher, self._room = self._dispatcher, room
         headers = {"x-request-id": name}
         size, most = PromptSize(numbers, characters), None if allowed < 0 else allowed
-        asked = Asked(model, stream, size, most, copies, endless, None, b"", headers)
+        asked = Asked(model, stream, size, most, copies, endless, None, b"", priority, headers)
         known = dispatcher.accounts.get(key.encode("latin-1"))
         account = known or Account(ANYONE)
         ticket = _Distant(asked, account, self._desk, path, arrival_s, number=number, worker=self)

@@ -160,6 +160,7 @@ class Worker:
                 asked.stream,
                 self.desk.room(),
                 asked.endless,
+                asked.priority,
                 asked.headers["x-request-id"],
                 ticket.arrival_s,
             )
