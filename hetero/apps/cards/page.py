@@ -31,8 +31,8 @@ _STYLE = """
 .hetero-card th{font-weight:600;vertical-align:bottom;white-space:normal}
 .hetero-card details summary{cursor:pointer;font-weight:600;margin:18px 0 4px}
 .hetero-card svg text{fill:currentColor;font-size:11px}
-.hetero-card .bars{display:grid;grid-template-columns:max-content minmax(60px,380px) minmax(9em,1fr);
- gap:2px 10px;align-items:center;margin:10px 0}
+.hetero-card .bars{display:grid;gap:2px 10px;align-items:center;margin:10px 0;
+ grid-template-columns:max-content minmax(60px,380px) minmax(9em,1fr)}
 .hetero-card .bars svg{width:100%;height:24px}
 .hetero-card .bars line{vector-effect:non-scaling-stroke}
 """
