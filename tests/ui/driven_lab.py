@@ -54,8 +54,8 @@ _FAINT = """least => {
   const faint = [];
   for (const area of document.querySelectorAll('.jp-Notebook .jp-OutputArea-output')) {
     for (const node of area.querySelectorAll('*')) {
-      const own = [...node.childNodes].filter(
-        child => child.nodeType === 3 && child.textContent.trim());
+      const own = node.tagName === 'SELECT' ? [...node.selectedOptions]
+        : [...node.childNodes].filter(child => child.nodeType === 3 && child.textContent.trim());
       const box = node.getBoundingClientRect();
       if (!own.length || !box.width || !box.height) continue;
       const chain = ancestors(node), style = getComputedStyle(node);
@@ -69,6 +69,28 @@ _FAINT = """least => {
     }
   }
   return [...new Set(faint)];
+}"""
+# What an output cuts off or scrolls sideways for, and pictures that show what is behind them.
+_CUT = """() => [...document.querySelectorAll('.jp-Notebook .jp-OutputArea-output')].flatMap(
+  area => [area, ...area.querySelectorAll('*')].filter(node => {
+    const box = node.getBoundingClientRect(), style = getComputedStyle(node);
+    if (!box.width || !box.height || node.closest('svg, mjx-container, .noUi-target')) return false;
+    const wide = style.overflowX !== 'visible' && node.scrollWidth > node.clientWidth + 1;
+    return wide || box.right > area.getBoundingClientRect().right + 1;
+  }).map(node => `${node.tagName} ${node.className}: ${node.textContent.trim().slice(0, 60)}`))"""
+_CLEAR = """() => [...document.querySelectorAll('.jp-Notebook .jp-OutputArea-output img')].filter(
+  image => {
+    const canvas = Object.assign(document.createElement('canvas'), {width: 1, height: 1});
+    canvas.getContext('2d').drawImage(image, 0, 0);
+    const ground = canvas.getContext('2d').getImageData(0, 0, 1, 1).data;
+    return Math.min(...ground) < 240;
+  }).map(image => image.src.slice(0, 60))"""
+# Label and kind of the control of a widget that has the focus.
+_FOCUSED = """() => {
+  const at = document.activeElement;
+  const name = at?.closest('.widget-dropdown, .widget-hslider')?.querySelector('.widget-label');
+  const kind = at?.tagName === 'SELECT' ? 'menu' : at?.isContentEditable ? 'number' : 'handle';
+  return name ? [name.textContent, kind] : null;
 }"""
 _KERNEL = (
     "() => window.jupyterapp.shell.currentWidget.context.sessionContext.session?.kernel?.status"
@@ -95,9 +117,9 @@ class Lab:
     shots: Path
 
     @contextmanager
-    def notebook(self, name: str, *, height: int = 1400) -> Iterator[Notebook]:
+    def notebook(self, name: str, *, width: int = 1280, height: int = 1400) -> Iterator[Notebook]:
         """A page with one notebook open; its kernel is shut down at the end."""
-        page = self.browser.new_page(viewport={"width": 1280, "height": height})
+        page = self.browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(WAIT_MS)
         said: list[str] = []
         page.on("pageerror", lambda error: said.append(str(error)))
@@ -175,6 +197,21 @@ class Notebook:
     def faint(self, least: float = 4.5) -> list[str]:
         """Texts among the outputs in view whose contrast is below that of WCAG's level AA."""
         found: list[str] = self.page.evaluate(_FAINT, least)
+        return found
+
+    def cut(self) -> list[str]:
+        """What is wider than its output, or scrolls sideways in it."""
+        found: list[str] = self.page.evaluate(_CUT)
+        return found
+
+    def clear(self) -> list[str]:
+        """Pictures without a light ground of their own, as a dark theme would hide their text."""
+        found: list[str] = self.page.evaluate(_CLEAR)
+        return found
+
+    def focused(self) -> list[str] | None:
+        """Label of the control that has the focus, and its kind: menu, handle or number."""
+        found: list[str] | None = self.page.evaluate(_FOCUSED)
         return found
 
     def shot(self, name: str) -> Path:

@@ -15,6 +15,11 @@ pytestmark = pytest.mark.slow
 SEEN = ("00_quickstart", "14_explorer")  # what they show is tested, too
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 
+# Of the explorer: whether the last of a menu is chosen; its figure, and what it says below.
+LAST = "() => document.activeElement.selectedOptions?.[0].nextSibling === null"
+SHOWN = "at => at.querySelector('img').src + at.querySelector('.widget-html').innerText"
+TYPED = {"requests/s": "0.3", "TTFT [s]": "2.5", "TPOT [ms]": "70"}
+
 # What people look at, one cell each.
 OBJECTS = """\
 from hetero import catalog, cluster, workload; catalog.gpu("H100-SXM")
@@ -61,6 +66,7 @@ def test_quickstart_ends_in_a_plan_card(lab: Lab) -> None:
             notebook.show("plan-code")
             notebook.shot(f"quickstart-{theme}")
             assert notebook.faint() == []
+            assert notebook.clear() == []
         opened_cell(notebook, "picture-code")
         picture = notebook.page.locator(".jp-Cell.jp-mod-active .jp-RenderedImage img")
         assert picture.evaluate("image => image.naturalWidth") > 500
@@ -130,6 +136,48 @@ def test_a_moved_slider_changes_the_figure(lab: Lab) -> None:
             notebook.theme(theme)
             notebook.shot(f"explorer-{theme}")
             assert notebook.faint() == []
+            assert notebook.clear() == []
+        assert notebook.errors() == []
+
+
+def test_every_control_is_reached_and_moved_by_keys(lab: Lab) -> None:
+    with lab.notebook("14_explorer.ipynb", width=1024) as notebook:
+        notebook.run_all()
+        assert notebook.errors() == []
+        page = notebook.page
+        notebook.show("explorer")
+        explorer = page.locator(".jp-OutputArea:has(.widget-hslider)").first
+        labels = explorer.locator(".widget-dropdown, .widget-hslider").locator(".widget-label")
+        menus, sliders = (names := labels.all_inner_texts())[:4], names[4:]
+        page.keyboard.press("Escape")  # from the editor of the cell to the cell
+        for name, kind in [
+            *((name, "menu") for name in menus),
+            *((name, kind) for name in sliders for kind in ("handle", "number")),
+        ]:
+            page.keyboard.press("Tab")
+            assert notebook.focused() == [name, kind]
+            before = explorer.evaluate(SHOWN)
+            # Arrows alone are JupyterLab's, which takes them to the next cell.
+            if kind == "menu":
+                page.keyboard.press("Space")
+                page.keyboard.press("ArrowUp" if page.evaluate(LAST) else "ArrowDown")
+                page.keyboard.press("Enter")
+            elif kind == "handle":
+                page.keyboard.press("PageDown")
+            else:
+                page.keyboard.press("Control+A")
+                page.keyboard.type(TYPED[name])
+                page.keyboard.press("Enter")
+            page.wait_for_function(
+                f"([at, since]) => ({SHOWN})(at) !== since",
+                arg=[explorer.element_handle(), before],
+            )
+            assert notebook.focused() == [name, kind]  # what changed did not take it away
+        for theme in THEMES:
+            notebook.theme(theme)
+            assert notebook.cut() == []
+            assert notebook.faint() == []
+            notebook.shot(f"explorer-1024-{theme}")
         assert notebook.errors() == []
 
 

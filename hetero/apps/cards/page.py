@@ -31,6 +31,10 @@ _STYLE = """
 .hetero-card th{font-weight:600;vertical-align:bottom;white-space:normal}
 .hetero-card details summary{cursor:pointer;font-weight:600;margin:18px 0 4px}
 .hetero-card svg text{fill:currentColor;font-size:11px}
+.hetero-card .bars{display:grid;gap:2px 10px;align-items:center;margin:10px 0;
+ grid-template-columns:max-content minmax(60px,380px) minmax(9em,1fr)}
+.hetero-card .bars svg{width:100%;height:24px}
+.hetero-card .bars line{vector-effect:non-scaling-stroke}
 """
 
 _PAGE = """<!doctype html>
@@ -50,6 +54,7 @@ _RATES = """
  border:1px solid color-mix(in srgb,currentColor 30%,transparent)}
 .rates .figures{display:none;margin:4px 0}
 .rates .figures b{font-size:15px}
+.rates .curves{display:flex;flex-wrap:wrap}
 .rates .at{opacity:0;fill:#3b8fd0}
 .rates .axis{fill:none;stroke:currentColor;opacity:.5}
 .rates .dotted{stroke-dasharray:2 3}
@@ -58,6 +63,7 @@ _RATES = """
 """
 
 _BLUE, _ORANGE = "#3b8fd0", "#d98218"
+_CHOSEN = "#1f6fb0"  # the blue, dark enough for white text
 
 
 def page(card: PlanCard) -> str:
@@ -117,13 +123,8 @@ def _bars(card: PlanCard) -> str:
         one = card.latencies_s[name].get(tail)
         if one is not None and math.isfinite(one.value):
             rows.append(_bar(f"{name.upper()} P{tail}", one, "ms", 1e3, target, "target"))
-    height = 26 * len(rows)
-    body = "".join(f"<g transform='translate(0,{26 * k})'>{row}</g>" for k, row in enumerate(rows))
     title = "Goodput and latencies against their limits, with 90 % intervals"
-    return (
-        f"<svg role='img' aria-label='{title}' viewBox='0 0 760 {height}' width='760' "
-        f"style='max-width:100%;height:auto;margin:10px 0'><title>{title}</title>{body}</svg>"
-    )
+    return f"<div class='bars' role='group' aria-label='{title}'>{''.join(rows)}</div>"
 
 
 def _limit(card: PlanCard) -> float | None:
@@ -133,16 +134,15 @@ def _limit(card: PlanCard) -> float | None:
 def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None, what: str) -> str:
     low, high = one.interval()
     end = max(high, one.value, limit or 0.0) * 1.02 or 1.0
-    left, width = 90.0, 380.0
 
     def x(value: float) -> float:
-        return left + width * min(max(value, 0.0), end) / end
+        return 100.0 * min(max(value, 0.0), end) / end
 
     color = _ORANGE if what == "target" and limit is not None and one.value > limit else _BLUE
     parts = [
-        f"<text x='0' y='16'>{name}</text>",
-        f"<rect x='{left}' y='5' width='{width}' height='14' fill='currentColor' opacity='.1'/>",
-        f"<rect x='{left}' y='5' width='{x(one.value) - left:.1f}' height='14' fill='{color}'/>",
+        f"<span>{name}</span><svg viewBox='0 0 100 24' preserveAspectRatio='none'>",
+        "<rect y='5' width='100' height='14' fill='currentColor' opacity='.1'/>",
+        f"<rect y='5' width='{x(one.value):.1f}' height='14' fill='{color}'/>",
         f"<line x1='{x(low):.1f}' x2='{x(high):.1f}' y1='12' y2='12' stroke='currentColor' "
         "stroke-width='1.5'/>",
     ]
@@ -154,7 +154,7 @@ def _bar(name: str, one: Sampled, unit: str, factor: float, limit: float | None,
             "stroke-width='2'/>"
         )
         text += f", {what} {sections.show(factor * limit)}"
-    parts.append(f"<text x='{left + width + 10}' y='16'>{html.escape(text)}</text>")
+    parts.append(f"</svg><span>{html.escape(text)}</span>")
     return "".join(parts)
 
 
@@ -176,8 +176,8 @@ def _rates(card: PlanCard) -> str:
         said.append(f"<div class='figures at{k}'>{_large(figures)}</div>")
         shown.append(
             f"#rate{k}:checked~.figures.at{k}{{display:flex}}"
-            f"#rate{k}:checked~svg .at{k}{{opacity:1}}"
-            f"#rate{k}:checked~.choice label[for=rate{k}]{{background:{_BLUE};color:#fff}}"
+            f"#rate{k}:checked~.curves .at{k}{{opacity:1}}"
+            f"#rate{k}:checked~.choice label[for=rate{k}]{{background:{_CHOSEN};color:#fff}}"
             f"#rate{k}:focus-visible~.choice label[for=rate{k}]{{outline:2px solid {_ORANGE}}}"
         )
     quantities: list[tuple[str, list[list[float]], float]] = [
@@ -196,16 +196,15 @@ def _rates(card: PlanCard) -> str:
         for name, target in card.question.targets_s.items()
     ]
     panels = "".join(
-        f"<g transform='translate({280 * k},0)'>{_curve(rates, goodput, *one)}</g>"
-        for k, one in enumerate(quantities)
+        f"<svg role='img' aria-label='{one[0]}' viewBox='0 0 280 160' width='280'>"
+        f"{_curve(rates, goodput, *one)}</svg>"
+        for one in quantities
     )
-    width = 280 * len(quantities)
     title = "Share within all targets and latencies by rate; lines: targets, dotted: goodput"
     return (
         f"<style>{_RATES}{''.join(shown)}</style><div class='rates'>{''.join(inputs)}"
         f"<div class='choice'><small>requests/s</small>{''.join(labels)}</div>"
-        f"<svg role='img' aria-label='{title}' viewBox='0 0 {width} 160' width='{width}' "
-        f"style='max-width:100%;height:auto'><title>{title}</title>{panels}</svg>"
+        f"<div class='curves' role='group' aria-label='{title}'>{panels}</div>"
         f"{''.join(said)}</div>"
     )
 

@@ -27,6 +27,9 @@ _DPI = 100
 class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no types
     """The explorer in JupyterLab: every change calls :func:`explore` once and shows its view.
 
+    By keys: Tab to a control, then Space, arrows and Enter in a menu, PageUp and PageDown or the
+    number beside it at a slider.
+
     Parameters
     ----------
     fleets
@@ -80,15 +83,8 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
         moved = [self.rate_rps, self.ttft_s, self.tpot_ms]
         for control in (*chosen, *moved):
             control.observe(self._show, names="value")
-        wrapped = {"flex_flow": "row wrap"}
-        super().__init__(
-            [
-                ipywidgets.HBox(chosen, layout=wrapped),
-                ipywidgets.HBox(moved, layout=wrapped),
-                self._figure,
-                self._text,
-            ]
-        )
+        rows = (ipywidgets.HBox(row, layout={"flex_flow": "row wrap"}) for row in (chosen, moved))
+        super().__init__([*rows, self._figure, self._text])
         self._show(None)
 
     def _show(self, change: object) -> None:

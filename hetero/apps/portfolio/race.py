@@ -233,9 +233,14 @@ class LayoutRace:
             said += f"; {discarded:,} were discarded by their bounds." if discarded else "."
         else:
             ways, limit = known if not self.race.left else (ways, limit)
-            said = (
-                f"It is the best of {ways:,} of {all_:,} {what}, {under}; none of the "
-                f"others serves more than {limit:.4g} requests/s."
+            raced = self.race.budget - self.race.left
+            said = f"It is the best of {raced:,} designs near those of the planners"
+            if ways:
+                said = f"It is the best of {ways:,} of {all_:,} {what}, {under}"
+            said += (
+                f"; none of the others serves more than {limit:.4g} requests/s."
+                if limit < np.inf
+                else f"; there are {all_:,} {what}."
             )
         return said, complete
 
