@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from hetero.apps.serving.connections import Connections, Guarded, descriptors
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.front import Front, known, match
+from hetero.apps.serving.listener import Listener, known, match
 from hetero.apps.serving.settings import DeploymentFile, checked
 from hetero.errors import HeteroError, ParameterError
 
@@ -142,9 +142,9 @@ class Door:
     def __init__(
         self, dispatcher: Dispatcher, address: tuple[str, int], context: ssl.SSLContext | None
     ) -> None:
-        front = Front(dispatcher, Pages(dispatcher).answer)
+        listener = Listener(dispatcher, Pages(dispatcher).answer)
         files = descriptors(dispatcher.settings.limits)
-        self._connections = Connections(front, lambda: dispatcher.settings.limits, files)
+        self._connections = Connections(listener, lambda: dispatcher.settings.limits, files)
         dispatcher.desk.room = self._connections.room
         self._address, self._context = address, context
 

@@ -26,8 +26,8 @@ from hetero.apps.serving.connections import Connections, Guarded, descriptors
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
-from hetero.apps.serving.front import Front
 from hetero.apps.serving.lines import EnginePool
+from hetero.apps.serving.listener import Listener
 from hetero.apps.serving.server import fastest_loop, tls
 from hetero.apps.serving.settings import ANYONE, DeploymentFile
 from hetero.apps.serving.tickets import Desk, Ticket
@@ -225,9 +225,9 @@ async def _run(own: int, sockets: list[int]) -> None:
     await loop.create_unix_connection(lambda: worker.channel, sock=socket.socket(fileno=own))
     await worker.known.wait()
     settings = worker.settings
-    front = Front(worker, worker.page)
+    listener = Listener(worker, worker.page)
     files = descriptors(settings.limits)
-    connections = Connections(front, lambda: worker.settings.limits, files)
+    connections = Connections(listener, lambda: worker.settings.limits, files)
     worker.desk.room = connections.room
     context = tls(settings)
     servers = [

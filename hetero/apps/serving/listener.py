@@ -24,7 +24,7 @@ ANSWERED = {
 Asking = Callable[[str, str, str, bytes], Awaitable[tuple[int, str, bytes]]]
 
 
-class Front:
+class Listener:
     """All that is answered, by path.
 
     Parameters
