@@ -54,7 +54,7 @@ class Form:
 
 #: What is packed; -1 stands for a number that is not told.
 _FORMS = {
-    "enter": Form("qsssqqqq?q?qsd"),
+    "enter": Form("qsssqqqq?q?qsssd"),
     "placed": Form("qs"),
     "piece": Form("qqd"),
     "left": Form("qsqq?qqddssq"),

@@ -101,6 +101,11 @@ class Meters(Collector):
             for key, value in counts.items():
                 counter.add_metric([key] if isinstance(key, str) else key, value)
             yield counter
+        if dispatcher.spans is not None:
+            spans = CounterMetricFamily("hetero_spans", "Spans by their end", labels=["outcome"])
+            spans.add_metric(["sent"], dispatcher.spans.sent)
+            spans.add_metric(["dropped"], dispatcher.spans.dropped)
+            yield spans
         for k, (name, what) in enumerate(
             (
                 ("hetero_ttft_seconds", "Arrival to first token"),

@@ -111,15 +111,19 @@ class _Worker:
         endless: bool,
         priority: int,
         name: str,
+        span: str,
+        parent: str,
         arrival_s: float,
     ) -> None:
         dispatcher, self._room = self._dispatcher, room
-        headers = {"x-request-id": name}
+        headers = {"x-request-id": name, "traceparent": span}
         size, most = PromptSize(numbers, characters), None if allowed < 0 else allowed
         asked = Asked(model, stream, size, most, copies, endless, None, b"", priority, headers)
         known = dispatcher.accounts.get(key.encode("latin-1"))
         account = known or Account(ANYONE)
-        ticket = _Distant(asked, account, self._desk, path, arrival_s, number=number, worker=self)
+        ticket = _Distant(
+            asked, account, self._desk, path, arrival_s, parent, number=number, worker=self
+        )
         self._tickets[number] = ticket
         dispatcher.arrived()
         try:

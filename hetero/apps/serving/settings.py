@@ -264,6 +264,8 @@ class DeploymentFile(_Strict):
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
+    spans
+        Collector of OpenTelemetry, as ``http://127.0.0.1:4318``, that gets a span of every request.
     workers
         Processes that listen; with more than one, another one decides for all.
     tls_cert, tls_key
@@ -284,6 +286,7 @@ class DeploymentFile(_Strict):
     admin_key_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
+    spans: Annotated[Line, Field(pattern=r"^https?://[^\s/@?#]+/?$")] | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     limits: DispatcherLimits = DispatcherLimits()

@@ -42,6 +42,8 @@ class Ticket:
         Who asks.
     desk, path
         Which process relays it, and what of an engine it asks for.
+    parent
+        The span of its client, as its ``traceparent`` was, where it has a span itself.
     row
         Its row in the books; -1 until it is let in.
     engine
@@ -67,6 +69,7 @@ class Ticket:
     desk: Desk
     path: str
     arrival_s: float
+    parent: str = ""
     input_tokens: int = 0
     predicted_tokens: int = 0
     row: int = -1

@@ -162,6 +162,8 @@ class Worker:
                 asked.endless,
                 asked.priority,
                 asked.headers["x-request-id"],
+                asked.headers.get("traceparent", ""),
+                ticket.parent,
                 ticket.arrival_s,
             )
         else:
