@@ -63,8 +63,11 @@ class Spans:
         if len(self._waiting) >= _MOST:
             self.dropped += 1
             return
-        zero = time.time_ns() - round(now_s * 1e9)
-        at = lambda seconds: str(zero + round(seconds * 1e9))  # noqa: E731
+        zero_ns = time.time_ns() - round(now_s * 1e9)
+
+        def at(seconds: float) -> str:
+            return str(zero_ns + round(seconds * 1e9))
+
         operation = _OPERATIONS.get(ticket.path, "text_completion")
         told: dict[str, Any] = {
             "gen_ai.operation.name": operation,
