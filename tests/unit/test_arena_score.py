@@ -134,9 +134,11 @@ def test_bisection_finds_the_edge_from_either_side(limit: float) -> None:
 
 
 def test_estimates_are_student_intervals() -> None:
-    found = Estimate.of([1.0, 2.0, 3.0])
-    assert (found.mean, round(found.low, 3), round(found.high, 3)) == (2.0, -0.484, 4.484)
+    found = Estimate.of([11.0, 12.0, 13.0])
+    assert (found.mean, round(found.low, 3), round(found.high, 3)) == (12.0, 9.516, 14.484)
     assert str(Estimate.of([5.0])) == "5"
+    assert str(Estimate.of([1.0, 2.0, 3.0])) == "2 ± 2.5"
+    assert (Estimate.of([1.0, 2.0, 3.0]).low, Estimate.of([0.9, 1.0], most=1.0).high) == (0.0, 1.0)
 
 
 def test_load_aware_routing_carries_more_than_rotation(question: Question, plan: Plan) -> None:

@@ -52,7 +52,7 @@ class Estimate:
         return cls(float(np.mean(values)), max(low, 0.0), min(high, most))
 
     def __str__(self) -> str:
-        half = (self.high - self.low) / 2.0
+        half = max(self.high - self.mean, self.mean - self.low)  # one end may be cut
         return f"{self.mean:.4g}" + (f" ± {half:.2g}" if half > 0 else "")
 
 
