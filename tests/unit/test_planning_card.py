@@ -22,9 +22,11 @@ from hetero.apps.export import vllm
 from hetero.apps.export.service import Service
 from hetero.apps.portfolio.planners import planner
 from hetero.catalog import Link
+from hetero.deployment import Deployment, KvLink
 from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
 from hetero.question import drawn, judged, rescaled, sustained_rps
+from hetero.routers import Predictive
 from hetero.simulator import Slo
 from hetero.simulator.sustained import steady_s
 from hetero.workload import datasets
@@ -167,6 +169,27 @@ def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
     assert left.simulate(question.arrivals()).finished.all()
     busy = replace(question, rate_rps=card.goodput_rps.value)
     assert without(plan, busy, card.goodput_rps, effort) == ()
+
+
+def test_gpus_that_only_decode_short_answers_are_not_given_back():
+    asked = request(FLEET, **(ASKED | {"trace": "azure2023_code"}))
+    made = planner("phase splitting").plan(replace(asked.question, rate_rps=1.0))
+    groups = tuple({tuple(one.gpus): one for one in made.groups}.values())
+    assert len(groups) == 2
+    known = {one.name: one for one in made.deployment.replicas}
+    first, second = (known[one.name] for one in groups)
+    split = Deployment(
+        "split",
+        (replace(first, role="prefill"), replace(second, role="decode")),
+        default_link=KvLink(10.0),
+    )
+    plan = replace(made, serving=split, router=Predictive(), groups=groups, pipelines=())
+    question = replace(asked.question, rate_rps=0.2)
+    run = plan.simulate(question.arrivals())
+    tokens = run.replicas["decode_tokens"] + run.replicas["prefill_tokens"]
+    assert tokens[1] < 0.02 * tokens.sum()
+    now = Sampled.of([1.0], [1.0, 1.0])
+    assert without(plan, question, now, replace(asked.effort, seeds=1, draws=2)) == ()
 
 
 def test_json_goes_round_and_says_what_is_wrong(card, tmp_path):

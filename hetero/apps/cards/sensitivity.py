@@ -9,6 +9,7 @@ rate asked for are taken away: a plan that carries most may hold some for the la
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ from hetero.simulator import Slo
 STEP = 1.5
 """Factor of one step of a target or a budget."""
 
-_UNUSED = 0.02  # share of the tokens below which a kind of GPU is not worth having at a rate
+_UNUSED = 0.02  # share of the requests below which a kind of GPU is not worth having at a rate
 _PICK = 0.02  # precision of the goodputs by which one of several plans is picked
 
 Replan = Callable[[Question], Plan]
@@ -124,8 +125,10 @@ def without(
     if served is None:
         return ()
     run = plan.simulate(question.arrivals(), question.seed)
-    done = (run.replicas["prefill_tokens"] + run.replicas["decode_tokens"]).tolist()
-    tokens = dict(zip((one.name for one in served.replicas), done, strict=True))
+    # Requests and not tokens: where outputs are short, replicas that only decode have few.
+    frame = run.frame()
+    counts = Counter([*frame["replica"], *frame["decode_replica"]])
+    serves = {one.name: counts[one.name] / len(frame) for one in served.replicas}
     kinds: dict[tuple[str, ...], list[str]] = {}
     for group in plan.groups:
         kinds.setdefault(tuple(group.gpus), []).append(group.name)
@@ -133,7 +136,7 @@ def without(
         name
         for names in kinds.values()
         for name in names
-        if sum(tokens[one] for one in names) < _UNUSED * sum(done)
+        if sum(serves[one] for one in names) < _UNUSED
     }
     if not unused:
         return ()
@@ -153,7 +156,7 @@ def without(
     gone = {name: count - left.gpus.get(name, 0) for name, count in plan.gpus.items()}
     what = WITHOUT + ", ".join(f"{count} x {name}" for name, count in gone.items() if count)
     found = goodput(left, question, effort, draws=effort.draws // 2, like=now)
-    how = f"they serve {100 * sum(tokens[one] for one in unused) / sum(done):.1f} % now"
+    how = f"they serve {100 * sum(serves[one] for one in unused):.1f} % now"
     return ((ChangeEffect(what, found, difference(found, now), left.usd_per_h, how), left),)
 
 

@@ -151,6 +151,8 @@ class Dispatcher:
             self.request_log.close()
         self.request_log = new.request_log
         if before_url != settings.spans:
+            if self.spans is not None:
+                self.spans.send()  # what waits belongs to the collector before
             self.spans = None if settings.spans is None else Spans(settings.spans)
         self._plan(why)
         for ticket in sorted(self.tickets, key=lambda one: one.row):
