@@ -27,6 +27,7 @@ from hetero.simulator import Event, simulate
 from hetero.simulator.pipelines import simulate_pipelines
 from hetero.simulator.run import Run
 from hetero.simulator.sustained import life_s
+from hetero.simulator.watch import Watch
 from hetero.workload import Trace
 
 FORMAT: Final = "hetero plan"
@@ -185,6 +186,7 @@ class Plan(Shown):
         sample_s: float | None = None,
         events: Sequence[Event] = (),
         progress: Callable[[int], None] | None = None,
+        watch: Watch | None = None,
     ) -> Run:
         """What becomes of every request of a trace, arrivals as they are.
 
@@ -192,7 +194,7 @@ class Plan(Shown):
         ----------
         seed
             Of the draws of the router.
-        sample_s, events, progress
+        sample_s, events, progress, watch
             For plans of replicas, see :func:`hetero.simulator.simulate`.
         """
         if isinstance(self.serving, Deployment):
@@ -205,6 +207,7 @@ class Plan(Shown):
                 seed=seed,
                 sample_s=sample_s,
                 progress=progress,
+                watch=watch,
             )
         assert isinstance(self.router, PipelineRouter)
         return simulate_pipelines(

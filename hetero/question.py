@@ -53,6 +53,7 @@ from hetero.simulator.sustained import (
     arrivals,
 )
 from hetero.simulator.uncertainty import draw_factors
+from hetero.simulator.watch import MissedError, Watch
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -163,10 +164,22 @@ class Load:
 
 
 def judged(
-    plan: Plan, load: Load, seed: int, *, events: Sequence[Event] = ()
+    plan: Plan,
+    load: Load,
+    seed: int,
+    *,
+    events: Sequence[Event] = (),
+    watch: Watch | None = None,
 ) -> tuple[Run, Judged]:
-    """A run of a plan under a load, long enough to be judged by, and what it shows."""
-    run = plan.simulate(load.arrivals(load.requests(plan), seed), seed, events=events)
+    """A run of a plan under a load, long enough to be judged by, and what it shows.
+
+    Raises
+    ------
+    MissedError
+        If there is a watch, and the run cannot meet its goal.
+    """
+    trace = load.arrivals(load.requests(plan), seed)
+    run = plan.simulate(trace, seed, events=events, watch=watch)
     bursts_s = 0.0 if load.process == "poisson" else plan.life_s(load.trace)
     return run, load.rule.judge(run, bursts_s)
 
@@ -181,7 +194,11 @@ def sustains(plan: Plan, load: Load, seed: int, *, events: Sequence[Event] = ())
         far = _FAR if load.process == "poisson" else _FAR_IN_BURSTS
         if load.rule.judge(run).attained < load.goal - far:
             return False
-    return judged(plan, load, seed, events=events)[1].sustained
+    watch = load.rule.watch(load.requests(plan))
+    try:
+        return judged(plan, load, seed, events=events, watch=watch)[1].sustained
+    except MissedError:
+        return False
 
 
 def sustained_rps(
@@ -190,6 +207,7 @@ def sustained_rps(
     seed: int,
     *,
     near_rps: float | None = None,
+    known: bool = False,
     bracket: float | None = None,
     events: Sequence[Event] = (),
 ) -> float:
@@ -203,6 +221,8 @@ def sustained_rps(
     near_rps
         Rate to look around first, that of the load by default; what is found depends on it by no
         more than the bracket.
+    known
+        Whether a run has shown that it sustains that.
     bracket
         Width of the last bracket over its lower end, by default the load's precision. Plans that
         are compared on the same requests differ by less than either of them is known to.
@@ -236,7 +256,7 @@ def sustained_rps(
     low = high = near = near_rps or load.rate_rps
     width = 1.0 + (bracket or load.precision)
     step = first = min(_FACTOR, width)  # grows: what is asked for first may be far off
-    if good(near):
+    if known or good(near):
         while good(high := min(high * step, _MOST_RPS)):
             if high >= _MOST_RPS:
                 return _MOST_RPS

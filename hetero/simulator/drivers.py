@@ -14,6 +14,7 @@ from hetero.engine.replica import advance_all
 from hetero.errors import ParameterError
 from hetero.routers.base import FleetState, Request, Router
 from hetero.simulator import loop
+from hetero.simulator.watch import CHECKS, Watch
 from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
@@ -33,7 +34,11 @@ class Driver:
     ----------
     next
         The first request that has not come yet.
+    watch
+        What may end the run.
     """
+
+    watch: Watch | None = None
 
     def __init__(self, arrays: tuple[Any, ...], trace: Trace, progress: Progress | None) -> None:
         self.arrays = arrays
@@ -59,6 +64,7 @@ class Driver:
         if not self.closed:
             end = int(np.searchsorted(self.arrival_s, until, "right" if inclusive else "left"))
         step = _CHUNK if self.progress else len(self.requests)
+        step = max(1, len(self.requests) // CHECKS) if self.watch else step
         while True:
             start, stop = self.next, min(self.next + step, end)
             if self.closed:
@@ -68,6 +74,8 @@ class Driver:
                 self.next = stop
             if self.progress and self.next > start:
                 self.progress(self.next - start)
+            if self.watch and self.next > start:
+                self.watch.look(self.requests, self.engines, self.next)
             if self.next < stop or stop == end:
                 break
         self.wait(until)

@@ -27,6 +27,7 @@ from hetero.engine.state import (
     DEFERRED,
     DEFERRED_FOR_GOOD,
     FINISHED,
+    HELD,
     LOGGED,
     NO_REASON,
     NO_REPLICA,
@@ -226,3 +227,19 @@ def look(R, E, S, FM, IM, r, t, eligible, known):
 def send_from(R, E, S, FM, IM, r, i, t):
     """Dispatch a request to replica ``i``, with the emptiest decode replica beside it."""
     send(R, E, S, FM, IM, r, i, decode_replica(R, E, S, r, i) if i >= 0 else -1, t)
+
+
+@compiled
+def missed_for_certain(R, first, stop, now, ways, ttft, tpot, e2e):
+    """Requests of a range that have missed a target, whatever follows."""
+    count = 0
+    for r in range(first, stop):
+        late = R[r].status == REJECTED or R[r].first_token_s - R[r].arrival_s > ttft
+        if R[r].status == HELD:
+            late |= now - R[r].arrival_s > min(ttft, e2e)
+        elif R[r].status == FINISHED:
+            span, later = R[r].finish_s - R[r].first_token_s, R[r].output_tokens - 1
+            late |= R[r].finish_s - R[r].arrival_s > e2e
+            late |= later > 0 and span - ways > tpot * later
+        count += late
+    return count

@@ -21,6 +21,7 @@ from hetero.routers.predictors import Oracle, Predictor
 from hetero.simulator.drivers import Compiled, Driver, Plain, Progress
 from hetero.simulator.run import Run
 from hetero.simulator.samples import Sampler
+from hetero.simulator.watch import Watch
 from hetero.streams import stream
 from hetero.workload import Trace
 
@@ -55,6 +56,7 @@ def simulate(
     seed: int = 0,
     sample_s: float | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     r"""Serve a trace with a deployment and a router, and report what every request saw.
 
@@ -84,6 +86,9 @@ def simulate(
         changes by it.
     progress
         Called as requests are routed.
+    watch
+        Ends the run by :class:`~hetero.simulator.watch.MissedError` where it cannot meet a goal any
+        more; without events alone.
 
     Raises
     ------
@@ -117,6 +122,7 @@ def simulate(
         driver = Compiled(arrays, trace, progress, kernel)
     else:
         driver = Plain(arrays, trace, progress, router)
+    driver.watch = None if events else watch
     sampler = _sampler(arrays, trace, sample_s)
     names = {replica.name: k for k, replica in enumerate(deployment.replicas)}
     last_s = 0.0

@@ -45,6 +45,7 @@ from hetero.simulator.metrics import Slo
 from hetero.simulator.replicas import simulate
 from hetero.simulator.run import Run
 from hetero.simulator.saturation import attainment, largest_rate
+from hetero.simulator.watch import Watch
 from hetero.streams import stream
 from hetero.workload import Trace
 from hetero.workload.statistics import fano
@@ -166,8 +167,18 @@ class SustainedRule:
             attained=attainment(run, self.slo, inside),
             growth=(after - before) / count,
             steady=after - before <= self.precision * count + noise,
-            needed=self.goal if self.slo == Slo() else needed_share(count, self.goal),
+            needed=self._needed(count),
         )
+
+    def watch(self, requests: int, early: tuple[tuple[float, float], ...] = ()) -> Watch | None:
+        """What ends a run of so many requests that misses the goal; None without a target."""
+        if self.slo == Slo():
+            return None
+        first, last = window(requests)
+        return Watch(self.slo, first, last, self._needed(last - first), early)
+
+    def _needed(self, requests: int) -> float:
+        return self.goal if self.slo == Slo() else needed_share(requests, self.goal)
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from hetero.engine import state
 from hetero.engine.replica import advance_all
 from hetero.latency.step import StepModel
 from hetero.planners.xiong.estimate import Padded, throughput
-from hetero.routers import LeastRequests, PowerOfTwo, RoundRobin, SingleInstance
-from hetero.simulator import Event, metrics, simulate
+from hetero.routers import LeastRequests, PowerOfTwo, Predictive, RoundRobin, SingleInstance
+from hetero.simulator import Event, Slo, metrics, simulate
 from hetero.simulator import replicas as simulation
+from hetero.simulator.sustained import SustainedRule
+from hetero.simulator.watch import MissedError
 from hetero.workload import Trace
 
 REAL = workload.load("azure2023_conv")
@@ -86,6 +89,43 @@ def test_nothing_is_lost_and_nothing_precedes_its_cause(
     assert (run.utilisation() <= 1 + 1e-12).all()
     fits = trace.input_tokens + trace.output_tokens <= 60_000
     assert run.finished[fits].all() or failing
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
+@pytest.mark.parametrize("router", [LeastRequests(), Predictive(target_s=0.5)])
+@settings(max_examples=12)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([2.0, 8.0, 20.0]),
+    st.sampled_from([Slo(ttft_s=0.5), Slo(tpot_s=0.03), Slo(e2e_s=8.0), Slo(0.5, 0.03)]),
+    st.sampled_from([0.0, 0.05]),
+)
+def test_a_watched_run_ends_only_where_the_goal_is_missed_and_is_else_the_same(
+    engine, router, seed, rate_rps, slo, way_s
+) -> None:
+    trace, one = poisson(400, rate_rps, seed), fleet(engine)
+    ways = tuple(replace(r, network_s=k * way_s) for k, r in enumerate(one.replicas))
+    one = replace(one, replicas=ways)
+    rule = SustainedRule(slo, goal=0.8)
+    whole = simulate(one, trace, router)
+    seen = rule.judge(whole)
+    try:
+        watched = simulate(one, trace, router, watch=rule.watch(len(trace)))
+    except MissedError as error:
+        most = error.attained
+    else:
+        assert watched.requests.tobytes() == whole.requests.tobytes()
+        return
+    assert seen.attained <= most < seen.needed
+
+
+def test_a_watch_ends_what_is_hopeless_and_nothing_else() -> None:
+    rule, one = SustainedRule(Slo(ttft_s=0.5)), fleet(ENGINES["chunked"])
+    assert simulate(
+        one, poisson(400, 0.2, 0), LeastRequests(), watch=rule.watch(400)
+    ).finished.all()
+    with pytest.raises(MissedError):
+        simulate(one, poisson(400, 50.0, 0), LeastRequests(), watch=rule.watch(400))
 
 
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())

@@ -254,20 +254,29 @@ class BestPlan(NamedTuple):
     near: Mapping[str, Contender]
 
 
-def best_plan(asked: CardRequest, progress: Progress | None = None) -> BestPlan:
-    """The plan of a card without what the card says of it; raises as :func:`plan`."""
+def best_plan(
+    asked: CardRequest, progress: Progress | None = None, *, compared: bool = False
+) -> BestPlan:
+    """The plan of a card without what the card says of it; raises as :func:`plan`.
+
+    Parameters
+    ----------
+    compared
+        Search as far as goes for several questions that are compared, the same for all, and leave
+        out the draws of step times.
+    """
     say = progress or (lambda _: None)
-    found = contenders(asked, say)
+    found = contenders(asked, say, compared=compared)
     if not asked.rate_given:
-        found = fastest(asked, found, say)
+        found = fastest(asked, found, say, compared=compared)
     if not found:
         raise _unmet(asked, None, (), say)
-    near = neighbours(asked, found, say)
+    near = {} if compared else neighbours(asked, found, say)
     found += near.values()
     best = chosen(asked, found, say)
     question = best.question
     say("goodput")
-    carried = goodput(best.plan, question, asked.effort)
+    carried = goodput(best.plan, question, asked.effort, draws=0 if compared else None)
     if not asked.rate_given and carried.value > 0:
         question = replace(question, rate_rps=rounded_down(carried.value))
     if carried.value * (1.0 + asked.effort.precision) < question.rate_rps:

@@ -33,6 +33,7 @@ _SPARED = "not asked by a quick card, since another plan meets the targets"
 _BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
 _FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
 _NEAR = 20  # designs near the plan of one planner, where its question is changed
+_COMPARED = 6  # times fewer designs than of a card, where questions are compared
 _APART = 1_000  # from the first seed of a case: none that a card reports
 
 
@@ -60,13 +61,17 @@ class Contender:
         return Rank(self.asked.score)
 
 
-def contenders(asked: CardRequest, say: Progress, rate_rps: float | None = None) -> list[Contender]:
+def contenders(
+    asked: CardRequest, say: Progress, rate_rps: float | None = None, *, compared: bool = False
+) -> list[Contender]:
     """Rows of all planners in every precision; empty if none has a plan.
 
     Where no rate is asked for, their plans for a first rate only say which one to plan for, and are
     not searched from.
     """
     effort = ARENA[asked.effort_name]
+    if compared:
+        effort = replace(effort, designs=effort.designs // _COMPARED)
     effort = effort if rate_rps or asked.rate_given else replace(effort, designs=0)
     rows: list[Contender] = []
     for precision in asked.precisions:
@@ -127,13 +132,15 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
     return replace(found, tried=(*found.tried, *more.tried), best=best)
 
 
-def fastest(asked: CardRequest, found: list[Contender], say: Progress) -> list[Contender]:
+def fastest(
+    asked: CardRequest, found: list[Contender], say: Progress, *, compared: bool = False
+) -> list[Contender]:
     """Plans for the largest rate: planned again for that of the best plans so far, and searched."""
     best = max(found, key=lambda one: one.key, default=None)
     if best is None or best.asked.score is None:
         return found
     rate = rounded_down(best.rate_rps) if best.rate_rps > 0 else best.question.rate_rps
-    again = contenders(asked, say, rate)
+    again = contenders(asked, say, rate, compared=compared)
     return max(again, found, key=lambda rows: max((one.key for one in rows), default=Rank(None)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +83,8 @@ class WhatIf(Shown):
         )
         note = (
             f"Latencies at {self.rate_rps:.4g} requests/s; the same requests for all. The cost is "
-            "that of the plan's GPUs at its goodput. What a format does to answers is not judged."
+            "that of the plan's GPUs at its goodput. Each row is searched a sixth as far as a card "
+            "of its own would be. What a format does to answers is not judged."
         )
         return Table(f"What if: {self.name}", columns, rows, (note,))
 
@@ -169,10 +170,11 @@ def _variant(
     question = request(cluster, **asked)
     if cheapest:
         question = on_cheapest(question, progress)
-    made = best_plan(question, progress and (lambda step: progress(f"{what}: {step}")))
+    say = progress and (lambda step: progress(f"{what}: {step}"))
+    made = best_plan(question, say, compared=True)
     plan = made.best.plan
     rate = rate_rps or made.question.rate_rps
-    seen = delivered(plan, made.question, rate, question.effort).latencies_s
+    seen = delivered(plan, made.question, rate, replace(question.effort, draws=0)).latencies_s
     ttft, tpot = seen["ttft"][95].value, seen["tpot"][95].value
     gpus = sum(plan.gpus.values())
     return Variant(what, made.carried.value, ttft, tpot, gpus, plan.usd_per_h), rate
