@@ -279,6 +279,16 @@ def _tables(step: StepModel) -> list[tuple[Floats, Floats]]:
     return found
 
 
+@lru_cache(maxsize=1024)
+def _content(step: StepModel) -> tuple[object, ...]:
+    """The same for step models of equal tables."""
+    found: list[object] = []
+    for piece, tables in zip(step.pieces, _tables(step), strict=True):
+        bends = piece.bends and (piece.bends.context_tokens, piece.bends.extra_s)
+        found += [piece.per_pair_s, *(one.tobytes() for one in (*tables, *(bends or ())))]
+    return tuple(found)
+
+
 def _write_step(engine: Any, memory: Memory, step: StepModel) -> None:
     """Lay out the tables of a step model, and say where in the record of an engine."""
     engine["pieces"] = len(step.pieces)
@@ -356,11 +366,11 @@ def build(
         engines["chains"] = memory.add("i8", chains[0])
         engines["chain_blocks"] = memory.add("i8", chains[1])
         engines["references"] = memory.add("i8", np.zeros(request_count, np.int64))
-    written: dict[int, int] = {}  # the first replica of each step model
+    written: dict[object, int] = {}  # the first replica of each step model
     kinds: dict[tuple[Any, ...], int] = {}
     firsts: list[int] = []
     for m, step in enumerate(steps):
-        first = written.setdefault(id(step), m)
+        first = written.setdefault(_content(step), m)
         if first == m:
             _write_step(engines[m], memory, step)
         for name in _OF_STEP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -14,7 +15,7 @@ from hetero.deployment import Deployment, Engine, Replica
 from hetero.latency.step import Mixed, Piece, StepModel
 from hetero.routers import Predictive
 from hetero.routers.base import Floats
-from hetero.routers.predictive import MANY
+from hetero.routers.predictive import KINDS, MANY
 from hetero.simulator import Event, simulate
 from hetero.workload import Trace
 
@@ -138,3 +139,18 @@ def test_a_short_list_decides_as_a_look_at_all(
     assert routers[1].kept[MANY] == 0.0
     assert short.requests.tobytes() == full.requests.tobytes()
     assert len(np.unique(short.requests["node"])) > 2
+
+
+def test_replicas_of_equal_models_are_one_kind_whoever_made_the_models() -> None:
+    made = fleet(np.random.default_rng(3), ENGINES["chunked"], 60, 2)
+    apart = tuple(dataclasses.replace(one, step=copy.deepcopy(one.step)) for one in made.replicas)
+    served = trace(np.random.default_rng(4), 600, 60.0)
+    routers = Seen(True), Seen(True)
+    one, other = (
+        simulate(deployment, served, router)
+        for deployment, router in zip(
+            (made, dataclasses.replace(made, replicas=apart)), routers, strict=True
+        )
+    )
+    assert one.requests.tobytes() == other.requests.tobytes()
+    assert routers[0].kept[KINDS] == routers[1].kept[KINDS] <= 2
