@@ -75,7 +75,11 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """One figure or table with the manifest's caption, from one source of traces."""
+    """One figure or table from one source of traces.
+
+    The first of a pair has the manifest's caption, the other what its own says besides; ``shows``
+    is what the caption does not name itself.
+    """
 
     source: str
     file: str
@@ -105,16 +109,16 @@ class SweptOver:
 
 @dataclass(frozen=True, slots=True)
 class NotebookRun:
-    """Provenance of one notebook's results from one source of traces.
+    """Provenance of one notebook's results from the sources of traces that share it.
 
-    ``page`` is the page of the executed notebook, relative to the report; empty if it is not there.
+    ``pages`` are those of the executed notebooks by source, relative to the report; empty if one is
+    not there.
     """
 
-    source: str
     profile: str
     seeds: str
     code: str
-    page: str
+    pages: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
         question,
         answer(notebook, folder),
         tuple(_rests_on(notebook)),
-        tuple(_run(folder, traces, manifest) for traces, manifest in found.items()),
+        tuple(_runs(folder, found)),
         tuple(_side_by_side(folder, found, "figures")),
         tuple(_side_by_side(folder, found, "tables")),
     )
@@ -315,16 +319,17 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
 
 
-def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> NotebookRun:
-    notebook = manifest["notebook"]
-    executed = folder / traces / notebook / f"{notebook}.ipynb"
-    return NotebookRun(
-        traces,
-        manifest["profile"],
-        ", ".join(map(str, manifest["seeds"])) or "none",
-        manifest.get("code_sha256", "")[:12],
-        pages.page_of(traces, notebook) if executed.is_file() else "",
-    )
+def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[NotebookRun]:
+    shared: dict[tuple[str, str, str], dict[str, str]] = {}
+    for traces, manifest in found.items():
+        notebook = manifest["notebook"]
+        seeds = ", ".join(map(str, manifest["seeds"])) or "none"
+        key = (manifest["profile"], seeds, manifest.get("code_sha256", "")[:12])
+        executed = (folder / traces / notebook / f"{notebook}.ipynb").is_file()
+        page = pages.page_of(traces, notebook) if executed else ""
+        shared.setdefault(key, {})[traces] = page
+    for key, shown in shared.items():
+        yield NotebookRun(*key, shown)
 
 
 def _side_by_side(
@@ -333,33 +338,51 @@ def _side_by_side(
     """The same figure of each source together, in the order of the first manifest that has it."""
     names = dict.fromkeys(row["file"] for manifest in found.values() for row in manifest[kind])
     for name in names:
-        yield tuple(
-            _shown(folder, traces, manifest, row, kind)
+        rows = {
+            folder / traces / manifest["notebook"] / name: (traces, row)
             for traces, manifest in found.items()
             for row in manifest[kind]
             if row["file"] == name
+        }
+        _, first = next(iter(rows.values()))
+        yield tuple(
+            ShownResult(
+                traces,
+                quote(path.relative_to(folder).as_posix()),
+                row["caption"] if row is first else _besides(row["caption"], first["caption"]),
+                tuple(_unnamed(row)) if row is first or row["shows"] != first["shows"] else (),
+                len(_cells(path)) - 1 if kind == "tables" else 0,
+            )
+            for path, (traces, row) in rows.items()
         )
 
 
-def _shown(
-    folder: Path, traces: str, manifest: dict[str, Any], row: dict[str, Any], kind: str
-) -> ShownResult:
-    path = folder / traces / manifest["notebook"] / row["file"]
-    file = quote(path.relative_to(folder).as_posix())
-    shows = tuple(_published(one) for one in row["shows"])
-    if kind == "figures":
-        return ShownResult(traces, file, row["caption"], shows)
-    return ShownResult(traces, file, row["caption"], shows, len(_cells(path)) - 1)
+def _besides(caption: str, first: str) -> str:
+    """What a caption says that the first of the pair does not.
+
+    Examples
+    --------
+    >>> _besides("Fits; Helix, the published table.", "Fits; Helix, its derived reduction.")
+    'the published table.'
+    """
+    parts, known = (re.split(r"(?<=[.,:;]) ", text) for text in (caption, first))
+    return " ".join(dict.fromkeys(part for part in parts if part not in known))
+
+
+def _unnamed(row: dict[str, Any]) -> Iterator[str]:
+    """What of the papers a figure or table shows, unless its caption says so."""
+    for name in row["shows"]:
+        paper, _, where = name.partition("/")
+        named = paper in row["caption"].lower() and re.search(
+            rf"{re.escape(where)}(?!\w)", row["caption"]
+        )
+        if not named:
+            yield f"{TITLES.get(paper, paper)}, {where}"
 
 
 def _cells(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.reader(stream))
-
-
-def _published(name: str) -> str:
-    paper, _, where = name.partition("/")
-    return f"{TITLES.get(paper, paper)}, {where}"
 
 
 def _number(cell: str) -> str:
@@ -402,8 +425,16 @@ def render(folder: Path) -> tuple[str, str]:
         **shared,
         chapters=found,
         rests_on=dict.fromkeys(
-            f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
+            f"{traces} traces, {run.profile} profile"
+            for one in found
+            for run in one.runs
+            for traces in run.pages
         ),
+        common=[
+            path
+            for path in (found[0].rests_on if found else ())
+            if all(path in one.rests_on for one in found)
+        ],
         coverage=claims.coverage(folder).summary,
         profiles=profiles(folder, verdicts),
         panels=panels(folder),
