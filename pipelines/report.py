@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from hetero import paths
 from hetero.display import Column, Table
@@ -47,13 +48,15 @@ TITLES = {
 }
 _ROWS = 7  # of a table of the first screen
 _DETAILS = f"{pages.FOLDER}/claims.html"
-#: Of the first screen: title, notebook, table, its columns and their headings, a sentence.
-_PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
+#: Of the first screen: title, notebook, table, its columns and their headings, whether the largest
+#: of the last comes first, a sentence.
+_PANELS: tuple[tuple[str, str, str, dict[str, str], bool, str], ...] = (
     (
         "How near the simulator is to real servers",
         "16_calibration",
         "verdicts",
         {"test": "test", "quantity": "of", "runs": "runs", "median error [%]": "median error [%]"},
+        False,
         "Published runs of dense models on vLLM, simulated by the default command with all of that "
         "GPU, or of that model, left out of every fit. Notebooks 12 and 16 have them one by one.",
     ),
@@ -66,6 +69,7 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
             "cases served": "cases",
             "mean over all cases [% of best]": "goodput [% of best]",
         },
+        True,
         "Mean goodput on the same mixed fleets and requests, over that of the best planner of the "
         "papers in each case, 0 without a plan. The portfolio asks them all and improves the best; "
         "notebook 13 has them all.",
@@ -77,8 +81,7 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
 class ShownResult:
     """One figure or table from one source of traces.
 
-    The first of a pair has the manifest's caption, the other what its own says besides; ``shows``
-    is what the caption does not name itself.
+    ``shows`` is what the manifest's caption does not name itself.
     """
 
     source: str
@@ -240,12 +243,14 @@ def _item(row: Covered) -> Item:
 
 def panels(folder: Path) -> Iterator[Panel]:
     """What the first screen shows beside the claims: how near the simulator is, who plans best."""
-    for title, notebook, file, columns, says in _PANELS:
+    for title, notebook, file, columns, ranked, says in _PANELS:
         for traces in reversed(schema.SOURCES):
             path = folder / traces / notebook / f"{file}.csv"
             if path.is_file():
                 head, *body = _cells(path)
                 places = [head.index(name) for name in columns if name in head]
+                if ranked:
+                    body.sort(key=lambda row: -float(row[places[-1]]))
                 shown = (tuple(_number(row[k]) for k in places) for row in body)
                 few = tuple(itertools.islice(shown, _ROWS))
                 yield Panel(title, tuple(columns[head[k]] for k in places), few, says)
@@ -344,29 +349,16 @@ def _side_by_side(
             for row in manifest[kind]
             if row["file"] == name
         }
-        _, first = next(iter(rows.values()))
         yield tuple(
             ShownResult(
                 traces,
                 quote(path.relative_to(folder).as_posix()),
-                row["caption"] if row is first else _besides(row["caption"], first["caption"]),
-                tuple(_unnamed(row)) if row is first or row["shows"] != first["shows"] else (),
+                row["caption"],
+                tuple(_unnamed(row)),
                 len(_cells(path)) - 1 if kind == "tables" else 0,
             )
             for path, (traces, row) in rows.items()
         )
-
-
-def _besides(caption: str, first: str) -> str:
-    """What a caption says that the first of the pair does not.
-
-    Examples
-    --------
-    >>> _besides("Fits; Helix, the published table.", "Fits; Helix, its derived reduction.")
-    'the published table.'
-    """
-    parts, known = (re.split(r"(?<=[.,:;]) ", text) for text in (caption, first))
-    return " ".join(dict.fromkeys(part for part in parts if part not in known))
 
 
 def _unnamed(row: dict[str, Any]) -> Iterator[str]:
@@ -407,6 +399,11 @@ def _brief(one: claims.Measurement | None) -> str:
     show = Column("", digits=3).show
     ends = f" ({show(one.interval[0])} to {show(one.interval[1])})" if one.interval else ""
     return f"{show(int(one.value) if one.value.is_integer() else one.value)}{ends}"
+
+
+def _ranking(text: str) -> Markup:
+    """A text that may be broken after each > of a ranking, and not within its names."""
+    return Markup(re.sub(r"(&gt;=?)", r"\1<wbr>", str(escape(text))))
 
 
 def render(folder: Path) -> tuple[str, str]:
@@ -456,6 +453,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["value"] = _value
+    environment.filters["ranking"] = _ranking
     return environment
 
 

@@ -168,12 +168,13 @@ def test_the_report_is_no_longer_than_can_be_read() -> None:
     assert 10_000 < len(shown.split()) <= 20_000
 
 
-def test_of_a_pair_the_second_says_what_is_new(results: Path) -> None:
+def test_the_caption_of_a_pair_is_said_once_and_hidden_with_neither(results: Path) -> None:
     leave(results, "real", requests=16_657)
     text, _ = report.render(results)
     start = text.index('<section id="01_workloads"')
     chapter = text[start : text.index("</section>", start)]
-    assert chapter.count("<figcaption>Lengths &lt;of&gt; &amp; both.") == 1
+    assert chapter.count('<p class="caption">Lengths &lt;of&gt; &amp; both.') == 1
+    assert "<figcaption><small>real</small>" in chapter
     assert chapter.count("Helix, Fig. 5") == 1
     assert chapter.count("smoke profile; seeds 0, 1;") == 1
 
