@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -194,11 +193,10 @@ def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
         base = names[sweep.against[parameter]]
         clear = part[(part["change low"] > 0.0) | (part["change high"] < 0.0)]
         if clear.empty:
-            most = _above(float(np.nanmax(part[["change low", "change high"]].abs().to_numpy())))
-            said.append(
-                f"{measure}: no value of {label} changes it by more than {most:.2g} {unit} "
-                f"against {base}."
-            )
+            most = float(np.nanmax(part[["change low", "change high"]].abs().to_numpy()))
+            digit = 10.0 ** np.floor(np.log10(most or 1.0) - 1.0)  # no bound is rounded down
+            bound = f"{np.ceil(most / digit) * digit:.2g} {unit} against {base}"
+            said.append(f"{measure}: no value of {label} changes it by more than {bound}.")
         else:
             row = clear.iloc[int(clear["change"].abs().to_numpy().argmax())]
             said.append(
@@ -207,20 +205,6 @@ def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
                 f"{row['change high']:+.3g})."
             )
     return said
-
-
-def _above(value: float) -> float:
-    """The least number of two digits that is no smaller: a bound is not rounded down.
-
-    Examples
-    --------
-    >>> [f"{_above(value):.2g}" for value in (37.44, 3.199, 18.0, 0.0)]
-    ['38', '3.2', '18', '0']
-    """
-    if value == 0.0:
-        return value
-    digit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return math.ceil(round(value / digit, 9)) * digit
 
 
 def _names(values: Iterable[Any]) -> dict[Any, str]:
