@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from hetero import paths
 from hetero.display import Column, Table
@@ -47,13 +48,15 @@ TITLES = {
 }
 _ROWS = 7  # of a table of the first screen
 _DETAILS = f"{pages.FOLDER}/claims.html"
-#: Of the first screen: title, notebook, table, its columns and their headings, a sentence.
-_PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
+#: Of the first screen: title, notebook, table, its columns and their headings, whether the largest
+#: of the last comes first, a sentence.
+_PANELS: tuple[tuple[str, str, str, dict[str, str], bool, str], ...] = (
     (
         "How near the simulator is to real servers",
         "16_calibration",
         "verdicts",
         {"test": "test", "quantity": "of", "runs": "runs", "median error [%]": "median error [%]"},
+        False,
         "Published runs of dense models on vLLM, simulated by the default command with all of that "
         "GPU, or of that model, left out of every fit. Notebooks 12 and 16 have them one by one.",
     ),
@@ -66,6 +69,7 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
             "cases served": "cases",
             "mean over all cases [% of best]": "goodput [% of best]",
         },
+        True,
         "Mean goodput on the same mixed fleets and requests, over that of the best planner of the "
         "papers in each case, 0 without a plan. The portfolio asks them all and improves the best; "
         "notebook 13 has them all.",
@@ -75,7 +79,10 @@ _PANELS: tuple[tuple[str, str, str, dict[str, str], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ShownResult:
-    """One figure or table with the manifest's caption, from one source of traces."""
+    """One figure or table from one source of traces.
+
+    ``shows`` is what the manifest's caption does not name itself.
+    """
 
     source: str
     file: str
@@ -105,16 +112,16 @@ class SweptOver:
 
 @dataclass(frozen=True, slots=True)
 class NotebookRun:
-    """Provenance of one notebook's results from one source of traces.
+    """Provenance of one notebook's results from the sources of traces that share it.
 
-    ``page`` is the page of the executed notebook, relative to the report; empty if it is not there.
+    ``pages`` are those of the executed notebooks by source, relative to the report; empty if one is
+    not there.
     """
 
-    source: str
     profile: str
     seeds: str
     code: str
-    page: str
+    pages: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +193,7 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
         question,
         answer(notebook, folder),
         tuple(_rests_on(notebook)),
-        tuple(_run(folder, traces, manifest) for traces, manifest in found.items()),
+        tuple(_runs(folder, found)),
         tuple(_side_by_side(folder, found, "figures")),
         tuple(_side_by_side(folder, found, "tables")),
     )
@@ -236,12 +243,14 @@ def _item(row: Covered) -> Item:
 
 def panels(folder: Path) -> Iterator[Panel]:
     """What the first screen shows beside the claims: how near the simulator is, who plans best."""
-    for title, notebook, file, columns, says in _PANELS:
+    for title, notebook, file, columns, ranked, says in _PANELS:
         for traces in reversed(schema.SOURCES):
             path = folder / traces / notebook / f"{file}.csv"
             if path.is_file():
                 head, *body = _cells(path)
                 places = [head.index(name) for name in columns if name in head]
+                if ranked:
+                    body.sort(key=lambda row: -float(row[places[-1]]))
                 shown = (tuple(_number(row[k]) for k in places) for row in body)
                 few = tuple(itertools.islice(shown, _ROWS))
                 yield Panel(title, tuple(columns[head[k]] for k in places), few, says)
@@ -315,16 +324,17 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\w)[*_]{1,2}([^*_]+)[*_]{1,2}(?!\w)|`([^`]*)`", r"\1\2", text)
 
 
-def _run(folder: Path, traces: str, manifest: dict[str, Any]) -> NotebookRun:
-    notebook = manifest["notebook"]
-    executed = folder / traces / notebook / f"{notebook}.ipynb"
-    return NotebookRun(
-        traces,
-        manifest["profile"],
-        ", ".join(map(str, manifest["seeds"])) or "none",
-        manifest.get("code_sha256", "")[:12],
-        pages.page_of(traces, notebook) if executed.is_file() else "",
-    )
+def _runs(folder: Path, found: dict[str, dict[str, Any]]) -> Iterator[NotebookRun]:
+    shared: dict[tuple[str, str, str], dict[str, str]] = {}
+    for traces, manifest in found.items():
+        notebook = manifest["notebook"]
+        seeds = ", ".join(map(str, manifest["seeds"])) or "none"
+        key = (manifest["profile"], seeds, manifest.get("code_sha256", "")[:12])
+        executed = (folder / traces / notebook / f"{notebook}.ipynb").is_file()
+        page = pages.page_of(traces, notebook) if executed else ""
+        shared.setdefault(key, {})[traces] = page
+    for key, shown in shared.items():
+        yield NotebookRun(*key, shown)
 
 
 def _side_by_side(
@@ -333,33 +343,38 @@ def _side_by_side(
     """The same figure of each source together, in the order of the first manifest that has it."""
     names = dict.fromkeys(row["file"] for manifest in found.values() for row in manifest[kind])
     for name in names:
-        yield tuple(
-            _shown(folder, traces, manifest, row, kind)
+        rows = {
+            folder / traces / manifest["notebook"] / name: (traces, row)
             for traces, manifest in found.items()
             for row in manifest[kind]
             if row["file"] == name
+        }
+        yield tuple(
+            ShownResult(
+                traces,
+                quote(path.relative_to(folder).as_posix()),
+                row["caption"],
+                tuple(_unnamed(row)),
+                len(_cells(path)) - 1 if kind == "tables" else 0,
+            )
+            for path, (traces, row) in rows.items()
         )
 
 
-def _shown(
-    folder: Path, traces: str, manifest: dict[str, Any], row: dict[str, Any], kind: str
-) -> ShownResult:
-    path = folder / traces / manifest["notebook"] / row["file"]
-    file = quote(path.relative_to(folder).as_posix())
-    shows = tuple(_published(one) for one in row["shows"])
-    if kind == "figures":
-        return ShownResult(traces, file, row["caption"], shows)
-    return ShownResult(traces, file, row["caption"], shows, len(_cells(path)) - 1)
+def _unnamed(row: dict[str, Any]) -> Iterator[str]:
+    """What of the papers a figure or table shows, unless its caption says so."""
+    for name in row["shows"]:
+        paper, _, where = name.partition("/")
+        named = paper in row["caption"].lower() and re.search(
+            rf"{re.escape(where)}(?!\w)", row["caption"]
+        )
+        if not named:
+            yield f"{TITLES.get(paper, paper)}, {where}"
 
 
 def _cells(path: Path) -> list[list[str]]:
     with path.open(encoding="utf-8", newline="") as stream:
         return list(csv.reader(stream))
-
-
-def _published(name: str) -> str:
-    paper, _, where = name.partition("/")
-    return f"{TITLES.get(paper, paper)}, {where}"
 
 
 def _number(cell: str) -> str:
@@ -386,6 +401,11 @@ def _brief(one: claims.Measurement | None) -> str:
     return f"{show(int(one.value) if one.value.is_integer() else one.value)}{ends}"
 
 
+def _ranking(text: str) -> Markup:
+    """A text that may be broken after each > of a ranking, and not within its names."""
+    return Markup(re.sub(r"(&gt;=?)", r"\1<wbr>", str(escape(text))))
+
+
 def render(folder: Path) -> tuple[str, str]:
     """Text of the report for the results below ``folder``, and of the page of its claims.
 
@@ -402,8 +422,16 @@ def render(folder: Path) -> tuple[str, str]:
         **shared,
         chapters=found,
         rests_on=dict.fromkeys(
-            f"{run.source} traces, {run.profile} profile" for one in found for run in one.runs
+            f"{traces} traces, {run.profile} profile"
+            for one in found
+            for run in one.runs
+            for traces in run.pages
         ),
+        common=[
+            path
+            for path in (found[0].rests_on if found else ())
+            if all(path in one.rests_on for one in found)
+        ],
         coverage=claims.coverage(folder).summary,
         profiles=profiles(folder, verdicts),
         panels=panels(folder),
@@ -425,6 +453,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["value"] = _value
+    environment.filters["ranking"] = _ranking
     return environment
 
 

@@ -193,11 +193,10 @@ def sentences(found: pd.DataFrame, sweep: Sweep) -> list[str]:
         base = names[sweep.against[parameter]]
         clear = part[(part["change low"] > 0.0) | (part["change high"] < 0.0)]
         if clear.empty:
-            most = np.nanmax(part[["change low", "change high"]].abs().to_numpy())
-            said.append(
-                f"{measure}: no value of {label} changes it by more than {most:.2g} {unit} "
-                f"against {base}."
-            )
+            most = float(np.nanmax(part[["change low", "change high"]].abs().to_numpy()))
+            digit = 10.0 ** np.floor(np.log10(most or 1.0) - 1.0)  # no bound is rounded down
+            bound = f"{np.ceil(most / digit) * digit:.2g} {unit} against {base}"
+            said.append(f"{measure}: no value of {label} changes it by more than {bound}.")
         else:
             row = clear.iloc[int(clear["change"].abs().to_numpy().argmax())]
             said.append(

@@ -162,6 +162,23 @@ def test_numbers_are_written_to_their_precision(results: Path) -> None:
         assert re.findall(r"(?<![\w./-])\d+\.\d{6,}", shown) == []
 
 
+def test_the_report_is_no_longer_than_can_be_read() -> None:
+    text = (paths.results() / "report.html").read_text(encoding="utf-8")
+    shown = re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]+>", " ", text, flags=re.S)
+    assert 10_000 < len(shown.split()) <= 20_000
+
+
+def test_the_caption_of_a_pair_is_said_once_and_hidden_with_neither(results: Path) -> None:
+    leave(results, "real", requests=16_657)
+    text, _ = report.render(results)
+    start = text.index('<section id="01_workloads"')
+    chapter = text[start : text.index("</section>", start)]
+    assert chapter.count('<p class="caption">Lengths &lt;of&gt; &amp; both.') == 1
+    assert "<figcaption><small>real</small>" in chapter
+    assert chapter.count("Helix, Fig. 5") == 1
+    assert chapter.count("smoke profile; seeds 0, 1;") == 1
+
+
 def test_the_first_screen_has_the_tables_it_names() -> None:
     shown = {panel.title: panel for panel in report.panels(paths.results())}
     assert len(shown) == len(report._PANELS)
