@@ -217,7 +217,7 @@ def serve(
     ] = None,
     beside: Annotated[
         bool,
-        typer.Option("--beside", help="Processor per request beside the routers of `make tools`."),
+        typer.Option("--beside", help="Processor, first bytes beside routers of `make tools`."),
     ] = False,
     learning: Annotated[
         bool, typer.Option("--learning", help="After how many answers an engine is known.")
@@ -237,8 +237,8 @@ def serve(
     Takes about a minute on two idle cores: CPU per request and per streamed chunk, added median and
     P99 of the time to the first token, between tokens and to the end, streams held at once, and
     memory. --soak 100000 instead sends so many requests and prints the memory on the way; --beside
-    asks for the processor time of the routers of vLLM and SGLang as well, in turns; --workers 2
-    for that of one process and of two, and says what these could carry; --learning has
+    asks for processor and first bytes of the routers of vLLM and SGLang as well, in turns;
+    --workers 2 for that of one process and of two, and says what these could carry; --learning has
     simulated engines serve that the dispatcher is told nothing of; --backends 200 sends 2.5
     requests per second and engine to simulated ones, by one process and by several.
     """

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import aiohttp
 import psutil
 
 from pipelines.bench.beside import CASES, ask, engine, served
@@ -118,9 +115,13 @@ def bench(
             ("least bound", "the same shared"), zip(*bounds, strict=True), strict=True
         ):
             rows.append((f"throughput of {workers}, {what}", min(found), "of one process", 0))
-        first = asyncio.run(_first_s([ways[0][0], ways[workers][0]], alone))
-        for name, value_s in zip(("one process", f"{workers} workers"), first, strict=True):
-            rows.append((f"first byte, {name}, P50", 1e6 * value_s, "us", alone))
+        first: dict[str, list[float]] = {"one process": [], f"{workers} workers": []}
+        for _ in range(rounds):
+            for found_s, count in zip(first.values(), (0, workers), strict=True):
+                found_s += asyncio.run(ask(ways[count][0], _FIRST, alone // rounds + 1, 1))
+        for name, found_s in first.items():
+            value_us = 1e6 * statistics.median(found_s)
+            rows.append((f"first byte, {name}, P50", value_us, "us", len(found_s)))
         for name, process in (("one process", ways[0][1]), ("owner", ways[workers][1])):
             rows.append((f"memory: {name}", _memory_mib(process), "MiB", 1))
         rows += [
@@ -145,20 +146,3 @@ def _spent_s(process: psutil.Process) -> tuple[float, float]:
 
 def _memory_mib(process: psutil.Process) -> float:
     return float(process.memory_info().rss / 2**20)
-
-
-async def _first_s(urls: list[str], requests: int) -> list[float]:
-    """Median time to the first byte of the body, one request at a time, in changing order [s]."""
-    found: list[list[float]] = [[] for _ in urls]
-    content, head = json.dumps(_FIRST).encode(), {"content-type": "application/json"}
-    async with aiohttp.ClientSession() as session:
-        for k in range(requests):
-            for way in range(len(urls)) if k % 2 else reversed(range(len(urls))):
-                began_s = time.perf_counter()
-                async with session.post(
-                    f"{urls[way]}/v1/completions", data=content, headers=head
-                ) as answer:
-                    await answer.content.readany()
-                    found[way].append(time.perf_counter() - began_s)
-                    await answer.read()
-    return [statistics.median(one) for one in found]

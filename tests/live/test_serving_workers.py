@@ -15,7 +15,7 @@ pytest.importorskip("openai", reason="the serving extra is not installed")
 import aiohttp
 
 from tests.live.test_serving_storm import LEFT
-from tests.serving import Hostile, Served, running, wait_until
+from tests.serving import Hostile, Paced, Served, running, wait_until
 
 LIMITS = {"health_s": 0.2, "cooldown_s": 0.2, "health_timeout_s": 60.0, "token_s": 60.0}
 SLOW = 100  # words, by which streams last until what they meet has happened
@@ -97,3 +97,37 @@ def test_workers_end_with_their_owner(tmp_path):
         served.signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(workers, timeout=60)
         assert not alive
+
+
+def test_worker_that_hangs_is_started_anew(tmp_path):
+    engine = Paced(step_ms=100.0)  # streams last until the worker is stopped
+    served = Served(tmp_path, {"a": engine.url}, limits=LIMITS, workers=2)
+
+    async def ask(session):
+        body = {"model": "m", "prompt": "x", "max_tokens": SLOW, "stream": True}
+        async with session.post(f"{served.url}/v1/completions", json=body) as answer:
+            return (await answer.read()).count(b" word")
+
+    async def stopped(owner):
+        """What became of streams, half of them at a worker that was stopped amid them."""
+        async with aiohttp.ClientSession() as session:
+            asked = [asyncio.create_task(ask(session)) for _ in range(16)]
+            await asyncio.to_thread(wait_until, lambda: engine.counts()["begun"] == 16)
+            hung = owner.children()[0]
+            hung.suspend()
+            await asyncio.to_thread(hung.wait, 600)
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    with running(engine, served):
+        owner = psutil.Process(served.process.pid)
+        found = asyncio.run(stopped(owner))
+        wait_until(lambda: len(owner.children()) == 2)
+        wait_until(lambda: served.metrics()["hetero_in_house"] == 0)
+        metrics, outcomes = served.metrics(), served.outcomes()
+    lost = [one for one in found if one != SLOW]
+    assert lost
+    assert all(isinstance(one, aiohttp.ClientError) for one in lost)
+    assert metrics["hetero_worker_restarts_total"] == 1
+    assert outcomes["finished"] == found.count(SLOW)
+    assert outcomes["finished"] + outcomes["cancelled"] == 16
+    assert "silent" in served.log.read_text()

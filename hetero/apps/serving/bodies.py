@@ -195,7 +195,8 @@ def parsed(content: bytes | bytearray) -> tuple[dict[str, Any], list[Long]]:
         If it is none, or is made of so many parts that reading it would hold up all others.
     """
     try:
-        if (encoding := json.detect_encoding(content)) != "utf-8":
+        plain = content[:1] == b"{" and content[1:2] != b"\0"  # and others are rare
+        if not plain and (encoding := json.detect_encoding(content)) != "utf-8":
             content = content.decode(encoding).encode()
         rest, long = _apart(content)
         if rest.count(b"[") + rest.count(b"{") > _MOST_PARTS:

@@ -21,7 +21,7 @@ from hetero.apps.serving.learning import EngineWork
 from hetero.apps.serving.objects import makers, objects
 from hetero.deployment import Deployment
 from hetero.engine import state
-from hetero.engine.candidates import candidates
+from hetero.engine.candidates import candidates, may_take
 from hetero.engine.compiled import interpreted
 from hetero.engine.limits import limits_of
 from hetero.engine.steps import step_s
@@ -82,6 +82,7 @@ class Books:
         self._r: Any = self.requests
         self._keep([], rows)
         self.next, self.now_s = 0, 0.0
+        self._looked = 0  # the request of the last look
         self._eligible: Any = [False] * count if self._plain else np.zeros(count, np.bool_)
         # Requests without a first token, in the order they were sent, with their inputs.
         self._pending: list[dict[int, int]] = [{} for _ in range(count)]
@@ -113,6 +114,7 @@ class Books:
     def fleet(self) -> FleetState:
         """The records at the time of the last look, as any router reads them."""
         seen = {name: np.array([getattr(one, name) for one in self._s]) for name in _SEEN}
+        candidates(self.requests, self.engines, self.replicas, self._looked, self._eligible)
         return FleetState(
             now_s=self.now_s,
             **seen,
@@ -210,9 +212,10 @@ class Books:
     def more_tokens(self, r: int, count: int) -> None:
         """The engine has sent so many tokens more."""
         row = self._r[r]
+        i = int(row.node)
         row.done_tokens += count
-        self._cached[row.node] += count
-        self._moved.add(int(row.node))
+        self._cached[i] += count
+        self._moved.add(i)
 
     def close(
         self, r: int, now_s: float, input_tokens: int, output_tokens: int, *, finished: bool = True
@@ -277,16 +280,19 @@ class Books:
         usable
             Whether each engine is up and this request may go there.
         """
-        for i in self._moved.union(i for i, up in enumerate(usable) if up != self._up[i]):
+        if usable != self._up:
+            pairs = enumerate(zip(usable, self._up, strict=True))
+            self._moved.update(i for i, (now, before) in pairs if now != before)
+        for i in self._moved:
             self._observe(i, usable[i])
         self._moved.clear()
         soon = math.nextafter(now_s, math.inf)
         for i, end_s in self._ends_s.items():
             # An engine that is late ends its step any moment, but has not yet.
             self.floats[i] = max(end_s, soon)
-        candidates(self.requests, self.engines, self.replicas, r, self._eligible)
-        self.now_s = now_s
-        return any(self._eligible)
+        self.now_s, self._looked = now_s, r
+        records = self.requests, self.engines, self.replicas, r
+        return any(may_take(*records, i) for i in range(len(self._up)))
 
     def request(self, r: int) -> Request:
         """What a router is told of a request."""

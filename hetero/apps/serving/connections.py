@@ -57,7 +57,6 @@ class Exchange:
         self.share: BodyShare | None = None
         self.context: Any = None
         self.account: Any = None
-        self.task: asyncio.Task[None] | None = None
         self.keep = True
         self.whole = self.started = self.ended = self._chunked = False
         self._old = old  # a client that knows no chunks
@@ -119,6 +118,14 @@ class Exchange:
             self.keep = False
         found = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
         self.reply(refusal.status, [*found, *fields], json.dumps(refusal.body()).encode())
+
+
+@lru_cache(maxsize=256)
+def _path(url: bytes) -> str:
+    """The path of an address."""
+    if b"?" in url or b"%" in url or not url.startswith(b"/"):
+        url = httptools.parse_url(url).path or b"/"
+    return unquote(url.decode("ascii"))
 
 
 @lru_cache(maxsize=64)
@@ -185,7 +192,7 @@ class Connections:
         end_s = time.monotonic() + limit_s
         while self.open and time.monotonic() < end_s and not hurry.is_set():
             await asyncio.sleep(0.05)
-        left = [one.now.task for one in self.open if one.now is not None]
+        left = [one.task for one in self.open if one.now is not None]
         for one in list(self.open):
             one.transport.abort()
         await asyncio.gather(*(task for task in left if task), return_exceptions=True)
@@ -229,6 +236,8 @@ class Guarded(asyncio.Protocol):
         self.paused = False  # the client does not read as fast as it is written to
         self.resumed: Callable[[], None] | None = None
         self.now: Exchange | None = None  # what is being answered
+        self.task: asyncio.Task[None] | None = None  # which answers one after the other
+        self._turn: asyncio.Future[None] | None = None  # what it waits for
         self._queue: deque[Exchange] = deque()  # what comes after it
         self._coming: Exchange | None = None  # whose body is being read
         self._parser = httptools.HttpRequestParser(self)
@@ -265,8 +274,8 @@ class Guarded(asyncio.Protocol):
         self.gone = True
         self.house.open.pop(self, None)
         self.house.idle.pop(self, None)
-        if self.now is not None and self.now.task is not None:
-            self._loop.call_soon(self.now.task.cancel)  # after its first step, which counts it
+        if self.task is not None:
+            self._loop.call_soon(self.task.cancel)  # after its first step, which counts it
         for one in self._queue:
             self.house.application.dropped(one)
         self._queue.clear()
@@ -317,10 +326,7 @@ class Guarded(asyncio.Protocol):
         self._loose = 0
         self._until_s = 0.0
         self.house.idle.pop(self, None)
-        url = self._url
-        if b"?" in url or b"%" in url or not url.startswith(b"/"):
-            url = httptools.parse_url(url).path or b"/"
-        path = unquote(url.decode("ascii"))
+        path = _path(self._url)
         method = self._parser.get_method().decode("ascii")
         old = self._parser.get_http_version() != "1.1"
         exchange = Exchange(self, method, path, self._fields, old=old)
@@ -376,7 +382,21 @@ class Guarded(asyncio.Protocol):
             return
         self._until_s = 0.0
         self.now = self._queue.popleft()
-        self.now.task = self._loop.create_task(self._answer(one))
+        if self.task is None:
+            self.task = self._loop.create_task(self._work())
+        elif self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
+
+    async def _work(self) -> None:
+        """Answer one request after the other; a task for each would cost more."""
+        going = True
+        while going:
+            if (exchange := self.now) is None:
+                self._turn = self._loop.create_future()
+                await self._turn
+            else:
+                await self._answer(exchange)
+                going = exchange.ended
 
     async def _answer(self, exchange: Exchange) -> None:
         try:

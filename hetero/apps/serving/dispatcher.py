@@ -396,9 +396,12 @@ class Dispatcher:
         if ticket.desk.away >= ticket.desk.room():
             return None, False
         model = ticket.asked.model
-        usable = [x.serves(model) and x.backend.name not in ticket.avoid for x in self.engines]
+        usable = [x.up and model in x.names and x.open for x in self.engines]
+        if avoid := ticket.avoid:
+            pairs = zip(usable, self.engines, strict=True)
+            usable = [good and x.backend.name not in avoid for good, x in pairs]
         if not self.books.look(ticket.row, now_s, usable):
-            if ticket.avoid and not any(usable) and self._has_engine(ticket):
+            if avoid and not any(usable) and self._has_engine(ticket):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.books.records, ticket.row, now_s)
@@ -467,11 +470,11 @@ class Dispatcher:
 
     def piece(self, ticket: Ticket, pieces: int, at_s: float | None = None) -> None:
         """So many pieces of an answer have come by now, the last of them at a time."""
-        now_s = self.now_s()
-        at_s = now_s if at_s is None else at_s
         more = pieces - ticket.pieces
         if more <= 0:
             return
+        now_s = time.monotonic() - self._start_s
+        at_s = now_s if at_s is None else at_s
         seen = ticket.engine
         if ticket.pieces == 0:
             ticket.first_s = at_s

@@ -6,6 +6,7 @@ import json
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 _END = re.compile(rb"\r?\n\r?\n")
@@ -13,6 +14,7 @@ _LONGEST_END = 4  # bytes
 _LAST = re.compile(rb'"response\.(?:completed|incomplete|failed)"')
 _SHORT = 32  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
+_TOLD = re.compile(rb'"(?:usage|error)"\s*:(?!\s*null)')  # some engines tell null in every event
 
 
 @dataclass(slots=True)
@@ -86,9 +88,8 @@ class Events:
     def feed(self, data: bytes) -> bytes:
         """Whole events of what has come so far, to be passed on."""
         rest = self._rest
-        begin = 0
-        if not rest and 0 < data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
-            return data if self._read(data) else b""  # as most come: one whole event
+        if not rest and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n"):
+            return data if self._read(data) else b""  # as most come: one event of one line
         if rest:
             begin = max(len(rest) - _LONGEST_END + 1, 0)  # what was searched is not searched again
             rest += data
@@ -96,18 +97,19 @@ class Events:
                 return self._too_long() if len(rest) > self.most_bytes else b""
             data = bytes(rest)
             rest.clear()
-        passed: list[bytes] = []
-        start = 0
-        for match in _END.finditer(data, begin):
-            event = data[start : match.end()]
-            start = match.end()
-            if self._read(event):
-                passed.append(event)
-        if start < len(data):
-            rest += data[start:]
+        *events, left = data.split(b"\n\n")
+        end = b"\n\n"
+        if b"\r" in data:  # other ends, which stay with their events
+            end, cuts = b"", [0, *(match.end() for match in _END.finditer(data))]
+            *events, left = (data[a:b] for a, b in pairwise([*cuts, len(data)]))
+        kept = [event for event in events if self._read(event)]
+        if left:
+            rest += left
             if len(rest) > self.most_bytes:
                 return self._too_long()
-        return b"".join(passed)
+        elif len(kept) == len(events):
+            return data
+        return b"".join([event + end for event in kept])
 
     def end(self) -> bytes:
         """What is left when the engine has ended, as an event if it is a whole one."""
@@ -115,8 +117,7 @@ class Events:
         self._rest.clear()
         if not event:
             return b""
-        event += b"\n\n"
-        return event if self._read(event) else b""
+        return event + b"\n\n" if self._read(event) else b""
 
     def _too_long(self) -> bytes:
         self._rest.clear()
@@ -126,7 +127,7 @@ class Events:
     def _read(self, event: bytes) -> bool:
         """Note what an event says; whether it is passed on."""
         payload = event
-        if not event.startswith(b"data:") or event.find(b"\n") != len(event) - 2:
+        if not event.startswith(b"data:") or 0 <= event.find(b"\n") < len(event) - 2:
             # Comments, names, several lines of data, or other ends of lines.
             lines = [line[5:] for line in event.splitlines() if line.startswith(b"data:")]
             if not lines:
@@ -140,7 +141,9 @@ class Events:
         if _REASON.search(payload):
             self.finished = True
         # Reading every event as JSON would cost more than passing it on.
-        if self.pieces == 0 or b'"usage"' in payload or b'"error"' in payload:
+        find = payload.find  # half the time of `in`
+        told = find(b'"usage"') >= 0 or find(b'"error"') >= 0
+        if self.pieces == 0 or (told and _TOLD.search(payload)):
             return self._parse(payload[5:])
         self.pieces += 1
         return True

@@ -201,7 +201,7 @@ class Blame:
         answered
             Whether any engine has answered it.
         """
-        if len(self.failed) > 1 and not answered:
+        if not self.failed or (len(self.failed) > 1 and not answered):
             return []
         ways = Counter(self.failed.values())
         return [seen for seen, code in self.failed.items() if ways[code] == 1]

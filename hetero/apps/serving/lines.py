@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import math
 import ssl
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ from urllib.parse import quote, urlsplit
 import httptools
 
 _KEEP_S = 3.0  # shorter than engines keep idle connections: uvicorn has 5 s
+_LARGE = 64 << 10  # bytes that are not copied once more to send them with others
 _MOST_HEAD = 64 << 10  # bytes without any of a body
+_BOUNDS = (b"content-length", b"transfer-encoding")  # headers that say where a body ends
 
 
 class UnreachedError(OSError):
@@ -128,28 +131,46 @@ class EngineLine(asyncio.Protocol):
         busy = self._transport.is_closing() or self._transport.get_write_buffer_size()
         return fine and not busy
 
-    def ask(self, parts: list[bytes], limit_s: float) -> None:
+    def ask(
+        self,
+        parts: list[bytes],
+        limit_s: float,
+        until_s: float = math.inf,
+        most: int | None = None,
+    ) -> None:
         """Send a request.
 
         Parameters
         ----------
         limit_s
             Longest wait for the next piece of its answer [s].
+        until_s
+            When the answer has to be whole, by the clock of the event loop.
+        most
+            Largest body that is waited for as a whole, where no part of a good answer is of use.
         """
         self.status, self.complete = 0, False
+        self._until_s, self._most = until_s, most
         self.headers: list[tuple[bytes, bytes]] = []
         self._parts: list[bytes] = []
         self._size = self._loose = 0
-        self._interim = self._to_end = self._paused = self._ended = False
+        self._interim = self._bounded = self._to_end = self._paused = self._ended = False
         self._keep, self._limit_s = False, limit_s
         self._take: Callable[[bytes], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._transport.writelines(parts)
+        if sum(map(len, parts)) > _LARGE:
+            self._transport.writelines(parts)
+        else:
+            self._transport.write(b"".join(parts))
 
     async def head(self) -> None:
         """Wait for the status and the headers."""
         while not self.status:
             await self._wait()
+
+    def give_up(self) -> None:
+        """Let who waits for the answer wait no longer."""
+        self._fail(TimeoutError())
 
     async def whole(self, most: int) -> bytes | None:
         """The body, None if it is longer than ``most`` bytes."""
@@ -172,7 +193,7 @@ class EngineLine(asyncio.Protocol):
     async def _wait(self) -> None:
         if self._error is None:
             self._since_s = self._loop.time()
-            due_s = self._since_s + self._limit_s
+            due_s = min(self._since_s + self._limit_s, self._until_s)
             if self._timer is not None and self._timer.when() > due_s:
                 self._timer.cancel()
                 self._timer = None
@@ -195,10 +216,10 @@ class EngineLine(asyncio.Protocol):
         if self._paused:
             self._since_s = now_s
         due_s = self._since_s + self._limit_s
-        if now_s >= due_s:
-            self._fail(SilentError())
+        if now_s >= min(due_s, self._until_s):
+            self._fail(SilentError() if now_s >= due_s else TimeoutError())
         else:
-            self._timer = self._loop.call_at(due_s, self._look)
+            self._timer = self._loop.call_at(min(due_s, self._until_s), self._look)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -232,7 +253,9 @@ class EngineLine(asyncio.Protocol):
             self._fail(BrokenError("the head is too large"))
         elif self._take is not None:
             self._pass_on()
-        elif self.status:
+        elif self.status and (
+            self.complete or self._most is None or self.status >= 300 or self._size > self._most
+        ):
             self._wake()
 
     def _pass_on(self) -> None:
@@ -274,7 +297,9 @@ class EngineLine(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header."""
         if not self.complete:
-            self.headers.append((name.lower(), value))
+            name = name.lower()
+            self.headers.append((name, value))
+            self._bounded |= name in _BOUNDS
 
     def on_headers_complete(self) -> None:
         """A head is whole; those before the answer proper say nothing."""
@@ -283,12 +308,10 @@ class EngineLine(asyncio.Protocol):
         status = self._parser.get_status_code()
         self._interim = status < 200
         if self._interim:
-            self.headers = []
+            self.headers, self._bounded = [], False
             return
         self.status, self._loose = status, 0
-        told = {name for name, _ in self.headers}
-        bounded = told & {b"content-length", b"transfer-encoding"} or status in (204, 304)
-        self._to_end = not bounded
+        self._to_end = not (self._bounded or status in (204, 304))
 
     def on_body(self, body: bytes) -> None:
         """Part of a body."""
@@ -313,6 +336,16 @@ class EnginePool:
         self._idle: dict[Address, list[EngineLine]] = {}  # the one used last at the end
         self._tls: ssl.SSLContext | None = None
 
+    def idle(self, address: Address) -> EngineLine | None:
+        """A connection that is free, if there is one."""
+        idle = self._idle.get(address)
+        while idle:
+            line = idle.pop()
+            if line.usable and asyncio.get_running_loop().time() - line.idle_s < _KEEP_S:
+                return line
+            line.close()
+        return None
+
     async def line(self, address: Address, limit_s: float | None = None) -> EngineLine:
         """A connection that is free, or a new one.
 
@@ -321,13 +354,9 @@ class EnginePool:
         UnreachedError
             If none comes about, in ``limit_s`` where that is given.
         """
+        if (line := self.idle(address)) is not None:
+            return line
         loop = asyncio.get_running_loop()
-        idle = self._idle.get(address)
-        while idle:
-            line = idle.pop()
-            if line.usable and loop.time() - line.idle_s < _KEEP_S:
-                return line
-            line.close()
         connecting = asyncio.timeout(limit_s)
         try:
             async with connecting:

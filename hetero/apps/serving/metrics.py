@@ -48,6 +48,7 @@ class Meters(Collector):
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.received = 0
+        self.restarted = 0  # processes that listen
         self._ended = dict.fromkeys(OUTCOMES, 0)
         self._mends = dict.fromkeys(("engines", "lengths", "steps"), 0)
         self._attempts: dict[tuple[str, str], int] = {}
@@ -90,6 +91,9 @@ class Meters(Collector):
         dispatcher = self._dispatcher
         yield CounterMetricFamily(
             "hetero_requests_received", "Requests that came in", value=self.received
+        )
+        yield CounterMetricFamily(
+            "hetero_worker_restarts", "Workers that died or hung", value=self.restarted
         )
         for name, what, labels, counts in (
             ("hetero_requests", "Requests by how they ended", ("outcome",), self._ended),

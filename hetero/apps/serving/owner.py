@@ -16,9 +16,10 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.app import Pages
@@ -39,6 +40,8 @@ _APART: Final = sys.platform == "linux"  # whether sockets of one address share 
 _READY_S = 60.0
 _SHORT_S = 10.0  # a worker that lives less is started again later each time
 _LATER_S = (0.1, 30.0)
+_PING_S = 1.0
+_SILENT = 10  # pings without an answer, after which a worker hangs
 _BEYOND_S = 5.0  # that a worker may take to end after its last request
 
 
@@ -66,6 +69,7 @@ class _Worker:
         self._tickets: dict[int, _Distant] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # those that answer pages
         self.ready, self.lost = asyncio.Event(), asyncio.Event()
+        self._unanswered = 0
         self.channel = Channel(
             {
                 "ready": self.ready.set,
@@ -76,6 +80,7 @@ class _Worker:
                 "left": self._left,
                 "ended": self._ended,
                 "page": self._page,
+                "pong": self._heard,
             },
             self._gone,
         )
@@ -85,6 +90,20 @@ class _Worker:
         settings, start_s = self._dispatcher.settings, time.monotonic() - self._dispatcher.now_s()
         text = settings.model_dump_json(exclude={"router"})
         self.channel.say("table", text, str(settings.folder), workers, start_s)
+
+    def _heard(self) -> None:
+        self._unanswered = 0
+
+    async def silent(self) -> None:
+        """Ask whether it lives, and return once it does not say so.
+
+        Pings are counted and not time, of which an owner that was stopped itself may have lost any.
+        """
+        await self.ready.wait()
+        while self._unanswered < _SILENT:
+            self._unanswered += 1
+            self.channel.say("ping")
+            await asyncio.sleep(_PING_S)
 
     def _gone(self) -> None:
         """It has ended: to its clients and engines that is as if the clients had left."""
@@ -227,7 +246,7 @@ class _Worker:
 
 
 class Owner:
-    """Starts workers, and again those that have died.
+    """Starts workers, and again those that have died or hang.
 
     Parameters
     ----------
@@ -293,6 +312,7 @@ class Owner:
             if self._closing.is_set():
                 return
             lived_s = time.monotonic() - start_s
+            self._dispatcher.meters.restarted += 1
             later_s = min(2.0 * later_s, _LATER_S[1]) if lived_s < _SHORT_S else _LATER_S[0]
             log.error("a worker ended with code %s: another in %g s", code, later_s)
             await asyncio.sleep(later_s)
@@ -313,13 +333,14 @@ class Owner:
             await loop.create_unix_connection(lambda: worker.channel, sock=mine)
             worker.tell(self._count)
             self._workers.append(worker)
-            await asyncio.wait(
-                [asyncio.create_task(x.wait()) for x in (worker.ready, worker.lost)],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await _first(worker.ready.wait(), worker.lost.wait())
             if worker.ready.is_set() and not begun.done():
                 begun.set_result(None)
-            await worker.lost.wait()
+            await _first(worker.silent(), worker.lost.wait())
+            if not worker.lost.is_set():
+                log.error("a worker has been silent for %g s, and is killed", _SILENT * _PING_S)
+                process.kill()
+                await worker.lost.wait()
             self._workers.remove(worker)
             return await asyncio.to_thread(process.wait)
         finally:
@@ -345,6 +366,16 @@ class Owner:
         await asyncio.gather(pressing, *self._keepers, return_exceptions=True)
         for held in self._sockets:
             held.close()
+
+
+async def _first(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of these is over."""
+    tasks = [asyncio.create_task(one) for one in waits]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _bound(address: tuple[str, int], *, apart: bool) -> list[socket.socket]:

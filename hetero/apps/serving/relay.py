@@ -21,9 +21,9 @@ from hetero.apps.serving.tickets import WITHOUT_OUTPUT, House, Ticket
 _PASSED = {b"content-type", b"retry-after"}
 # What of the headers of a request is passed on, and how it has to look.
 _NAMES = {
-    "x-request-id": re.compile("[!-~]{1,128}"),
-    "traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
-    "tracestate": re.compile("[ -~]{1,512}"),
+    b"x-request-id": re.compile("[!-~]{1,128}"),
+    b"traceparent": re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+    b"tracestate": re.compile("[ -~]{1,512}"),
 }
 RESPONSES = "/v1/responses"
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*+")')
@@ -85,7 +85,10 @@ class Relay:
 
     def _read(self, content: bytearray) -> Asked:
         body, long = parsed(content)
-        if all(body.get(one) is None for one in self._needs):
+        for one in self._needs:
+            if body.get(one) is not None:
+                break
+        else:
             text = f"The body has no {' or '.join(map(repr, self._needs))}."
             raise Refusal(400, "invalid_request", text)
         models, wanted = self._house.models, str(body.get("model"))
@@ -170,28 +173,38 @@ class Relay:
         usage = seen.backend.usage and self._path != RESPONSES  # which tells of itself
         # An engine may have gone over to other models since it was chosen.
         body = asked.forwarded(seen.names.get(asked.model, asked.model), usage=usage)
-        more = [f"{name}: {value}\r\n".encode() for name, value in asked.headers.items()]
-        more.append(b"content-length: %d\r\n\r\n" % sum(map(len, body)))
-        head = b"".join((seen.address.head("POST", self._path), *more, body[0]))
+        more = "".join([f"{name}: {value}\r\n" for name, value in asked.headers.items()])
+        more += f"content-length: {sum(map(len, body))}\r\n\r\n"
+        parts = [seen.address.head("POST", self._path), more.encode(), *body]
         try:
-            async with asyncio.timeout_at(ticket.deadline_s) as ticket.scope:
-                line = await house.pool.line(seen.address, limits.connect_s)
-                try:
-                    line.ask(
-                        [head, *body[1:]], limits.token_s if asked.stream else limits.request_s
-                    )
-                    await line.head()
-                    # Nothing of a redirection is followed, so it is no answer either.
-                    if line.status in (429, *_MOVED) or line.status >= 500:
-                        raise _busy_or_broken(seen.backend.name, line)
-                    if line.status >= 300 or not asked.stream:
-                        return await self._whole(ticket, seen, line, client)
-                    return await self._streamed(ticket, seen, line, client)
-                finally:
-                    house.pool.back(line)
+            line = house.pool.idle(seen.address) or await self._connected(ticket, seen)
+            ticket.line = line
+            try:
+                if asked.stream:
+                    line.ask(parts, limits.token_s, ticket.deadline_s)
+                else:
+                    line.ask(parts, limits.request_s, ticket.deadline_s, _MOST)
+                await line.head()
+                # Nothing of a redirection is followed, so it is no answer either.
+                if line.status in (429, *_MOVED) or line.status >= 500:
+                    raise _busy_or_broken(seen.backend.name, line)
+                if line.status >= 300 or not asked.stream:
+                    return await self._whole(ticket, seen, line, client)
+                return await self._streamed(ticket, seen, line, client)
+            finally:
+                house.pool.back(line)
         except OSError as error:
             lost = ticket.lost and isinstance(error, TimeoutError)
             raise Failed.by(error, seen.backend.name, lost=lost, sent=ticket.sent) from error
+        finally:
+            ticket.line = None
+
+    async def _connected(self, ticket: Ticket, seen: Seen) -> EngineLine:
+        """A new connection, or the word that the time is up."""
+        limit_s = self._house.settings.limits.connect_s
+        try:
+            async with asyncio.timeout_at(ticket.deadline_s) as ticket.scope:
+                return await self._house.pool.line(seen.address, limit_s)
         finally:
             ticket.scope = None
 
@@ -230,15 +243,16 @@ class Relay:
         name = _Name(ticket.asked.model)
 
         def begin() -> None:
-            if not ticket.sent:
-                ticket.sent = True
-                client.start(line.status, _fields(line, seen, ticket.asked))
+            ticket.sent = True
+            client.start(line.status, _fields(line, seen, ticket.asked))
 
         def take(data: bytes) -> None:
             passed = events.feed(data) if data else events.end()
-            self._house.piece(ticket, events.pieces)
+            if events.pieces > ticket.pieces:
+                self._house.piece(ticket, events.pieces)
             if passed and (ticket.sent or not events.error):
-                begin()
+                if not ticket.sent:
+                    begin()
                 client.write(name.put(passed))
             if events.error:
                 what = f"{seen.backend.name}: {events.error}"
@@ -248,7 +262,8 @@ class Relay:
             if not (events.done or events.finished):
                 text = f"{seen.backend.name} broke off its answer."
                 raise Failed(Refusal(502, "engine_broke_off", text))
-            begin()
+            if not ticket.sent:
+                begin()
             client.end()
 
         await line.relay(take, client.line)
@@ -290,8 +305,8 @@ def _names(client: Exchange) -> dict[str, str]:
     """Headers by which a request is known elsewhere; it gets a name where it has none."""
     found = {"x-request-id": ""}
     for name, rule in _NAMES.items():
-        if (value := client.field(name.encode())) and rule.fullmatch(value):
-            found[name] = value
+        if name in client.fields and rule.fullmatch(value := client.field(name)):
+            found[name.decode()] = value
     found["x-request-id"] = found["x-request-id"] or os.urandom(16).hex()
     return found
 

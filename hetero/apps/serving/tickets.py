@@ -14,7 +14,7 @@ from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Blame, Fault
 from hetero.apps.serving.learning import Mark
-from hetero.apps.serving.lines import EnginePool
+from hetero.apps.serving.lines import EngineLine, EnginePool
 from hetero.apps.serving.settings import DeploymentFile
 
 #: Paths that engines answer without generating anything.
@@ -62,6 +62,8 @@ class Ticket:
         When it was sent to its engine, and what decoded there if no other request waited.
     mark
         What its engine had done by its first token.
+    scope, line
+        The connection to its engine that is coming about, and the one that stands.
     """
 
     asked: Asked
@@ -90,11 +92,17 @@ class Ticket:
     pieces: int = 0
     waits: asyncio.Future[Seen] | None = None
     scope: asyncio.Timeout | None = None
+    line: EngineLine | None = None
     lost: bool = False
 
     def abort(self) -> None:
         """Give up the attempt in progress, if its client has got nothing of it."""
-        if not self.sent and self.scope is not None and not self.scope.expired():
+        if self.sent:
+            return
+        if self.line is not None:
+            self.lost = True
+            self.line.give_up()
+        elif self.scope is not None and not self.scope.expired():
             self.lost = True
             self.scope.reschedule(0.0)
 

@@ -67,6 +67,7 @@ class Worker:
                 "abort": self._abort,
                 "drain": self._drain,
                 "hurry": self.hurry.set,
+                "ping": lambda: self.channel.say("pong"),
             },
             self.lost.set,
         )
