@@ -111,9 +111,9 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
             ratio = value / values[f"vllm-router: {kind}"]
             rows = [*rows, (f"hetero serve / vllm-router: {kind}", ratio, "", count)]
     load = f"Load of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores."
-    return ServeBench(
-        tuple(rows), (), ("Processor time of the router with eight requests at once.", load)
-    )
+    how = "Processor time of the router with eight requests at once."
+    shares = "`hetero serve` divides requests by predicted cost, the others by turns."
+    return ServeBench(tuple(rows), (), (how, shares, load))
 
 
 def engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:

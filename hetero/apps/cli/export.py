@@ -75,10 +75,10 @@ def export(
     """Write a plan as files that other tools read.
 
     vllm: a script per machine. kubernetes: manifests. skypilot: services and tasks. routing: a
-    table (JSON) for a dispatcher. serve: the deployment file of `hetero serve`, which needs step
-    times and so a cluster to plan for, not a card. A card has its own engine; --engine is that of
-    a cluster that is planned for. What a tool cannot express ends in one sentence, what it does
-    differently is noted in the file.
+    table (JSON) for a dispatcher. serve: the deployment file of `hetero serve`, of plans whose
+    engines all serve both phases. A card has its own engine; --engine is that of a cluster that is
+    planned for. What a tool cannot express ends in one sentence, what it does differently is noted
+    in the file.
     """
     from hetero import catalog
     from hetero.apps.cards.card import PlanCard

@@ -121,7 +121,8 @@ class Pages:
             try:
                 await dispatcher.change(change)
             except HeteroError as error:
-                raise Refusal(400, "invalid_request", error.what) from None
+                text = error.what.removeprefix(f"{dispatcher.settings.folder}: ")
+                raise Refusal(400, "invalid_request", text) from None
         found = [
             {
                 "name": one.backend.name,

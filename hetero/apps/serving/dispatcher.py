@@ -373,12 +373,9 @@ class Dispatcher:
             async with asyncio.timeout(limit_s):
                 return await ticket.waits
         except TimeoutError:
-            raise Refusal(
-                503,
-                "no_engine",
-                f"No engine could take the request within {limit_s:g} s.",
-                retry_after_s=1.0,
-            ) from None
+            text = f"No engine could take the request within {limit_s:g} s."
+            text = text if limit_s > 0.0 else "No engine is up."
+            raise Refusal(503, "no_engine", text, retry_after_s=1.0) from None
         finally:
             self._stop_waiting(ticket)
 
