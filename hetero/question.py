@@ -483,6 +483,8 @@ class Question(Shown):
         How requests come, see :func:`hetero.simulator.sustained.arrivals`.
     speculation, held_gib
         See :class:`hetero.costs.cost.CostSettings`.
+    split
+        Whether prefill and decode may be served apart.
     """
 
     cluster: Cluster
@@ -508,6 +510,7 @@ class Question(Shown):
     prefix_cache: bool | None = None
     speculation: Speculation | None = None
     held_gib: float = 0.0
+    split: bool = True
 
     def __post_init__(self) -> None:
         require_share(memory_fraction=self.memory_share)

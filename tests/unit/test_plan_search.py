@@ -136,3 +136,14 @@ def test_phases_stay_together_without_a_network() -> None:
     plan = planner("tensor-parallel search").plan(question)
     found = space(plan.pipelines[0].model, question)
     assert not any(one.split for _, some in found.layouts() for one in some)
+
+
+def test_phases_stay_together_where_that_is_asked_for() -> None:
+    together = replace(QUESTION, split=False)
+    layouts = [one for _, some in whole(together).layouts() for one in some]
+    assert layouts
+    assert not any(one.split for one in layouts)
+    assert any(one.split for _, some in whole().layouts() for one in some)
+    for name in ("DistServe", "phase splitting", "phase splitting, tabu"):
+        assert planner(name).unfit(QUESTION) is None
+        assert "together" in (planner(name).unfit(together) or "")

@@ -74,7 +74,9 @@ def test_deployments_of_several_models_stand_behind_one_address(folder):
     alone = [one.step.seconds(1, 1, 0.0, 0.0) for one in settings.deployment().replicas]
     assert alone == pytest.approx([0.01001, 0.01001, 0.02001, 0.02001])
     (folder / "other" / "d.yaml").write_text(other.replace("name: d", "name: a"))
-    with pytest.raises(DataError, match="'a'"):
+    assert [one.name for one in load(file).backends] == ["a", "b", "c", "large/a"]
+    (folder / "other" / "d.yaml").write_text(other.replace("name: d", "name: c"))
+    with pytest.raises(DataError, match="'c'"):
         load(file)
     for text, says in (
         ("include: d.yaml", "list of files"),

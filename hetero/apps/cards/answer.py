@@ -100,6 +100,7 @@ def plan(
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
+    split: bool = True,
     cheapest: bool = False,
     progress: Progress | None = None,
 ) -> PlanCard:
@@ -159,6 +160,8 @@ def plan(
         Columns of a trace file that names its own, see :func:`hetero.workload.readers.read`.
     arrivals
         ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
+    split
+        Whether prefill and decode may be served apart.
     cheapest
         Plan for the cheapest part of the cluster that carries the rate, in place of all of it.
 
@@ -207,6 +210,7 @@ def plan(
         kv_transfer_bits=kv_transfer_bits,
         columns=columns,
         arrivals=arrivals,
+        split=split,
     )
     if cheapest:
         asked = on_cheapest(asked, progress)

@@ -138,6 +138,7 @@ def request(
     kv_transfer_bits: Bits | None = None,
     columns: str = "",
     arrivals: Arrivals = "poisson",
+    split: bool = True,
 ) -> CardRequest:
     """Read and check what is asked; parameters are those of :func:`hetero.plan`.
 
@@ -233,6 +234,7 @@ def request(
         prefix_cache=prefix_cache,
         speculation=next((one.speculation for one in stated if one.speculation), None),
         held_gib=sum(one.held_gib for one in stated),
+        split=split,
     )
     made = CardRequest(
         question,

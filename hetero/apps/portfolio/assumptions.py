@@ -303,3 +303,8 @@ def unfit_network(question: Question) -> str | None:
     if len(question.cluster.machines) > 1 and question.cluster.network is None:
         return f"{question.cluster.name} states no network between its machines."
     return None
+
+
+def unfit_split(question: Question) -> str | None:
+    """Why prefill and decode are not served apart; None if they may be."""
+    return unfit_network(question) if question.split else "Both phases are to be served together."

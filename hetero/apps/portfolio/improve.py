@@ -116,7 +116,7 @@ def space(costs: CostModel, question: Question) -> ReplicaSpace:
     )
     least: tuple[Bits, ...] = (question.transfer_bits,)
     bits = least if question.kv_transfer_bits or least == (16,) else (*least, 16)
-    return ReplicaSpace(costs, bits, prices, assumptions.replica)
+    return ReplicaSpace(costs, bits, prices, assumptions.replica, question.split)
 
 
 def layout_of(plan: Plan) -> ReplicaLayout:

@@ -46,7 +46,7 @@ class PhaseSplitting(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        reason = assumptions.unfit(question) or assumptions.unfit_network(question)
+        reason = assumptions.unfit(question) or assumptions.unfit_split(question)
         if reason is None and not _platforms(question):
             engine = serving_engine(question.engine).title
             gpus = ", ".join(question.cluster.gpu_types)

@@ -163,7 +163,7 @@ class DistServe(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        return assumptions.unfit(question) or assumptions.unfit_network(question)
+        return assumptions.unfit(question) or assumptions.unfit_split(question)
 
     def _plan(self, question: Question) -> Plan:
         return _best_kind(question, self.name, self.effort.requests, distserve)

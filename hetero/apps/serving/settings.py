@@ -509,7 +509,14 @@ def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> d
         if not (path.parent / name).is_file():
             raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
         raw.setdefault("model", (other := load(path.parent / name, within)).model)
-        own = [*own, *_theirs(other, other.backends)] if isinstance(own, list) else own
+        if isinstance(own, list):
+            taken = {one.get("name") for one in own if isinstance(one, dict)}
+            theirs = _theirs(other, other.backends)
+            # Exports number the engines of a machine each on their own.
+            for one in theirs:
+                if one["name"] in taken:
+                    one["name"] = f"{other.model}/{one['name']}"
+            own = [*own, *theirs]
         names = [*names, *_theirs(other, other.discover)] if isinstance(names, list) else names
     return raw | {"backends": own, "discover": names} if files else raw
 

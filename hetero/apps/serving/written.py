@@ -69,7 +69,7 @@ def write(
     if apart := [one.name for one in deployment.replicas if one.role != "both"]:
         raise ParameterError(
             f"'{apart[0]}' serves only one phase, and the dispatcher moves no KV caches.",
-            resolve="plan whole replicas, or put each prefill-decode pair behind an endpoint that "
+            resolve="plan with --no-split, or put each prefill-decode pair behind an endpoint that "
             "joins them, as vLLM's and SGLang's own proxies do.",
         )
     steps = _step_files(deployment, f"{path.stem}-steps")

@@ -73,6 +73,8 @@ class ReplicaSpace:
         Prices of work that layouts are bounded by.
     replica
         A costed pipeline as it is simulated.
+    split
+        Whether replicas may serve one phase.
 
     Examples
     --------
@@ -91,6 +93,7 @@ class ReplicaSpace:
     bits: tuple[Bits, ...]
     prices: WorkPrices
     replica: Callable[[Pipeline, str, Role], Replica] = replica
+    split: bool = True
     _parts: dict[tuple[int, Division], Parts] = field(default_factory=dict, repr=False)
     _values: dict[object, Floats] = field(default_factory=dict, repr=False)
 
@@ -209,7 +212,7 @@ class ReplicaSpace:
     @cached_property
     def _roles(self) -> tuple[Role, ...]:
         alone = len(self.costs.machines) == 1 or self.costs.cluster.network is not None
-        return _ROLES if alone else _ROLES[:1]
+        return _ROLES if alone and self.split else _ROLES[:1]
 
     def _worth(self, parts: Parts) -> Floats:
         """The most that replicas serve together at each price."""

@@ -77,6 +77,13 @@ def card(
         int | None,
         typer.Option(help="Bits per value of KV caches on their way; else as the engine sends."),
     ] = None,
+    split: Annotated[
+        bool,
+        typer.Option(
+            help="Serve prefill and decode apart where that carries more; else together, "
+            "as a plan for hetero serve has to."
+        ),
+    ] = True,
     seed: options.Seed = 0,
     what_if: Annotated[
         list[str] | None,
@@ -151,6 +158,7 @@ def card(
         "lora": lora,
         "kv_transfer_bits": kv_transfer_bits,
         "arrivals": process,
+        "split": split,
     }
     require(
         not (what_if and (html or against or output))
