@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from jinja2.filters import FILTERS
 
 from hetero import paths
 from hetero.display import Column, Table
@@ -401,9 +401,10 @@ def _brief(one: claims.Measurement | None) -> str:
     return f"{show(int(one.value) if one.value.is_integer() else one.value)}{ends}"
 
 
-def _ranking(text: str) -> Markup:
+def _ranking(text: str) -> Any:
     """A text that may be broken after each > of a ranking, and not within its names."""
-    return Markup(re.sub(r"(&gt;=?)", r"\1<wbr>", str(escape(text))))
+    safe = FILTERS["escape"](text)
+    return type(safe)(re.sub(r"(&gt;=?)", r"\1<wbr>", str(safe)))
 
 
 def render(folder: Path) -> tuple[str, str]:
