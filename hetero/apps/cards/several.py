@@ -158,7 +158,8 @@ class SeveralPlans(Shown):
         notes = [
             f"All models meet their targets up to {min(self.factors):.3g} times the rates. Planned "
             f"for: {self.found.planned} of {self.found.divisions} divisions, by their bounds.",
-            "`hetero export` takes one card at a time; `include` puts all behind one dispatcher.",
+            "`hetero export` takes one card at a time; `include` puts all behind one dispatcher, "
+            "where they are planned with `--no-split`.",
         ]
         if self.cut:
             notes.append(
