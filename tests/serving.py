@@ -60,9 +60,12 @@ class Process:
         )
         return self
 
+    def _ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
+
     def ready(self) -> Process:
         def answers() -> bool:
-            assert self.process is None or self.process.poll() is None, "it has ended"
+            assert not self._ended(), "it has ended"
             try:
                 get(f"{self.url}/health")
             except urllib.error.HTTPError:
@@ -155,6 +158,12 @@ class Served(Process):
             f"http://127.0.0.1:{port}",
             log=folder / "serve.log",
         )
+
+    def ready(self) -> Served:
+        """Wait until every worker listens: one that has no address yet is not watched either."""
+        wait_until(lambda: self._ended() or " serves " in self.log.read_text())
+        super().ready()
+        return self
 
     def write(self, urls: dict[str, str], **settings: Any) -> None:
         drained = settings.pop("drained", ())

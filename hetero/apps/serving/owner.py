@@ -297,7 +297,7 @@ class Owner:
                 await asyncio.gather(*self._begun)
         except (TimeoutError, ChildProcessError) as error:
             raise ParameterError(
-                f"A worker did not come to listen ({error}).", resolve="see the lines above."
+                f"A worker does not listen ({error or 'yet'}).", resolve="see the lines above."
             ) from None
 
     async def _keep(self, begun: asyncio.Future[None]) -> None:
