@@ -188,6 +188,13 @@ def test_a_comparison_has_the_question_first():
     assert found.to_dict()["variants"][0]["saved"] == 0.0
 
 
+def test_a_comparison_reads_all_changes_before_it_searches():
+    steps: list[str] = []
+    with pytest.raises(ParameterError, match="speculate"):
+        whatif.compared(PAIR, ["speculate=4,0.7"], progress=steps.append, **ASKED)
+    assert not steps
+
+
 def test_without_drafts_steps_are_as_they_were():
     own = assumptions.settings(request(PAIR, **ASKED).question)
     assert own.speculated(STEP) is STEP

@@ -33,7 +33,7 @@ _SPARED = "not asked by a quick card, since another plan meets the targets"
 _BLIND = ("layer placement", "separate pipelines", "Swarm", "Petals")  # to targets
 _FAST = ("tensor-parallel search", "Mélange", "HexGen", "islands exact")
 _NEAR = 20  # designs near the plan of one planner, where its question is changed
-_COMPARED = 6  # times fewer designs than of a card, where questions are compared
+COMPARED = 6  # times fewer designs than of a card, where questions are compared
 _APART = 1_000  # from the first seed of a case: none that a card reports
 
 
@@ -71,7 +71,7 @@ def contenders(
     """
     effort = ARENA[asked.effort_name]
     if compared:
-        effort = replace(effort, designs=effort.designs // _COMPARED)
+        effort = replace(effort, designs=effort.designs // COMPARED)
     effort = effort if rate_rps or asked.rate_given else replace(effort, designs=0)
     rows: list[Contender] = []
     for precision in asked.precisions:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from hetero.apps.cards.answer import best_plan, on_cheapest
-from hetero.apps.cards.contenders import Progress
+from hetero.apps.cards.contenders import COMPARED, Progress
 from hetero.apps.cards.delivery import delivered
 from hetero.apps.cards.infeasible import NoPlanError
 from hetero.apps.cards.request import request
@@ -59,34 +60,21 @@ class WhatIf(Shown):
     def table(self) -> Table:
         """A row per change."""
         columns = (
-            Column("change"),
-            Column("goodput", "requests/s"),
-            Column("cost of a request", "% less"),
-            Column("TTFT P95", "ms"),
-            Column("TPOT P95", "ms"),
-            Column("GPUs"),
-            Column("price", "$/h"),
-            Column("remark"),
-        )
-        rows = tuple(
-            (
-                one.what,
-                one.goodput_rps,
-                100 * self.saved(one),
-                1e3 * one.ttft_p95_s,
-                1e3 * one.tpot_p95_s,
-                one.gpus or None,
-                one.usd_per_h,
-                one.reason,
-            )
-            for one in self.variants
+            Column("change", of=lambda one: one.what),
+            Column("goodput", "requests/s", of=lambda one: one.goodput_rps),
+            Column("cost of a request", "% less", of=lambda one: 100 * self.saved(one)),
+            Column("TTFT P95", "ms", of=lambda one: 1e3 * one.ttft_p95_s),
+            Column("TPOT P95", "ms", of=lambda one: 1e3 * one.tpot_p95_s),
+            Column("GPUs", of=lambda one: one.gpus or None),
+            Column("price", "$/h", of=lambda one: one.usd_per_h),
+            Column("remark", of=lambda one: one.reason),
         )
         note = (
             f"Latencies at {self.rate_rps:.4g} requests/s; the same requests for all. The cost is "
-            "that of the plan's GPUs at its goodput. Each row is searched a sixth as far as a card "
-            "of its own would be. What a format does to answers is not judged."
+            "that of the plan's GPUs at its goodput. Each row is searched "
+            f"1/{COMPARED} as far as a card would be. What a format does to answers is not judged."
         )
-        return Table(f"What if: {self.name}", columns, rows, (note,))
+        return Table.of(f"What if: {self.name}", columns, self.variants, note)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -144,6 +132,9 @@ def compared(
         If a change is none, or says something wrong.
     """
     others = [(text, changed(text)) for text in changes]
+    for _, change in others:  # what is written wrongly is said before anything is searched for
+        with suppress(InfeasibleError):
+            request(cluster, **asked | change)
     # Without a rate, all are compared at the one that the first plan carries.
     first, rate = _variant("as asked", cluster, cheapest, progress, asked, None)
     name = request(cluster, **asked).question.name
