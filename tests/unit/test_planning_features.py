@@ -171,6 +171,14 @@ def test_what_says_nothing_is_told(what, text):
         request(PAIR, **ASKED, **{what: text})
 
 
+@pytest.mark.parametrize("what", ["speculate", "lora"])
+def test_the_example_of_an_error_can_be_asked(what):
+    with pytest.raises(ParameterError, match="for instance") as error:
+        request(PAIR, **ASKED, **{what: "nothing"})
+    example = error.value.resolve.removeprefix("write for instance ").split(" ")[0].rstrip(".")
+    assert request(PAIR, **ASKED, **{what: example}).question
+
+
 def test_drafts_are_of_engines_that_exist():
     with pytest.raises(ParameterError, match="engines that exist"):
         request(PAIR, **ASKED, engine="any", speculate="length=4,acceptance=0.7")

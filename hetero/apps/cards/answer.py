@@ -151,7 +151,7 @@ def plan(
     prefix_share
         Share of every prompt that is the beginning of all others too.
     speculate, lora
-        Drafts, as ``"length=4,acceptance=0.7,draft=Llama-3.2-1B"``, and adapters, as
+        Drafts, as ``"length=4,acceptance=0.7,draft=0.15"``, and adapters, as
         ``"adapters=8,rank=16,on=attention"``, see :mod:`hetero.apps.cards.features`.
     kv_transfer_bits
         Bits per value of KV caches on their way from prefill to decode; None for what the engine

@@ -22,7 +22,7 @@ FORMATS: Final = {"awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8"
 """Data types of weights by the name of the format that they come in."""
 
 _GIB = 2**30
-_DRAFTS = "write for instance length=4,acceptance=0.7,draft=Llama-3.2-1B."
+_DRAFTS = "write for instance length=4,acceptance=0.7,draft=0.15."
 _ADAPTERS = "write for instance adapters=8,rank=16,on=attention (or all)."
 
 
@@ -35,7 +35,7 @@ class Feature(NamedTuple):
 
 
 def speculation(text: str, llm: Llm, precision: str = "fp16") -> Feature:
-    """Drafts of a text such as ``length=4,acceptance=0.7,draft=Llama-3.2-1B``.
+    """Drafts of a text such as ``length=4,acceptance=0.7,draft=0.15``.
 
     ``draft`` is a model, whose step takes as much of one of the model as it reads weights; a number
     is that share itself; without it one layer of the model and its logits draft, as heads of EAGLE

@@ -150,7 +150,7 @@ Speculate = Annotated[
     typer.Option(
         help="Speculative decoding: tokens of a draft, the share of them that is accepted, and the "
         "draft model (or its step's share of the model's), as in "
-        "length=4,acceptance=0.7,draft=Llama-3.2-1B."
+        "length=4,acceptance=0.7,draft=0.15."
     ),
 ]
 Lora = Annotated[
