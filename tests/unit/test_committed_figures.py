@@ -20,7 +20,6 @@ PLAIN = {
     "00_quickstart/card.svg": "100 % of the target",
     "01_workloads/rignall_fig5_13.svg": "its median stands beside each",
     "05_heteroserve/fig7.svg": "100 % of the efficiency",
-    "11_thunderserve/fig8_in_house.svg": "90 and 99 %, as the caption of fig7 says",
     "13_arena/league.svg": "100 % of the best",
 }
 
