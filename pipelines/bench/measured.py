@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -32,7 +33,10 @@ def stopwatch(spent: list[float], clock: Callable[[], float] = time.process_time
 
 def cpu_s(*processes: psutil.Process) -> float:
     """CPU time that processes have taken so far [s]."""
-    return sum(float(t.user + t.system) for t in (one.cpu_times() for one in processes))
+    if sys.platform != "linux":
+        return sum(float(t.user + t.system) for t in (one.cpu_times() for one in processes))
+    # By the clock of a process, in nanoseconds: psutil reads ticks.
+    return sum(time.clock_gettime(~one.pid << 3 | 2) for one in processes)
 
 
 class Measured(Shown):

@@ -21,7 +21,7 @@ import psutil
 
 from pipelines.bench.beside import CASES, ask, engine, served
 from pipelines.bench.engines import free_port, started
-from pipelines.bench.measured import Say, silent
+from pipelines.bench.measured import Say, cpu_s, silent
 from pipelines.bench.serve import ServeBench
 
 # As `hetero serve`, but with an owner for a single worker as well.
@@ -136,12 +136,7 @@ def bench(
 
 def _spent_s(process: psutil.Process) -> tuple[float, float]:
     """Processor time of a process, and of its children together [s]."""
-    pids = [process.pid, *(one.pid for one in process.children())]
-    # In nanoseconds of the main thread, where the ticks of psutil would be too coarse.
-    found = [
-        int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) for pid in pids
-    ]
-    return 1e-9 * found[0], 1e-9 * sum(found[1:])
+    return cpu_s(process), cpu_s(*process.children())
 
 
 def _memory_mib(process: psutil.Process) -> float:

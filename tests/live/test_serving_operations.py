@@ -204,10 +204,11 @@ def test_responses_are_passed_through_under_the_name_that_was_asked_for(tmp_path
                 found = answer.read().decode()
             assert seen[-1][2] == body | {"model": "its own"}
             assert found == RESPONSE.replace('"model": "its own"', '"model": "m"')
+            log = tmp_path / "log.jsonl"
+            wait_until(lambda: log.read_text().endswith("\n"))  # the next may have another process
             status, _, plain = post(served.url, "/v1/responses", body | {"stream": False})
             assert (status, plain["model"]) == (200, "m")
             assert post(served.url, "/v1/responses", {"model": "m", "prompt": "x"})[0] == 400
-            log = tmp_path / "log.jsonl"
             wait_until(lambda: len(log.read_text().splitlines()) == 2)
         first = json.loads(log.read_text().splitlines()[0])
         assert [first[name] for name in ("outcome", "input_tokens", "output_tokens")] == [

@@ -86,10 +86,10 @@ class Asked:
         stream = body.get("stream")
         if not (stream is None or isinstance(stream, bool)):
             raise Refusal(400, "invalid_request", "'stream' has to be true, false or null.")
-        limits = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-        allowed = next((body[name] for name in limits if body.get(name)), None)
+        get = body.get
+        allowed = get("max_completion_tokens") or get("max_output_tokens") or get("max_tokens")
         counted = isinstance(allowed, int) and not isinstance(allowed, bool) and allowed >= 1
-        copies, priority = body.get("n"), body.get("priority")
+        copies, priority = get("n"), get("priority")
         rest = {k: v for k, v in body.items() if k not in ("model", "stream_options")}
         try:
             text = _put_back(_WRITE(rest).encode(), long)

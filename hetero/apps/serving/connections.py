@@ -48,19 +48,19 @@ class Exchange:
         The application's own: what answers it, and who asks.
     """
 
+    refusal: Refusal | None = None
+    share: BodyShare | None = None
+    context: Any = None
+    account: Any = None
+    keep, _head = True, b""
+    whole = started = ended = _chunked = False
+
     def __init__(
         self, line: Guarded, method: str, path: str, fields: dict[bytes, bytes], *, old: bool
     ) -> None:
         self.line, self.method, self.path, self.fields = line, method, path, fields
         self.body = bytearray()
-        self.refusal: Refusal | None = None
-        self.share: BodyShare | None = None
-        self.context: Any = None
-        self.account: Any = None
-        self.keep = True
-        self.whole = self.started = self.ended = self._chunked = False
         self._old = old  # a client that knows no chunks
-        self._head = b""
 
     def field(self, name: bytes) -> str:
         """The value of a header, the last one of several; empty where there is none."""

@@ -190,6 +190,7 @@ class Dispatcher:
 
     def _plan(self, why: str) -> None:
         up = tuple(one.open for one in self.engines)
+        self._usable = {name: [one.serves(name) for one in self.engines] for name in self.models}
         self.plan = FleetPlan.of(self.books.deployment, *self.lengths.mean, up=up, why=why)
         if self.settings.follows_plan:
             rng = np.random.default_rng(self.settings.seed)
@@ -393,7 +394,7 @@ class Dispatcher:
         if ticket.desk.away >= ticket.desk.room():
             return None, False
         model = ticket.asked.model
-        usable = [x.up and model in x.names and x.open for x in self.engines]
+        usable = self._usable.get(model) or [x.serves(model) for x in self.engines]
         if avoid := ticket.avoid:
             pairs = zip(usable, self.engines, strict=True)
             usable = [good and x.backend.name not in avoid for good, x in pairs]

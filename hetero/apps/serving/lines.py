@@ -11,6 +11,7 @@ import base64
 import errno
 import math
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -341,7 +342,7 @@ class EnginePool:
         idle = self._idle.get(address)
         while idle:
             line = idle.pop()
-            if line.usable and asyncio.get_running_loop().time() - line.idle_s < _KEEP_S:
+            if line.usable and time.monotonic() - line.idle_s < _KEEP_S:
                 return line
             line.close()
         return None
@@ -390,14 +391,14 @@ class EnginePool:
     def back(self, line: EngineLine) -> None:
         """Give a connection back; one that is amid an answer is ended."""
         if line.usable:
-            line.idle_s = asyncio.get_running_loop().time()
+            line.idle_s = time.monotonic()  # a loop that is asked for is found by a system call
             self._idle.setdefault(line.address, []).append(line)
         else:
             line.close()
 
     def sweep(self, *, all_of_them: bool = False) -> None:
         """End connections that were idle for long."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = time.monotonic()
         for address, lines in list(self._idle.items()):
             kept = [] if all_of_them else [x for x in lines if now_s - x.idle_s < _KEEP_S]
             for line in set(lines) - set(kept):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
+import time
 from collections.abc import Mapping
 
 from hetero.apps.serving.bodies import Asked, parsed
@@ -112,7 +112,7 @@ class Relay:
             while True:
                 if last is not None and (
                     ticket.attempts - ticket.stale - own > limits.retries
-                    or asyncio.get_running_loop().time() >= ticket.deadline_s
+                    or time.monotonic() >= ticket.deadline_s
                 ):
                     raise last.refusal
                 try:
@@ -169,7 +169,7 @@ class Relay:
         limits, asked = house.settings.limits, ticket.asked
         ticket.lost = False
         if not ticket.deadline_s:
-            ticket.deadline_s = asyncio.get_running_loop().time() + limits.request_s
+            ticket.deadline_s = time.monotonic() + limits.request_s
         usage = seen.backend.usage and self._path != RESPONSES  # which tells of itself
         # An engine may have gone over to other models since it was chosen.
         body = asked.forwarded(seen.names.get(asked.model, asked.model), usage=usage)
@@ -307,7 +307,7 @@ def _names(client: Exchange) -> dict[str, str]:
     for name, rule in _NAMES.items():
         if name in client.fields and rule.fullmatch(value := client.field(name)):
             found[name.decode()] = value
-    found["x-request-id"] = found["x-request-id"] or os.urandom(16).hex()
+    found["x-request-id"] = found["x-request-id"] or f"{random.getrandbits(128):032x}"
     return found
 
 

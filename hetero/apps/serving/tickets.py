@@ -53,7 +53,7 @@ class Ticket:
     case, guilty
         What they did to it, and which of them are to blame, once it has ended.
     deadline_s
-        When its answer has to be whole, by the clock of the event loop; 0 before it was sent.
+        When its answer has to be whole, by the clock of the machine; 0 before it was sent.
     stale
         Whether one of the attempts met a connection that the engine had closed.
     sent, answered
