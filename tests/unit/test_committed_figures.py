@@ -20,7 +20,6 @@ PLAIN = {
     "00_quickstart/card.svg": "100 % of the target",
     "01_workloads/rignall_fig5_13.svg": "its median stands beside each",
     "05_heteroserve/fig7.svg": "100 % of the efficiency",
-    "13_arena/league.svg": "100 % of the best",
 }
 
 
