@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from hetero.apps.cards.answer import best_plan, on_cheapest
 from hetero.apps.cards.contenders import COMPARED, Progress
 from hetero.apps.cards.delivery import delivered
 from hetero.apps.cards.infeasible import NoPlanError
-from hetero.apps.cards.request import request
+from hetero.apps.cards.request import CardRequest, request
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
@@ -131,34 +130,36 @@ def compared(
     ParameterError
         If a change is none, or says something wrong.
     """
-    others = [(text, changed(text)) for text in changes]
-    for _, change in others:  # what is written wrongly is said before anything is searched for
-        with suppress(InfeasibleError):
-            request(cluster, **asked | change)
-    # Without a rate, all are compared at the one that the first plan carries.
-    first, rate = _variant("as asked", cluster, cheapest, progress, asked, None)
-    name = request(cluster, **asked).question.name
-    found = [first]
-    for text, change in others:
+    question = request(cluster, **asked)
+    others: list[tuple[str, CardRequest | InfeasibleError]] = []
+    for text in changes:  # all are read before anything is searched for
         try:
-            one, _ = _variant(text, cluster, cheapest, progress, asked | change, rate)
+            others.append((text, request(cluster, **asked | changed(text))))
+        except InfeasibleError as error:
+            others.append((text, error))
+    # Without a rate, all are compared at the one that the first plan carries.
+    first, rate = _variant("as asked", question, cheapest, progress, None)
+    found = [first]
+    for text, other in others:
+        try:
+            if isinstance(other, InfeasibleError):
+                raise other
+            one, _ = _variant(text, other, cheapest, progress, rate)
         except NoPlanError as error:
             one = Variant(text, reason=error.explanation.sentence)
         except InfeasibleError as error:
             one = Variant(text, reason=error.what)
         found.append(one)
-    return WhatIf(name, rate, tuple(found))
+    return WhatIf(question.question.name, rate, tuple(found))
 
 
 def _variant(
     what: str,
-    cluster: Cluster | str | Path,
+    question: CardRequest,
     cheapest: bool,
     progress: Progress | None,
-    asked: Mapping[str, Any],
     rate_rps: float | None,
 ) -> tuple[Variant, float]:
-    question = request(cluster, **asked)
     if cheapest:
         question = on_cheapest(question, progress)
     say = progress and (lambda step: progress(f"{what}: {step}"))

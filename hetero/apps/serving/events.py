@@ -14,7 +14,6 @@ _LONGEST_END = 4  # bytes
 _LAST = re.compile(rb'"response\.(?:completed|incomplete|failed)"')
 _SHORT = 32  # bytes
 _REASON = re.compile(rb'"finish_reason"\s*:\s*"')
-_ENDS = re.compile(rb'"finish_reason"(?!: ?null)')  # maybe; finding nothing takes it a third
 _TOLD = re.compile(rb'"(?:usage|error)"\s*:(?!\s*null)')  # some engines tell null in every event
 
 
@@ -91,9 +90,6 @@ class Events:
         rest = self._rest
         if not rest and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n"):
             return data if self._read(data) else b""  # as most come: one event of one line
-        if not rest and self.pieces and (found := self._mere_text(data)):
-            self.pieces += found
-            return data
         if rest:
             begin = max(len(rest) - _LONGEST_END + 1, 0)  # what was searched is not searched again
             rest += data
@@ -128,15 +124,6 @@ class Events:
         self.error = f"the engine sent an event of more than {self.most_bytes:,} bytes"
         return b""
 
-    def _mere_text(self, data: bytes) -> int:
-        """How many events these are if each is a line that says nothing but text; else 0."""
-        events, find = data.count(b"\n\ndata:") + 1, data.find
-        framed = data.startswith(b"data:") and data.endswith(b"\n\n") and not self.responses
-        alike = framed and data.count(b"\n") == 2 * events and find(b"[DONE]") < 0
-        told = find(b'"usage"') >= 0 or find(b'"error"') >= 0
-        mere = alike and not _ENDS.search(data) and not (told and _TOLD.search(data))
-        return events if mere else 0
-
     def _read(self, event: bytes) -> bool:
         """Note what an event says; whether it is passed on."""
         payload = event
@@ -151,7 +138,7 @@ class Events:
             return True
         if self.responses:
             return self._response(payload)
-        if _ENDS.search(payload) and _REASON.search(payload):
+        if _REASON.search(payload):
             self.finished = True
         # Reading every event as JSON would cost more than passing it on.
         find = payload.find  # half the time of `in`
