@@ -11,10 +11,11 @@ are served while nothing comes any more. So
   (:func:`needed_share`): of plans that meet it by luck, a search would take the luckiest. n is so
   large that chance alone moves the rate of Poisson arrivals by no more than the stated precision p,
   one standard deviation: :math:`n \ge 1 / p^2`. The share that meets the targets moves by less;
-- the backlog does not grow between the ends of that window beyond noise: by at most
-  :math:`p n + 3 \sqrt{F (B_0 + B_1)}` with the backlogs :math:`B_0, B_1` at its ends, as arrivals
-  and completions that were independent would let it; F is 1 for Poisson arrivals and, for a trace's
-  own bursts, the Fano factor of arrivals counted over T.
+- the backlog does not grow between the ends of that window beyond noise. It counts in tokens w of
+  prompts and answers, as few long requests left behind are much work: it grows by at most
+  :math:`p \sum w + 3 \sqrt{F \sum_B w^2}` with the sums over requests that count and over the
+  backlogs B at both ends, as arrivals and completions that were independent would let it; F is 1
+  for Poisson arrivals and, for a trace's own bursts, the Fano factor of arrivals counted over T.
 
 A trace's own bursts are all played, up to :data:`MOST_OWN` requests: one of them may be the worst.
 
@@ -84,7 +85,7 @@ class Judged:
     attained
         Share of them that met every target; 1 where there is none and all were served.
     growth
-        Growth of the backlog over the window, as a share of the requests that count.
+        Growth of the backlog over the window, as a share of the tokens of those that count.
     steady
         Whether that is no more than noise.
     needed
@@ -151,22 +152,20 @@ class SustainedRule:
         inside = np.zeros(len(arrival_s), np.bool_)
         inside[first:last] = True
         count = last - first
-        finish_s = np.sort(np.asarray(run.requests["finish_s"])[_served(run)])
-        arrived = np.sort(arrival_s[_served(run)])
+        finish_s = np.asarray(run.requests["finish_s"])
         begin_s, end_s = float(arrival_s[first]), float(arrival_s[last - 1])
-        before, after = (
-            int(np.searchsorted(arrived, t, side="right"))
-            - int(np.searchsorted(finish_s, t, side="right"))
-            for t in (begin_s, end_s)
-        )
+        tokens = run.trace.input_tokens.astype(np.float64) + run.trace.output_tokens
+        tokens[~_served(run)] = 0.0
+        before, after = (tokens[(arrival_s <= t) & ~(finish_s <= t)] for t in (begin_s, end_s))
+        grown, counted = float(after.sum() - before.sum()), float(tokens[inside].sum())
         burstiness = max(1.0, fano(arrival_s[first:last], bursts_s)) if bursts_s > 0 else 1.0
-        noise = 3.0 * math.sqrt(burstiness * (before + after))
+        noise = 3.0 * math.sqrt(burstiness * float(before @ before + after @ after))
         return Judged(
             requests=count,
             seconds=end_s - begin_s,
             attained=attainment(run, self.slo, inside),
-            growth=(after - before) / count,
-            steady=after - before <= self.precision * count + noise,
+            growth=grown / max(counted, 1.0),
+            steady=grown <= self.precision * counted + noise,
             needed=self._needed(count),
         )
 
@@ -311,7 +310,7 @@ class Saturation(Shown):
             f"{self.name}: {self.rate_rps:.4g} requests/s",
             (
                 Column("arrival rate", "requests/s", of=lambda one: one[0]),
-                Column("backlog growth", "% of arrivals", of=lambda one: 100.0 * one[1].growth),
+                Column("backlog growth", "% of tokens", of=lambda one: 100.0 * one[1].growth),
                 Column("keeps up", of=lambda one: one[1].sustained),
             ),
             self.tried,

@@ -17,7 +17,7 @@ from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.question import Load, sustained_rps
-from hetero.routers import RoundRobin
+from hetero.routers import LeastRequests, RoundRobin
 from hetero.simulator import Run, Slo, simulate
 from hetero.simulator.saturation import attainment, largest_rate
 from hetero.simulator.sustained import SustainedRule, life_s, needed_share, window
@@ -57,6 +57,24 @@ def test_a_burst_that_meets_its_targets_is_no_sustained_rate() -> None:
     assert not shown.sustained
     assert shown.attained < 0.1
     assert shown.growth == pytest.approx(1 - 10 / 24, abs=0.05)
+
+
+def test_few_long_requests_that_are_left_behind_are_a_backlog() -> None:
+    step = StepModel.affine(floor_s=0.01, per_token_s=0.001, per_cached_token_s=0.0)
+    engine = Engine(max_step_tokens=2048)
+    two = tuple(
+        Replica(name, step, kv_tokens, engine=engine)
+        for name, kv_tokens in (("small", 10_000), ("large", 30_000))
+    )
+    arrival_s = np.arange(20_000) / 10.0
+    prompts = np.where(np.arange(20_000) % 64, 10, 20_000)  # one in 64, of 20 s, every 6.4 s
+    run = simulate(Deployment("two", two), Trace(arrival_s, prompts, [1] * 20_000), LeastRequests())
+    left = np.asarray(run.requests["finish_s"]) > arrival_s[-1]
+    assert 0 < left.mean() < 0.02  # of the requests
+    shown = SustainedRule(precision=0.02).judge(run)
+    assert shown.attained == 1.0
+    assert not shown.steady
+    assert shown.growth == pytest.approx(1 - 6.4 / 20, abs=0.05)
 
 
 def test_what_is_missed_at_the_ends_does_not_count() -> None:
