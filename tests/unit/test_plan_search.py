@@ -91,7 +91,7 @@ def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> Non
     loads = [sum(one.carried_rps) for one in found]
     assert loads == sorted(loads)
     assert loads[-1] > loads[0]
-    assert [one.played <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True)]
+    assert all(one.played <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True))
     assert "the best of all 100 ways" in found[-1].proof
     assert found[1].proof.startswith("It is the best of 10 designs near those of the planners")
     assert "inf" not in found[1].proof
@@ -101,6 +101,25 @@ def test_the_same_plan_with_any_number_of_processes() -> None:
     one, two = (improve([start()], QUESTION, seeds=(0,), designs=100, jobs=n) for n in (1, 2))
     assert one.plan == two.plan
     assert (one.carried_rps, one.changes, one.proof) == (two.carried_rps, two.changes, two.proof)
+
+
+def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(monkeypatch) -> None:
+    monkeypatch.setattr("hetero.apps.portfolio.improve._PART_DESIGNS", 20)
+    large = replace(QUESTION, cluster=fleet(*4 * [("A100-SXM-80GB", 4)], *16 * [("L40S", 1)]))
+    plan = planner("tensor-parallel search").plan(large)
+    begin = (plan, goodput(plan, large))
+    most = (0, 9, 15, 40)
+    found = [improve([begin], large, seeds=(0,), designs=n) for n in most]
+    loads = [sum(one.carried_rps) for one in found]
+    assert loads == sorted(loads)
+    assert all(one.played <= n for one, n in zip(found, most, strict=True))
+    assert not any("times" in change.what for one in found[:2] for change in one.changes)
+    assert any(
+        change.what.startswith("2 times what is best for 10 of the machines")
+        for change in found[-1].changes
+    )
+    other = improve([begin], large, seeds=(0,), designs=most[-1], jobs=2)
+    assert (other.plan, other.changes) == (found[-1].plan, found[-1].changes)
 
 
 class Drawn(Plan):

@@ -8,7 +8,7 @@ case gives the same plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,17 +17,22 @@ import numpy as np
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.race import Change, LayoutRace, Race, Ruled
+from hetero.apps.portfolio.score import goodput
 from hetero.costs.cost import CostModel
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import split
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Role
 from hetero.planners.search.prices import WorkPrices
-from hetero.planners.search.space import ReplicaLayout, ReplicaSpace
+from hetero.planners.search.space import Parts, ReplicaLayout, ReplicaSpace, contents
+from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Builtin, Predictive
 from hetero.routers.named import factories
+
+_PART = 16  # GPUs of a part of a fleet that is searched by itself, at least
+_PART_DESIGNS = 300  # raced for it at most
 
 Start = tuple[Plan, Sequence[float]]
 """A plan, and the rate that it sustains with the arrivals of each seed."""
@@ -89,10 +94,66 @@ def improve(
             if plan.pipelines and plan.pipelines[0].model.cluster == costs.cluster
         ]
         search = LayoutRace(race, space(costs, question), built, known, _steps, jobs)
+        _times_part(search, layouts, jobs)
         proof = search.run(layouts)
     else:
         _steps(race)
     return Improved(race.plan, race.carried_rps, tuple(race.changes), designs - race.left, proof)
+
+
+def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int) -> None:
+    """Race what is best for a part of a large fleet, as many times as the fleet holds the part.
+
+    A part takes so much less to simulate that many more designs can be raced for it.
+    """
+    race, whole = search.race, search.space
+    costs, question = whole.costs, race.question
+    times = sum(one.count for one in costs.machines) // _PART
+    layouts = [one for one in layouts if all(len(set(p.machines)) == 1 for p, _ in one.parts)]
+    if times < 2 or not layouts:
+        return
+    # Of machines that are alike those that do the same are neighbours, and every so manieth stays.
+    ranked = [sorted(of, key=lambda m: str(contents(layouts[0], m))) for of in whole.kinds]
+    kept = [of[times // 2 :: times] or of[:1] for of in ranked]
+    cluster = part_of(costs.cluster, [costs.cluster.machines[m] for of in kept for m in of])
+    rate_rps = question.rate_rps / times
+    asked = replace(question, cluster=cluster, rate_rps=rate_rps, budget_usd_per_h=None)
+    part = space(assumptions.costs(asked), asked)
+    names = {one.name: m for m, one in enumerate(part.costs.machines)}
+    place = {m: names[costs.machines[m].name] for of in kept for m in of}
+
+    def moved(parts: Parts, onto: Mapping[int, Sequence[int]], costs: CostModel) -> Parts:
+        """Replicas on machines of another fleet, machine by machine."""
+        return tuple(
+            (costs.pipeline([replace(stage, machine=m) for stage in one.stages]), role)
+            for one, role in parts
+            for m in onto.get(one.stages[0].machine, ())
+        )
+
+    within = {m: [k] for m, k in place.items()}
+    starts = [ReplicaLayout(moved(one.parts, within, part.costs), one.bits) for one in layouts]
+    if not (starts := [one for one in starts if one.runs()]):
+        return
+    plan = built(race.plan, starts[0], *search.routers[0])
+    carried_rps = goodput(plan, asked, race.seeds)
+    most = min(_PART_DESIGNS, times * race.left)
+    inner = Race(asked, plan, carried_rps, seeds=race.seeds, budget=most)
+    LayoutRace(inner, part, built, search.routers, _steps, jobs).run(starts)
+    race.left -= -(-(most - inner.left) // times)
+    if not inner.left and most < _PART_DESIGNS:
+        return  # a larger budget would go on from another plan
+    found = layout_of(inner.plan)
+    onto = {
+        place[m]: of[k :: len(some)]
+        for of, some in zip(ranked, kept, strict=True)
+        for k, m in enumerate(some)
+    }
+    best = ReplicaLayout(moved(found.parts, onto, costs), found.bits)
+    routing = inner.plan.routing
+    router = next(one for words, one in search.routers if words == routing)
+    what = f"{times} times what is best for {len(place)} of the machines, routing: {routing}"
+    if race.attempt(what, partial(built, inner.plan, best, routing, router)) > 0:
+        search.settle(best, [(routing, router)])
 
 
 def space(costs: CostModel, question: Question) -> ReplicaSpace:

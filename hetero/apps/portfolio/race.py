@@ -185,7 +185,7 @@ class LayoutRace:
         different = {self.space.key(layout): layout for layout in reversed(layouts)}
         for k, layout in enumerate(reversed(different.values())):
             if better := self._climb(layout, self.routers[: None if k == 0 else OURS]):
-                self._settle(better, self.routers)
+                self.settle(better, self.routers)
         said, complete = self._sweep(self.routers[:OURS])
         if complete and len(self.routers) > OURS:
             further, complete = self._sweep(self.routers)
@@ -200,7 +200,7 @@ class LayoutRace:
         budget = min(whole.left, _CLIMB)
         self.race = Race(whole.question, plan, rates, seeds=whole.seeds, budget=budget)
         self._raced = set()
-        layout = self._settle(layout, routers)
+        layout = self.settle(layout, routers)
         found, self.race, self._raced = self.race, whole, raced
         whole.left -= budget - found.left
         if found.mean_rps <= whole.mean_rps:
@@ -211,10 +211,10 @@ class LayoutRace:
         ]
         return layout
 
-    def _settle(self, layout: ReplicaLayout, routers: Sequence[Ruled]) -> ReplicaLayout:
+    def settle(self, layout: ReplicaLayout, routers: Sequence[Ruled]) -> ReplicaLayout:
         """Routers, what the caller tries, and neighbours, until nothing is better."""
         better: ReplicaLayout | None = layout
-        general = self.routers[0]
+        general = routers[0]
         while better is not None and self.race.left:
             layout = better
             for ruled in routers:
@@ -247,7 +247,7 @@ class LayoutRace:
                     for ruled, near in zip(routers, missed, strict=False)
                 ]
                 if any(won):
-                    self._settle(one, self.routers)
+                    self.settle(one, self.routers)
         worse = limit * SLACK < self.race.mean_rps or ways == self.space.count
         complete = worse and self.race.left > 0
         all_, discarded = self.space.count, discarded + self.space.count - ways

@@ -142,7 +142,7 @@ class ReplicaSpace:
 
     def key(self, layout: ReplicaLayout) -> object:
         """The same for layouts that differ only in which of alike machines does what."""
-        alike = (tuple(sorted(_contents(layout, m) for m in numbers)) for numbers in self.kinds)
+        alike = (tuple(sorted(contents(layout, m) for m in numbers)) for numbers in self.kinds)
         return (*alike, layout.bits if layout.split else 0)
 
     def layouts(self) -> Iterator[tuple[float, list[ReplicaLayout]]]:
@@ -181,7 +181,7 @@ class ReplicaSpace:
         for kind, numbers in enumerate(self.kinds):
             groups: dict[object, list[int]] = {}
             for m in numbers:
-                groups.setdefault(_contents(layout, m), []).append(m)
+                groups.setdefault(contents(layout, m), []).append(m)
             for alike, (_, division) in product(groups.values(), self.divisions[kind]):
                 for n in sorted({len(alike), (len(alike) + 1) // 2, 1}):
                     some = alike[:n]
@@ -269,7 +269,7 @@ def _machines(pipeline: Pipeline) -> set[int]:
     return {stage.machine for stage in pipeline.stages}
 
 
-def _contents(layout: ReplicaLayout, machine: int) -> tuple[object, ...]:
+def contents(layout: ReplicaLayout, machine: int) -> tuple[object, ...]:
     """What stands on a machine: the same where machines are divided in the same way."""
     own = []
     for pipeline, role in layout.parts:
