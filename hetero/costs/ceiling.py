@@ -34,7 +34,8 @@ class StepKind:
     pool
         Same for all that one request may decode on.
     kv_tokens, max_batch, max_tokens
-        Largest cache, number of requests that decode, and new tokens of a step.
+        Largest cache, number of requests that decode, and new tokens of a step; 0 of either for
+        who does the other phase alone.
     chunked, whole
         Whether prompts are cut beside what decodes, and whether all that decodes takes one step;
         in pipelines it comes in parts, which need not be whole numbers.
@@ -60,7 +61,9 @@ class StepKind:
         corners = np.array([0.0, *knots, self.max_tokens])
         times = self._seconds(corners, 0.0 * corners)
         hull = _envelope(corners, times)
-        edges = np.concatenate([np.arange(17.0), np.geomspace(16.0, self.max_batch, 40), knots])
+        edges = np.concatenate(
+            [np.arange(17.0), np.geomspace(16.0, max(16.0, self.max_batch), 40), knots]
+        )
         edges = np.minimum(np.floor(edges) if self.whole else edges, self.max_batch)
         edges = np.unique(edges)
         fine = np.unique(np.append(edges, np.arange(self.max_batch + 1.0)))
@@ -144,9 +147,10 @@ def most_rps(
     beyond = program.rows(1, upper=0.0)
     program.entries(beyond, rate, -late / len(steps) / unit[1])
     for kind in kinds:
-        pairs = program.variables(1)
-        program.entries(done[3], pairs, 1.0 / unit[3])
-        program.entries(held[kind.gpu], pairs, kind.gpus * kind.piece.per_pair_s)
+        if kind.max_tokens:
+            pairs = program.variables(1)
+            program.entries(done[3], pairs, 1.0 / unit[3])
+            program.entries(held[kind.gpu], pairs, kind.gpus * kind.piece.per_pair_s)
         each = kind.columns(float(inputs.min()), float((inputs + steps).max()))
         for in_time in (True, False) if tpot_s else (False,):
             taken = program.variables(each.shape[1])

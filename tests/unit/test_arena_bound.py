@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from hetero import catalog, workload
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio import bound as bounds
-from hetero.apps.portfolio.bound import PARTS, Bound, amounts, bound
+from hetero.apps.portfolio.bound import PARTS, Bound, amounts, bound, goodput_bound
+from hetero.apps.portfolio.planners import planner
+from hetero.apps.portfolio.score import score
 from hetero.catalog import EngineName
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
@@ -126,10 +128,14 @@ def test_leaving_requests_out_leaves_the_largest_out() -> None:
     assert half.rps() <= found.rps(len(short) / len(CHATS)) * 1.02
 
 
-def test_islands_of_the_analytic_model_have_none() -> None:
-    question = Question(fleet(("H200-SXM", 8)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+def test_islands_of_the_analytic_model_have_a_bound_on_goodput_alone() -> None:
+    question = Question(fleet(("H200-SXM", 32)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert bound(question) is None
     assert bound(replace(question, engine="vllm", precision="fp8")) is not None
+    limit = goodput_bound(question)
+    assert limit is not None
+    plan = planner("islands exact").plan(question)
+    assert 0.75 < score(plan, question, seeds=(0,)).goodput_rps.mean / limit < 1.02
 
 
 def test_work_of_a_request_by_hand() -> None:

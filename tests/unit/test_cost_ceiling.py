@@ -76,6 +76,19 @@ def test_it_is_just_above_the_program_of_every_step(
     assert exact * (1 - 1e-6) <= found <= exact * 1.1 + 1e-9
 
 
+def test_phases_of_their_own_share_the_gpus() -> None:
+    """250 prompt tokens of 1 ms and 125 steps of 10 ms that 32 share; pairs are prefill alone."""
+    prompts = Piece([0.0, 512.0], [0.0, 0.512], [0.0], 1e-6)
+    steps = Piece([0.0, 32.0], [0.01, 0.01], [0.0])
+    kinds = [
+        StepKind("gpu", 1, "prefill", prompts, 1e9, 0, 512.0, chunked=False, whole=True),
+        StepKind("gpu", 1, "decode", steps, 1e9, 32, 0.0, chunked=False, whole=True),
+    ]
+    pairs_s = 1e-6 * (100**2 + 400**2) / 4
+    found = most_rps({"gpu": 2}, kinds, CHATS)
+    assert found == pytest.approx(2 / (0.25 + pairs_s + 125 * 0.01 / 32), rel=1e-6)
+
+
 def test_a_small_cache_holds_few_requests() -> None:
     """10 ms a step whatever is in it: 250 cached tokens each, so that 1,000 hold four."""
     piece = Piece([0.0, 1.0], [0.01, 0.01], [0.0])

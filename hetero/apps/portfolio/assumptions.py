@@ -35,10 +35,12 @@ from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import around, engine_of
 from hetero.costs.replicas import replica as costed_replica
 from hetero.deployment import Deployment, Engine, Replica, Role
-from hetero.errors import InfeasibleError
+from hetero.errors import CatalogError, InfeasibleError
+from hetero.latency.models.moe_devices import moe_device
 from hetero.latency.resolve import resolved_steps
 from hetero.latency.step import Piece, StepModel
 from hetero.planners.replicated import StepSource, replicated
+from hetero.planners.rignall.model import IslandModel, devices_of
 from hetero.planners.thunderserve.budget import part_of
 from hetero.question import Question
 from hetero.simulator import Slo
@@ -51,6 +53,10 @@ ENGINE: Final = engine_of(CostSettings())
 """Engine of every replica, where any may run it."""
 STEP_TOKENS: Final = (512, 1024, 2048, 4096, 8192)
 """Sizes of steps that are tried where prompts are cut into chunks."""
+SMALLEST_ISLAND: Final = 2
+"""GPUs of an island at least."""
+_RANGES = 12  # ranges of input lengths of islands, as far as the shortest range allows
+_SHORTEST = 400  # range [tokens]
 _SHORT_S = 20.0
 
 
@@ -252,6 +258,34 @@ def analytic(question: Question) -> bool:
     the roofline: plans of the two are never ranked against each other.
     """
     return question.engine == "any" and "rignall" in question.llm.in_papers
+
+
+def island_model(question: Question) -> IslandModel:
+    """Latency and throughput of islands of the GPUs of a case, for its requests."""
+    longest = int(question.trace.input_tokens.max())
+    return IslandModel.of_trace(
+        question.trace,
+        max(_SHORTEST, -(-longest // _RANGES)),
+        model=question.llm,
+        devices=devices_of(question.cluster),
+    )
+
+
+def island_inventory(question: Question) -> dict[str, int]:
+    """GPUs that the latency model knows, by the name of their device."""
+    own = {device.name for device in devices_of(question.cluster)}
+    return {
+        name: count
+        for name, count in question.cluster.gpu_counts.items()
+        if count >= SMALLEST_ISLAND and (name in own or _known(name))
+    }
+
+
+def _known(name: str) -> bool:
+    try:
+        return moe_device(name).name == name
+    except CatalogError:
+        return False
 
 
 def unfit(question: Question) -> str | None:

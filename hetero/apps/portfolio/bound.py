@@ -51,6 +51,8 @@ from hetero.deployment import Engine, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
+from hetero.planners.rignall import replay
+from hetero.planners.rignall.rates import PHASES
 from hetero.programs import Program
 from hetero.question import Question
 from hetero.workload import Trace
@@ -183,6 +185,8 @@ def goodput_bound(question: Question, served: float = 1.0) -> float | None:
     served
         Share that a plan serves at all: who turns requests away may leave the largest out.
     """
+    if assumptions.analytic(question):
+        return _ceiling(question) if served == 1.0 else None
     limit = bound(question)
     if limit is None:
         return None
@@ -194,7 +198,10 @@ def _ceiling(question: Question) -> float:
     drawn, counts = question.drawn_from or question.trace, question.cluster.gpu_counts
     # A plan with drafts, slowed down by their gain, is one without.
     gain, tpot_s = _gain(question), question.slo.tpot_s
-    kinds = tuple(_kinds(replace(question, speculation=None) if gain != 1.0 else question))
+    if assumptions.analytic(question):
+        kinds = tuple(_islands(question))
+    else:
+        kinds = tuple(_kinds(replace(question, speculation=None) if gain != 1.0 else question))
     goal, slowed_s = question.goal, tpot_s and gain * tpot_s
     return gain * most_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
 
@@ -238,6 +245,23 @@ def _kinds(question: Question) -> Iterator[StepKind]:
             batch = engine.max_batch // (2 if limited else 1)
             if held > 0:
                 yield StepKind(name, gpus, pool, piece, held, batch, most, chunked, whole=False)
+
+
+def _islands(question: Question) -> Iterator[StepKind]:
+    """Steps of islands of every size and parallelism: prompts one by one, or decode batches."""
+    model, longest = assumptions.island_model(question), float(question.trace.input_tokens.max())
+    for name, count in assumptions.island_inventory(question).items():
+        degrees = ((size, tp) for size in range(1, count + 1) for tp in range(1, size + 1))
+        for size, tp in (one for one in degrees if one[0] % one[1] == 0):
+            for phase in PHASES:
+                dp, most = (size // tp, longest) if phase == "prefill" else (1, 0.0)
+                with suppress(InfeasibleError):
+                    one = replay.replica(
+                        model, name, phase, tp=tp, dp=dp, size=size, engine=Engine()
+                    )
+                    batch = 0 if most else one.engine.max_batch
+                    rest = (one.kv_tokens, batch, most, False, False)
+                    yield StepKind(name, one.gpus, one.name, one.step.pieces[0], *rest)
 
 
 def _whole(question: Question, number: int, gpus: int) -> Iterator[Replica]:

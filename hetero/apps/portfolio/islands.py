@@ -10,14 +10,12 @@ from typing import Literal, TypeAlias
 from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.catalog import serving_engine
-from hetero.deployment import Deployment
-from hetero.errors import CatalogError, InfeasibleError
-from hetero.latency.models.moe_devices import moe_device
+from hetero.errors import InfeasibleError
 from hetero.planners.rignall import replay
 from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
-from hetero.planners.rignall.model import IslandModel, devices_of
+from hetero.planners.rignall.model import IslandModel
 from hetero.planners.rignall.parallelism import Benchmark
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
@@ -26,9 +24,6 @@ from hetero.question import Question
 
 Method: TypeAlias = Literal["exact", "BO"]
 
-_RANGES = 12  # ranges of input lengths, as far as the shortest range allows
-_SHORTEST = 400  # range [tokens]
-_SMALLEST = 2  # island [GPUs]
 _BATCH = 8  # layouts that the Bayesian search proposes at a time
 
 
@@ -64,32 +59,26 @@ class Islands(Adapter):
             )
         if question.precision not in ("fp16", "fp8"):
             return f"Islands serve {question.llm.name} in FP8, not in {question.precision}."
-        if not _inventory(question):
+        if not assumptions.island_inventory(question):
             return (
                 f"The latency model of islands has no figures for "
-                f"{', '.join(question.cluster.gpu_types)}, or fewer than {_SMALLEST} of each."
+                f"{', '.join(question.cluster.gpu_types)}, or fewer than "
+                f"{assumptions.SMALLEST_ISLAND} of each."
             )
         if self.method == "BO" and find_spec("botorch") is None:
             return "Bayesian search needs the package botorch, which is not installed."
         return assumptions.unfit_budget(question)
 
     def _plan(self, question: Question) -> Plan:
-        held = _inventory(question)
-        longest = int(question.trace.input_tokens.max())
-        model = IslandModel.of_trace(
-            question.trace,
-            max(_SHORTEST, -(-longest // _RANGES)),
-            model=question.llm,
-            devices=devices_of(question.cluster),
-        )
+        held, model = assumptions.island_inventory(question), assumptions.island_model(question)
         if self.method == "exact":
             classes = [(gpu, 2**k) for gpu, n in held.items() for k in range(1, 8) if 2**k <= n]
-            plan = exact(model.rates(classes), held, minimum=_SMALLEST)
+            plan = exact(model.rates(classes), held, minimum=assumptions.SMALLEST_ISLAND)
         else:
-            every = range(_SMALLEST, max(held.values()) + 1)
+            every = range(assumptions.SMALLEST_ISLAND, max(held.values()) + 1)
             rates = model.rates([(gpu, s) for gpu, n in held.items() for s in every if s <= n])
             searched = search(
-                Divider(held, minimum=_SMALLEST),
+                Divider(held, minimum=assumptions.SMALLEST_ISLAND),
                 Objective(rates),
                 "bo",
                 batch=_BATCH,
@@ -110,14 +99,9 @@ class Islands(Adapter):
     ) -> Plan:
         made = replay.deployment(model, plan, name=f"{self.name} on {question.cluster.name}")
         prices = _prices(question)
-        played = Deployment(
-            made.name,
-            tuple(
-                replace(one, usd_per_h=_price(prices, one.gpu.name if one.gpu else "", one.gpus))
-                for one in made.replicas
-            ),
-            made.links,
-            made.default_link,
+        priced = (
+            replace(one, usd_per_h=_price(prices, one.gpu.name if one.gpu else "", one.gpus))
+            for one in made.replicas
         )
         groups: list[Group] = []
         seen: Counter[tuple[Phase, IslandClass]] = Counter()
@@ -147,7 +131,7 @@ class Islands(Adapter):
             usd_per_h=None if None in total else sum(p for p in total if p is not None),
             bound_rps=plan.bound if self.method == "exact" else None,
             bound="largest rate of any layout, by its program" if self.method == "exact" else "",
-            serving=played,
+            serving=replace(made, replicas=tuple(priced)),
             router=replay.router(model, plan),
             notes=(
                 f"{plan.served_rps:.4g} requests/s by the planner's own account. "
@@ -164,23 +148,6 @@ def _words(chosen: Benchmark, gpus: int) -> str:
     tp, groups = int(chosen.tp[chosen.chosen]), int(chosen.dp[chosen.chosen])
     experts = f", EP {gpus // groups}" if chosen.phase == "decode" else ""
     return f"TP {tp} x DP {gpus // tp}{experts}"
-
-
-def _inventory(question: Question) -> dict[str, int]:
-    """GPUs that the latency model knows, by the name of their device."""
-    own = {device.name for device in devices_of(question.cluster)}
-    return {
-        name: count
-        for name, count in question.cluster.gpu_counts.items()
-        if count >= _SMALLEST and (name in own or _known(name))
-    }
-
-
-def _known(name: str) -> bool:
-    try:
-        return moe_device(name).name == name
-    except CatalogError:
-        return False
 
 
 def _prices(question: Question) -> dict[str, float]:

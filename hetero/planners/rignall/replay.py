@@ -93,22 +93,23 @@ def _groups(model: IslandModel, island: IslandClass, phase: Phase) -> int:
     return int(found.dp[found.chosen])
 
 
-def _replicas(model: IslandModel, group: IslandGroup, engine: Engine, first: int) -> list[Replica]:
-    island, phase = group.island, group.phase
-    found = model.benchmark(island.gpu, island.size, phase)
-    latency, tp, dp = (
-        model.latency(island.gpu),
-        int(found.tp[found.chosen]),
-        _groups(model, island, phase),
-    )
-    gpus = island.size // dp
-    shared = island.size if phase == "prefill" else gpus
-    free = float(latency.free_bytes(tp=tp, gpus=shared))
+def replica(
+    model: IslandModel, gpu: str, phase: Phase, *, tp: int, dp: int, size: int, engine: Engine
+) -> Replica:
+    """One of the ``dp`` groups of an island, whose attention has tensor parallelism ``tp``.
+
+    Raises
+    ------
+    InfeasibleError
+        If the GPUs cannot hold the weights.
+    """
+    latency, gpus = model.latency(gpu), size // dp
+    free = float(latency.free_bytes(tp=tp, gpus=size if phase == "prefill" else gpus))
     per_token = float(latency.cached_bytes_per_token(tp))
     if free <= 0:
         raise InfeasibleError(
-            f"{island} cannot {phase} with {found.choice}: the weights exceed the memory of a GPU "
-            f"by {-free / 2**30:.1f} GiB.",
+            f"{size} x {gpu} cannot {phase} with tensor parallelism {tp} in {dp} groups: the "
+            f"weights exceed the memory of a GPU by {-free / 2**30:.1f} GiB.",
             resolve="plan with a reading whose weights must fit, such as 'fitting'.",
         )
     step: StepModel
@@ -123,21 +124,29 @@ def _replicas(model: IslandModel, group: IslandGroup, engine: Engine, first: int
         step = decode_group(latency, tp=tp, gpus=gpus, copies=copies, max_batch=BATCH_MOST).model
         engine = replace(engine, max_batch=BATCH_MOST * copies)
         tokens = copies * free / per_token
-    gpu = latency.device.gpu
+    device = latency.device.gpu
+    return Replica(
+        name=f"{phase} {size}x{device.name}",
+        step=step,
+        kv_tokens=int(tokens),
+        kv_bytes_per_token=float(model.llm.kv_bytes_per_token("fp8")),
+        engine=engine,
+        role=phase,
+        gpu=device,
+        gpus=gpus,
+        precision="fp8",
+        kv_precision="fp8",
+        usd_per_h=None if device.usd_per_h is None else device.usd_per_h * gpus,
+    )
+
+
+def _replicas(model: IslandModel, group: IslandGroup, engine: Engine, first: int) -> list[Replica]:
+    island, phase = group.island, group.phase
+    found = model.benchmark(island.gpu, island.size, phase)
+    tp, dp = int(found.tp[found.chosen]), _groups(model, island, phase)
+    one = replica(model, island.gpu, phase, tp=tp, dp=dp, size=island.size, engine=engine)
     return [
-        Replica(
-            name=f"{phase} {island.size}x{gpu.name} {first + k + 1}.{g + 1}",
-            step=step,
-            kv_tokens=int(tokens),
-            kv_bytes_per_token=float(model.llm.kv_bytes_per_token("fp8")),
-            engine=engine,
-            role=phase,
-            gpu=gpu,
-            gpus=gpus,
-            precision="fp8",
-            kv_precision="fp8",
-            usd_per_h=None if gpu.usd_per_h is None else gpu.usd_per_h * gpus,
-        )
+        replace(one, name=f"{one.name} {first + k + 1}.{g + 1}")
         for k in range(group.count)
         for g in range(dp)
     ]
