@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.arrays import Floats, Ints
-from hetero.planners.helix.groups import NodeGroup
+from hetero.placement import Problem
+from hetero.planners.helix.groups import NodeGroup, groups
 from hetero.planners.helix.kernels import cover
 from hetero.programs import Program
 
@@ -52,18 +53,19 @@ class FlowBound:
     programs: int
 
 
-def simple_bound(found: Sequence[NodeGroup], layers: int) -> float:
+def simple_bound(problem: Problem) -> float:
     r"""Largest F with :math:`\sum_j \max_k k \min(T_j(k), F) \ge L F` [tokens/s].
 
     No node carries more than the flow itself, so its work counts only up to it.
     """
+    found, layers = groups(problem, by_region=False), problem.llm.layers
 
     def enough(flow: float) -> bool:
         work = sum(
             g.count * float((np.arange(g.max_layers + 1) * np.minimum(g.tokens_per_s, flow)).max())
             for g in found
         )
-        return work >= layers * flow
+        return work >= layers * flow * (1 - 1e-12)  # equal over a range where they just suffice
 
     if sum(g.count * g.max_layers for g in found) < layers:
         return 0.0  # some layer stands nowhere
@@ -74,9 +76,7 @@ def simple_bound(found: Sequence[NodeGroup], layers: int) -> float:
     return high
 
 
-def flow_bound(
-    found: Sequence[NodeGroup], layers: int, *, known: float = 0.0, gap: float = 1e-4
-) -> FlowBound:
+def flow_bound(problem: Problem, *, known: float = 0.0, gap: float = 1e-4) -> FlowBound:
     """Smallest flow that is proven to be out of reach, by bisection.
 
     Parameters
@@ -87,7 +87,8 @@ def flow_bound(
     gap
         Relative precision.
     """
-    simple = simple_bound(found, layers)
+    found, layers = groups(problem, by_region=False), problem.llm.layers
+    simple = simple_bound(problem)
     low, high, programs = known, simple, 0
     if high <= known * (1 + PROOF):
         return FlowBound(high, simple, 0)
