@@ -14,7 +14,6 @@ from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork, Placement
 from hetero.planners.helix import search
 from hetero.planners.helix.bound import flow_bound
-from hetero.planners.helix.groups import groups
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
 from small_placements import exhaustive, random_problem
@@ -27,7 +26,7 @@ SETTINGS = settings(max_examples=8)
 def test_no_placement_exceeds_the_bound(seed: int, nodes: int, slow: bool) -> None:
     small = random_problem(seed, nodes, 6, 4, slow=slow)
     draws = np.random.default_rng(seed)
-    bound = flow_bound(groups(small, by_region=False), 6).tokens_per_s
+    bound = flow_bound(small).tokens_per_s
     for _ in range(20):
         ranges = []
         for node in small.nodes:

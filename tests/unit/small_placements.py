@@ -33,6 +33,16 @@ def random_problem(seed: int, nodes: int, layers: int, most: int, *, slow: bool)
     )
 
 
+def two_slow_regions(seed: int, nodes: int) -> Problem:
+    """Five layers on nodes in two regions with slow links between them."""
+    small = random_problem(seed, nodes, 5, 4, slow=False)
+    draws = np.random.default_rng(seed)
+    bandwidth = small.links.bandwidth_bytes_s.copy()
+    apart = np.array([[a.region != b.region for a in small.nodes] for b in small.nodes])
+    bandwidth[:nodes, :nodes][apart] = draws.uniform(1e6, 2e7, apart.sum())
+    return replace(small, links=Links(bandwidth, small.links.latency_s))
+
+
 def _flow(
     problem: Problem, starts: NDArray[np.int64], stops: NDArray[np.int64], partial: bool
 ) -> float:

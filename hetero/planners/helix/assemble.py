@@ -10,7 +10,7 @@ import numpy as np
 from hetero.arrays import Ints
 from hetero.placement import Problem
 from hetero.placement.network import connections, solve
-from hetero.planners.helix.blocks import Block, Line
+from hetero.planners.helix.blocks import Block
 from hetero.planners.helix.groups import NodeGroup
 
 _ORDERS = 24  # orders of regions tried at most
@@ -59,28 +59,31 @@ def of_chain(
     problem: Problem, found: Sequence[NodeGroup], nodes: Sequence[tuple[int, int]]
 ) -> Layout:
     """Layout of one chain of (group, layers)."""
-    return _place(problem, found, [Block(k, ((t, 0, k),)) for t, k in nodes])
+    return place(problem, found, [Block(k, ((t, 0, k),)) for t, k in nodes])
 
 
-def of_line(problem: Problem, found: Sequence[NodeGroup], found_line: Line, first: int) -> Layout:
+def of_line(
+    problem: Problem, found: Sequence[NodeGroup], line: Sequence[Sequence[Block]], first: int
+) -> Layout:
     """Best layout of a line of blocks over the orders of its regions.
 
     Regions before ``first`` end with their entry block, those behind it begin with it.
     """
-    used = [p for p, blocks in enumerate(found_line.blocks) if blocks]
+    used = [p for p, blocks in enumerate(line) if blocks]
     layouts = []
     for order in islice(permutations(used), _ORDERS):
         blocks: list[Block] = []
         before = first in order
         for p in order:
             before = before and p != first
-            own = sorted(found_line.blocks[p], key=lambda block: (not block.entry, -block.layers))
+            own = sorted(line[p], key=lambda block: (not block.entry, -block.layers))
             blocks += own[::-1] if before else own
-        layouts.append(_place(problem, found, blocks))
+        layouts.append(place(problem, found, blocks))
     return max(layouts, key=lambda layout: layout.value)
 
 
-def _place(problem: Problem, found: Sequence[NodeGroup], blocks: Sequence[Block]) -> Layout:
+def place(problem: Problem, found: Sequence[NodeGroup], blocks: Sequence[Block]) -> Layout:
+    """Layout of blocks in a row."""
     free: list[Iterator[int]] = [iter(group.members) for group in found]
     starts = np.full(len(problem.nodes), -1, dtype=np.int64)
     stops = starts.copy()

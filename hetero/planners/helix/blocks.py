@@ -13,14 +13,17 @@ placement.
 
 Where links between regions are slow, a region that is not the first has to hold a block whose
 branches are narrow enough for one link each (an *entry*), so that one node of the region before it
-can feed the block.
+can feed the block. A flow of many links crosses between two narrow blocks instead: branches of at
+most :math:`\sqrt{cF}` send no more than the c of a link to each other if every one of them spreads
+its flow in proportion. Either way the
+regions are independent of each other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +38,7 @@ from hetero.streams import stream
 _ROUNDS = 80  # rounds of column generation at most
 _NODES = 2_000  # nodes of the integer program's search tree
 _LONGEST = 24  # layers of a block at most
+_WANTED = 100.0  # layers that an entry is worth where too few are found
 _SPREAD = 0.15  # of the logarithm of prices, where further blocks are sought
 
 
@@ -70,20 +74,15 @@ class Pool:
     ----------
     members
         Numbers of the groups.
-    link_tokens_per_s
-        Capacity of one link into the pool from another one.
+    entries
+        Entry blocks that the pool needs if it is used at all.
+    widest
+        Most that a branch of an entry carries [tokens/s].
     """
 
     members: tuple[int, ...]
-    link_tokens_per_s: float = np.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Blocks of every pool that together hold all layers, and the flow they were sought for."""
-
-    flow: float
-    blocks: tuple[tuple[Block, ...], ...]
+    entries: int = 0
+    widest: float = np.inf
 
 
 def line(
@@ -92,79 +91,85 @@ def line(
     layers: int,
     flow: float,
     *,
-    first: int = 0,
     steps: int = 2_000,
     variety: int = 30,
-) -> Line | None:
-    """Blocks that hold all layers and carry ``flow``, None where none were found.
+) -> tuple[tuple[Block, ...], ...] | None:
+    """Blocks of every pool that together hold all layers and carry ``flow``, None without any.
+
+    Every pool takes as many of the layers that are left as it can hold.
 
     Parameters
     ----------
-    pools
-        Pools of groups; all but ``first`` need an entry block if they are used at all.
     steps
         Steps that throughputs are rounded down to.
     variety
         Rounds of further blocks, at prices near the best ones.
     """
-    columns = _generate(pools, found, layers, flow, first, steps, variety)
-    if columns is None:
-        return None
-    return _choose(columns, pools, found, layers, flow, first)
+    chosen: list[tuple[Block, ...]] = []
+    left = layers
+    for p, pool in enumerate(pools):
+        needs = pool if pool.widest < flow else replace(pool, entries=0)
+        least = left if p == len(pools) - 1 else 0
+        columns = _generate(needs, found, left, flow, steps, variety, least) if left else []
+        chosen.append(_choose(columns, found, left, needs.entries))
+        left -= sum(block.layers for block in chosen[-1])
+    return None if left else tuple(chosen)
 
 
 def _generate(
-    pools: Sequence[Pool],
+    pool: Pool,
     found: Sequence[NodeGroup],
     layers: int,
     flow: float,
-    first: int,
     steps: int,
     variety: int,
-) -> list[list[Block]] | None:
-    """Blocks of every pool by column generation; None where even fractions do not suffice."""
-    pricing = [
-        _Pricing(pool, found, layers, flow, steps, p != first and pool.link_tokens_per_s < flow)
-        for p, pool in enumerate(pools)
-    ]
-    columns: list[list[Block]] = [[] for _ in pools]
-    seen: set[tuple[int, Block]] = set()
+    least: int,
+) -> list[Block]:
+    """Blocks by column generation; none where even fractions hold less than ``least`` layers."""
+    pricing = _Pricing(pool, found, layers, flow, steps)
+    columns: list[Block] = []
+    seen: set[Block] = set()
     counts = np.array([g.count for g in found], dtype=np.float64)
     work = np.array([(np.arange(g.max_layers + 1) * g.tokens_per_s).max() for g in found])
     price = work * layers / max(float(counts @ work), 1e-9)
-    covered = 0.0
+    covered = need = 0.0
     for _ in range(_ROUNDS):
-        new = 0
-        for p, priced in enumerate(pricing):
-            for block, cost in priced.blocks(price):
-                if cost < block.layers * (1 - 1e-7) and (p, block) not in seen:
-                    seen.add((p, block))
-                    columns[p].append(block)
-                    new += 1
+        new = [
+            block
+            for block, cost in pricing.blocks(price)
+            if cost < (block.layers + need * block.entry) * (1 - 1e-7) and block not in seen
+        ]
         if not new:
             break
-        everything = [block for part in columns for block in part]
+        seen.update(new)
+        columns += new
         program = Program()
         times = program.variables(
-            len(everything), objective=[float(block.layers) for block in everything]
+            len(columns), objective=[float(block.layers) for block in columns]
         )
         rows = program.rows(len(found), upper=counts)
-        use = np.array([block.counts(len(found)) for block in everything], dtype=np.float64)
+        use = np.array([block.counts(len(found)) for block in columns], dtype=np.float64)
         program.entries(rows[:, None], times[None, :], use.T)
+        if pool.entries:
+            # Entries are short only where nodes for them are.
+            short = program.variables(1, objective=-_WANTED)
+            entries = program.rows(1, lower=float(pool.entries))
+            program.entries(entries, short, 1.0)
+            program.entries(entries, times, [float(block.entry) for block in columns])
         solution = program.solve(solver="glop", names="the line of blocks")
-        covered, price = solution.objective, np.maximum(solution.duals, 0.0)
-    if covered < layers * (1 - 1e-6):
-        return None
+        covered, price = solution.objective, np.maximum(solution.duals[: len(found)], 0.0)
+        need = -float(solution.duals[-1]) if pool.entries else 0.0
+    if covered < least * (1 - 1e-6):
+        return []
     # The best mix of fractions seldom holds the best whole numbers: blocks that are cheapest at
     # nearby prices join in.
     draws = stream(0, "blocks")
     for _ in range(variety):
         nearby = price * np.exp(draws.normal(0.0, _SPREAD, len(price)))
-        for p, priced in enumerate(pricing):
-            for block, _ in priced.blocks(nearby):
-                if (p, block) not in seen and (block.counts(len(found)) <= counts).all():
-                    seen.add((p, block))
-                    columns[p].append(block)
+        for block, _ in pricing.blocks(nearby):
+            if block not in seen and (block.counts(len(found)) <= counts).all():
+                seen.add(block)
+                columns.append(block)
     return columns
 
 
@@ -178,10 +183,12 @@ class _Pricing:
         layers: int,
         flow: float,
         steps: int,
-        entries: bool,
     ) -> None:
-        self.pool, self.steps, self.entries = pool, steps, entries
-        longest = min(layers, _LONGEST)
+        self.pool, self.steps = pool, steps
+        # Long blocks are for nodes that carry much of the flow with many layers.
+        tables = [found[t].tokens_per_s for t in pool.members]
+        most = max((int(np.flatnonzero(t >= flow / 4).max(initial=0)) for t in tables), default=0)
+        longest = min(layers, _LONGEST, max(3 * most, 4))
         unit = flow / steps
         self.size = np.zeros((len(pool.members), longest + 1), dtype=np.int64)
         for row, t in enumerate(pool.members):
@@ -192,8 +199,8 @@ class _Pricing:
         self.of_base = np.zeros(shape, dtype=np.int32)
         self.of_best = np.zeros(shape, dtype=np.int32)
         self.scratch = np.zeros(steps + 1, dtype=np.int64)
-        self.widest = int(min(pool.link_tokens_per_s / unit, steps))
-        if entries:
+        self.widest = int(min(pool.widest / unit, steps)) if pool.entries else 0
+        if self.widest:
             self.slim, self.of_slim = np.full(shape, 1e300), np.zeros(shape, dtype=np.int32)
 
     def blocks(self, price: Floats) -> list[tuple[Block, float]]:
@@ -204,7 +211,7 @@ class _Pricing:
             self.base, self.best, self.of_base, self.of_best, self.scratch,
         )  # fmt: skip
         found = self._read(self.best, self.of_best, False)
-        if self.entries and self.widest:
+        if self.widest:
             narrow(self.base, self.steps, self.widest, self.slim, self.of_slim, self.scratch)
             found += self._read(self.slim, self.of_slim, True)
         return found
@@ -242,43 +249,26 @@ class _Pricing:
 
 
 def _choose(
-    columns: list[list[Block]],
-    pools: Sequence[Pool],
-    found: Sequence[NodeGroup],
-    layers: int,
-    flow: float,
-    first: int,
-) -> Line | None:
-    """Whole numbers of the blocks that hold exactly the layers of the model."""
-    everything = [(p, block) for p, part in enumerate(columns) for block in part]
+    columns: Sequence[Block], found: Sequence[NodeGroup], layers: int, entries: int
+) -> tuple[Block, ...]:
+    """Whole numbers of the blocks that hold as many layers as they can, up to ``layers``."""
+    if not columns:
+        return ()
     program = Program()
     counts = np.array([g.count for g in found], dtype=np.float64)
-    lengths = np.array([float(block.layers) for _, block in everything])
-    use = np.array([block.counts(len(found)) for _, block in everything], dtype=np.float64)
-    times = program.variables(len(everything), objective=lengths, integer=True, upper=float(layers))
+    lengths = np.array([float(block.layers) for block in columns])
+    use = np.array([block.counts(len(found)) for block in columns], dtype=np.float64)
+    times = program.variables(len(columns), objective=lengths, integer=True, upper=float(layers))
     rows = program.rows(len(found), upper=counts)
     program.entries(rows[:, None], times[None, :], use.T)
     whole = program.rows(1, upper=float(layers))
     program.entries(whole[0], times, lengths)
-    for p, pool in enumerate(pools):
-        if p == first or pool.link_tokens_per_s >= flow:
-            continue
-        # A region that is used has an entry.
-        own = [k for k, (q, _) in enumerate(everything) if q == p]
-        entries = [k for k in own if everything[k][1].entry]
-        inside = program.variables(1, upper=1.0, integer=True)
-        linked = program.rows(2, upper=0.0)
-        program.entries(linked[0], times[own], lengths[own])
-        program.entries(linked[0], inside, -float(layers))
-        program.entries(linked[1], inside, 1.0)
-        program.entries(linked[1], times[entries], -1.0)
+    if entries:
+        wanted = program.rows(1, lower=float(entries))
+        program.entries(wanted[0], times, [float(block.entry) for block in columns])
     try:
         solution = program.solve(SolverLimits(gap=1e-6, nodes=_NODES), names="the line of blocks")
     except (SolverError, InfeasibleError):
-        return None
-    if solution.objective < layers - 0.5:
-        return None
-    chosen: list[list[Block]] = [[] for _ in pools]
-    for (p, block), number in zip(everything, np.rint(solution.values), strict=False):
-        chosen[p] += [block] * int(number)
-    return Line(flow, tuple(tuple(part) for part in chosen))
+        return ()
+    numbers = np.rint(solution.values).astype(int)
+    return tuple(b for b, number in zip(columns, numbers, strict=True) for _ in range(number))

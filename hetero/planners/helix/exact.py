@@ -15,14 +15,12 @@ within the link.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hetero.errors import InfeasibleError
 from hetero.placement import Problem
 from hetero.planners.helix.assemble import Layout
-from hetero.planners.helix.groups import NodeGroup
+from hetero.planners.helix.groups import NodeGroup, groups
 from hetero.programs import Program, SolverError, SolverLimits
 
 _LARGEST = 3_000  # variables of a program that is tried at all
@@ -31,7 +29,6 @@ _NODES = 12  # nodes of a cluster that is tried at all
 
 def exact(
     problem: Problem,
-    found: Sequence[NodeGroup],
     *,
     known: float,
     upper: float,
@@ -62,7 +59,7 @@ def exact(
     kinds = (
         [NodeGroup(node.region, node.tokens_per_s, (k,)) for k, node in enumerate(problem.nodes)]
         if bound_by_links
-        else list(found)
+        else list(groups(problem, by_region=False))
     )
     spots = [
         (t, s, k)

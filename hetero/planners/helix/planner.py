@@ -22,7 +22,6 @@ from hetero.placement.throughput import HELIX_POINT, OperatingPoint
 from hetero.planners.helix.assemble import Layout, exchange
 from hetero.planners.helix.bound import PROOF, FlowBound, flow_bound, simple_bound
 from hetero.planners.helix.exact import exact
-from hetero.planners.helix.groups import groups
 from hetero.planners.helix.regions import LayoutPool, PlacementEffort, regions, too_small
 from hetero.streams import stream
 
@@ -197,9 +196,7 @@ def search(
         raise InfeasibleError(reason, resolve="add nodes, or take a smaller model.")
     if _parted(problem):
         raise _nothing_flows(problem)
-    whole = groups(problem, by_region=False)
-    layers = problem.llm.layers
-    upper = simple_bound(whole, layers)
+    upper = simple_bound(problem)
     found = LayoutPool(effort.keep)
     steps: list[PlannerStep] = []
 
@@ -215,14 +212,14 @@ def search(
     done("chain")
     bound = FlowBound(upper, upper, 0)
     if effort.proof:
-        bound = flow_bound(whole, layers, known=found.value)
+        bound = flow_bound(problem, known=found.value)
         upper = min(upper, bound.tokens_per_s)
         done("configurations")
     if not found.layouts or upper > found.value * (1 + 2 * PROOF):
         regions(problem, found, upper, effort, seed)
         done("blocks and exchange")
         if effort.proof and found.layouts and 1 + 2 * PROOF < upper / found.value <= 1.005:
-            bound = flow_bound(whole, layers, known=found.value)
+            bound = flow_bound(problem, known=found.value)
             upper = min(upper, bound.tokens_per_s)
             done("finer configurations")
     if not found.layouts:
@@ -278,8 +275,8 @@ def _close(
     problem: Problem, found: LayoutPool, upper: float, effort: PlacementEffort, *, partial: bool
 ) -> float:
     """The bound after the exact program, whose layout joins the others if it is better."""
-    whole, tree = groups(problem, by_region=False), effort.exact_nodes
-    closed = exact(problem, whole, known=found.value, upper=upper, nodes=tree, partial=partial)
+    tree = effort.exact_nodes
+    closed = exact(problem, known=found.value, upper=upper, nodes=tree, partial=partial)
     if closed is None:
         return upper
     layout, upper = closed

@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from hetero.placement import Problem
-from hetero.planners.helix.assemble import Layout, exchange, of_chain, of_line
+from hetero.planners.helix.assemble import Layout, exchange, of_chain, of_line, place
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import simple_bound
 from hetero.planners.helix.chains import chain
-from hetero.planners.helix.groups import NodeGroup, groups
+from hetero.planners.helix.groups import groups
 from hetero.streams import stream
 
-_WHOLE = 150  # nodes beyond which a region is parted
-_LINKED = 300  # nodes beyond which regions are planned apart
-_PART = 50  # nodes of a part
+_LINKED = 300  # nodes beyond which regions are planned apart, each as a line of its own
 _REGIONS = 4  # regions up to which every set of them is considered
 _NARROW = (0.75, 0.5, 0.25)  # quantiles of the links into a region that its entry is made for
 _MANY = 60  # nodes beyond which less is tried per line, as every flow takes longer
@@ -114,40 +113,29 @@ def too_small(problem: Problem) -> str:
 def regions(
     problem: Problem, found: LayoutPool, upper: float, effort: PlacementEffort, seed: int
 ) -> None:
-    """Search all regions as one line and, where links between them bind, sets of regions."""
+    """Search all regions as one line and, where links between them bind, sets of regions.
+
+    Many nodes in regions are also one line whose flow crosses over many links at once.
+    """
     parts = _parts(problem, upper)
-    everything = list(range(len(problem.nodes)))
-    count = len(problem.nodes)
-    # Where every region holds parts of its own, lines across slow links are not worth their time.
-    linked = count <= _LINKED and not all(_holds(problem, part) for part in parts)
-    if count <= _WHOLE or linked:
-        _line_of(problem, everything, parts, found, upper, effort, seed)
-    if len(parts) > 1 and (count <= _WHOLE or linked):
+    count, together = len(problem.nodes), not all(_holds(problem, part) for part in parts)
+    # Where every region holds parts of its own, lines over single links are not worth their time.
+    if len(parts) == 1 or count <= (_LINKED if together else _MANY):
+        _line_of(problem, parts, found, upper, effort, seed)
+    if len(parts) > 1:
         _sets(problem, parts, found, upper, effort, seed)
-    if count > _WHOLE:
-        _parted(problem, parts, found, effort, seed)
+        if _MANY < count <= _LINKED and np.isfinite(effort.precision):
+            _crossed(problem, parts, found, upper, effort)
 
 
 def _parts(problem: Problem, upper: float) -> list[list[int]]:
     """Nodes by region; regions whose links all carry ``upper`` count as one."""
-    names = problem.regions
-    members = [[k for k, node in enumerate(problem.nodes) if node.region == r] for r in names]
-    parent = list(range(len(names)))
-
-    def root(k: int) -> int:
-        while parent[k] != k:
-            k = parent[k]
-        return k
-
-    capacity = problem.link_tokens_per_s
-    for a, b in combinations(range(len(names)), 2):
-        both = np.ix_(members[a], members[b])
-        if min(capacity[both].min(), capacity.T[both].min()) >= upper:
-            parent[root(b)] = root(a)
-    merged: dict[int, list[int]] = {}
-    for k in range(len(names)):
-        merged.setdefault(root(k), []).extend(members[k])
-    return list(merged.values())
+    region = {name: p for p, name in enumerate(problem.regions)}
+    at = np.array([region[node.region] for node in problem.nodes])
+    least = np.full((len(region), len(region)), np.inf)
+    np.minimum.at(least, (at[:, None], at[None, :]), problem.link_tokens_per_s[:-1, :-1])
+    _, label = connected_components(np.minimum(least, least.T) >= upper, directed=False)
+    return [np.flatnonzero(label[at] == one).tolist() for one in dict.fromkeys(label.tolist())]
 
 
 def _holds(problem: Problem, nodes: Sequence[int]) -> bool:
@@ -156,38 +144,28 @@ def _holds(problem: Problem, nodes: Sequence[int]) -> bool:
 
 def _line_of(
     problem: Problem,
-    nodes: Sequence[int],
     parts: Sequence[Sequence[int]],
     found: LayoutPool,
     upper: float,
     effort: PlacementEffort,
     seed: int,
 ) -> None:
-    """Best single line through all the nodes of the parts, in and around one order of them."""
-    inside = np.zeros(len(problem.nodes), dtype=bool)
-    inside[list(nodes)] = True
-    kinds = [
-        NodeGroup(g.region, g.tokens_per_s, members)
-        for g in groups(problem)
-        if (members := tuple(k for k in g.members if inside[k]))
-    ]
-    layers = problem.llm.layers
+    """Best single line through all the nodes, in and around one order of the parts."""
+    kinds, layers, count = groups(problem), problem.llm.layers, len(problem.nodes)
     draws = stream(seed, "exchange")
     if not np.isfinite(effort.precision):
         if (best_chain := chain(kinds, layers)) is not None:
             layout = of_chain(problem, kinds, best_chain[1])
             found.add(layout, "chain")
-            if layout.value < best_chain[0] * (1 - 1e-9) and len(nodes) <= _MANY:
+            if layout.value < best_chain[0] * (1 - 1e-9) and count <= _MANY:
                 found.add(exchange(layout, effort.exchanges, draws), "chain, exchanged")
         return
     own = [[t for t, g in enumerate(kinds) if g.members[0] in set(part)] for part in parts]
-    best = max(
-        (layout.value for layout, _ in found.layouts.values() if _uses(layout, inside)), default=0.0
-    )
-    variants: list[tuple[list[Pool], int]] = []
-    many = len(nodes) > _MANY
-    rounds = int(effort.exchanges * min(1.0, (_MANY / len(nodes)) ** 2))
+    best = found.value
+    many = count > _MANY
+    rounds = int(effort.exchanges * min(1.0, (_MANY / count) ** 2))
     precision = max(effort.precision, 1e-3) if many or len(parts) > 1 else effort.precision
+    variants: list[tuple[list[Pool], int]] = []
     if len(parts) == 1:
         variants.append(([Pool(tuple(own[0]))], 0))
     else:
@@ -196,19 +174,16 @@ def _line_of(
             key=lambda p: -sum(problem.nodes[k].tokens_per_s.max() for k in parts[p]),
         )
         for quantile in (0.5,) if many else _NARROW:
-            pools = [
-                Pool(tuple(members), _into(problem, part, parts, quantile))
-                for part, members in zip(parts, own, strict=True)
-            ]
-            variants += [(pools, first) for first in (order[:2] if many else order)]
-    top = min(upper, simple_bound(kinds, layers))
+            links = [_into(problem, part, parts, quantile) for part in parts]
+            for first in order[:2] if many else order:
+                pools = [Pool(tuple(t), int(p != first), links[p]) for p, t in enumerate(own)]
+                variants.append((pools, first))
+    top = min(upper, simple_bound(problem))
     for pools, first in variants:
         low, high = best, top
         flow = low * (1 + 10 * precision) if low > 0 else high / 2
         while high - low > precision * high and flow < high:
-            made = line(
-                pools, kinds, layers, flow, first=first, steps=effort.steps, variety=effort.variety
-            )
+            made = line(pools, kinds, layers, flow, steps=effort.steps, variety=effort.variety)
             if made is None:
                 high = flow
             else:
@@ -221,20 +196,12 @@ def _line_of(
             flow = (low + high) / 2
     if best <= 0:
         return
-    for share in effort.shallow if len(nodes) == len(problem.nodes) else ():
+    for share in effort.shallow:
         pools, first = variants[0]
-        made = line(pools, kinds, layers, share * best, first=first, steps=effort.steps)
+        made = line(pools, kinds, layers, share * best, steps=effort.steps)
         if made is not None:
             found.add(of_line(problem, kinds, made, first), "shallower blocks")
-    start = max(
-        (layout for layout, _ in found.layouts.values() if _uses(layout, inside)),
-        key=lambda one: one.value,
-    )
-    found.add(exchange(start, rounds, draws, target=upper), "exchange")
-
-
-def _uses(layout: Layout, inside: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:
-    return not ((layout.starts >= 0) & ~inside).any()
+    found.add(exchange(found.best, rounds, draws, target=upper), "exchange")
 
 
 def _into(
@@ -264,25 +231,27 @@ def _sets(
         sets = [chosen for size in sizes for chosen in combinations(range(count), size)]
     nodes = {s: [k for p in s for k in parts[p]] for s in sets}
     sets = [s for s in sets if _holds(problem, nodes[s])]
-    tops = {s: simple_bound(groups(problem.only(nodes[s])), problem.llm.layers) for s in sets}
+    tops = {s: simple_bound(problem.only(nodes[s])) for s in sets}
     done: dict[tuple[int, ...], Layout] = {}
     for cover in _covers(sets, tops):
         if sum(tops[s] for s in cover) <= found.value * (1 + 1e-3) or len(cover) < 2 <= len(sets):
             continue
         for s in cover:
             if s not in done:
-                some = LayoutPool(effort.keep)
-                own = [parts[p] for p in s]
-                if not np.isfinite(effort.precision):
-                    _line_of(problem, nodes[s], own, some, upper, effort, seed)
-                else:
-                    chains = effort.chains_only()
-                    _line_of(problem, nodes[s], own, some, upper, chains, seed)
-                    _line_of(problem, nodes[s], own, some, tops[s], effort, seed)
+                some, alone = LayoutPool(effort.keep), problem.only(nodes[s])
+                ends = np.cumsum([len(parts[p]) for p in s])
+                own = [range(end - len(parts[p]), end) for p, end in zip(s, ends, strict=True)]
+                _line_of(alone, own, some, upper, effort.chains_only(), seed)
+                if np.isfinite(effort.precision):
+                    _line_of(alone, own, some, tops[s], replace(effort, shallow=()), seed)
                 if some.layouts:
                     done[s] = some.best
         if all(s in done for s in cover):
-            found.add(_side_by_side(problem, [done[s] for s in cover]), "copies by region")
+            starts = np.full(len(problem.nodes), -1, dtype=np.int64)
+            stops = starts.copy()
+            for s in cover:
+                starts[nodes[s]], stops[nodes[s]] = done[s].starts, done[s].stops
+            found.add(Layout(problem, starts, stops), "copies by region")
 
 
 def _covers(
@@ -305,61 +274,37 @@ def _covers(
     return sorted(covers, key=lambda cover: -sum(tops[s] for s in cover))[:40]
 
 
-def _side_by_side(problem: Problem, layouts: Sequence[Layout]) -> Layout:
-    starts, stops = layouts[0].starts.copy(), layouts[0].stops.copy()
-    for layout in layouts[1:]:
-        used = layout.starts >= 0
-        starts[used], stops[used] = layout.starts[used], layout.stops[used]
-    return Layout(problem, starts, stops)
-
-
-def _parted(
+def _crossed(
     problem: Problem,
     parts: Sequence[Sequence[int]],
     found: LayoutPool,
+    upper: float,
     effort: PlacementEffort,
-    seed: int,
 ) -> None:
-    """Every region in parts of about equal composition, each of which holds a copy."""
-    light = replace(effort, shallow=(), exchanges=0, precision=max(effort.precision, 1e-3))
-    layouts: list[Layout] = []
-    known: dict[tuple[bytes, ...], Layout] = {}
-    for region in parts:
-        if not _holds(problem, region):
+    """One line through all regions whose flow crosses between them over many links at once."""
+    kinds, layers = groups(problem), problem.llm.layers
+    # The smallest regions stand at the ends, where one narrow block is enough.
+    order = sorted(parts, key=len)
+    order = order[::2] + order[1::2][::-1]
+    link = float(np.median([_into(problem, part, order, 0.5) for part in order]))
+    low, high = found.value, min(upper, simple_bound(problem))
+    while link > 0 and high - low > 1e-3 * high:
+        flow = (low + high) / 2
+        pools = [
+            Pool(
+                tuple(t for t, g in enumerate(kinds) if g.members[0] in set(part)),
+                2 - (p in (0, len(order) - 1)),
+                float(np.sqrt(link * flow)),
+            )
+            for p, part in enumerate(order)
+        ]
+        made = line(pools, kinds, layers, flow, steps=effort.steps, variety=effort.variety)
+        if made is None:
+            high = flow
             continue
-        number = max(1, round(len(region) / _PART))
-        while number > 1 and not _holds(problem, list(region)[::number]):
-            number -= 1
-        # Sorted by kind, every n-th node goes to the same part.
-        order = sorted(region, key=lambda k: (problem.nodes[k].kind.name, k))
-        for first in range(number):
-            nodes = order[first::number]
-            if not _holds(problem, nodes):
-                continue
-            key = tuple(sorted(problem.nodes[k].tokens_per_s.tobytes() for k in nodes))
-            if key in known:
-                layouts.append(_copied(problem, known[key], nodes))
-                continue
-            own = problem.only(nodes)
-            some = LayoutPool(effort.keep)
-            everything = list(range(len(nodes)))
-            for how in (light.chains_only(), light):
-                _line_of(own, everything, [everything], some, np.inf, how, seed)
-            if some.layouts:
-                known[key] = some.best
-                layouts.append(_copied(problem, some.best, nodes))
-    if layouts:
-        found.add(_side_by_side(problem, layouts), "parts")
-
-
-def _copied(problem: Problem, layout: Layout, nodes: Sequence[int]) -> Layout:
-    """The layout of a part on nodes of the whole problem with the same tables."""
-    starts = np.full(len(problem.nodes), -1, dtype=np.int64)
-    stops = starts.copy()
-    free: dict[bytes, list[int]] = {}
-    for k in nodes:
-        free.setdefault(problem.nodes[k].tokens_per_s.tobytes(), []).append(k)
-    for node, s, e in zip(layout.problem.nodes, layout.starts, layout.stops, strict=True):
-        k = free[node.tokens_per_s.tobytes()].pop(0)
-        starts[k], stops[k] = s, e
-    return Layout(problem, starts, stops)
+        # An entry stands on each side of a crossing.
+        own = [sorted(blocks, key=lambda block: block.entry) for blocks in made]
+        turned = [one[-1:] + one[:-1] if p else one for p, one in enumerate(own)]
+        layout = place(problem, kinds, [block for one in turned for block in one])
+        found.add(layout, "blocks across regions")
+        low = max(flow, min(layout.value, high))
