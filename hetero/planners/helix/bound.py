@@ -81,7 +81,7 @@ def simple_bound(problem: Problem) -> float:
     if sum(g.count * g.max_layers for g in found) < layers:
         return 0.0  # some layer stands nowhere
     low, high = 0.0, sum(g.count * float(g.tokens_per_s.max()) for g in found)
-    while high - low > 1e-9 * high:
+    while high - low > 1e-12 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if enough(middle) else (low, middle)
     return high
