@@ -131,7 +131,8 @@ def test_leaving_requests_out_leaves_the_largest_out() -> None:
 def test_islands_of_the_analytic_model_have_a_bound_on_goodput_alone() -> None:
     question = Question(fleet(("H200-SXM", 32)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert bound(question) is None
-    assert bound(replace(question, engine="vllm", precision="fp8")) is not None
+    eight = replace(question, cluster=fleet(("H200-SXM", 8)))
+    assert bound(replace(eight, engine="vllm", precision="fp8")) is not None
     limit = goodput_bound(question)
     assert limit is not None
     plan = planner("islands exact").plan(question)

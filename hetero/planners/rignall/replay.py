@@ -108,8 +108,8 @@ def replica(
     per_token = float(latency.cached_bytes_per_token(tp))
     if free <= 0:
         raise InfeasibleError(
-            f"{size} x {gpu} cannot {phase} with tensor parallelism {tp} in {dp} groups: the "
-            f"weights exceed the memory of a GPU by {-free / 2**30:.1f} GiB.",
+            f"{size} x {gpu} cannot {phase} with tp{tp} dp{dp}: the weights exceed the memory "
+            f"of a GPU by {-free / 2**30:.1f} GiB.",
             resolve="plan with a reading whose weights must fit, such as 'fitting'.",
         )
     step: StepModel
