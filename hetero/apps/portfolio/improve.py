@@ -33,6 +33,7 @@ from hetero.routers.named import factories
 
 _PART = 16  # GPUs of a part of a fleet that is searched by itself, at least
 _PART_DESIGNS = 300  # raced for it at most
+_MUCH = 1.05  # times what a part carried, from which on the whole fleet is tried again
 
 Start = tuple[Plan, Sequence[float]]
 """A plan, and the rate that it sustains with the arrivals of each seed."""
@@ -134,26 +135,40 @@ def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int)
     starts = [ReplicaLayout(moved(one.parts, within, part.costs), one.bits) for one in layouts]
     if not (starts := [one for one in starts if one.runs()]):
         return
-    plan = built(race.plan, starts[0], *search.routers[0])
-    carried_rps = goodput(plan, asked, race.seeds)
-    most = min(_PART_DESIGNS, times * race.left)
-    inner = Race(asked, plan, carried_rps, seeds=race.seeds, budget=most)
-    LayoutRace(inner, part, built, search.routers, _steps, jobs).run(starts)
-    race.left -= -(-(most - inner.left) // times)
-    if not inner.left and most < _PART_DESIGNS:
-        return  # a larger budget would go on from another plan
-    found = layout_of(inner.plan)
     onto = {
         place[m]: of[k :: len(some)]
         for of, some in zip(ranked, kept, strict=True)
         for k, m in enumerate(some)
     }
-    best = ReplicaLayout(moved(found.parts, onto, costs), found.bits)
-    routing = inner.plan.routing
-    router = next(one for words, one in search.routers if words == routing)
-    what = f"{times} times what is best for {len(place)} of the machines, routing: {routing}"
-    if race.attempt(what, partial(built, inner.plan, best, routing, router)) > 0:
-        search.settle(best, [(routing, router)])
+    plan = built(race.plan, starts[0], *search.routers[0])
+    most = min(_PART_DESIGNS, times * race.left)
+    inner = Race(asked, plan, goodput(plan, asked, race.seeds), seeds=race.seeds, budget=most)
+    charged, raced_rps, won = 0, 0.0, None
+
+    def polished(of: Race) -> None:
+        """Steps as well, and the whole fleet as soon as a part gets much better."""
+        _steps(of)
+        if of.mean_rps > _MUCH * raced_rps:
+            expand(of)
+
+    def expand(of: Race) -> None:
+        nonlocal charged, raced_rps, won
+        used = -(-(most - of.left) // times)
+        race.left, charged, raced_rps = max(0, race.left - used + charged), used, of.mean_rps
+        found, routing = layout_of(of.plan), of.plan.routing
+        best = ReplicaLayout(moved(found.parts, onto, costs), found.bits)
+        router = next(one for words, one in search.routers if words == routing)
+        what = f"{times} times what is best for {len(place)} of the machines, routing: {routing}"
+        if race.attempt(what, partial(built, of.plan, best, routing, router)) > 0:
+            won = best, (routing, router)
+
+    LayoutRace(inner, part, built, search.routers, polished, jobs).run(starts)
+    # Where the budget ends here a larger one would go on from another plan.
+    if inner.left or most == _PART_DESIGNS:
+        expand(inner)
+    race.left = max(0, race.left - (-(-(most - inner.left) // times) - charged))
+    if won:
+        search.settle(won[0], [won[1]])
 
 
 def space(costs: CostModel, question: Question) -> ReplicaSpace:
