@@ -210,12 +210,18 @@ def _named(model: str | dict[str, str] | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def running(*processes: Process) -> Iterator[None]:
-    """Start processes together, wait for all, and end them."""
+    """Start processes, wait for all, and end them.
+
+    Dispatchers start last: an engine that does not listen yet is out after their first check.
+    """
+    dispatchers = [one for one in processes if isinstance(one, Served)]
+    engines = [one for one in processes if not isinstance(one, Served)]
     try:
-        for one in processes:
-            one.start()
-        for one in processes:
-            one.ready()
+        for together in (engines, dispatchers):
+            for one in together:
+                one.start()
+            for one in together:
+                one.ready()
         yield
     finally:
         for one in processes:
