@@ -38,6 +38,17 @@ miss it on all waits until one, with the request, is at most 90 % full; beyond c
 can still meet the target thus go first, and the others use what they leave. Without a target all
 wait alike, which is what keeps the tail short: the two aims are opposed there.
 
+Where phases are split, a prefill replica hands over to the decode replica j of least
+
+.. math::
+    \max\Big(\frac{\sum_n (I + O / 2)}{KV_j}, \frac{n}{B_j},
+        \frac{s_j(n) + w_j / (O - 1)}{\tau}\Big)
+
+with n its unfinished requests and this one, ``s_j(n)`` their decode step, and ``w_j`` [s] the wait
+for the links to j and the transfer: the one whose tightest limit, of cache, of batch slots and of
+the time per token, leaves most room. ``tau`` is the target of TPOT; without one, the step of a full
+batch on the slowest.
+
 Predicted outputs are used as far as finished requests bear them out: ``O`` is the regression of
 true on predicted outputs over the finished ones, so a predictor without skill counts as its
 corrected mean. Without this, replicas collect the requests whose lengths were underestimated most.
@@ -60,12 +71,14 @@ from typing import ClassVar
 import numpy as np
 
 from hetero.deployment import Deployment
-from hetero.engine.candidates import may_take
+from hetero.engine.candidates import may_take, takes_more
 from hetero.engine.compiled import compiled, inlined, interpreted
 from hetero.engine.held import is_deferred
+from hetero.engine.kv import fits
 from hetero.engine.prefix import known_tokens
 from hetero.engine.state import (
     CHUNKED,
+    DECODE_ONLY,
     DEFER,
     DEFERRED,
     DOWN,
@@ -74,6 +87,7 @@ from hetero.engine.state import (
     IN_DECODE,
     IN_PREFILL,
     PAGED,
+    PREFILL_ONLY,
     REJECT,
     REJECTED,
 )
@@ -82,13 +96,13 @@ from hetero.errors import require
 from hetero.routers.base import PREDICTIVE, Builtin, Floats
 
 # Header entries: the parameters; means over recent arrivals; what finished requests taught.
-PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S = 0, 1, 2, 3
-ARRIVED, INPUT, OUTPUT = 4, 5, 6
-NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 7, 8, 9, 10, 11, 12
+PRICE_S, STEEPNESS, LONG_REPLY, TARGET_S, TPOT_S = 0, 1, 2, 3, 4
+ARRIVED, INPUT, OUTPUT = 5, 6, 7
+NEXT, FINISHES, PREDICTED, TRUE, VARIANCE, COVARIANCE = 8, 9, 10, 11, 12, 13
 # The request in hand and its output to expect; events seen; whether there are many replicas (1:
 # perhaps, 2: in rows) and of how many kinds; the second best of the decision before.
-LAST, EXPECTED, SEEN_EVENTS, MANY, KINDS, SECOND = 13, 14, 15, 16, 17, 18
-HEADER = 19
+LAST, EXPECTED, SEEN_EVENTS, MANY, KINDS, SECOND = 14, 15, 16, 17, 18, 19
+HEADER = 20
 # Of each kind: the average T; and what the request in hand means to it: T, its prefill, the tokens
 # of that and their pairs, what a full replica renews, T over its average, the delay of a long
 # reply, and the share of its tokens that counts as held; its first row and the one behind its last;
@@ -482,6 +496,39 @@ def _best_of_many(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most
     return best
 
 
+@inlined
+def _full_step_s(e, FM, RM):
+    """Decode step of a full batch of average requests."""
+    batch = max(min(e.kv_tokens / (RM[INPUT] + RM[OUTPUT]), float(e.max_batch)), 1.0)
+    return step_s(e, FM, int(batch), int(batch), batch * (RM[INPUT] + 0.5 * RM[OUTPUT]), 0.0)
+
+
+@compiled
+def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
+    """The decode replica whose tightest limit leaves most room, beside prefill replica ``e``."""
+    best, least, target = -1, np.inf, RM[TPOT_S]
+    held_share = (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
+    for j in range(len(E) if target == 0.0 else 0):
+        if E[j].role == DECODE_ONLY:
+            target = max(target, _full_step_s(E[j], FM, RM))
+    for j in range(len(E)):
+        if E[j].role == DECODE_ONLY and takes_more(S[j]) and fits(R, E[j], r):
+            cached = (S[j].outstanding_tokens + inputs + outputs) * held_share
+            count = S[j].outstanding + 1
+            usage = max(cached / E[j].kv_tokens, count / E[j].max_batch)
+            batch = min(count, E[j].max_batch)
+            step = step_s(E[j], FM, batch, batch, min(cached, float(E[j].kv_tokens)), 0.0)
+            free = t
+            for k in range(e.media + 2 * j, e.media + 2 * j + 2):
+                if IM[k] >= 0:
+                    free = max(free, FM[IM[k]])
+            way = free - t + FM[e.link_latency_s + j] + FM[e.link_s_per_token + j] * inputs
+            usage = max(usage, (step + way / max(outputs - 1.0, 1.0)) / target)
+            if usage < least:
+                best, least = j, usage
+    return best
+
+
 @compiled
 def predictive(R, E, S, FM, IM, RM, r, t):
     """The replica of least first token, priced share of its time, and delay of a long reply."""
@@ -513,6 +560,8 @@ def predictive(R, E, S, FM, IM, RM, r, t):
         best = _best(R, E, S, FM, IM, RM, r, t, inputs, outputs, anew, weight, most, latest)
     if best >= 0:
         R[r].credit = RM[HEADER + TERMS * E[best].kind + SHARE]
+        if E[best].role == PREFILL_ONLY:
+            R[r].decode_node = _decode(R, E, S, FM, IM, RM, E[best], r, t, inputs, outputs)
         return best
     for i in range(len(E)):
         if may_take(R, E, S, r, i):
@@ -542,13 +591,16 @@ class Predictive(Builtin):
         Target for the time to first token that as many requests as possible should meet, at the
         expense of the tail; none by default. A request that would miss it everywhere waits for a
         replica that has room to spare. A little below the promised time leaves room for what
-        cannot be predicted.
+        what cannot be predicted.
+    tpot_s
+        Target for the time per token, by which decode replicas are chosen; none by default.
     """
 
     price_s: float = 2.0
     steepness: float = 6.0
     long_reply: float = 0.005
     target_s: float | None = None
+    tpot_s: float | None = None
     name: str = "hetero"
     code: ClassVar[int] = PREDICTIVE
 
@@ -559,11 +611,12 @@ class Predictive(Builtin):
             f"{self.long_reply} must be 0 or more.",
             resolve="leave them at their defaults, or give 0 to switch a term off.",
         )
-        require(
-            self.target_s is None or self.target_s > 0,
-            f"The target for the first token is {self.target_s} s.",
-            resolve="give a time above 0 s, or none.",
-        )
+        for what, target_s in (("the first token", self.target_s), ("a token", self.tpot_s)):
+            require(
+                target_s is None or target_s > 0,
+                f"The target for {what} is {target_s} s.",
+                resolve="give a time above 0 s, or none.",
+            )
 
     def memory(self, deployment: Deployment) -> Floats:
         """Layout of :mod:`hetero.routers.predictive`."""
@@ -575,6 +628,7 @@ class Predictive(Builtin):
             self.steepness,
             self.long_reply,
             self.target_s or 0.0,
+            self.tpot_s or 0.0,
         )
         return memory
 

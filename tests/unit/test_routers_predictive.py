@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hetero.deployment import Engine
+from hetero.deployment import Deployment, Engine, KvLink
 from hetero.engine.state import IN_DECODE, IN_PREFILL
 from hetero.routers import (
     DEFER,
@@ -150,6 +151,98 @@ def test_every_decision_follows_the_equation(rate_rps, predictor, admission, tar
     chosen = check(router, reference, deployment, served, predictor=predictor, seed=2)
     assert len(set(chosen.tolist())) > 2
     assert DEFER in chosen or rate_rps < 10.0
+
+
+def split(shared):
+    """Two replicas that prefill and three that decode; those of one machine need no link."""
+    nodes = tuple(
+        replace(one, name=f"{role} {k}", role=role)
+        for role, numbers in (("prefill", (0, 2)), ("decode", (0, 1, 3)))
+        for k, one in ((k, fleet(Engine(max_batch=16)).replicas[k]) for k in numbers)
+    )
+    near, far = KvLink(bandwidth_gbs=300.0), KvLink(1.5, 1e-3, media=("wire",) if shared else ())
+    links = tuple(
+        (p.name, d.name, near if p.name[-1] == d.name[-1] else far)
+        for p in nodes[:2]
+        for d in nodes[2:]
+    )
+    return Deployment("split", nodes, links=links)
+
+
+class Handed:
+    """Holds every decode replica against the equation, in plain Python."""
+
+    name = "handed"
+
+    def __init__(self, router, deployment):
+        self.router, self.deployment = router, deployment
+        self.live, self.sent, self.chosen = router.live(deployment), {}, []
+        self.seen, self.inputs, self.outputs, self.free_s = 0, 0.0, 0.0, 0.0
+        self.links = {(a, b): link for a, b, link in deployment.links}
+
+    def choose(self, request, state):
+        found = self.live.choose(request, state)
+        if found == DEFER:
+            return found
+        i, j = found
+        # Without targets and predictors who waits comes again, and counts once.
+        self.seen += 1
+        _, e, _, ends, items = state.records[:5]
+        weight = 1 / min(self.seen, 200)
+        self.inputs += weight * (request.input_tokens - self.inputs)
+        self.outputs += weight * (request.predicted_tokens - self.outputs)
+        mean, nodes = self.inputs + self.outputs, self.deployment.replicas
+        held = (self.inputs + self.outputs / 2) / mean
+        sizes = [max(min(one.kv_tokens / mean, one.engine.max_batch), 1.0) for one in nodes]
+        full_s = [
+            float(one.step.seconds(int(size), int(size), size * (self.inputs + self.outputs / 2)))
+            for one, size in zip(nodes, sizes, strict=True)
+        ]
+        target_s = self.router.tpot_s or max(full_s[2:])
+        tightest = {}
+        for k in range(2, len(nodes)):
+            one, link = nodes[k], self.links[nodes[i].name, nodes[k].name]
+            tokens = int(state.outstanding_tokens[k]) + request.input_tokens
+            cached = (tokens + request.predicted_tokens) * held
+            count = int(state.outstanding[k]) + 1
+            batch = min(count, one.engine.max_batch)
+            step_s = float(one.step.seconds(batch, batch, min(cached, one.kv_tokens)))
+            at = int(e["media"][i]) + 2 * k
+            media = [m for m in items[at : at + 2] if m >= 0]
+            free_s = max([state.now_s, *(float(ends[m]) for m in media)])
+            way_s = free_s - state.now_s + link.latency_s
+            way_s += request.input_tokens * one.kv_bytes_per_token / link.bandwidth_gbs / 1e9
+            pace_s = step_s + way_s / max(request.predicted_tokens - 1, 1)
+            tightest[k] = max(
+                cached / one.kv_tokens, count / one.engine.max_batch, pace_s / target_s
+            )
+        assert j in near(tightest, min(tightest.values()))
+        self.chosen.append(j)
+        return i, j
+
+
+@pytest.mark.parametrize("tpot_s", [None, 0.05])
+@pytest.mark.parametrize("shared", [False, True])
+def test_who_decodes_is_whoever_is_farthest_from_its_tightest_limit(tpot_s, shared):
+    router, deployment = Predictive(target_s=100.0, tpot_s=tpot_s), split(shared)
+    handed, drawn = Handed(router, deployment), trace(400, 12.0)
+    # Replies of one token end with their prefill.
+    served = replace(drawn, output_tokens=np.maximum(drawn.output_tokens, 2))
+    run = simulate(deployment, served, handed)
+    assert set(handed.chosen) == {2, 3, 4}
+    assert run.finished.all()
+    assert (run.requests["decode_node"] == handed.chosen).all()
+    same = simulate(deployment, served, router)
+    assert (same.requests["decode_node"] == handed.chosen).all()
+
+
+def test_more_requests_meet_a_target_of_tpot_where_decode_replicas_differ():
+    deployment, served, slo = split(shared=True), trace(3000, 14.0), Slo(tpot_s=0.05)
+    met = {
+        router.name: metrics(simulate(deployment, served, router), slo).attainment["tpot"]
+        for router in (LeastRequests(), Predictive(), Predictive(tpot_s=0.045, name="targets"))
+    }
+    assert min(met["hetero"], met["targets"]) > met["least requests"] + 0.1
 
 
 def tail_s(deployment, served, router, **options):

@@ -14,7 +14,7 @@ from hetero.routers import Predictive
 from hetero.simulator import Event, Run
 from hetero.simulator.sustained import Judged
 
-_MARGIN = 0.9  # of the target for the first token, which leaves room for what is not predicted
+_MARGIN = 0.9  # of targets, which leaves room for what is not predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ def outcome(
 
 
 def dispatcher(load: Load) -> Predictive:
-    """The router of fleets that are sized: by predicted first tokens, with their target."""
-    target = load.slo.ttft_s
-    return Predictive(target_s=None if target is None else _MARGIN * target)
+    """The router of fleets that are sized: by predicted times, with their targets."""
+    ttft_s, tpot_s = (one and _MARGIN * one for one in (load.slo.ttft_s, load.slo.tpot_s))
+    return Predictive(target_s=ttft_s, tpot_s=tpot_s)
 
 
 def _tokens_per_s(run: Run) -> float:

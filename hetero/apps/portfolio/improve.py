@@ -233,10 +233,11 @@ def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> P
 def routers(question: Question) -> tuple[Ruled, ...]:
     """Every router of whole replicas in words, ours first, with and without the targets."""
     made, first_s = factories(), question.slo.ttft_s or question.slo.e2e_s
-    ours: list[Ruled] = [("hetero", Predictive())]
+    tpot_s = 0.9 * question.slo.tpot_s if question.slo.tpot_s else None
+    ours: list[Ruled] = [("hetero", Predictive(tpot_s=tpot_s))]
     if first_s is not None:
-        target_s = 0.9 * first_s
-        ours.append((f"hetero, first token within {target_s:g} s", Predictive(target_s=target_s)))
+        router = Predictive(target_s=0.9 * first_s, tpot_s=tpot_s)
+        ours.append((f"hetero, first token within {router.target_s:g} s", router))
     others = ((name, make) for name, make in made.items() if make is not Predictive)
     return (*ours, *((name.replace("-", " "), make()) for name, make in others))
 
