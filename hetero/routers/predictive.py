@@ -42,12 +42,13 @@ Where phases are split, a prefill replica hands over to the decode replica j of 
 
 .. math::
     \max\Big(\frac{\sum_n (I + O / 2)}{KV_j}, \frac{n}{B_j},
-        \frac{s_j(n) + w_j / (O - 1)}{\tau}\Big)
+        \frac{s_j(n) + w_j / (O - 1)}{\tau}\Big) + 2\,l_j
 
 with n its unfinished requests and this one, ``s_j(n)`` their decode step, and ``w_j`` [s] the wait
 for the links to j and the transfer: the one whose tightest limit, of cache, of batch slots and of
 the time per token, leaves most room. ``tau`` is the target of TPOT; without one, the step of a full
-batch on the slowest.
+batch on the slowest. ``l_j`` [s] is the time that the transfer takes links from others, none inside
+a machine.
 
 Predicted outputs are used as far as finished requests bear them out: ``O`` is the regression of
 true on predicted outputs over the finished ones, so a predictor without skill counts as its
@@ -115,6 +116,7 @@ SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE = 0, 1, 2, 3, 4, 5, 6
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
 _SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
+_LINK = 2.0  # 1/s; the share of a limit that a request forgoes to spare links a second
 _FEW = 48  # replicas that are looked at one by one
 _FINITE = 1e300  # s; above every cost, below that of what is out
 _CHUNK = 32  # rows whose bounds are compared at once
@@ -518,12 +520,12 @@ def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
             usage = max(cached / E[j].kv_tokens, count / E[j].max_batch)
             batch = min(count, E[j].max_batch)
             step = step_s(E[j], FM, batch, batch, min(cached, float(E[j].kv_tokens)), 0.0)
-            free = t
+            free, busy, taken = t, FM[e.link_s_per_token + j] * inputs, 0.0
             for k in range(e.media + 2 * j, e.media + 2 * j + 2):
                 if IM[k] >= 0:
-                    free = max(free, FM[IM[k]])
-            way = free - t + FM[e.link_latency_s + j] + FM[e.link_s_per_token + j] * inputs
-            usage = max(usage, (step + way / max(outputs - 1.0, 1.0)) / target)
+                    free, taken = max(free, FM[IM[k]]), busy
+            way = free - t + FM[e.link_latency_s + j] + busy
+            usage = max(usage, (step + way / max(outputs - 1.0, 1.0)) / target) + _LINK * taken
             if usage < least:
                 best, least = j, usage
     return best

@@ -210,12 +210,11 @@ class Handed:
             at = int(e["media"][i]) + 2 * k
             media = [m for m in items[at : at + 2] if m >= 0]
             free_s = max([state.now_s, *(float(ends[m]) for m in media)])
-            way_s = free_s - state.now_s + link.latency_s
-            way_s += request.input_tokens * one.kv_bytes_per_token / link.bandwidth_gbs / 1e9
+            sent_s = request.input_tokens * one.kv_bytes_per_token / link.bandwidth_gbs / 1e9
+            way_s = free_s - state.now_s + link.latency_s + sent_s
             pace_s = step_s + way_s / max(request.predicted_tokens - 1, 1)
-            tightest[k] = max(
-                cached / one.kv_tokens, count / one.engine.max_batch, pace_s / target_s
-            )
+            limits = cached / one.kv_tokens, count / one.engine.max_batch, pace_s / target_s
+            tightest[k] = max(limits) + 2.0 * (sent_s if media else 0.0)
         assert j in near(tightest, min(tightest.values()))
         self.chosen.append(j)
         return i, j
