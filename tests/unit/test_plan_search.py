@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hetero import catalog, workload
 from hetero.apps.portfolio.improve import built, improve, routers, space
@@ -15,13 +18,14 @@ from hetero.apps.portfolio.planners import planner
 from hetero.apps.portfolio.race import SLACK, Race
 from hetero.apps.portfolio.score import goodput
 from hetero.cluster import Cluster, Machine, Network
-from hetero.planners.search.space import ReplicaSpace
+from hetero.planners.search.estimates import promising
+from hetero.planners.search.space import ReplicaSpace, best_first
 from hetero.plans import Plan
 from hetero.question import Question, judged
 from hetero.routers import PowerOfTwo
 from hetero.simulator import Run, Slo
 from hetero.workload import Trace
-from pipelines.bench.search import compared, questions
+from pipelines.bench.search import Compared, compared, questions
 
 CHATS = workload.load("azure2023_conv").sample(400, np.random.default_rng(5))
 SMALL = tuple(questions(6, most=3, seed=2))
@@ -48,13 +52,18 @@ def start() -> tuple[Plan, tuple[float, ...]]:
     return plan, goodput(plan, QUESTION)
 
 
+@cache
+def compared_at(number: int) -> Compared:
+    return compared(*SMALL[number])
+
+
 def whole(question: Question = QUESTION) -> ReplicaSpace:
     return space(start()[0].pipelines[0].model, question)
 
 
 @pytest.mark.parametrize("number", range(len(SMALL)))
 def test_it_finds_what_a_plain_enumeration_finds(number: int) -> None:
-    one = compared(*SMALL[number])
+    one = compared_at(number)
     assert one.found_rps >= one.enumerated_rps / 1.02
     assert one.same or one.found_rps > 0.98 * one.enumerated_rps
     assert one.proof.startswith("It is the best of all ")
@@ -103,23 +112,61 @@ def test_the_same_plan_with_any_number_of_processes() -> None:
     assert (one.carried_rps, one.changes, one.proof) == (two.carried_rps, two.changes, two.proof)
 
 
-def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(monkeypatch) -> None:
-    monkeypatch.setattr("hetero.apps.portfolio.improve._PART_DESIGNS", 20)
+def test_large_fleets_are_searched_with_any_number_of_processes_and_never_below_less() -> None:
     large = replace(QUESTION, cluster=fleet(*4 * [("A100-SXM-80GB", 4)], *16 * [("L40S", 1)]))
     plan = planner("tensor-parallel search").plan(large)
     begin = (plan, goodput(plan, large))
-    most = (0, 9, 15, 40)
+    most = (0, 9, 15, 60)
     found = [improve([begin], large, seeds=(0,), designs=n) for n in most]
     loads = [sum(one.carried_rps) for one in found]
     assert loads == sorted(loads)
     assert all(one.played <= n for one, n in zip(found, most, strict=True))
     assert not found[0].changes
-    assert any(
-        change.what.startswith("2 times what is best for 10 of the machines")
-        for change in found[-1].changes
-    )
+    assert loads[-1] > 1.02 * loads[0]
     other = improve([begin], large, seeds=(0,), designs=most[-1], jobs=2)
     assert (other.plan, other.changes) == (found[-1].plan, found[-1].changes)
+
+
+@pytest.mark.parametrize("number", range(len(SMALL)))
+def test_what_promises_most_is_near_the_best_of_all(number: int) -> None:
+    question, base = SMALL[number]
+    layouts = space(base.pipelines[0].model, question)
+    first = [one for _, one in promising(layouts, question.load(), 4)]
+    ruled = routers(question)[0]
+    rates = [goodput(built(base, one, *ruled), question)[0] for one in first]
+    assert max(rates) >= 0.9 * compared_at(number).found_rps
+
+
+def test_estimates_are_near_what_simulation_says() -> None:
+    found = promising(whole(), QUESTION.load(), 8)
+    estimated = [rate for rate, _ in found]
+    assert estimated == sorted(estimated, reverse=True)
+    assert len({whole().key(one) for _, one in found}) == len(found) == 8
+    plan, ruled = start()[0], routers(QUESTION)[0]
+    ratios = [goodput(built(plan, one, *ruled), QUESTION)[0] / rate for rate, one in found]
+    # Queues, which cost small fleets much, are not in the estimate; nothing serves far more.
+    assert 0.75 < max(ratios) < 1.15
+    assert all(rate <= 1.15 * whole().bound_rps(one) for rate, one in found)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 3), min_size=3, max_size=3),
+)
+def test_choices_come_once_each_the_best_first(some: list[list[int]], counts: list[int]) -> None:
+    worth = [sorted(map(float, one), reverse=True) for one in some]
+    kinds = [k for k, (_, n) in enumerate(zip(worth, counts, strict=False)) for _ in range(n)]
+    values, states = zip(*best_first(worth, kinds), strict=True)
+    assert list(values) == sorted(values, reverse=True)
+    # Which of alike machines has which entry makes no difference.
+    found = [tuple(sorted(zip(kinds, state, strict=True))) for state in states]
+    assert list(values) == [sum(worth[k][i] for k, i in one) for one in found]
+    every = {
+        tuple(sorted(zip(kinds, state, strict=True)))
+        for state in product(*(range(len(worth[k])) for k in kinds))
+    }
+    assert set(found) == every
+    assert len(found) == len(every)
 
 
 class Drawn(Plan):

@@ -206,6 +206,11 @@ def _ceiling(question: Question) -> float:
     return gain * most_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
 
 
+def _longest(question: Question) -> float:
+    """Tokens of the longest prompt."""
+    return float((question.drawn_from or question.trace).input_tokens.max())
+
+
 def _gain(question: Question) -> float:
     """Times that drafts make a token cheaper at most."""
     return max(1.0, question.speculation.gain) if question.speculation else 1.0
@@ -218,7 +223,7 @@ def _kinds(question: Question) -> Iterator[StepKind]:
     """
     costs, engine, llm = assumptions.costs(question), assumptions.engine(question), question.llm
     limited, chunked = costs.engine.limited, engine.batching == "chunked"
-    longest = max(assumptions.STEP_TOKENS) if chunked else int(question.trace.input_tokens.max())
+    longest = max(assumptions.STEP_TOKENS) if chunked else _longest(question)
     most = float(max(longest, engine.max_step_tokens))
     for number in {
         (one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)
@@ -249,7 +254,7 @@ def _kinds(question: Question) -> Iterator[StepKind]:
 
 def _islands(question: Question) -> Iterator[StepKind]:
     """Steps of islands of every size and parallelism: prompts one by one, or decode batches."""
-    model, longest = assumptions.island_model(question), float(question.trace.input_tokens.max())
+    model, longest = assumptions.island_model(question), _longest(question)
     for name, count in assumptions.island_inventory(question).items():
         degrees = ((size, tp) for size in range(1, count + 1) for tp in range(1, size + 1))
         for size, tp in (one for one in degrees if one[0] % one[1] == 0):
@@ -288,7 +293,7 @@ def _bound(question: Question) -> Bound:
         engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
-    longest = float(question.trace.input_tokens.max())
+    longest = _longest(question)
     for number, machine in enumerate(costs.machines):
         # Tables were measured under an engine, each for one degree.
         degrees = range(1, machine.count + 1) if costs.engine.limited else (1,)

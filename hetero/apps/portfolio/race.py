@@ -168,6 +168,8 @@ class LayoutRace:
         Every layout is raced with the first :data:`OURS` before any is with the others.
     polish
         Called where no router is better, with the race: what else may change in its best plan.
+    most_rps
+        What no plan exceeds.
     jobs
         Processes that race layouts side by side; what is found is the same for any number.
     """
@@ -177,11 +179,21 @@ class LayoutRace:
     build: Build
     routers: Sequence[Ruled]
     polish: Callable[[Race], None] = lambda race: None
+    most_rps: float = math.inf
     jobs: int = 1
     _raced: set[object] = field(default_factory=set)
 
-    def run(self, layouts: Sequence[ReplicaLayout] = ()) -> str:
-        """Race what is near these layouts, then all, and say in a sentence what that shows."""
+    def run(
+        self, layouts: Sequence[ReplicaLayout] = (), promising: Sequence[ReplicaLayout] = ()
+    ) -> str:
+        """Race what promises most, what is near it and these layouts, then all; what that shows."""
+        found = [
+            one
+            for one in promising
+            if max([self._attempt("", one, ruled) for ruled in self.routers[:OURS]]) > 0
+        ]
+        if found:
+            self.settle(found[-1], self.routers)
         different = {self.space.key(layout): layout for layout in reversed(layouts)}
         for k, layout in enumerate(reversed(different.values())):
             if better := self._climb(layout, self.routers[: None if k == 0 else OURS]):
@@ -258,7 +270,7 @@ class LayoutRace:
             said += f"; {discarded:,} were discarded by their bounds." if discarded else "."
         else:
             ways, limit = known if not self.race.left else (ways, limit)
-            raced = self.race.budget - self.race.left
+            limit, raced = min(limit, self.most_rps), self.race.budget - self.race.left
             said = f"It is the best of {raced:,} designs near those of the planners"
             if ways:
                 said = f"It is the best of {ways:,} of {all_:,} {what}, {under}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise, product
@@ -152,28 +152,15 @@ class ReplicaSpace:
         each number of bits where phases are split, and none where nothing runs.
         """
         order = [(kind, m) for kind, numbers in enumerate(self.kinds) for m in numbers]
-
-        def chosen(state: tuple[int, ...]) -> list[tuple[float, Division]]:
-            return [self.divisions[k][i] for (k, _), i in zip(order, state, strict=True)]
-
-        def entry(state: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
-            return -sum(value for value, _ in chosen(state)), state
-
-        heap = [entry((0,) * len(order))]
-        while heap:
-            negative, state = heapq.heappop(heap)
-            own = zip(order, chosen(state), strict=True)
-            parts = tuple(part for (_, m), (_, one) in own for part in self.parts(m, one))
+        worth = [[value for value, _ in each] for each in self.divisions]
+        for value, state in best_first(worth, [kind for kind, _ in order]):
+            own = (
+                (m, self.divisions[kind][i][1]) for (kind, m), i in zip(order, state, strict=True)
+            )
+            parts = tuple(part for m, one in own for part in self.parts(m, one))
             found = [ReplicaLayout(parts, bits) for bits in self.bits]
             found = found if found[0].split else found[:1]
-            yield -negative, found if found[0].runs() else []
-            # Each state has one parent: with its last number that is not 0 one lower.
-            last = max((j for j, i in enumerate(state) if i), default=0)
-            for j in range(last, len(order)):
-                kind, i = order[j][0], state[j] + 1
-                follows = j > 0 and order[j - 1][0] == kind
-                if i < len(self.divisions[kind]) and not (follows and i > state[j - 1]):
-                    heapq.heappush(heap, entry((*state[:j], i, *state[j + 1 :])))
+            yield value, found if found[0].runs() else []
 
     def neighbours(self, layout: ReplicaLayout) -> list[tuple[str, ReplicaLayout]]:
         """Layouts one change away, the best bounds first: of alike machines, of one, of phases."""
@@ -263,6 +250,35 @@ class ReplicaSpace:
         return self.costs.pipeline(
             [PipelineStage(machine, degree, b - a) for a, b in pairwise(cuts)]
         )
+
+
+def best_first(
+    worth: Sequence[Sequence[float]], kinds: Sequence[int]
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """All choices of one entry each for machines of these kinds, by their sums, the largest first.
+
+    ``worth`` falls along each kind; machines of a kind stand side by side, and which of them has
+    which entry makes no difference.
+
+    Examples
+    --------
+    >>> list(best_first([[3.0, 1.0]], [0, 0]))
+    [(6.0, (0, 0)), (4.0, (1, 0)), (2.0, (1, 1))]
+    """
+
+    def entry(state: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
+        return -sum(worth[k][i] for k, i in zip(kinds, state, strict=True)), state
+
+    heap = [entry((0,) * len(kinds))]
+    while heap:
+        negative, state = heapq.heappop(heap)
+        yield -negative, state
+        # Each state has one parent: with its last number that is not 0 one lower.
+        last = max((j for j, i in enumerate(state) if i), default=0)
+        for j in range(last, len(kinds)):
+            i, follows = state[j] + 1, j > 0 and kinds[j - 1] == kinds[j]
+            if i < len(worth[kinds[j]]) and not (follows and i > state[j - 1]):
+                heapq.heappush(heap, entry((*state[:j], i, *state[j + 1 :])))
 
 
 def _machines(pipeline: Pipeline) -> set[int]:
