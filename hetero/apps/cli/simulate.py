@@ -17,7 +17,7 @@ from hetero.apps.cli import options
 if TYPE_CHECKING:
     from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
-    from hetero.deployment import Deployment, Engine
+    from hetero.deployment import Engine
     from hetero.display import Table
     from hetero.latency.resolve import ResolvedSteps
     from hetero.latency.step import StepModel
@@ -166,6 +166,7 @@ def simulate(
     from hetero.plans import Plan
     from hetero.progress import progress
     from hetero.question import within_context
+    from hetero.routers.named import factories
     from hetero.simulator import Slo, metrics
     from hetero.streams import stream
 
@@ -173,7 +174,11 @@ def simulate(
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
     steps_of = BATCHING[batching]
-    chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
+    known = factories()
+    asked = dict.fromkeys(router or _DEFAULT)
+    chosen: list[Builtin | PipelineRouter] = [
+        known[options.choice("--router", name, known)]() for name in asked
+    ]
     wanted = slo
     of_plan = cluster.endswith(".json")
     card = PlanCard.load(cluster) if of_plan else None
@@ -305,7 +310,11 @@ def simulate(
         if prefix_cache and requested.prefix_ids is None:
             notes.append("Nothing is cached: the trace names no blocks that prompts share.")
         given = _by_machine("--kv-tokens", kv_tokens, machines) if kv_tokens else {}
-        deployment = _holding(deployment, given)
+        replicas = (
+            replace(one, kv_tokens=given.get(one.name.partition(" t=")[0], one.kv_tokens))
+            for one in deployment.replicas
+        )
+        deployment = replace(deployment, replicas=tuple(replicas))
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
             limits = made(gpu)
@@ -381,13 +390,6 @@ def _layout(plan: Plan) -> str:
     )
 
 
-def _routers(names: list[str]) -> list[Builtin]:
-    from hetero.routers.named import factories
-
-    known = factories()
-    return [known[options.choice("--router", name, known)]() for name in dict.fromkeys(names)]
-
-
 def _degrees(
     machines: Cluster,
     llm: Any,
@@ -432,16 +434,6 @@ def _by_machine(option: str, text: str, machines: Cluster) -> dict[str, int]:
     hint = "write a number such as 2, or one per machine such as a=4,b=1."
     given = options.pairs(option, text.split(","), options.natural, hint)
     return {machines.machine(name).name: value for name, value in given.items()}
-
-
-def _holding(deployment: Deployment, kv_tokens: dict[str, int]) -> Deployment:
-    """The deployment with caches of so many tokens on the machines named."""
-    held = (kv_tokens.get(one.name.partition(" t=")[0]) for one in deployment.replicas)
-    own = (
-        one if tokens is None else replace(one, kv_tokens=tokens)
-        for one, tokens in zip(deployment.replicas, held, strict=True)
-    )
-    return replace(deployment, replicas=tuple(own))
 
 
 def _own(texts: list[str], machines: Cluster, degree: str) -> dict[str, StepModel]:

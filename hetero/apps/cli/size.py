@@ -232,11 +232,7 @@ def _about(market: Market) -> dict[str, Any]:
         "precision": market.settings.precision,
         "trace": load.trace.source,
         "goal": load.goal,
-        "slo": {
-            name: value
-            for name in ("ttft_s", "tpot_s", "e2e_s")
-            if (value := getattr(load.slo, name)) is not None
-        },
+        "slo": {name: value for name, value in asdict(load.slo).items() if value is not None},
         "arrivals": load.process,
         "seeds": list(load.seeds),
         "notes": list(market.notes),

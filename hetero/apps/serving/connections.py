@@ -116,8 +116,9 @@ class Exchange:
         """Send an error in the form that OpenAI clients read."""
         if not self.whole:  # what is left of it may never come
             self.keep = False
-        found = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
-        self.reply(refusal.status, [*found, *fields], json.dumps(refusal.body()).encode())
+        self.reply(
+            refusal.status, [*refusal.headers(), *fields], json.dumps(refusal.body()).encode()
+        )
 
 
 @lru_cache(maxsize=256)
@@ -490,7 +491,6 @@ class Guarded(asyncio.Protocol):
         one = Exchange(self, "GET", "", {}, old=False)
         one.keep = False
         content = json.dumps(refusal.body()).encode()
-        fields = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
-        one.start(refusal.status, fields, len(content))
+        one.start(refusal.status, refusal.headers(), len(content))
         one.write(content)
         self.transport.close()
