@@ -179,9 +179,7 @@ def simulate(
     chosen: list[Builtin | PipelineRouter] = [
         known[options.choice("--router", name, known)]() for name in asked
     ]
-    wanted = slo
-    of_plan = cluster.endswith(".json")
-    card = PlanCard.load(cluster) if of_plan else None
+    card = PlanCard.load(cluster) if cluster.endswith(".json") else None
     if card is not None and rate is not None and arrivals is None:
         arrivals = card.question.arrivals
     requested = options.opened(trace, source, seed, columns)
@@ -215,8 +213,8 @@ def simulate(
         )
         if not router:
             chosen = [served.router]
-        if wanted == Slo():
-            wanted = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
+        if slo == Slo():
+            slo = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
         setting = {"cluster": card.question.cluster, "model": card.question.model}
         with suppress(CatalogError):  # a model of one's own is not read again
             requested, too_long = within_context(requested, catalog.llm(card.question.model))
@@ -350,9 +348,9 @@ def simulate(
             )
         if figures is not None:
             runs.append((one.name, run))
-        found.append((one.name, metrics(run, wanted)))
+        found.append((one.name, metrics(run, slo)))
         found += [
-            (f"{one.name}, {label}", metrics(run, wanted, priority=k)) for k, label in names.items()
+            (f"{one.name}, {label}", metrics(run, slo, priority=k)) for k, label in names.items()
         ]
         if output is not None:
             frame = run.frame()
@@ -365,7 +363,7 @@ def simulate(
     title = f"{setting['model']} on {setting['cluster']}: {_layout(served)}"
     about = f"{len(requested):,} requests of {requested.source}, {came}; {about}, seed {seed}"
     setting |= {"trace": requested.source, "requests": len(requested), "arrivals": came}
-    if not of_plan:
+    if card is None:
         setting |= {"degrees": degrees, "batching": steps_of}
     rows = [{"router": name, **options.plain(one)} for name, one in found]
     written = f"\n{len(requested) * len(found):,} rows written to {output}." if output else ""

@@ -269,9 +269,8 @@ def _record(found: Sizing) -> dict[str, Any]:
         "carries_in_draws": found.best.safe,
         "assumed_gpus": list(found.market.assumed(found.best.counts)),
         "machines": _machines(found.market, found.best.counts),
-        "cheapest_of_one_gpu_type": None
-        if single is None
-        else {
+        "cheapest_of_one_gpu_type": single
+        and {
             "gpu": single[0],
             "usd_per_h": single[1].usd_per_h,
             "machines": _machines(found.market, single[1].counts),

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hetero.apps.serving.connections import Connections, Guarded, descriptors
+from hetero.apps.serving.connections import Connections
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.listener import Listener, known, match
@@ -139,21 +139,15 @@ class Door:
         self, dispatcher: Dispatcher, address: tuple[str, int], context: ssl.SSLContext | None
     ) -> None:
         listener = Listener(dispatcher, Pages(dispatcher).answer)
-        files = descriptors(dispatcher.settings.limits)
-        self._connections = Connections(listener, lambda: dispatcher.settings.limits, files)
+        self._connections = Connections(listener, lambda: dispatcher.settings.limits)
         dispatcher.desk.room = self._connections.room
         self._address, self._context = address, context
 
     async def open(self) -> None:
         """Listen."""
-        loop, address = asyncio.get_running_loop(), self._address
+        address = self._address
         try:
-            self._server = await loop.create_server(
-                lambda: Guarded(self._connections, loop),
-                *address,
-                ssl=self._context,
-                backlog=2048,
-            )
+            self._server = await self._connections.listen(*address, ssl=self._context)
         except OSError as error:
             raise ParameterError(
                 f"The address {address[0]}:{address[1]} cannot be bound ({error.strerror}).",

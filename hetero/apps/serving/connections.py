@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -150,15 +150,11 @@ class Connections:
         and told what was ``dropped`` before.
     limits
         Called for the present limits.
-    files
-        Descriptors that the process may have.
     """
 
-    def __init__(
-        self, application: Any, limits: Callable[[], DispatcherLimits], files: int
-    ) -> None:
+    def __init__(self, application: Any, limits: Callable[[], DispatcherLimits]) -> None:
         self.application, self.limits = application, limits
-        self._files = files - _RESERVE
+        self._files = descriptors(limits()) - _RESERVE
         self.open: dict[Guarded, None] = {}
         self.idle: dict[Guarded, None] = {}  # without a request, the longest one first
         self.closing = False
@@ -172,6 +168,12 @@ class Connections:
     def room(self) -> int:
         """Requests that may be at engines at once."""
         return max(self._files - len(self.open), 1)
+
+    async def listen(self, *address: Any, **where: Any) -> asyncio.Server:
+        """Take connections at an address, or on a socket that is bound to one."""
+        loop = asyncio.get_running_loop()
+        make = partial(Guarded, self, loop)
+        return await loop.create_server(make, *address, backlog=2048, **where)
 
     async def watch(self) -> None:
         """End connections that dally, until cancelled."""
