@@ -287,6 +287,7 @@ def autoscaled(day: DayPlan, policy: Policy | None = None) -> Autoscaled:
     """
     policy = policy or Policy()
     market, curve = day.market, day.curve
+    hours = len(curve.rates_rps)
     peak = day.machines(int(np.argmax(curve.rates_rps)))
     for k, _ in peak if policy.spot else ():
         require(
@@ -294,13 +295,16 @@ def autoscaled(day: DayPlan, policy: Policy | None = None) -> Autoscaled:
             f"{market.offers[k].name} has no spot price in {market.prices.name}.",
             resolve="add spot_usd_per_h and losses_per_h to it, or rent on demand.",
         )
+    start_s = policy.start_s(market)
+    best = _hourly("hourly optimum", [*map(day.machines, range(hours))], start_s, day.reserved)
+    constant = _hourly("constant", [peak] * hours, start_s, peak)
     found = []
     for seed in market.load.seeds:
         trace = day_of(market.load, curve, seed)
-        ways = (_tracking(day, policy, peak, trace), _hourly(day, policy), _constant(day, peak))
+        ways = (_tracking(day, policy, peak, trace), best, constant)
         found.append([_course(day, policy, way, trace, seed) for way in ways])
     courses = tuple(_mean(each) for each in zip(*found, strict=True))
-    return Autoscaled(day, policy, policy.start_s(market), courses)
+    return Autoscaled(day, policy, start_s, courses)
 
 
 def day_of(load: Load, curve: LoadCurve, seed: int) -> Trace:
@@ -346,11 +350,9 @@ def _tracking(day: DayPlan, policy: Policy, peak: Counts, trace: Trace) -> _Way:
     return _Way("autoscaler", steps, needed, day.reserved, policy.spot)
 
 
-def _hourly(day: DayPlan, policy: Policy) -> _Way:
+def _hourly(name: str, fleets: Sequence[Counts], start_s: float, kept: Counts) -> _Way:
     """The machines of every hour, ordered so that they serve when it begins."""
-    fleets = [day.machines(hour) for hour in range(len(day.curve.rates_rps))]
     numbers = {at: [fleet.get(at, 0) for fleet in fleets] for fleet in fleets for at in fleet}
-    start_s = policy.start_s(day.market)
     steps = {
         at: [(0.0, own[0])]
         + [
@@ -360,13 +362,7 @@ def _hourly(day: DayPlan, policy: Policy) -> _Way:
         ]
         for at, own in numbers.items()
     }
-    return _Way("hourly optimum", steps, numbers, day.reserved)
-
-
-def _constant(day: DayPlan, peak: Counts) -> _Way:
-    hours = len(day.curve.rates_rps)
-    steps = {at: [(0.0, n)] for at, n in peak.items()}
-    return _Way("constant", steps, {at: [n] * hours for at, n in peak.items()}, peak)
+    return _Way(name, steps, numbers, kept)
 
 
 def _course(day: DayPlan, policy: Policy, way: _Way, trace: Trace, seed: int) -> Course:

@@ -20,7 +20,8 @@ machines are given back hour by hour while simulation allows it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,31 +102,25 @@ class DayPlan(Shown):
 
     def table(self) -> Table:
         """One row per hour."""
+        kept = _reserved_usd(self.market, self.reserved)
         columns = (
-            Column("hour"),
-            Column("load", "requests/s"),
-            Column("reserved"),
-            Column("on demand"),
-            Column("started"),
-            Column("price", "$/h"),
-            Column("SLO met", "%", 3),
-        )
-        rows = tuple(
-            (
-                hour,
-                rate,
-                self._names(self.reserved),
-                self._names(self.on_demand[hour]),
-                self.starts[hour],
-                _reserved_usd(self.market, self.reserved)
-                + self.market.usd_per_h(self.on_demand[hour]),
-                100 * self.outcomes[hour].mean,
-            )
-            for hour, rate in enumerate(self.curve.rates_rps)
+            Column("hour", of=lambda hour: hour),
+            Column("load", "requests/s", of=lambda hour: self.curve.rates_rps[hour]),
+            Column("reserved", of=lambda _: self._names(self.reserved)),
+            Column("on demand", of=lambda hour: self._names(self.on_demand[hour])),
+            Column("started", of=lambda hour: self.starts[hour]),
+            Column("price", "$/h", of=lambda h: kept + self.market.usd_per_h(self.on_demand[h])),
+            Column("SLO met", "%", 3, of=lambda hour: 100 * self.outcomes[hour].mean),
         )
         saved = 100 * (1 - self.usd / self.static_usd)
+        hours, safe = ", ".join(map(str, self.tight)), ""
+        if self.draws:
+            safe = (
+                f"Its tightest hours ({hours}) all carry their load in {in_draws(self.draws)}, "
+                f"with {self.market.load.arriving}."
+            )
         notes = (
-            *self._safety(),
+            safe,
             f"Starts of {self.market.prices.start_s:g} s each are paid for in the total.",
             "Proven for these step times: no machines of this list serve these rates for less "
             f"than {self.bound_usd:.2f} $, targets and starts aside.",
@@ -135,17 +130,8 @@ class DayPlan(Shown):
             f"plan costs {saved:.1f} % less.",
             *self.market.notes,
         )
-        title = f"{self.market.llm.name} over {len(rows)} hours: {self.usd:.2f} $"
-        return Table(title, columns, rows, notes)
-
-    def _safety(self) -> Iterator[str]:
-        """In how many draws of step times the day is carried."""
-        if self.draws:
-            hours = ", ".join(map(str, self.tight))
-            yield (
-                f"Its tightest hours ({hours}) all carry their load in {in_draws(self.draws)}, "
-                f"with {self.market.load.arriving}."
-            )
+        title = f"{self.market.llm.name} over {len(self.outcomes)} hours: {self.usd:.2f} $"
+        return Table.of(title, columns, range(len(self.outcomes)), *notes)
 
     def _names(self, counts: Counts) -> str:
         found: dict[str, int] = {}
@@ -204,18 +190,14 @@ def day(
     reserved, on_demand = _give_back(market, curve, reserved, on_demand)
     fluid = market.cheapest_hours()
     floor = sum(fluid.least_usd_per_h(rate) for rate in curve.rates_rps)
-    busiest = together(reserved, on_demand[int(np.argmax(curve.rates_rps))])
+    fleets = [together(reserved, one) for one in on_demand]
+    loads = [load.at(rate) for rate in curve.rates_rps]
     assert first is not None
     say("draws of step times")
-    outcomes = tuple(
-        market.play(together(reserved, on_demand[hour]), load.at(rate))
-        for hour, rate in enumerate(curve.rates_rps)
-    )
+    outcomes = tuple(map(market.play, fleets, loads))
     hours = range(len(outcomes))
     tight = sorted(sorted(hours, key=lambda h: (outcomes[h].mean, -curve.rates_rps[h]))[:_TIGHT])
-    each = [
-        market.draws(together(reserved, on_demand[h]), load.at(curve.rates_rps[h])) for h in tight
-    ]
+    each = [market.draws(fleets[hour], loads[hour]) for hour in tight]
     return DayPlan(
         market=market,
         curve=curve,
@@ -226,7 +208,7 @@ def day(
         bound_usd=floor,
         program_usd=first[0],
         program_gap=first[1],
-        static_usd=len(on_demand) * _reserved_usd(market, busiest),
+        static_usd=len(on_demand) * _reserved_usd(market, fleets[int(np.argmax(curve.rates_rps))]),
         tight=tuple(tight),
         draws=tuple(map(all, zip(*each, strict=True))),
     )
@@ -311,14 +293,7 @@ def _usd(market: Market, reserved: Counts, on_demand: Sequence[Counts]) -> float
 
 def _starts(on_demand: Sequence[Counts]) -> list[Counts]:
     """Machines that an hour has and the one before it, round the clock, has not."""
-    return [
-        {
-            at: more
-            for at, n in on_demand[hour].items()
-            if (more := n - on_demand[hour - 1].get(at, 0)) > 0
-        }
-        for hour in range(len(on_demand))
-    ]
+    return [Counter(now) - Counter(on_demand[hour - 1]) for hour, now in enumerate(on_demand)]
 
 
 def _reserved_usd(market: Market, counts: Counts) -> float:

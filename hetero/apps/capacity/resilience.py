@@ -65,11 +65,11 @@ class Loss:
     machines: tuple[str, ...]
     gpus: dict[str, int]
     replicas: tuple[str, ...]
-    after: Outcome | None
-    sustained_rps: float | None
-    shock: float | None
-    interrupted: float | None
-    planned_again: Outcome | None
+    after: Outcome | None = None
+    sustained_rps: float | None = None
+    shock: float | None = None
+    interrupted: float | None = None
+    planned_again: Outcome | None = None
     draws: tuple[bool, ...] = ()
 
 
@@ -107,48 +107,40 @@ class Resilience(Shown):
 
     def table(self) -> Table:
         """The N-1 table: one row per kind of machine."""
-        again = any(one.planned_again for one in self.losses)
         columns = [
-            Column("machine lost"),
-            Column("GPUs lost"),
-            Column("SLO met", "%", 3),
-            Column("goodput", "requests/s", 3),
-            Column("throughput", "tokens/s"),
-            Column("sustains", "requests/s", 3),
-            Column("carries in draws", "%", 3),
-            Column("SLO met in the minute after", "%", 3),
+            Column("machine lost", of=lambda one: _names(one.machines)),
+            Column(
+                "GPUs lost",
+                of=lambda one: ", ".join(f"{n} x {gpu}" for gpu, n in one.gpus.items()) or None,
+            ),
+            Column("SLO met", "%", 3, of=lambda one: one.after and 100 * one.after.mean),
+            Column("goodput", "requests/s", 3, of="after.goodput_rps"),
+            Column(
+                "throughput", "tokens/s", of=lambda x: x.after and np.mean(x.after.tokens_per_s)
+            ),
+            Column("sustains", "requests/s", 3, of="sustained_rps"),
+            Column(
+                "carries in draws", "%", 3, of=lambda x: 100 * np.mean(x.draws) if x.draws else None
+            ),
+            Column("SLO met in the minute after", "%", 3, of=lambda x: x.shock and 100 * x.shock),
             Column("interrupted", "requests", 3),
         ]
-        columns += [Column("SLO met, planned again", "%", 3)] if again else []
-        rows = []
-        for one in (self.whole, *self.losses):
-            gpus = ", ".join(f"{n} x {name}" for name, n in one.gpus.items())
-            row: list[object] = [_names(one.machines), gpus or None]
-            if one.after is None:
-                row += [None] * 3
-            else:
-                row += [
-                    100 * one.after.mean,
-                    one.after.goodput_rps,
-                    float(np.mean(one.after.tokens_per_s)),
-                ]
-            row += [one.sustained_rps]
-            row += [100 * float(np.mean(one.draws)) if one.draws else None]
-            row += [None if one.shock is None else 100 * one.shock, one.interrupted]
-            if again:
-                row += [None if one.planned_again is None else 100 * one.planned_again.mean]
-            rows.append(tuple(row))
+        if any(one.planned_again for one in self.losses):
+            again = "SLO met, planned again"
+            columns += [
+                Column(again, "%", 3, of=lambda x: x.planned_again and 100 * x.planned_again.mean)
+            ]
         targets = f"{self.load.rate_rps:g} requests/s, goal {100 * self.load.goal:g} %"
         verdict = "is sustained" if self.holds else "is not sustained"
-        shown = [one.after for one in (self.whole, *self.losses) if one.after is not None]
+        every = (self.whole, *self.losses)
+        shown = [one.after for one in every if one.after is not None]
         safe = f"It is in {in_draws(self.draws)}, without a new plan." if self.draws else ""
         notes = (
             f"For these step times the load ({targets}) {verdict} through any single loss. {safe}",
             *(f"Simulated: {one.shown}, with {self.load.arriving}." for one in shown[:1]),
         )
-        return Table(
-            f"{self.plan.planner} without any one machine", tuple(columns), tuple(rows), notes
-        )
+        title = f"{self.plan.planner} without any one machine"
+        return Table.of(title, columns, every, *notes)
 
 
 def resilience(
@@ -200,23 +192,33 @@ def resilience(
             "without a machine unless it is planned again.",
             resolve="give the planner as well.",
         )
-    say, gpus_of = progress or (lambda _: None), question.cluster.gpu_types
-    say("no loss")
-    whole = _whole(plan, load)
-    engine, experts = question.engine, bool(question.llm.experts)
+    say, serves_on = progress or (lambda _: None), plan.deployment is not None
     drawn = partial(
-        sustained_draws, plan, gpus_of, load, draws=draws, engine=engine, experts=experts
+        sustained_draws,
+        plan,
+        question.cluster.gpu_types,
+        load,
+        draws=draws,
+        engine=question.engine,
+        experts=bool(question.llm.experts),
     )
-    whole = replace(whole, draws=drawn())
-    losses = []
-    for machines, gpus, replicas in kinds_of_loss(plan, question.cluster):
-        say(f"loss of {machines[0]}")
-        one = _lost(plan, load, machines, gpus, replicas)
+    found = []
+    for machines, gpus, replicas in [((), {}, ()), *kinds_of_loss(plan, question.cluster)]:
+        say(f"loss of {machines[0]}" if machines else "no loss")
         down = tuple(Event(0.0, name) for name in replicas)
-        one = replace(one, draws=drawn(events=down))
-        if planner is not None:
+        one = Loss(machines, gpus, replicas, draws=drawn(events=down))
+        if serves_on or not machines:
+            one = replace(one, after=outcome(plan, load, events=down))
+        if serves_on:
+            rates = [sustained_rps(plan, load, seed, events=down) for seed in load.seeds]
+            one = replace(one, sustained_rps=float(np.mean(rates)))
+        if serves_on and machines:
+            shock, interrupted = _shock(plan, load, replicas)
+            one = replace(one, shock=shock, interrupted=interrupted)
+        if machines and planner is not None:
             one = replace(one, planned_again=_again(planner, question, load, machines[0]))
-        losses.append(one)
+        found.append(one)
+    whole, *losses = found
     # Where both meet the targets, the one that carries less is worse.
     losses.sort(key=lambda one: (_best(one), one.sustained_rps or 0.0))
     return Resilience(plan, load, whole, tuple(losses))
@@ -259,39 +261,6 @@ def _signature(plan: Plan, cluster: Cluster, machine: str, indices: list[int]) -
             return machine  # its links to the others count as well
         found.append((group.phase, stages, f"{group.share:.4g}"))
     return tuple(found)
-
-
-def _whole(plan: Plan, load: Load) -> Loss:
-    most = None if plan.deployment is None else _sustained_rps(plan, load, ())
-    return Loss((), {}, (), outcome(plan, load), most, None, None, None)
-
-
-def _lost(
-    plan: Plan,
-    load: Load,
-    machines: tuple[str, ...],
-    gpus: dict[str, int],
-    replicas: tuple[str, ...],
-) -> Loss:
-    if plan.deployment is None:
-        return Loss(machines, gpus, replicas, None, None, None, None, None)
-    events = tuple(Event(0.0, name) for name in replicas)
-    shock, interrupted = _shock(plan, load, replicas)
-    return Loss(
-        machines,
-        gpus,
-        replicas,
-        outcome(plan, load, events=events),
-        _sustained_rps(plan, load, events),
-        shock,
-        interrupted,
-        None,
-    )
-
-
-def _sustained_rps(plan: Plan, load: Load, events: Sequence[Event]) -> float:
-    """Largest rate that is sustained, the mean over seeds [requests/s]."""
-    return float(np.mean([sustained_rps(plan, load, s, events=events) for s in load.seeds]))
 
 
 def _shock(plan: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ for which a cheaper machine of the list, or the same, sustains as much of every 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -68,14 +69,10 @@ class Spare(Shown):
 
     def table(self) -> Table:
         """One row per loss."""
-        rows = tuple(
-            (machine or "none", 100 * found.mean, found.goodput_rps)
-            for machine, found in self.losses
-        )
         columns = (
-            Column("machine lost"),
-            Column("SLO met", "%", 3),
-            Column("goodput", "requests/s", 3),
+            Column("machine lost", of=lambda one: one[0] or "none"),
+            Column("SLO met", "%", 3, of=lambda one: 100 * one[1].mean),
+            Column("goodput", "requests/s", 3, of=lambda one: one[1].goodput_rps),
         )
         names = ", ".join(f"{n} x {name}" for name, n in self.machines.items())
         title = f"Cheapest spare: {names or 'none is needed'}, {self.usd_per_h:.3f} $/h"
@@ -89,7 +86,7 @@ class Spare(Shown):
                 for offer in dict.fromkeys(self.market.offers[k] for k, _ in self.counts)
             ),
         )
-        return Table(title, columns, rows, notes)
+        return Table.of(title, columns, self.losses, *notes)
 
 
 def spare(
@@ -119,12 +116,7 @@ def spare(
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
     load = question.load(precision=precision, seeds=seeds)
-    market = Market(
-        prices,
-        question.llm,
-        load,
-        assumptions.settings(question),
-    )
+    market = Market(prices, question.llm, load, assumptions.settings(question))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
     tried = 0
     columns = _undominated(market)
@@ -135,11 +127,11 @@ def spare(
         start = chosen[-1] if chosen else 0
         for index in range(start, len(columns)):
             more = (*chosen, index)
-            counts = _counts(columns, more)
+            counts = Counter(columns[n] for n in more)
             if market.allowed(counts):
                 heapq.heappush(queue, (market.usd_per_h(counts), more))
         tried += 1
-        counts = _counts(columns, chosen)
+        counts = Counter(columns[n] for n in chosen)
         whole = _with(plan, market, counts)
         losses = [("", ()), failing, *(one for one in groups if one != failing)]
         losses += _own(market, counts)
@@ -159,13 +151,6 @@ def spare(
         f"{load.rate_rps:g} requests/s through any single loss.",
         resolve="lower the rate, relax the targets, or offer larger machines.",
     )
-
-
-def _counts(columns: list[_Column], chosen: tuple[int, ...]) -> Counts:
-    found: Counts = {}
-    for index in chosen:
-        found[columns[index]] = found.get(columns[index], 0) + 1
-    return found
 
 
 def _with(plan: Plan, market: Market, counts: Counts) -> Plan:

@@ -21,21 +21,18 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.losses import availability, timeline
 from hetero.apps.capacity.market import Draws, Market
-from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.sizing import cheapest
+from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.question import in_draws
 from hetero.simulator import Event
 from hetero.simulator.saturation import attainment
 from hetero.streams import stream
-
-Floats = NDArray[np.float64]
 
 _HOURS = 4000
 _WORST = 0.05
@@ -107,18 +104,10 @@ class SpotMix(Shown):
         rows = []
         for counts, label in ((self.on_demand, "on demand"), (self.spot, "spot")):
             for (k, division), n in sorted(counts.items()):
-                offer = self.market.offers[k]
-                each = offer.usd_per_h if label == "on demand" else offer.spot_usd_per_h
-                rows.append(
-                    (
-                        offer.name,
-                        label,
-                        n,
-                        " + ".join(f"TP {d}" for d in division),
-                        each,
-                        offer.losses_per_h if label == "spot" else None,
-                    )
-                )
+                offer, parts = self.market.offers[k], " + ".join(f"TP {d}" for d in division)
+                spot = (offer.spot_usd_per_h, offer.losses_per_h)
+                each = spot if label == "spot" else (offer.usd_per_h, None)
+                rows.append((offer.name, label, n, parts, *each))
         columns = (
             Column("machine"),
             Column("rented"),
@@ -300,7 +289,7 @@ def cheapest_mix(
         for mix in product(*ranges)
         if any(mix)
     )
-    failed: list[NDArray[np.int64]] = []
+    failed: list[Ints] = []
     tried = 0
     for _, mix in mixes:
         numbers = np.array(mix)
@@ -355,14 +344,7 @@ def _spot_fleet(market: Market) -> Counts:
         for offer in market.prices.offers
         if offer.spot_usd_per_h is not None
     )
-    listed = PriceList(
-        market.prices.name,
-        offers,
-        market.prices.source,
-        market.prices.start_s,
-        market.prices.most_gpus,
-    )
-    other = Market(listed, market.llm, market.load, market.settings)
+    other = replace(market, prices=replace(market.prices, offers=offers))
     found: Counts = {}
     for (k, division), n in cheapest(other, near=1.0, draws=0).best.counts.items():
         offer = other.offers[k]

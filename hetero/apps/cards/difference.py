@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import difference as paired
+from hetero.apps.cards.request import counts
 from hetero.apps.cards.sections import show, title, wrapped
 from hetero.display import Column, Shown, Table
 
@@ -41,6 +42,11 @@ class Contrast:
     high: float
     flips: float
 
+    @property
+    def interval(self) -> str:
+        """The interval in words."""
+        return f"{show(self.low)} to {show(self.high)}" if math.isfinite(self.low) else "-"
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Difference(Shown):
@@ -63,24 +69,13 @@ class Difference(Shown):
 
     def table(self) -> Table:
         """The figures."""
-        rows = tuple(
-            (
-                f"{one.what} [{one.unit}]",
-                one.first,
-                one.second,
-                f"{one.first - one.second:+.3g}",
-                f"{show(one.low)} to {show(one.high)}" if math.isfinite(one.low) else "-",
-                100.0 * one.flips,
-            )
-            for one in self.contrasts
-        )
         columns = (
-            Column("figure"),
+            Column("figure", of=lambda one: f"{one.what} [{one.unit}]"),
             Column("first"),
             Column("second"),
-            Column("first - second"),
-            Column("90 % interval"),
-            Column("other order", "%", 3),
+            Column("first - second", of=lambda one: f"{one.first - one.second:+.3g}"),
+            Column("90 % interval", of="interval"),
+            Column("other order", "%", 3, of=lambda one: 100.0 * one.flips),
         )
         notes = (
             "Other order: probability, over arrivals and the error of step times, that the two "
@@ -91,7 +86,7 @@ class Difference(Shown):
                 "The cards did not play the same requests, seeds and draws: their differences have "
                 "no interval.",
             )
-        return Table("What differs in figures", columns, rows, wrapped(notes))
+        return Table.of("What differs in figures", columns, self.contrasts, *wrapped(notes))
 
     def words(self) -> Table:
         """What is said in words."""
@@ -127,7 +122,8 @@ class Difference(Shown):
                 for what, first, second in self.texts
             ],
             "figures": [
-                {f.name: plain(getattr(one, f.name)) for f in fields(one)} for one in self.contrasts
+                {name: plain(value) for name, value in asdict(one).items()}
+                for one in self.contrasts
             ],
             "paired": self.paired,
         }
@@ -146,36 +142,31 @@ def difference(first: PlanCard, second: PlanCard) -> Difference:
     """
     a, b = first.question, second.question
     alike = (a.seed, a.trace, a.requests) == (b.seed, b.trace, b.requests)
-    texts = tuple(
-        (what, _text(first, what), _text(second, what))
-        for what in ("cluster", "load", "targets", "planner", "weights", "replicas", "routing")
-    )
+    said = _texts(second)
+    texts = tuple((what, text, said[what]) for what, text in _texts(first).items())
     return Difference(
         (title(first), title(second)), texts, tuple(_contrasts(first, second, alike)), alike
     )
 
 
-def _text(card: PlanCard, what: str) -> str:
+def _texts(card: PlanCard) -> dict[str, str]:
     asked = card.question
-    if what == "cluster":
-        return f"{asked.cluster} (" + ", ".join(f"{n} {g}" for g, n in asked.gpus.items()) + ")"
-    if what == "load":
-        return f"{show(asked.rate_rps)} requests/s of {asked.trace}"
-    if what == "targets":
-        goals = [f"{name} {1e3 * s:,.4g} ms" for name, s in asked.targets_s.items()]
-        return ", ".join(goals) + f" for {100 * asked.goal:g} %"
-    if what == "planner":
-        return card.planner
-    if what == "weights":
-        return card.precision
-    if what == "routing":
-        return card.routing
-    return "; ".join(
+    goals = ", ".join(f"{name} {1e3 * s:,.4g} ms" for name, s in asked.targets_s.items())
+    groups = (
         f"{one.count} x ("
         + " + ".join(f"{n} x {gpu}" for gpu, n in one.gpus.items())
         + f", {one.parallelism}, {one.phase})"
         for one in card.groups
     )
+    return {
+        "cluster": f"{asked.cluster} ({counts(asked.gpus)})",
+        "load": f"{show(asked.rate_rps)} requests/s of {asked.trace}",
+        "targets": f"{goals} for {100 * asked.goal:g} %",
+        "planner": card.planner,
+        "weights": card.precision,
+        "replicas": "; ".join(groups),
+        "routing": card.routing,
+    }
 
 
 def _contrasts(first: PlanCard, second: PlanCard, alike: bool) -> Iterator[Contrast]:

@@ -144,16 +144,10 @@ class SeveralPlans(Shown):
             Column("load factor"),
             Column("price", "$/h"),
         )
+        each = zip(self.cards.items(), self.rates_rps, self.factors, strict=True)
         rows = tuple(
-            (
-                name,
-                counts(one.question.gpus),
-                rate,
-                one.goodput_rps.value,
-                one.goodput_rps.value / rate,
-                one.usd_per_h,
-            )
-            for (name, one), rate in zip(self.cards.items(), self.rates_rps, strict=True)
+            (name, counts(one.question.gpus), rate, one.goodput_rps.value, factor, one.usd_per_h)
+            for (name, one), rate, factor in each
         )
         notes = [
             f"All models meet their targets up to {min(self.factors):.3g} times the rates. Planned "

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hetero.apps.cli import options
-
-if TYPE_CHECKING:
-    from hetero.apps.cards.card import PlanCard
 
 
 def export(
@@ -80,11 +77,12 @@ def export(
     planned for. What a tool cannot express ends in one sentence, what it does differently is noted
     in the file.
     """
+    import hetero
     from hetero import catalog
     from hetero.apps.cards.card import PlanCard
     from hetero.apps.export import Service, write
     from hetero.apps.export.service import EngineOptions
-    from hetero.errors import ExportError
+    from hetero.errors import ExportError, ParameterError
     from hetero.routers.named import factories
 
     makers = factories()
@@ -93,8 +91,21 @@ def export(
     if plan.endswith(".json"):
         card = PlanCard.load(plan)
     else:
-        card = _planned(
-            plan, model, trace, source, slo, rate, budget, precision, engine=engine, seed=seed
+        if model is None:
+            raise ParameterError(
+                f"No model is named that {plan} should serve.", resolve="say --model."
+            )
+        card = hetero.plan(
+            plan,
+            model=model,
+            trace=trace,
+            source=source,
+            slo=slo,
+            rate=rate,
+            budget=budget,
+            precision=precision,
+            engine=engine,
+            seed=seed,
         )
     how: EngineOptions = {"weights": weights}
     if memory is not None:
@@ -112,37 +123,3 @@ def export(
         raise ExportError(error.what, resolve=f"{error.resolve.rstrip('.')}; or {again}.") from None
     print(service)
     print("Wrote " + ", ".join(str(path) for path in files) + ".")
-
-
-def _planned(
-    cluster: str,
-    model: str | None,
-    trace: str,
-    source: Any,
-    slo: str,
-    rate: float | None,
-    budget: float | None,
-    precision: str,
-    *,
-    engine: Any,
-    seed: int,
-) -> PlanCard:
-    import hetero
-    from hetero.errors import ParameterError
-
-    if model is None:
-        raise ParameterError(
-            f"No model is named that {cluster} should serve.", resolve="say --model."
-        )
-    return hetero.plan(
-        cluster,
-        model=model,
-        trace=trace,
-        source=source,
-        slo=slo,
-        rate=rate,
-        budget=budget,
-        precision=precision,
-        engine=engine,
-        seed=seed,
-    )

@@ -19,7 +19,7 @@ from hetero.files import check_new, writing
 if TYPE_CHECKING:
     from hetero.apps.profiling import Endpoint
     from hetero.catalog import EngineName
-    from hetero.simulator import Metrics, Slo
+    from hetero.simulator import Metrics
     from hetero.workload import Trace as Requests
 
 T = TypeVar("T")
@@ -41,17 +41,6 @@ def above_zero(help_: str) -> Any:
         return value if value is None else positive(param.opts[0], value)
 
     return typer.Option(help=help_, callback=checked)
-
-
-def slo(help_: str) -> Any:
-    """Option with targets, such as ``ttft=500ms,tpot=50ms``; none for an empty text."""
-
-    def read(text: str) -> Slo:
-        from hetero.simulator import Slo
-
-        return Slo.read(text, "--slo")
-
-    return typer.Option(help=help_, metavar="<str>", parser=read)
 
 
 Cluster = Annotated[
@@ -88,7 +77,14 @@ Arrivals = Annotated[
         "stamps, else poisson.",
     ),
 ]
-Targets = Annotated[Any, slo("Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).")]
+Targets = Annotated[
+    Any,
+    typer.Option(
+        help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).",
+        metavar="<str>",
+        parser=lambda text: resolve_name("hetero.simulator:Slo").read(text, "--slo"),
+    ),
+]
 SloScale = Annotated[
     float, above_zero("Without --slo: targets as multiples of a mean request on an A100.")
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -57,35 +58,22 @@ def profile(
     )
     limits = profiling.ProfileLimits(max_seconds, max_tokens)
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr)
-
-    found = profiling.profile(
+    run = partial(
+        profiling.profile,
         endpoint,
-        settings,
-        output,
-        repeats=repeats,
+        path=output,
         warm_up=warm_up,
         limits=limits,
         seed=seed,
-        progress=say,
+        progress=partial(print, file=sys.stderr),
     )
+    found = run(settings, repeats=repeats)
     print(found)
     result = profiling.fitted(output, wanted_percent=precision)
     print("\n" + "\n\n".join(str(table) for table in result.tables()))
     if check:
-        fresh = profiling.profile(
-            endpoint,
-            profiling.between(settings, check, seed=seed),
-            output,
-            repeats=1,
-            warm_up=warm_up,
-            limits=limits,
-            seed=seed,
-            progress=say,
-            kept_for="check",
-            after=found,
-        )
+        others = profiling.between(settings, check, seed=seed)
+        fresh = run(others, repeats=1, kept_for="check", after=found)
         print(f"\n{fresh}\n\n{profiling.checked(output, result.step)}")
     if fit is not None:
         storage.save(result.step, fit, force=force)

@@ -12,7 +12,6 @@ from hetero.apps.cli.size import Goal, Gpus, Most, Precision, Prices, listed, sh
 
 if TYPE_CHECKING:
     from hetero.apps.capacity.resilience import Loss
-    from hetero.apps.capacity.trial import Outcome
     from hetero.apps.portfolio.base import Planner
     from hetero.plans import Plan
     from hetero.question import Question
@@ -150,16 +149,13 @@ def _slug(name: str) -> str:
 
 
 def _loss(one: Loss) -> dict[str, Any]:
-    def share(found: Outcome | None) -> float | None:
-        return None if found is None else found.mean
-
     return {
         "machines": list(one.machines),
         "gpus": one.gpus,
-        "attainment": share(one.after),
+        "attainment": one.after and one.after.mean,
         "sustained_rps": one.sustained_rps,
         "carries_in_draws": share_of(one.draws),
         "attainment_minute_after": one.shock,
         "interrupted_requests": one.interrupted,
-        "attainment_planned_again": share(one.planned_again),
+        "attainment_planned_again": one.planned_again and one.planned_again.mean,
     }

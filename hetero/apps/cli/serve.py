@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from hetero.apps.serving.settings import DeploymentFile
 
 
 def serve(
@@ -46,28 +43,17 @@ def serve(
 
     interpret()  # tens of engines are compared in microseconds; a compiler costs seconds and memory
     from hetero.apps.serving.plan import FleetPlan
+    from hetero.apps.serving.server import packages
     from hetero.apps.serving.server import serve as run
     from hetero.apps.serving.settings import load
 
     if check:
         settings = load(deployment)
-        _construct(settings)
+        with packages():
+            from hetero.apps.serving.dispatcher import Dispatcher, Prepared
+        Dispatcher(Prepared.of(settings))  # all that is served, but for an address
         print(settings.deployment().table())
         print(f"Router: {settings.chosen().name}.\n")
         print(FleetPlan.of(settings.deployment(), *settings.outputs.typical).table())
         return
     run(deployment, host=host, port=port, workers=workers)
-
-
-def _construct(settings: DeploymentFile) -> None:
-    """All that is served, but for an address: what starts is what has been made once."""
-    try:
-        from hetero.apps.serving.dispatcher import Dispatcher, Prepared
-    except ModuleNotFoundError as error:
-        from hetero.errors import ParameterError
-
-        raise ParameterError(
-            f"Serving needs the package {error.name}, which is not installed.",
-            resolve="install it with `pip install 'hetero[serving]'`.",
-        ) from error
-    Dispatcher(Prepared.of(settings))

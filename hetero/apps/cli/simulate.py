@@ -17,7 +17,7 @@ from hetero.apps.cli import options
 if TYPE_CHECKING:
     from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
-    from hetero.deployment import Deployment, Engine
+    from hetero.deployment import Engine
     from hetero.display import Table
     from hetero.latency.resolve import ResolvedSteps
     from hetero.latency.step import StepModel
@@ -166,6 +166,7 @@ def simulate(
     from hetero.plans import Plan
     from hetero.progress import progress
     from hetero.question import within_context
+    from hetero.routers.named import factories
     from hetero.simulator import Slo, metrics
     from hetero.streams import stream
 
@@ -173,10 +174,12 @@ def simulate(
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
     steps_of = BATCHING[batching]
-    chosen: list[Builtin | PipelineRouter] = [*_routers(router or list(_DEFAULT))]
-    wanted = slo
-    of_plan = cluster.endswith(".json")
-    card = PlanCard.load(cluster) if of_plan else None
+    known = factories()
+    asked = dict.fromkeys(router or _DEFAULT)
+    chosen: list[Builtin | PipelineRouter] = [
+        known[options.choice("--router", name, known)]() for name in asked
+    ]
+    card = PlanCard.load(cluster) if cluster.endswith(".json") else None
     if card is not None and rate is not None and arrivals is None:
         arrivals = card.question.arrivals
     requested = options.opened(trace, source, seed, columns)
@@ -210,8 +213,8 @@ def simulate(
         )
         if not router:
             chosen = [served.router]
-        if wanted == Slo():
-            wanted = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
+        if slo == Slo():
+            slo = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
         setting = {"cluster": card.question.cluster, "model": card.question.model}
         with suppress(CatalogError):  # a model of one's own is not read again
             requested, too_long = within_context(requested, catalog.llm(card.question.model))
@@ -305,7 +308,11 @@ def simulate(
         if prefix_cache and requested.prefix_ids is None:
             notes.append("Nothing is cached: the trace names no blocks that prompts share.")
         given = _by_machine("--kv-tokens", kv_tokens, machines) if kv_tokens else {}
-        deployment = _holding(deployment, given)
+        replicas = (
+            replace(one, kv_tokens=given.get(one.name.partition(" t=")[0], one.kv_tokens))
+            for one in deployment.replicas
+        )
+        deployment = replace(deployment, replicas=tuple(replicas))
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
             limits = made(gpu)
@@ -341,9 +348,9 @@ def simulate(
             )
         if figures is not None:
             runs.append((one.name, run))
-        found.append((one.name, metrics(run, wanted)))
+        found.append((one.name, metrics(run, slo)))
         found += [
-            (f"{one.name}, {label}", metrics(run, wanted, priority=k)) for k, label in names.items()
+            (f"{one.name}, {label}", metrics(run, slo, priority=k)) for k, label in names.items()
         ]
         if output is not None:
             frame = run.frame()
@@ -356,7 +363,7 @@ def simulate(
     title = f"{setting['model']} on {setting['cluster']}: {_layout(served)}"
     about = f"{len(requested):,} requests of {requested.source}, {came}; {about}, seed {seed}"
     setting |= {"trace": requested.source, "requests": len(requested), "arrivals": came}
-    if not of_plan:
+    if card is None:
         setting |= {"degrees": degrees, "batching": steps_of}
     rows = [{"router": name, **options.plain(one)} for name, one in found]
     written = f"\n{len(requested) * len(found):,} rows written to {output}." if output else ""
@@ -379,13 +386,6 @@ def _layout(plan: Plan) -> str:
     return ", ".join(
         f"{n} replica{'s' * (n > 1)}{role} on {own}" for (role, own), n in alike.items()
     )
-
-
-def _routers(names: list[str]) -> list[Builtin]:
-    from hetero.routers.named import factories
-
-    known = factories()
-    return [known[options.choice("--router", name, known)]() for name in dict.fromkeys(names)]
 
 
 def _degrees(
@@ -432,16 +432,6 @@ def _by_machine(option: str, text: str, machines: Cluster) -> dict[str, int]:
     hint = "write a number such as 2, or one per machine such as a=4,b=1."
     given = options.pairs(option, text.split(","), options.natural, hint)
     return {machines.machine(name).name: value for name, value in given.items()}
-
-
-def _holding(deployment: Deployment, kv_tokens: dict[str, int]) -> Deployment:
-    """The deployment with caches of so many tokens on the machines named."""
-    held = (kv_tokens.get(one.name.partition(" t=")[0]) for one in deployment.replicas)
-    own = (
-        one if tokens is None else replace(one, kv_tokens=tokens)
-        for one, tokens in zip(deployment.replicas, held, strict=True)
-    )
-    return replace(deployment, replicas=tuple(own))
 
 
 def _own(texts: list[str], machines: Cluster, degree: str) -> dict[str, StepModel]:

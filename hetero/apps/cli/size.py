@@ -232,11 +232,7 @@ def _about(market: Market) -> dict[str, Any]:
         "precision": market.settings.precision,
         "trace": load.trace.source,
         "goal": load.goal,
-        "slo": {
-            name: value
-            for name in ("ttft_s", "tpot_s", "e2e_s")
-            if (value := getattr(load.slo, name)) is not None
-        },
+        "slo": {name: value for name, value in asdict(load.slo).items() if value is not None},
         "arrivals": load.process,
         "seeds": list(load.seeds),
         "notes": list(market.notes),
@@ -273,9 +269,8 @@ def _record(found: Sizing) -> dict[str, Any]:
         "carries_in_draws": found.best.safe,
         "assumed_gpus": list(found.market.assumed(found.best.counts)),
         "machines": _machines(found.market, found.best.counts),
-        "cheapest_of_one_gpu_type": None
-        if single is None
-        else {
+        "cheapest_of_one_gpu_type": single
+        and {
             "gpu": single[0],
             "usd_per_h": single[1].usd_per_h,
             "machines": _machines(found.market, single[1].counts),

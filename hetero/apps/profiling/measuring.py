@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,17 +100,6 @@ class Measured(Shown):
 
     def table(self) -> Table:
         """One row per setting."""
-        measured = self.measurements()
-        rows = tuple(
-            zip(
-                self.frame["phase"],
-                self.frame["batch"],
-                measured.length_tokens.astype(int).tolist(),
-                (1e3 * measured.seconds).tolist(),
-                (100 * self.frame["spread"]).tolist(),
-                strict=True,
-            )
-        )
         d = self.device
         how = f"{d.name}, driver {d.driver}, PyTorch {d.framework}, {d.dtype}"
         notes = [how + (f", {d.threads} thread(s)" if d.threads else "")]
@@ -118,11 +108,11 @@ class Measured(Shown):
         columns = (
             Column("phase"),
             Column("batch", "requests"),
-            Column("length", "tokens per request"),
-            Column("one layer", "ms", 4),
-            Column("spread", "%", 2),
+            Column("length", "tokens per request", of=lambda x: x.input_tokens or x.context_tokens),
+            Column("one layer", "ms", 4, of=lambda one: 1e3 * one.seconds),
+            Column("spread", "%", 2, of=lambda one: 100 * one.spread),
         )
-        return Table(f"One layer of {self.llm}", columns, rows, tuple(notes))
+        return Table.of(f"One layer of {self.llm}", columns, self.frame.itertuples(), *notes)
 
 
 class Layer:
@@ -277,10 +267,8 @@ def _settings(
         raise ParameterError(
             "Batch sizes and lengths must be positive.", resolve="give at least one of each."
         )
-    for phase, lengths in (("prefill", inputs), ("decode", contexts)):
-        for batch in batches:
-            for length in lengths:
-                yield phase, batch, length
+    yield from product(["prefill"], batches, inputs)
+    yield from product(["decode"], batches, contexts)
 
 
 def _times(layer: Layer, phase: str, batch: int, length: int, repeats: int) -> list[float]:
@@ -293,7 +281,7 @@ def _times(layer: Layer, phase: str, batch: int, length: int, repeats: int) -> l
     if phase == "decode":
         shape = (batch, layer.kv_heads, length + 1, layer.head_dim)
         cache = (torch.randn(shape, **kind), torch.randn(shape, **kind))
-    wait = torch.cuda.synchronize if layer.device.type == "cuda" else _nothing
+    wait = torch.cuda.synchronize if layer.device.type == "cuda" else lambda: None
     found = []
     for k in range(repeats + 2):
         wait()
@@ -303,10 +291,6 @@ def _times(layer: Layer, phase: str, batch: int, length: int, repeats: int) -> l
         if k >= 2:  # the first runs choose kernels and fill caches
             found.append(time.perf_counter() - start)
     return found
-
-
-def _nothing() -> None:
-    """A processor has finished when the call returns."""
 
 
 def _device(name: str) -> torch.device:

@@ -241,14 +241,12 @@ def observe(
             f"A KV cache of {replica.kv_tokens:,} tokens cannot hold every request of the log.",
             resolve="give the KV cache that the engine printed.",
         )
-    work.spread(told)
-    fits: list[_Scenario] = []
-    for _ in range(2):
+    left, fits = told, list[_Scenario]()
+    for _ in range(3):
+        work.spread(left)
         fits = work.scenarios(fits)
         best = min(fits, key=lambda one: (one.loss, one.apart))
-        work.spread(best.left)
-    fits = work.scenarios(fits)
-    best = min(fits, key=lambda one: (one.loss, one.apart))
+        left = best.left
     drawn = _resampled(work, fits, resamples, stream(seed, "resamples"))
     same = work.alike(best)
     kv, tail = float(replica.kv_tokens), 50.0 * (1.0 - confidence)

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hetero.apps.serving.connections import Connections, Guarded, descriptors
+from hetero.apps.serving.connections import Connections
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.listener import Listener, known, match
@@ -21,6 +21,8 @@ from hetero.errors import HeteroError, ParameterError
 
 #: The pages with which engines are changed.
 ADMIN = "/admin/backends"
+#: The pages that take no key: balancers have none.
+OPEN = ("/health", "/live", "/ready")
 Page = Callable[[str], tuple[int, Any]]
 
 
@@ -34,8 +36,8 @@ class Pages:
             "/health": self._health,
             "/live": lambda _: (200, {"live": True}),
             "/ready": self._ready,
-            "/plan": self._plan,
-            "/metrics": self._metrics,
+            "/plan": lambda _: (200, dispatcher.plan.record()),
+            "/metrics": lambda _: (200, dispatcher.meters.text()),
         }
 
     async def answer(
@@ -55,13 +57,14 @@ class Pages:
         elif method not in ("GET", "HEAD"):
             raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
         else:
+            if path not in OPEN:
+                known(self._dispatcher.accounts, authorization)
             status, found = self._pages[path](authorization)
         if isinstance(found, bytes):
             return status, CONTENT_TYPE_LATEST, found
         return status, "application/json", json.dumps(found, separators=(",", ":")).encode()
 
-    def _models(self, authorization: str) -> tuple[int, Any]:
-        known(self._dispatcher.accounts, authorization)
+    def _models(self, _: str) -> tuple[int, Any]:
         common = {"object": "model", "created": self._created, "owned_by": "hetero"}
         found = [{"id": name} | common for name in self._dispatcher.models]
         return 200, {"object": "list", "data": found}
@@ -70,7 +73,7 @@ class Pages:
         engines = {one.backend.name: one.open for one in self._dispatcher.engines}
         good = any(engines.values())
         said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
-        with suppress(Refusal):  # balancers have no key and need none of this
+        with suppress(Refusal):  # balancers need none of this
             known(self._dispatcher.accounts, authorization)
             said |= {"router": self._dispatcher.router.name, "engines": engines}
         return (200 if good else 503), said
@@ -78,14 +81,6 @@ class Pages:
     def _ready(self, _: str) -> tuple[int, Any]:
         good = any(one.open for one in self._dispatcher.engines)
         return (200 if good else 503), {"ready": good}
-
-    def _plan(self, authorization: str) -> tuple[int, Any]:
-        known(self._dispatcher.accounts, authorization)
-        return 200, self._dispatcher.plan.record()
-
-    def _metrics(self, authorization: str) -> tuple[int, Any]:
-        known(self._dispatcher.accounts, authorization)
-        return 200, self._dispatcher.meters.text()
 
     async def _admin(
         self, method: str, path: str, authorization: str, body: bytes
@@ -144,21 +139,15 @@ class Door:
         self, dispatcher: Dispatcher, address: tuple[str, int], context: ssl.SSLContext | None
     ) -> None:
         listener = Listener(dispatcher, Pages(dispatcher).answer)
-        files = descriptors(dispatcher.settings.limits)
-        self._connections = Connections(listener, lambda: dispatcher.settings.limits, files)
+        self._connections = Connections(listener, lambda: dispatcher.settings.limits)
         dispatcher.desk.room = self._connections.room
         self._address, self._context = address, context
 
     async def open(self) -> None:
         """Listen."""
-        loop, address = asyncio.get_running_loop(), self._address
+        address = self._address
         try:
-            self._server = await loop.create_server(
-                lambda: Guarded(self._connections, loop),
-                *address,
-                ssl=self._context,
-                backlog=2048,
-            )
+            self._server = await self._connections.listen(*address, ssl=self._context)
         except OSError as error:
             raise ParameterError(
                 f"The address {address[0]}:{address[1]} cannot be bound ({error.strerror}).",

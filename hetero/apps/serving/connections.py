@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -116,8 +116,9 @@ class Exchange:
         """Send an error in the form that OpenAI clients read."""
         if not self.whole:  # what is left of it may never come
             self.keep = False
-        found = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
-        self.reply(refusal.status, [*found, *fields], json.dumps(refusal.body()).encode())
+        self.reply(
+            refusal.status, [*refusal.headers(), *fields], json.dumps(refusal.body()).encode()
+        )
 
 
 @lru_cache(maxsize=256)
@@ -149,15 +150,11 @@ class Connections:
         and told what was ``dropped`` before.
     limits
         Called for the present limits.
-    files
-        Descriptors that the process may have.
     """
 
-    def __init__(
-        self, application: Any, limits: Callable[[], DispatcherLimits], files: int
-    ) -> None:
+    def __init__(self, application: Any, limits: Callable[[], DispatcherLimits]) -> None:
         self.application, self.limits = application, limits
-        self._files = files - _RESERVE
+        self._files = descriptors(limits()) - _RESERVE
         self.open: dict[Guarded, None] = {}
         self.idle: dict[Guarded, None] = {}  # without a request, the longest one first
         self.closing = False
@@ -171,6 +168,12 @@ class Connections:
     def room(self) -> int:
         """Requests that may be at engines at once."""
         return max(self._files - len(self.open), 1)
+
+    async def listen(self, *address: Any, **where: Any) -> asyncio.Server:
+        """Take connections at an address, or on a socket that is bound to one."""
+        loop = asyncio.get_running_loop()
+        make = partial(Guarded, self, loop)
+        return await loop.create_server(make, *address, backlog=2048, **where)
 
     async def watch(self) -> None:
         """End connections that dally, until cancelled."""
@@ -490,7 +493,6 @@ class Guarded(asyncio.Protocol):
         one = Exchange(self, "GET", "", {}, old=False)
         one.keep = False
         content = json.dumps(refusal.body()).encode()
-        fields = [(name.encode(), value.encode()) for name, value in refusal.headers().items()]
-        one.start(refusal.status, fields, len(content))
+        one.start(refusal.status, refusal.headers(), len(content))
         one.write(content)
         self.transport.close()

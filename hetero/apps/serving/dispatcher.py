@@ -19,7 +19,7 @@ from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
-from hetero.apps.serving.learning import LEAST, First, Mark, StepLearner
+from hetero.apps.serving.learning import LEAST, First, StepLearner
 from hetero.apps.serving.lengths import LengthEstimates
 from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
@@ -133,9 +133,8 @@ class Dispatcher:
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
         engines = []
         for k, backend in enumerate(settings.backends):
-            seen = known.pop((backend.name, backend.url), None)
-            if seen is None:
-                seen = Seen(backend, settings.limits, k)
+            old = known.pop((backend.name, backend.url), None)
+            seen = old or Seen(backend, settings.limits, k)
             seen.learner = new.learners[k]
             seen.use(backend, settings.limits, k, settings.model)
             engines.append(seen)
@@ -550,13 +549,8 @@ class Dispatcher:
         self.books.close(
             ticket.row, now_s, ticket.input_tokens, outputs, finished=usage is not None
         )
-        if (
-            usage is not None
-            and ticket.mark is not None
-            and ticket.asked.stream
-            and seen is not None
-        ):
-            self._teach(ticket, ticket.mark, seen, outputs)
+        if usage is not None and seen is not None and ticket.asked.stream:
+            self._teach(ticket, seen, outputs)
         self.offer()
 
     def _served(self, ticket: Ticket, seen: Seen, usage: Usage, now_s: float) -> int:
@@ -576,10 +570,10 @@ class Dispatcher:
             seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
         self.mend()
 
-    def _teach(self, ticket: Ticket, begin: Mark, seen: Seen, outputs: int) -> None:
+    def _teach(self, ticket: Ticket, seen: Seen, outputs: int) -> None:
         """Let an engine be known better by an answer."""
-        first_s = ticket.first_s
-        if seen.position < 0 or first_s is None or ticket.asked.copies > 1:
+        begin, first_s = ticket.mark, ticket.first_s
+        if begin is None or first_s is None or seen.position < 0 or ticket.asked.copies > 1:
             return
         if ticket.beside is not None:
             first = First(first_s - ticket.sent_s, ticket.input_tokens, *ticket.beside)

@@ -111,12 +111,10 @@ class Seen:
             return False
         if fault is not None:
             self.misses += 1
-            if fault is Fault.GONE or self.misses >= self.limits.failures:
-                gone = fault is Fault.GONE
-                self._out(
-                    now_s,
-                    "its connection was refused" if gone else "it does not answer health checks",
-                )
+            gone = fault is Fault.GONE
+            if gone or self.misses >= self.limits.failures:
+                why = "its connection was refused" if gone else "it does not answer health checks"
+                self._out(now_s, why)
                 for ticket in list(self.tickets):
                     ticket.abort()
             return False

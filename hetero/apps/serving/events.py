@@ -115,9 +115,7 @@ class Events:
         """What is left when the engine has ended, as an event if it is a whole one."""
         event = bytes(self._rest.rstrip(b"\r\n"))
         self._rest.clear()
-        if not event:
-            return b""
-        return event + b"\n\n" if self._read(event) else b""
+        return event + b"\n\n" if event and self._read(event) else b""
 
     def _too_long(self) -> bytes:
         self._rest.clear()

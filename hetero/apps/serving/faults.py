@@ -77,13 +77,13 @@ class Refusal(Exception):
             }
         }
 
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> list[tuple[bytes, bytes]]:
         """What an answer with this error carries."""
-        found = {"content-type": "application/json"}
+        found = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
-            found["retry-after"] = str(max(1, round(self.retry_after_s)))
+            found.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
         if self.status == 401:
-            found["www-authenticate"] = "Bearer"
+            found.append((b"www-authenticate", b"Bearer"))
         return found
 
 
@@ -141,9 +141,9 @@ class Failed(Exception):
         sent
             Whether the client has got part of the answer.
         """
-        if isinstance(error, UnreachedError):
-            text = f"{name} cannot be reached."
+        if isinstance(error, UnreachedError) or error.errno in _OWN:
             fault = unreached(error)
+            text = f"{name} cannot be reached."
             if fault is Fault.OWN:
                 text = f"The dispatcher has no connection to {name} to spare."
             return cls(Refusal(502, "engine_unreachable", text), fault)
@@ -156,16 +156,13 @@ class Failed(Exception):
             silent = isinstance(error, SilentError) or not sent
             fault = Fault.ENGINE if silent else Fault.NOBODY
             return cls(Refusal(504, "engine_timeout", f"{name} took too long to answer."), fault)
-        if error.errno in _OWN:
-            text = f"The dispatcher has no connection to {name} to spare."
-            return cls(Refusal(502, "engine_unreachable", text), Fault.OWN)
         return cls(
             Refusal(502, "engine_broke_off", f"{name} broke off its answer."),
             stale=isinstance(error, BrokenError) and error.early,
         )
 
 
-def unreached(error: UnreachedError) -> Fault:
+def unreached(error: OSError) -> Fault:
     """Whose fault it is that no connection came about."""
     if isinstance(error, ConnectTimeoutError) or error.errno in _OWN:
         return Fault.OWN  # if it is the engine's, health checks see it too

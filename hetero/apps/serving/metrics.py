@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -88,28 +89,16 @@ class Meters(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """What has been counted, and what the dispatcher holds now."""
-        dispatcher = self._dispatcher
-        yield CounterMetricFamily(
-            "hetero_requests_received", "Requests that came in", value=self.received
-        )
-        yield CounterMetricFamily(
-            "hetero_worker_restarts", "Workers that died or hung", value=self.restarted
-        )
-        for name, what, labels, counts in (
-            ("hetero_requests", "Requests by how they ended", ("outcome",), self._ended),
-            ("hetero_attempts", "Requests sent", ("engine", "outcome"), self._attempts),
-            ("hetero_tokens", "Tokens served", ("engine", "kind"), self._tokens),
-            ("hetero_plan_mends", "Times that the plan followed", ("cause",), self._mends),
-        ):
-            counter = CounterMetricFamily(name, what, labels=labels)
-            for key, value in counts.items():
-                counter.add_metric([key] if isinstance(key, str) else key, value)
-            yield counter
-        if dispatcher.spans is not None:
-            spans = CounterMetricFamily("hetero_spans", "Spans by their end", labels=["outcome"])
-            spans.add_metric(["sent"], dispatcher.spans.sent)
-            spans.add_metric(["dropped"], dispatcher.spans.dropped)
-            yield spans
+        dispatcher, plan = self._dispatcher, self._dispatcher.plan
+        yield _counter("hetero_requests_received", "Requests that came in", {(): self.received})
+        yield _counter("hetero_worker_restarts", "Workers that died or hung", {(): self.restarted})
+        yield _counter("hetero_requests", "Requests by how they ended", self._ended, "outcome")
+        yield _counter("hetero_attempts", "Requests sent", self._attempts, "engine", "outcome")
+        yield _counter("hetero_tokens", "Tokens served", self._tokens, "engine", "kind")
+        yield _counter("hetero_plan_mends", "Times that the plan followed", self._mends, "cause")
+        if (spans := dispatcher.spans) is not None:
+            ends = {"sent": spans.sent, "dropped": spans.dropped}
+            yield _counter("hetero_spans", "Spans by their end", ends, "outcome")
         for k, (name, what) in enumerate(
             (
                 ("hetero_ttft_seconds", "Arrival to first token"),
@@ -121,48 +110,48 @@ class Meters(Collector):
             for engine, times in self._times.items():
                 times[k].into(family, engine)
             yield family
-        decisions = HistogramMetricFamily(
-            "hetero_decision_seconds", "Time of a decision", labels=()
-        )
+        decisions = HistogramMetricFamily("hetero_decision_seconds", "Time of a decision")
         self._decision.into(decisions)
         yield decisions
-        yield GaugeMetricFamily(
-            "hetero_in_house", "Requests in the house", value=len(dispatcher.tickets)
+        house, held = len(dispatcher.tickets), len(dispatcher.held)
+        yield _gauge("hetero_in_house", "Requests in the house", {(): house})
+        yield _gauge("hetero_held", "Requests held at the dispatcher", {(): held})
+        engines = {seen.backend.name: seen for seen in dispatcher.engines}
+        up = {name: float(one.open) for name, one in engines.items()}
+        yield _gauge("hetero_engine_up", "1 where requests may go", up, "engine")
+        busy = {name: len(one.tickets) for name, one in engines.items()}
+        yield _gauge("hetero_engine_requests", "Requests there", busy, "engine")
+        learners = {name: one.learner for name, one in engines.items()}
+        fitted = {name: one for name, one in learners.items() if one.ratio > 0.0}
+        ratios = {name: one.ratio for name, one in fitted.items()}
+        what = "Times of answers over those expected"
+        yield _gauge("hetero_engine_step_ratio", what, ratios, "engine")
+        errors = {name: one.error for name, one in fitted.items()}
+        yield _gauge(
+            "hetero_engine_step_error", "Median share by which they differ", errors, "engine"
         )
-        yield GaugeMetricFamily(
-            "hetero_held", "Requests held at the dispatcher", value=len(dispatcher.held)
-        )
-        up = GaugeMetricFamily("hetero_engine_up", "1 where requests may go", labels=["engine"])
-        busy = GaugeMetricFamily("hetero_engine_requests", "Requests there", labels=["engine"])
-        ratio = GaugeMetricFamily(
-            "hetero_engine_step_ratio", "Times of answers over those expected", labels=["engine"]
-        )
-        error = GaugeMetricFamily(
-            "hetero_engine_step_error", "Median share by which they differ", labels=["engine"]
-        )
-        refits = CounterMetricFamily(
-            "hetero_engine_refits", "Times that its step model was refitted", labels=["engine"]
-        )
-        for seen in dispatcher.engines:
-            label, learner = [seen.backend.name], seen.learner
-            up.add_metric(label, float(seen.open))
-            busy.add_metric(label, len(seen.tickets))
-            refits.add_metric(label, learner.refits)
-            if learner.ratio > 0.0:  # a fit has been made
-                ratio.add_metric(label, learner.ratio)
-                error.add_metric(label, learner.error)
-        yield from (up, busy, ratio, error, refits)
-        plan = dispatcher.plan
-        share = GaugeMetricFamily(
-            "hetero_engine_share", "Planned share of the requests", labels=["engine"]
-        )
-        for name, part in zip(plan.names, plan.shares, strict=True):
-            share.add_metric([name], part)
-        yield share
-        yield GaugeMetricFamily(
-            "hetero_plan_capacity_rps", "Requests per second planned", value=plan.capacity_rps
-        )
+        refits = {name: one.refits for name, one in learners.items()}
+        what = "Times that its step model was refitted"
+        yield _counter("hetero_engine_refits", what, refits, "engine")
+        shares = dict(zip(plan.names, plan.shares, strict=True))
+        yield _gauge("hetero_engine_share", "Planned share of the requests", shares, "engine")
+        capacity = {(): plan.capacity_rps}
+        yield _gauge("hetero_plan_capacity_rps", "Requests per second planned", capacity)
 
     def text(self) -> bytes:
         """All of it in the format of Prometheus."""
         return generate_latest(self)
+
+
+def _family(
+    kind: Callable[..., Any], name: str, what: str, values: Mapping[Any, float], *labels: str
+) -> Any:
+    """Values by their label, by several, or one without any."""
+    family = kind(name, what, labels=labels)
+    for key, value in values.items():
+        family.add_metric([key] if isinstance(key, str) else key, value)
+    return family
+
+
+_counter = partial(_family, CounterMetricFamily)
+_gauge = partial(_family, GaugeMetricFamily)

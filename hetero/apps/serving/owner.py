@@ -16,8 +16,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -145,41 +145,37 @@ class _Worker:
         )
         self._tickets[number] = ticket
         dispatcher.arrived()
-        try:
+        with self._refusing(number):
             if known is None:  # the file was read again meanwhile
                 raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
             account.arrive(dispatcher.now_s())
-        except Refusal as refusal:
-            self._refuse(number, refusal)
-        else:
             self._seek(ticket, anew=False)
 
     def _place(self, number: int, anew: bool, room: int) -> None:
         self._room = room
-        self._seek(self._tickets[number], anew=anew)
+        with self._refusing(number):
+            self._seek(self._tickets[number], anew=anew)
 
     def _seek(self, ticket: _Distant, *, anew: bool) -> None:
-        try:
-            chosen, deferred = self._dispatcher.placed(ticket, anew=anew)
-        except Refusal as refusal:
-            self._refuse(ticket.number, refusal)
-            return
+        chosen, deferred = self._dispatcher.placed(ticket, anew=anew)
         if chosen is None:
             ticket.task = asyncio.create_task(self._wait(ticket, deferred))
         else:
             self.channel.say("placed", ticket.number, chosen.backend.name)
 
     async def _wait(self, ticket: _Distant, deferred: bool) -> None:
-        try:
+        with self._refusing(ticket.number):
             chosen = await self._dispatcher.wait(ticket, deferred=deferred)
-        except Refusal as refusal:
-            self._refuse(ticket.number, refusal)
-        else:
             self.channel.say("placed", ticket.number, chosen.backend.name)
 
-    def _refuse(self, number: int, refusal: Refusal) -> None:
-        what = refusal.status, refusal.code, refusal.message, refusal.retry_after_s
-        self.channel.say("refused", number, *what)
+    @contextmanager
+    def _refusing(self, number: int) -> Iterator[None]:
+        """Tell the worker of a refusal."""
+        try:
+            yield
+        except Refusal as one:
+            told = one.status, one.code, one.message, one.retry_after_s
+            self.channel.say("refused", number, *told)
 
     def _piece(self, number: int, pieces: int, at_s: float) -> None:
         self._dispatcher.piece(self._tickets[number], pieces, at_s)
@@ -233,11 +229,8 @@ class _Worker:
     def _page(self, number: int, method: str, path: str, authorization: str, body: str) -> None:
         async def answer() -> None:
             asked = method, path, authorization, body.encode("latin-1")
-            try:
+            with self._refusing(number):
                 status, kind, content = await self._pages.answer(*asked)
-            except Refusal as refusal:
-                self._refuse(number, refusal)
-            else:
                 self.channel.say("answered", number, status, kind, content.decode())
 
         task = asyncio.create_task(answer())

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,21 +215,17 @@ def _unknown(name: str) -> Replica:
     return Replica(name, step, kv_tokens=2**30)
 
 
+@dataclass(eq=False)
 class _Work:
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        trace: Trace,
-        bounds: Bounds,
-        seed: int,
-        out: Any,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self.endpoint, self.trace, self.bounds, self.seed = endpoint, trace, bounds, seed
-        self.out, self.progress = out, progress
-        self.prompts = Prompts()
-        self.ignore_eos = True
-        self.found: dict[int, Sent] = {}
+    endpoint: Endpoint
+    trace: Trace
+    bounds: Bounds
+    seed: int
+    out: Any
+    progress: Callable[[int], None] | None
+    prompts: Prompts = field(default_factory=Prompts)
+    ignore_eos: bool = True
+    found: dict[int, Sent] = field(default_factory=dict)
 
     async def run(self, missing: list[int], first_s: float) -> dict[int, Sent]:
         """Send requests; the clock of the trace reads ``first_s`` when it begins to."""

@@ -7,7 +7,8 @@ import gc
 import logging
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +39,9 @@ def serve(
     ParameterError
         If the packages of the server are missing, or the address cannot be bound.
     """
-    try:
+    with packages():
         from hetero.apps.serving.app import Door
         from hetero.apps.serving.dispatcher import Dispatcher, Prepared
-    except ModuleNotFoundError as error:
-        raise ParameterError(
-            f"Serving needs the package {error.name}, which is not installed.",
-            resolve="install it with `pip install 'hetero[serving]'`.",
-        ) from error
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = load(path)
     context = tls(settings)  # workers make one of their own
@@ -99,6 +95,18 @@ def serve(
 
     with asyncio.Runner(loop_factory=fastest_loop()) as runner:
         runner.run(run())
+
+
+@contextmanager
+def packages() -> Iterator[None]:
+    """Say of a package of the server that is missing how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ParameterError(
+            f"Serving needs the package {error.name}, which is not installed.",
+            resolve="install it with `pip install 'hetero[serving]'`.",
+        ) from error
 
 
 def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -22,7 +22,7 @@ from typing import Any, Final
 from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.channel import Channel
-from hetero.apps.serving.connections import Connections, Guarded, descriptors
+from hetero.apps.serving.connections import Connections
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
@@ -227,20 +227,12 @@ async def _run(own: int, sockets: list[int]) -> None:
     loop, worker = asyncio.get_running_loop(), Worker()
     await loop.create_unix_connection(lambda: worker.channel, sock=socket.socket(fileno=own))
     await worker.known.wait()
-    settings = worker.settings
     listener = Listener(worker, worker.page)
-    files = descriptors(settings.limits)
-    connections = Connections(listener, lambda: worker.settings.limits, files)
+    connections = Connections(listener, lambda: worker.settings.limits)
     worker.desk.room = connections.room
-    context = tls(settings)
+    context = tls(worker.settings)
     servers = [
-        await loop.create_server(
-            lambda: Guarded(connections, loop),
-            sock=socket.socket(fileno=one),
-            ssl=context,
-            backlog=2048,
-        )
-        for one in sockets
+        await connections.listen(sock=socket.socket(fileno=one), ssl=context) for one in sockets
     ]
     worker.channel.say("ready")
     gc.collect()
