@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import combinations_with_replacement, product
 
@@ -43,7 +43,6 @@ _TARGETS = (Slo(ttft_s=0.5, tpot_s=0.05), Slo(ttft_s=3.0, tpot_s=0.15))
 _ENGINES: tuple[EngineName, ...] = ("any", "vllm")
 _ROLES: tuple[Role, ...] = ("both", "prefill", "decode")
 _BUDGET = 1_000_000  # all designs
-_FIRST = 24  # layouts that are raced before others, as plans have it
 _LEAST_RPS = 1e-3
 _COUNTED = 2500  # requests at least: 2 % of them is one standard deviation of a Poisson count
 _LOWER = (0.1, 0.25, 0.5, 0.8)
@@ -245,23 +244,20 @@ def compared(question: Question, base: Plan) -> Compared:
     with stopwatch(spent, time.process_time):
         race = Race(question, base, goodput(base, question), seeds=(0,), budget=_BUDGET)
         layouts = space(base.pipelines[0].model, question)
-        first = [one for _, one in promising(layouts, question.load(), _FIRST)]
+        first = [one for _, one in promising(layouts, question.load(), 24)]  # as plans have it
         search = LayoutRace(race, layouts, built, routers(question)[:OURS])
         proof = search.run([layout_of(base)], first)
     with stopwatch(spent, time.process_time):
         rate, plan, designs = enumerated(question, base)
+    made = [sorted((g.stages, g.phase) for g in one.groups) for one in (plan, race.plan)]
     return Compared(
         question.cluster.name,
         designs,
         _BUDGET - race.left,
         rate,
         race.mean_rps,
-        _design(plan) == _design(race.plan),
+        made[0] == made[1],
         spent[1],
         spent[0],
         proof,
     )
-
-
-def _design(plan: Plan) -> Sequence[object]:
-    return sorted((group.stages, group.phase) for group in plan.groups)
