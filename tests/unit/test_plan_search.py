@@ -112,7 +112,11 @@ def test_the_same_plan_with_any_number_of_processes() -> None:
     assert (one.carried_rps, one.changes, one.proof) == (two.carried_rps, two.changes, two.proof)
 
 
-def test_large_fleets_are_searched_with_any_number_of_processes_and_never_below_less() -> None:
+def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hetero.apps.portfolio.improve._PARTS", 2)
+    monkeypatch.setattr("hetero.apps.portfolio.improve._PART_DESIGNS", 20)
     large = replace(QUESTION, cluster=fleet(*4 * [("A100-SXM-80GB", 4)], *16 * [("L40S", 1)]))
     plan = planner("tensor-parallel search").plan(large)
     begin = (plan, goodput(plan, large))
@@ -123,6 +127,10 @@ def test_large_fleets_are_searched_with_any_number_of_processes_and_never_below_
     assert all(one.played <= n for one, n in zip(found, most, strict=True))
     assert not found[0].changes
     assert loads[-1] > 1.02 * loads[0]
+    assert any(
+        change.what.startswith("2 times what is best for 10 of the machines")
+        for change in found[-1].changes
+    )
     other = improve([begin], large, seeds=(0,), designs=most[-1], jobs=2)
     assert (other.plan, other.changes) == (found[-1].plan, found[-1].changes)
 

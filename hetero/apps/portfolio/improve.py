@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import goodput_bound
 from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.race import Change, LayoutRace, Race, Ruled
+from hetero.apps.portfolio.score import goodput
 from hetero.costs.cost import CostModel
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import split
@@ -26,13 +27,18 @@ from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Role
 from hetero.planners.search.estimates import promising
 from hetero.planners.search.prices import WorkPrices
-from hetero.planners.search.space import ReplicaLayout, ReplicaSpace
+from hetero.planners.search.space import Parts, ReplicaLayout, ReplicaSpace, contents
+from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Builtin, Predictive
 from hetero.routers.named import factories
 
 _PROMISING = 24  # layouts that are raced before what is near the planners' plans
+_PART = 16  # GPUs of a part of a fleet that is searched by itself, at least
+_PARTS = 4  # in a fleet at least; links hold smaller ones back less
+_PART_DESIGNS = 300  # raced for a part at most
+_MUCH = 1.05  # times what a part carried, from which on the whole fleet is tried again
 
 Start = tuple[Plan, Sequence[float]]
 """A plan, and the rate that it sustains with the arrivals of each seed."""
@@ -97,10 +103,81 @@ def improve(
         first_raced = [one for _, one in promising(whole, question.load(), _PROMISING)]
         most_rps = goodput_bound(question) or math.inf
         search = LayoutRace(race, whole, built, known, _steps, most_rps, jobs)
+        _times_part(search, layouts, jobs)
         proof = search.run(layouts, first_raced)
     else:
         _steps(race)
     return Improved(race.plan, race.carried_rps, tuple(race.changes), designs - race.left, proof)
+
+
+def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int) -> None:
+    """Race what is best for a part of a large fleet, as many times as the fleet holds the part.
+
+    A part takes so much less to simulate that many more designs can be raced for it.
+    """
+    race, whole = search.race, search.space
+    costs, question = whole.costs, race.question
+    times = sum(one.count for one in costs.machines) // _PART
+    layouts = [one for one in layouts if all(len(set(p.machines)) == 1 for p, _ in one.parts)]
+    if times < _PARTS or not layouts:
+        return
+    # Machines that are alike and do the same are neighbours; one of as many as parts stays.
+    ranked = [sorted(of, key=lambda m: str(contents(layouts[0], m))) for of in whole.kinds]
+    kept = [of[times // 2 :: times] or of[:1] for of in ranked]
+    cluster = part_of(costs.cluster, [costs.cluster.machines[m] for of in kept for m in of])
+    rate_rps = question.rate_rps / times
+    asked = replace(question, cluster=cluster, rate_rps=rate_rps, budget_usd_per_h=None)
+    part = space(assumptions.costs(asked), asked)
+    names = {one.name: m for m, one in enumerate(part.costs.machines)}
+    place = {m: names[costs.machines[m].name] for of in kept for m in of}
+
+    def moved(parts: Parts, onto: Mapping[int, Sequence[int]], costs: CostModel) -> Parts:
+        """Replicas on machines of another fleet, machine by machine."""
+        return tuple(
+            (costs.pipeline([replace(stage, machine=m) for stage in one.stages]), role)
+            for one, role in parts
+            for m in onto.get(one.stages[0].machine, ())
+        )
+
+    within = {m: [k] for m, k in place.items()}
+    starts = [ReplicaLayout(moved(one.parts, within, part.costs), one.bits) for one in layouts]
+    if not (starts := [one for one in starts if one.runs()]):
+        return
+    onto = {
+        place[m]: of[k :: len(some)]
+        for of, some in zip(ranked, kept, strict=True)
+        for k, m in enumerate(some)
+    }
+    plan = built(race.plan, starts[0], *search.routers[0])
+    most = min(_PART_DESIGNS, times * race.left)
+    inner = Race(asked, plan, goodput(plan, asked, race.seeds), seeds=race.seeds, budget=most)
+    charged, raced_rps, won = 0, 0.0, None
+
+    def polished(of: Race) -> None:
+        """Steps as well, and the whole fleet as soon as a part gets much better."""
+        _steps(of)
+        if of.mean_rps > _MUCH * raced_rps:
+            expand(of)
+
+    def expand(of: Race) -> None:
+        nonlocal charged, raced_rps, won
+        used = -(-(most - of.left) // times)
+        race.left, charged, raced_rps = max(0, race.left - used + charged), used, of.mean_rps
+        found, routing = layout_of(of.plan), of.plan.routing
+        best = ReplicaLayout(moved(found.parts, onto, costs), found.bits)
+        router = next(one for words, one in search.routers if words == routing)
+        what = f"{times} times what is best for {len(place)} of the machines, routing: {routing}"
+        if race.attempt(what, partial(built, of.plan, best, routing, router)) > 0:
+            won = best, (routing, router)
+
+    first = [one for _, one in promising(part, asked.load(), _PROMISING)]
+    LayoutRace(inner, part, built, search.routers, polished, jobs=jobs).run(starts, first)
+    # Where the budget ends here a larger one would go on from another plan.
+    if inner.left or most == _PART_DESIGNS:
+        expand(inner)
+    race.left = max(0, race.left - (-(-(most - inner.left) // times) - charged))
+    if won:
+        search.settle(won[0], [won[1]])
 
 
 def space(costs: CostModel, question: Question) -> ReplicaSpace:
