@@ -48,7 +48,9 @@ with n its unfinished requests and this one, ``s_j(n)`` their decode step, and `
 for the links to j and the transfer: the one whose tightest limit, of cache, of batch slots and of
 the time per token, leaves most room. ``tau`` is the target of TPOT; without one, the step of a full
 batch on the slowest. ``l_j`` [s] is the time that the transfer takes links from others, none inside
-a machine.
+a machine. Where the fleet is divided into cells, j is in that of the prefill replica as long as one
+there can take the request: of transfers between many machines each waits for two links at once, and
+holds one idle while it waits for the other.
 
 Predicted outputs are used as far as finished requests bear them out: ``O`` is the regression of
 true on predicted outputs over the finished ones, so a predictor without skill counts as its
@@ -66,6 +68,7 @@ Layout of ``RM``: header of :data:`HEADER` entries, :data:`TERMS` for each kind,
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -111,8 +114,8 @@ HEADER = 20
 SHARE, OWN, FRESH, PAIRS, RENEWAL, RATIO, LATE, HELD_SHARE = 1, 2, 3, 4, 5, 6, 7, 8
 START, STOP, LEAST_RATE, FLOOR, TERMS = 9, 10, 11, 12, 13
 # Columns for M replicas each: the end of its step when its row was written, and its row; by row its
-# replica, and what the bound of its cost is made of, see _bound_s.
-SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE = 0, 1, 2, 3, 4, 5, 6
+# replica, and what the bound of its cost is made of, see _bound_s; its cell.
+SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE, CELL, COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
 _SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
@@ -508,17 +511,22 @@ def _full_step_s(e, FM, RM):
 @compiled
 def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
     """The decode replica whose tightest limit leaves most room, beside prefill replica ``e``."""
-    best, least, target = -1, np.inf, RM[TPOT_S]
+    count = len(E)
+    cells = HEADER + (TERMS + CELL) * count
+    best, least, target, inside = -1, np.inf, RM[TPOT_S], 0
     held_share = (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
-    for j in range(len(E) if target == 0.0 else 0):
+    for j in range(count if target == 0.0 else 0):
         if E[j].role == DECODE_ONLY:
             target = max(target, _full_step_s(E[j], FM, RM))
-    for j in range(len(E)):
+    for j in range(count):
+        own = int(RM[cells + j] == RM[cells + e.index])
+        if own < inside:
+            continue
         if E[j].role == DECODE_ONLY and takes_more(S[j]) and fits(R, E[j], r):
             cached = (S[j].outstanding_tokens + inputs + outputs) * held_share
-            count = S[j].outstanding + 1
-            usage = max(cached / E[j].kv_tokens, count / E[j].max_batch)
-            batch = min(count, E[j].max_batch)
+            held = S[j].outstanding + 1
+            usage = max(cached / E[j].kv_tokens, held / E[j].max_batch)
+            batch = min(held, E[j].max_batch)
             step = step_s(E[j], FM, batch, batch, min(cached, float(E[j].kv_tokens)), 0.0)
             free, busy, taken = t, FM[e.link_s_per_token + j] * inputs, 0.0
             for k in range(e.media + 2 * j, e.media + 2 * j + 2):
@@ -526,8 +534,8 @@ def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
                     free, taken = max(free, FM[IM[k]]), busy
             way = free - t + FM[e.link_latency_s + j] + busy
             usage = max(usage, (step + way / max(outputs - 1.0, 1.0)) / target) + _LINK * taken
-            if usage < least:
-                best, least = j, usage
+            if usage < least or own > inside:
+                best, least, inside = j, usage, own
     return best
 
 
@@ -593,9 +601,12 @@ class Predictive(Builtin):
         Target for the time to first token that as many requests as possible should meet, at the
         expense of the tail; none by default. A request that would miss it everywhere waits for a
         replica that has room to spare. A little below the promised time leaves room for what
-        what cannot be predicted.
+        cannot be predicted.
     tpot_s
         Target for the time per token, by which decode replicas are chosen; none by default.
+    cells
+        Parts of the fleet, each with its share of every kind of replica in the order in which they
+        stand, that KV caches do not leave: more where links of many machines block one another.
     """
 
     price_s: float = 2.0
@@ -603,6 +614,7 @@ class Predictive(Builtin):
     long_reply: float = 0.005
     target_s: float | None = None
     tpot_s: float | None = None
+    cells: int = 1
     name: str = "hetero"
     code: ClassVar[int] = PREDICTIVE
 
@@ -619,11 +631,16 @@ class Predictive(Builtin):
                 f"The target for {what} is {target_s} s.",
                 resolve="give a time above 0 s, or none.",
             )
+        require(
+            self.cells >= 1,
+            f"A fleet cannot be divided into {self.cells} cells.",
+            resolve="give a whole number of 1 or more.",
+        )
 
     def memory(self, deployment: Deployment) -> Floats:
         """Layout of :mod:`hetero.routers.predictive`."""
         count = len(deployment.replicas)
-        memory = np.zeros(HEADER + (TERMS + BEFORE + 1) * count)
+        memory = np.zeros(HEADER + (TERMS + COLUMNS) * count)
         memory[MANY] = count > _FEW and not interpreted()  # bounds pay where they are compiled
         memory[:ARRIVED] = (
             self.price_s,
@@ -632,6 +649,12 @@ class Predictive(Builtin):
             self.target_s or 0.0,
             self.tpot_s or 0.0,
         )
+        nodes = deployment.replicas
+        kinds = [(one.role, one.gpu, one.gpus, one.kv_tokens, one.step.source) for one in nodes]
+        number, seen = Counter(kinds), Counter[object]()
+        for k, kind in enumerate(kinds):
+            memory[k - count] = seen[kind] * self.cells // number[kind]
+            seen[kind] += 1
         return memory
 
     def renumber(self, memory: Floats, by: int) -> None:

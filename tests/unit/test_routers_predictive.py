@@ -19,7 +19,7 @@ from hetero.routers import (
     Predictive,
     Workload,
 )
-from hetero.simulator import Slo, metrics, simulate
+from hetero.simulator import Event, Slo, metrics, simulate
 from tests.unit.router_states import check, fleet, near, trace
 
 
@@ -242,6 +242,28 @@ def test_more_requests_meet_a_target_of_tpot_where_decode_replicas_differ():
         for router in (LeastRequests(), Predictive(), Predictive(tpot_s=0.045, name="targets"))
     }
     assert min(met["hetero"], met["targets"]) > met["least requests"] + 0.1
+
+
+def test_caches_stay_in_their_cell_while_it_has_a_replica_that_decodes():
+    one = split(shared=True)
+    nodes = [replace(node, name=f"{node.name} {c}") for node in one.replicas for c in "ab"]
+    ends = [(c, d) for c in "ab" for d in "ab"]
+    links = tuple((f"{a} {c}", f"{b} {d}", link) for a, b, link in one.links for c, d in ends)
+    deployment, served = Deployment("cells", tuple(nodes), links=links), trace(2000, 25.0)
+    decode = np.array([node.role == "decode" for node in nodes])
+    cell = np.array([ord(node.name[-1]) for node in nodes])
+    gone = [one.name for one in nodes if one.role == "decode" and one.name[-1] == "b"]
+    events = [Event(30.0, name, "fail") for name in gone]
+    for router, crossing in ((Predictive(), True), (Predictive(cells=2), False)):
+        handed = simulate(deployment, served, router).requests
+        handed = handed[handed["decode_node"] >= 0]
+        assert decode[handed["decode_node"]].all()
+        assert (cell[handed["node"]] != cell[handed["decode_node"]]).any() == crossing
+    run = simulate(deployment, served, Predictive(cells=2), events=events)
+    assert run.finished.all()
+    late = run.requests[(run.requests["arrival_s"] > 30.0) & (run.requests["decode_node"] >= 0)]
+    assert len(set(cell[late["node"]])) == 2
+    assert set(cell[late["decode_node"]]) == {ord("a")}
 
 
 def tail_s(deployment, served, router, **options):
