@@ -36,7 +36,8 @@ class Effort:
     improved
         Planners' plans that the search begins with, the best first.
     designs
-        Designs that the search races on a dozen GPUs; fewer on more, which take longer to simulate.
+        Designs that the search races on up to a dozen GPUs; fewer on more, which take longer to
+        simulate, about as the square of their number.
     """
 
     requests: int = 800
@@ -58,7 +59,7 @@ class Effort:
 
     def designs_for(self, cluster: Cluster) -> int:
         """Designs that the search races on a cluster."""
-        return self.designs * _DOZEN // max(_DOZEN, sum(cluster.gpu_counts.values()))
+        return self.designs * _DOZEN**2 // max(_DOZEN, sum(cluster.gpu_counts.values())) ** 2
 
 
 QUICK: Final = Effort(
@@ -76,7 +77,7 @@ QUICK: Final = Effort(
     keep=3,
     parts=1,
     improved=3,
-    designs=600,
+    designs=1_500,
 )
 """Some seconds for some tens of GPUs, for people who wait."""
 

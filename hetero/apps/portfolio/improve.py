@@ -38,6 +38,8 @@ _PROMISING = 24  # layouts that are raced before what is near the planners' plan
 _PART = 16  # GPUs of a part of a fleet that is searched by itself, at least
 _PARTS = 4  # in a fleet at least; links hold smaller ones back less
 _PART_DESIGNS = 300  # raced for a part at most
+_IN_CELLS = ", cells: "
+_CELL = 4  # decode replicas of a cell at least
 _MUCH = 1.05  # times what a part carried, from which on the whole fleet is tried again
 
 Start = tuple[Plan, Sequence[float]]
@@ -102,7 +104,7 @@ def improve(
         whole = space(costs, question)
         first_raced = [one for _, one in promising(whole, question.load(), _PROMISING)]
         most_rps = goodput_bound(question) or math.inf
-        search = LayoutRace(race, whole, built, known, _steps, most_rps, jobs)
+        search = LayoutRace(race, whole, built, known, _polish, most_rps, jobs)
         _times_part(search, layouts, jobs)
         proof = search.run(layouts, first_raced)
     else:
@@ -113,7 +115,8 @@ def improve(
 def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int) -> None:
     """Race what is best for a part of a large fleet, as many times as the fleet holds the part.
 
-    A part takes so much less to simulate that many more designs can be raced for it.
+    A part takes so much less to simulate, about as the square of its GPUs, that many more designs
+    can be raced for it.
     """
     race, whole = search.race, search.space
     costs, question = whole.costs, race.question
@@ -132,11 +135,12 @@ def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int)
     place = {m: names[costs.machines[m].name] for of in kept for m in of}
 
     def moved(parts: Parts, onto: Mapping[int, Sequence[int]], costs: CostModel) -> Parts:
-        """Replicas on machines of another fleet, machine by machine."""
+        """Replicas on machines of another fleet, as often as it has them, one after the other."""
         return tuple(
             (costs.pipeline([replace(stage, machine=m) for stage in one.stages]), role)
+            for k in range(max(map(len, onto.values())))
             for one, role in parts
-            for m in onto.get(one.stages[0].machine, ())
+            for m in onto.get(one.stages[0].machine, ())[k : k + 1]
         )
 
     within = {m: [k] for m, k in place.items()}
@@ -149,33 +153,34 @@ def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int)
         for k, m in enumerate(some)
     }
     plan = built(race.plan, starts[0], *search.routers[0])
-    most = min(_PART_DESIGNS, times * race.left)
+    most = min(_PART_DESIGNS, times**2 * race.left)
     inner = Race(asked, plan, goodput(plan, asked, race.seeds), seeds=race.seeds, budget=most)
     charged, raced_rps, won = 0, 0.0, None
 
     def polished(of: Race) -> None:
         """Steps as well, and the whole fleet as soon as a part gets much better."""
-        _steps(of)
+        _polish(of)
         if of.mean_rps > _MUCH * raced_rps:
             expand(of)
 
     def expand(of: Race) -> None:
         nonlocal charged, raced_rps, won
-        used = -(-(most - of.left) // times)
+        used = -(-(most - of.left) // times**2)
         race.left, charged, raced_rps = max(0, race.left - used + charged), used, of.mean_rps
-        found, routing = layout_of(of.plan), of.plan.routing
+        found, words = layout_of(of.plan), of.plan.routing.partition(_IN_CELLS)[0]
         best = ReplicaLayout(moved(found.parts, onto, costs), found.bits)
-        router = next(one for words, one in search.routers if words == routing)
-        what = f"{times} times what is best for {len(place)} of the machines, routing: {routing}"
-        if race.attempt(what, partial(built, of.plan, best, routing, router)) > 0:
-            won = best, (routing, router)
+        ruled = next(one for one in search.routers if one[0] == words)
+        what = f"{times} times what is best for {len(place)} of the machines, routing: {words}"
+        base = _celled(of.plan, times * _cells(of.plan))
+        if race.attempt(what, partial(built, base, best, *ruled)) > 0:
+            won = best, ruled
 
     first = [one for _, one in promising(part, asked.load(), _PROMISING)]
     LayoutRace(inner, part, built, search.routers, polished, jobs=jobs).run(starts, first)
     # Where the budget ends here a larger one would go on from another plan.
     if inner.left or most == _PART_DESIGNS:
         expand(inner)
-    race.left = max(0, race.left - (-(-(most - inner.left) // times) - charged))
+    race.left = max(0, race.left - (-(-(most - inner.left) // times**2) - charged))
     if won:
         search.settle(won[0], [won[1]])
 
@@ -214,7 +219,7 @@ def layout_of(plan: Plan) -> ReplicaLayout:
 
 
 def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> Plan:
-    """The plan of a layout and a router, by the names of another and with steps of its sizes."""
+    """The plan of a layout and a router, by the names of another, with its steps and cells."""
     count: Counter[str] = Counter()
     parts: list[tuple[str, Pipeline, Role]] = []
     for pipeline, role in layout.parts:
@@ -236,7 +241,8 @@ def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> P
         options=base.options,
     )
     known = ((one.gpu, one.engine.max_step_tokens) for one in base.deployment.replicas)
-    return _sized(plan, {gpu.name: tokens for gpu, tokens in known if gpu is not None})
+    plan = _sized(plan, {gpu.name: tokens for gpu, tokens in known if gpu is not None})
+    return _celled(plan, _cells(base) if layout.split else 1)
 
 
 def routers(question: Question) -> tuple[Ruled, ...]:
@@ -259,6 +265,31 @@ def _rerouted(plan: Plan, router: Builtin, routing: str) -> Plan:
         router=router,
         groups=tuple(replace(group, share=float("nan")) for group in plan.groups),
     )
+
+
+def _cells(plan: Plan) -> int:
+    return plan.router.cells if isinstance(plan.router, Predictive) else 1
+
+
+def _celled(plan: Plan, cells: int) -> Plan:
+    """The plan with so many cells that KV caches do not leave; as it is with another router."""
+    if not isinstance(plan.router, Predictive) or plan.router.cells == cells:
+        return plan
+    words = plan.routing.partition(_IN_CELLS)[0] + (f"{_IN_CELLS}{cells}" if cells > 1 else "")
+    return replace(plan, router=replace(plan.router, cells=cells), routing=words)
+
+
+def _polish(race: Race) -> None:
+    """Try twice and half as many cells, then sizes of steps."""
+    made = race.plan.deployment
+    most = sum(one.role == "decode" for one in made.replicas) // _CELL if made else 0
+    for factor in (2.0, 0.5):
+        while isinstance(race.plan.router, Predictive):
+            cells = round(factor * race.plan.router.cells)
+            change = partial(_celled, race.plan, cells)
+            if not 1 <= cells <= most or race.attempt(f"{cells} cells", change) <= 0:
+                break
+    _steps(race)
 
 
 def _steps(race: Race) -> None:
