@@ -49,8 +49,8 @@ for the links to j and the transfer: the one whose tightest limit, of cache, of 
 the time per token, leaves most room. ``tau`` is the target of TPOT; without one, the step of a full
 batch on the slowest. ``l_j`` [s] is the time that the transfer takes links from others, none inside
 a machine. Where the fleet is divided into cells, j is in that of the prefill replica as long as one
-there can take the request: of transfers between many machines each waits for two links at once, and
-holds one idle while it waits for the other.
+there stays within its limits without the wait: transfers between many machines wait for two links
+each, and hold one idle while they wait for the other.
 
 Predicted outputs are used as far as finished requests bear them out: ``O`` is the regression of
 true on predicted outputs over the finished ones, so a predictor without skill counts as its
@@ -118,7 +118,9 @@ START, STOP, LEAST_RATE, FLOOR, TERMS = 9, 10, 11, 12, 13
 SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE, CELL, COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
-_SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
+_SPARE = (
+    0.9  # how full who takes a request that has missed its target, or decodes in a cell, may be
+)
 _LINK = 2.0  # 1/s; the share of a limit that a request forgoes to spare links a second
 _FEW = 48  # replicas that are looked at one by one
 _FINITE = 1e300  # s; above every cost, below that of what is out
@@ -513,29 +515,34 @@ def _decode(R, E, S, FM, IM, RM, e, r, t, inputs, outputs):
     """The decode replica whose tightest limit leaves most room, beside prefill replica ``e``."""
     count = len(E)
     cells = HEADER + (TERMS + CELL) * count
-    best, least, target, inside = -1, np.inf, RM[TPOT_S], 0
+    target = RM[TPOT_S]
     held_share = (RM[INPUT] + 0.5 * RM[OUTPUT]) / (RM[INPUT] + RM[OUTPUT])
     for j in range(count if target == 0.0 else 0):
         if E[j].role == DECODE_ONLY:
             target = max(target, _full_step_s(E[j], FM, RM))
-    for j in range(count):
-        own = int(RM[cells + j] == RM[cells + e.index])
-        if own < inside:
-            continue
-        if E[j].role == DECODE_ONLY and takes_more(S[j]) and fits(R, E[j], r):
-            cached = (S[j].outstanding_tokens + inputs + outputs) * held_share
-            held = S[j].outstanding + 1
-            usage = max(cached / E[j].kv_tokens, held / E[j].max_batch)
-            batch = min(held, E[j].max_batch)
-            step = step_s(E[j], FM, batch, batch, min(cached, float(E[j].kv_tokens)), 0.0)
-            free, busy, taken = t, FM[e.link_s_per_token + j] * inputs, 0.0
-            for k in range(e.media + 2 * j, e.media + 2 * j + 2):
-                if IM[k] >= 0:
-                    free, taken = max(free, FM[IM[k]]), busy
-            way = free - t + FM[e.link_latency_s + j] + busy
-            usage = max(usage, (step + way / max(outputs - 1.0, 1.0)) / target) + _LINK * taken
-            if usage < least or own > inside:
-                best, least, inside = j, usage, own
+    for anywhere in range(2):
+        best, least, room = -1, np.inf, False
+        for j in range(count):
+            if anywhere == 0 and RM[cells + j] != RM[cells + e.index]:
+                continue
+            if E[j].role == DECODE_ONLY and takes_more(S[j]) and fits(R, E[j], r):
+                cached = (S[j].outstanding_tokens + inputs + outputs) * held_share
+                held = S[j].outstanding + 1
+                batch = min(held, E[j].max_batch)
+                step = step_s(E[j], FM, batch, batch, min(cached, float(E[j].kv_tokens)), 0.0)
+                usage = max(cached / E[j].kv_tokens, held / E[j].max_batch)
+                room = room or max(usage, step / target) < 1.0
+                free, busy, taken = t, FM[e.link_s_per_token + j] * inputs, 0.0
+                for k in range(e.media + 2 * j, e.media + 2 * j + 2):
+                    if IM[k] >= 0:
+                        free, taken = max(free, FM[IM[k]]), busy
+                way = free - t + FM[e.link_latency_s + j] + busy
+                pace = (step + way / max(outputs - 1.0, 1.0)) / target
+                usage = max(usage, pace) + _LINK * taken
+                if usage < least:
+                    best, least = j, usage
+        if room:
+            break
     return best
 
 
@@ -606,7 +613,8 @@ class Predictive(Builtin):
         Target for the time per token, by which decode replicas are chosen; none by default.
     cells
         Parts of the fleet, each with its share of every kind of replica in the order in which they
-        stand, that KV caches do not leave: more where links of many machines block one another.
+        stand, that KV caches do not leave while there is room in them: where links of many machines
+        block one another.
     """
 
     price_s: float = 2.0

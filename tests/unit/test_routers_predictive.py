@@ -244,12 +244,12 @@ def test_more_requests_meet_a_target_of_tpot_where_decode_replicas_differ():
     assert min(met["hetero"], met["targets"]) > met["least requests"] + 0.1
 
 
-def test_caches_stay_in_their_cell_while_it_has_a_replica_that_decodes():
+def test_caches_stay_in_their_cell_while_it_has_room():
     one = split(shared=True)
     nodes = [replace(node, name=f"{node.name} {c}") for node in one.replicas for c in "ab"]
     ends = [(c, d) for c in "ab" for d in "ab"]
     links = tuple((f"{a} {c}", f"{b} {d}", link) for a, b, link in one.links for c, d in ends)
-    deployment, served = Deployment("cells", tuple(nodes), links=links), trace(2000, 25.0)
+    deployment, served = Deployment("cells", tuple(nodes), links=links), trace(1000, 8.0)
     decode = np.array([node.role == "decode" for node in nodes])
     cell = np.array([ord(node.name[-1]) for node in nodes])
     gone = [one.name for one in nodes if one.role == "decode" and one.name[-1] == "b"]
@@ -264,6 +264,13 @@ def test_caches_stay_in_their_cell_while_it_has_a_replica_that_decodes():
     late = run.requests[(run.requests["arrival_s"] > 30.0) & (run.requests["decode_node"] >= 0)]
     assert len(set(cell[late["node"]])) == 2
     assert set(cell[late["decode_node"]]) == {ord("a")}
+    # Far beyond what the cell takes, what is left elsewhere is used.
+    rest = [Event(0.0, name, "fail") for name in gone[1:]]
+    full = simulate(deployment, trace(2000, 25.0), Predictive(cells=2), events=rest).requests
+    full = full[full["decode_node"] >= 0]
+    crossed = cell[full["node"]] != cell[full["decode_node"]]
+    there = cell[full["node"]] == ord("b")
+    assert crossed[there].mean() > 0.1 + crossed[~there].mean()
 
 
 def tail_s(deployment, served, router, **options):
