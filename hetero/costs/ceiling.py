@@ -1,15 +1,27 @@
-r"""The most that GPUs serve within a target for the time per token: a bound by a linear program.
+r"""The most that GPUs serve within a target for the time per token: a bound by linear duality.
 
 A step in which b requests decode with x cached tokens each, beside m prompt tokens, takes
 
 .. math:: T = f(b + m, b) + \kappa_b\,b\,x, \qquad x_{min} \le x \le \min(x_{max}, C / b)
 
-with C the cache. Every request is served; pairs of attention take a GPU's time besides. Who meets
-the target :math:`\tau` gets a token per :math:`\tau` on average, so that over the steps of a pool,
-the GPUs that one request may decode on, :math:`\sum b\,(T - \tau) \le 0` for those in time. A step
-for both sorts is a mean of two for one of them, as T is straight in x. The late, :math:`1 - goal`
-of the requests, have no more tokens than the longest. b is taken by intervals, with the least T and
-the least T / b of each, and m at the corners of the convex envelope of f: no step does more.
+seconds, with C the cache. b is taken by intervals, with the least T and the least T / b of each,
+and m at the corners of the convex envelope of f: no step does more. Prompts that are not cut share
+steps of up to M tokens; longer ones go alone. With y = I / M no such step holds more than 1 in sum
+of y, nor of :math:`\lfloor (k + 1)\,y \rfloor / k`, or y where (k + 1) y is whole (Fekete and
+Schepers, 2001). Who meets the target :math:`\tau` gets a token per :math:`\tau` on average: over
+the steps of a pool, the GPUs that one request may decode on, :math:`\sum b\,(T - \tau) \le 0` for
+those in time. A step for both sorts is a mean of two for one of them, as T is straight in x.
+
+Let a GPU of type g cost :math:`u_g`, being late q, and let steps of kind k earn :math:`p_k` for
+prompts and :math:`d_{ks}` for tokens decoded and read, in time or late (s), but never more than
+they cost. Then request r pays at least :math:`c_r`, and weak duality bounds the rate:
+
+.. math::
+    c_r = \min_k (p_k \cdot w_{kr} + u_k\,a_{kr}) + \min_{ks} (d_{ks} \cdot v_r + q\,[s\ late]),
+    \qquad \lambda \le \frac{\sum_g N_g\,u_g}{\bar c - q\,(1 - goal)}
+
+with what its prompt fills w, its attention and its steps alone a [s], and its tokens v. Any prices
+do; good ones are the duals of a linear program over classes of like requests.
 """
 
 from __future__ import annotations
@@ -24,6 +36,9 @@ from hetero.latency.step import Piece
 from hetero.programs import Program
 from hetero.workload import Trace
 
+_QUANTILES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # between classes of requests
+_FILLS = (1, 2, 3)  # k of the functions of what fills a step
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepKind:
@@ -35,10 +50,10 @@ class StepKind:
         Same for all that one request may decode on.
     kv_tokens, max_batch, max_tokens
         Largest cache, number of requests that decode, and new tokens of a step; 0 of either for
-        who does the other phase alone.
+        who does the other phase alone. Prompts that are not cut go alone if they are longer.
     chunked, whole
-        Whether prompts are cut beside what decodes, and whether all that decodes takes one step;
-        in pipelines it comes in parts, which need not be whole numbers.
+        Whether prompts are cut beside what decodes, and whether all that a step does is done at
+        once; in pipelines it comes in parts, which need not be whole numbers.
     """
 
     gpu: str
@@ -58,38 +73,65 @@ class StepKind:
         """
         knots = self.piece.knots_tokens
         knots = knots[(knots > 0) & (knots < self.max_tokens)]
-        corners = np.array([0.0, *knots, self.max_tokens])
+        corners = np.unique([0.0, *knots, self.max_tokens])
         times = self._seconds(corners, 0.0 * corners)
         hull = _envelope(corners, times)
-        edges = np.concatenate(
-            [np.arange(17.0), np.geomspace(16.0, max(16.0, self.max_batch), 40), knots]
-        )
-        edges = np.minimum(np.floor(edges) if self.whole else edges, self.max_batch)
-        edges = np.unique(edges)
-        fine = np.unique(np.append(edges, np.arange(self.max_batch + 1.0)))
-        alone = self._seconds(fine, fine)
+        prompts = np.unique([least, *corners[1:]])
+        prompts = prompts[(self.chunked | (prompts >= least)) & (prompts <= self.max_tokens)]
+        found = [[prompts, 0.0 * prompts, 0.0 * prompts, *2 * [self._prompts_s(prompts)]]]
+        edges = np.array([*range(17), *np.geomspace(16, max(16, self.max_batch), 40), *knots])
+        edges = np.unique(np.minimum(np.floor(edges) if self.whole else edges, self.max_batch))
+        b = np.unique(np.append(edges, np.arange(self.max_batch + 1.0)))
+        alone = self._seconds(b, b)
         if self.chunked:
-            beside = fine * (1.0 + 1e-9) + 1e-9
-            extra = self._seconds(beside, fine) - self._seconds(beside, 0.0 * fine)
-            alone = np.minimum(alone, np.interp(fine, corners[hull], times[hull]) + extra)
+            beside = b * (1.0 + 1e-9) + 1e-9
+            extra = self._seconds(beside, b) - self._seconds(beside, 0.0 * b)
+            alone = np.minimum(alone, np.interp(b, corners[hull], times[hull]) + extra)
         rates = np.minimum(self.piece.per_cached_token_s, self.piece.mixed_rows[0])
-        rates = rates[np.clip(fine.astype(np.int64) - 1, 0, len(rates) - 1)]
-        none = np.zeros(len(knots) + 1)
-        found = [np.stack([corners[1:], none, none, times[1:], times[1:]])]
-        for low, high in zip(edges[:-1] + self.whole, edges[1:], strict=True):
-            if low * least > self.kv_tokens:
-                break
-            at = (fine >= low) & (fine <= high)
-            b, t = fine[at], alone[at]
-            rows = [(0.0, 1.0, float((t[b > 0] / b[b > 0]).min()), float(t.min()))]
-            for n in corners[hull][corners[hull] >= high] if self.chunked else ():
-                both = float(self._seconds(np.full(len(b), n), b).min())
-                rows += [(n - k, k, both, both) for k in {low, high} if k > 0]
-            m, k, t, wait = np.array(rows).T
-            for x in (least, min(most, self.kv_tokens / max(low, 1e-9))):
-                more = x * float(rates[at].min())
-                found.append(np.stack([m, k, k * x, t + k * more, wait + low * more]))
-        return np.concatenate(found, axis=1)
+        rates = rates[np.clip(b.astype(np.int64) - 1, 0, len(rates) - 1)]
+        low, high = edges[:-1] + self.whole, edges[1:]
+        low, high = low[low * least <= self.kv_tokens], high[low * least <= self.kv_tokens]
+        ends = np.stack([np.searchsorted(b, low), np.searchsorted(b, high, side="right")], axis=1)
+
+        def lowest(values: Floats) -> Floats:
+            """Least of the values within each interval."""
+            padded = np.append(values, np.full((*values.shape[:-1], 1), np.inf), axis=-1)
+            return np.asarray(np.minimum.reduceat(padded, ends.ravel(), axis=-1)[..., ::2])
+
+        wait, rate = lowest(alone), lowest(rates)
+        pace = lowest(np.append(np.inf, alone[1:] / b[1:]))
+        rows = [(0.0 * low, 0.0 * low + 1.0, pace, wait, np.arange(len(low)))]
+        if self.chunked:
+            both = lowest(self._seconds(corners[hull][:, None], b))
+            for edge, good in ((low, low > 0), (high, high > low)):
+                n, at = np.nonzero((corners[hull][:, None] >= high) & good)
+                rows.append((corners[hull][n] - edge[at], edge[at], *2 * [both[n, at]], at))
+        m, k, t, wait, at = (np.concatenate(part) for part in zip(*rows, strict=True))
+        for x in (np.full(len(at), least), np.minimum(most, self.kv_tokens / low.clip(1e-9))[at]):
+            more = x * rate[at]
+            found.append([m, k, k * x, t + k * more, wait + low[at] * more])
+        return np.concatenate([np.array(one) for one in found], axis=1)
+
+    def shares(self, inputs: Floats) -> tuple[Floats, Floats]:
+        """What prompts fill of a step, by each function, shape (F, N), and seconds alone, (N,)."""
+        share, alone_s = inputs / self.max_tokens, self.piece.per_pair_s * inputs**2 / 2.0
+        if self.chunked:
+            return share[None], alone_s
+        fills = [share]
+        for k in _FILLS:
+            n = (k + 1.0) * inputs
+            fills.append(np.where(n % self.max_tokens == 0, share, n // self.max_tokens / k))
+        short = inputs <= self.max_tokens
+        return np.where(short, fills, 0.0), alone_s + np.where(short, 0.0, self._prompts_s(inputs))
+
+    def _prompts_s(self, tokens: Floats) -> Floats:
+        """Time of prefilling so many tokens, in one step or in the best of equal parts [s]."""
+        times = self._seconds(tokens, 0.0 * tokens)
+        # Between knots the time per token only rises or falls.
+        knots = self.piece.knots_tokens[self.piece.knots_tokens > 0]
+        pace = np.append(np.inf, self._seconds(knots, 0.0 * knots) / knots)
+        least = np.minimum.accumulate(pace)[np.searchsorted(knots, tokens, side="right")]
+        return times if self.whole else np.minimum(times, tokens * least)
 
     def _seconds(self, tokens: Floats, decoding: Floats) -> Floats:
         return self.piece.seconds(tokens, decoding, 0.0, 0.0)
@@ -97,15 +139,10 @@ class StepKind:
 
 def _envelope(x: Floats, y: Floats) -> Ints:
     """Numbers of the points on the lower convex envelope of a line, in order."""
-    kept: list[int] = []
-    for k in range(len(x)):
-        while (
-            len(kept) > 1
-            and np.interp(x[kept[-1]], x[[kept[-2], k]], y[[kept[-2], k]]) <= (y[kept[-1]])
-        ):
-            kept.pop()
-        kept.append(k)
-    return np.array(kept)
+    slope = np.subtract.outer(y, y) / (np.subtract.outer(x, x) + np.eye(len(x)))
+    before = np.tri(len(x), k=-1, dtype=bool)
+    steepest = slope.max(axis=1, where=before, initial=-np.inf)
+    return np.flatnonzero(steepest < slope.min(axis=1, where=before.T, initial=np.inf))
 
 
 def most_rps(
@@ -134,30 +171,67 @@ def most_rps(
     """
     inputs = trace.input_tokens.astype(np.float64)
     steps = np.maximum(trace.output_tokens.astype(np.float64) - 1.0, 0.0)
-    cached = steps * inputs + steps * (steps - 1.0) / 2.0
-    work = np.array([inputs.mean(), steps.mean(), cached.mean(), (inputs**2).mean() / 2.0])
-    late = np.sort(steps)[len(steps) - int(np.ceil((1.0 - goal) * len(steps) - 1e-9)) :].sum()
-    unit = np.maximum(work, 1e-9)
+    tokens = np.array([steps, steps * inputs + steps * (steps - 1.0) / 2.0])
+    unit, spare = np.maximum(tokens.mean(axis=1, keepdims=True), 1e-9), max(0.0, 1.0 - goal)
+    contexts = float(inputs.min()), float((inputs + steps).max())
+    first = _classes(inputs, [x * kind.max_tokens for kind in kinds for x in (0.5, 1.0)])
+    then = len(steps) * _classes(tokens[1] / np.maximum(steps, 1.0)) + _classes(steps)
+    then = np.unique(np.where(steps > 0, then, -1), return_inverse=True)[1]
     program = Program()
     rate = program.variables(1, objective=1.0)
-    done = program.rows(4, lower=0.0)
-    program.entries(done, rate, -work / unit)
+    begun, ended = (program.rows(int(one.max()) + 1, upper=0.0) for one in (first, then))
+    program.entries(begun, rate, 1.0)
+    program.entries(ended, rate, _means([np.sign(steps)], then))
     held = {name: program.rows(1, upper=count) for name, count in gpus.items()}
     pools = {kind.pool: program.rows(1, upper=0.0) for kind in kinds}
     beyond = program.rows(1, upper=0.0)
-    program.entries(beyond, rate, -late / len(steps) / unit[1])
+    program.entries(beyond, rate, -spare)
+    found = []
     for kind in kinds:
+        m, b, cached, busy_s, wait_s = kind.columns(*contexts)
+        prompts, does = program.rows(0), [m / max(kind.max_tokens, 1.0), *len(_FILLS) * [m > 0]]
         if kind.max_tokens:
-            pairs = program.variables(1)
-            program.entries(done[3], pairs, 1.0 / unit[3])
-            program.entries(held[kind.gpu], pairs, kind.gpus * kind.piece.per_pair_s)
-        each = kind.columns(float(inputs.min()), float((inputs + steps).max()))
-        for in_time in (True, False) if tpot_s else (False,):
-            taken = program.variables(each.shape[1])
-            program.entries(done[:3, None], taken, each[:3] / unit[:3, None])
-            program.entries(held[kind.gpu], taken, kind.gpus * each[3])
-            if in_time:
-                program.entries(pools[kind.pool], taken, each[1] * (each[4] - (tpot_s or 0.0)))
-            elif tpot_s:
-                program.entries(beyond, taken, each[1] / unit[1])
-    return max(0.0, float(program.solve(names="the ceiling of a fleet").values[rate[0]]))
+            fills, alone_s = kind.shares(inputs)
+            prompts, taken = program.rows(len(fills), upper=0.0), program.variables(len(begun))
+            program.entries(begun, taken, -len(first) / np.bincount(first))
+            program.entries(prompts[:, None], taken, _means(fills, first))
+            program.entries(held[kind.gpu], taken, kind.gpus * _means([alone_s], first))
+        for late in (False, True) if tpot_s and kind.max_batch else (False,):
+            decodes, taken = program.rows(2, upper=0.0), program.variables(len(ended))
+            if kind.max_batch:
+                program.entries(ended, taken, -len(then) / np.bincount(then))
+                program.entries(decodes[:, None], taken, _means(tokens / unit, then))
+                program.entries(beyond, taken, float(late))
+            rows = np.concatenate([prompts, decodes, held[kind.gpu], pools[kind.pool]])
+            done = [*does[: len(prompts)], b / unit[0], cached / unit[1]]
+            wait = b * (wait_s - tpot_s) if tpot_s and not late else 0.0 * b
+            values = np.array([*(-1.0 * x for x in done), kind.gpus * busy_s, wait])
+            program.entries(rows[:, None], program.variables(len(b)), values)
+            found.append((kind, late, rows, values))
+    duals = program.solve(names="the ceiling of a fleet").duals
+    price = np.resize(duals, program.size[0]).clip(0.0)  # zeros where there are none
+    for kind, _, rows, values in found:  # GPUs cost what rounding lets steps be worth beyond
+        lack = -(price[rows] @ values) / values[-2].clip(1e-300)
+        price[held[kind.gpu]] += lack.max(initial=0.0)
+    prefill, decode = np.full(len(inputs), np.inf), np.where(steps > 0, np.inf, 0.0)
+    for kind, late, rows, _ in found:
+        if kind.max_tokens:
+            fills, alone_s = kind.shares(inputs)
+            busy = price[held[kind.gpu]] * kind.gpus * alone_s
+            prefill = np.minimum(prefill, price[rows[:-4]] @ fills + busy)
+        if kind.max_batch:
+            decode = np.minimum(decode, price[rows[-4:-2]] @ (tokens / unit) + late * price[beyond])
+    worth = float((prefill + decode).mean() - price[beyond[0]] * spare)
+    paid = sum(float(price[held[name][0]]) * count for name, count in gpus.items())
+    return paid / worth * (1.0 + 1e-9) if worth > 0 else np.inf
+
+
+def _classes(values: Floats, edges: Sequence[float] = ()) -> Ints:
+    """Number of the class of each value."""
+    cuts = np.unique([*np.quantile(values, _QUANTILES), *edges])
+    return np.unique(np.searchsorted(cuts, values), return_inverse=True)[1]
+
+
+def _means(values: Floats | Sequence[Floats], classes: Ints) -> Floats:
+    """Means of each row of the values, by class."""
+    return np.array([np.bincount(classes, one) for one in values]) / np.bincount(classes)

@@ -29,8 +29,9 @@ of a mean request,
 
 Leaving every part of the work to whichever type does it best relaxes every plan, so no plan
 finishes more requests per second from its first arrival to its last token. This bound knows no
-targets and no memory, that of :func:`goodput_bound` caches and the time per token; neither knows
-waiting: a gap to them is no proof that a better plan exists.
+targets and no memory; that of :func:`goodput_bound` knows caches, the time per token, steps that
+prompts do not fill, and that one type decodes all of a request. Neither knows waiting: a gap to
+them is no proof that a better plan exists.
 """
 
 from __future__ import annotations
@@ -206,11 +207,6 @@ def _ceiling(question: Question) -> float:
     return gain * most_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
 
 
-def _longest(question: Question) -> float:
-    """Tokens of the longest prompt."""
-    return float((question.drawn_from or question.trace).input_tokens.max())
-
-
 def _gain(question: Question) -> float:
     """Times that drafts make a token cheaper at most."""
     return max(1.0, question.speculation.gain) if question.speculation else 1.0
@@ -223,8 +219,9 @@ def _kinds(question: Question) -> Iterator[StepKind]:
     """
     costs, engine, llm = assumptions.costs(question), assumptions.engine(question), question.llm
     limited, chunked = costs.engine.limited, engine.batching == "chunked"
-    longest = max(assumptions.STEP_TOKENS) if chunked else _longest(question)
-    most = float(max(longest, engine.max_step_tokens))
+    # Searches choose the size of chunks; plans of layers keep to the usual steps.
+    sizes = assumptions.STEP_TOKENS if chunked else (assumptions.ENGINE.max_step_tokens,)
+    most = float(max(*sizes, engine.max_step_tokens))
     for number in {
         (one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)
     }.values():
@@ -254,18 +251,19 @@ def _kinds(question: Question) -> Iterator[StepKind]:
 
 def _islands(question: Question) -> Iterator[StepKind]:
     """Steps of islands of every size and parallelism: prompts one by one, or decode batches."""
-    model, longest = assumptions.island_model(question), _longest(question)
+    model = assumptions.island_model(question)
     for name, count in assumptions.island_inventory(question).items():
         degrees = ((size, tp) for size in range(1, count + 1) for tp in range(1, size + 1))
         for size, tp in (one for one in degrees if one[0] % one[1] == 0):
             for phase in PHASES:
-                dp, most = (size // tp, longest) if phase == "prefill" else (1, 0.0)
+                first = phase == "prefill"
+                dp = size // tp if first else 1
                 with suppress(InfeasibleError):
                     one = replay.replica(
                         model, name, phase, tp=tp, dp=dp, size=size, engine=Engine()
                     )
-                    batch = 0 if most else one.engine.max_batch
-                    rest = (one.kv_tokens, batch, most, False, False)
+                    limits = (0, 1.0) if first else (one.engine.max_batch, 0.0)
+                    rest = (one.kv_tokens, *limits, False, first)
                     yield StepKind(name, one.gpus, one.name, one.step.pieces[0], *rest)
 
 
@@ -293,7 +291,7 @@ def _bound(question: Question) -> Bound:
         engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
-    longest = _longest(question)
+    longest = float((question.drawn_from or question.trace).input_tokens.max())
     for number, machine in enumerate(costs.machines):
         # Tables were measured under an engine, each for one degree.
         degrees = range(1, machine.count + 1) if costs.engine.limited else (1,)
