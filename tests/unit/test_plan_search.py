@@ -22,7 +22,7 @@ from hetero.planners.search.estimates import promising
 from hetero.planners.search.space import ReplicaSpace, best_first
 from hetero.plans import Plan
 from hetero.question import Question, judged
-from hetero.routers import PowerOfTwo
+from hetero.routers import PowerOfTwo, Predictive
 from hetero.simulator import Run, Slo
 from hetero.workload import Trace
 from pipelines.bench.search import Compared, compared, questions
@@ -92,6 +92,9 @@ def test_no_simulated_design_beats_its_bound(tpot_s: float | None) -> None:
         plan = built(start()[0], one, *routers(question)[0])
         pairs.append((goodput(plan, question)[0], found.bound_rps(one)))
     assert all(rate <= SLACK * bound for rate, bound in pairs)
+    most_rps = found.most_rps(question.load())
+    assert max(rate for rate, _ in pairs) <= SLACK * most_rps
+    assert most_rps <= next(found.layouts())[0] * (1.0 + 1e-6)  # closer than any sum at one price
     assert max(rate / bound for rate, bound in pairs if bound) > 0.4  # and it says something
 
 
@@ -102,7 +105,9 @@ def test_larger_budgets_begin_with_the_same_designs_and_never_find_less() -> Non
     assert loads[-1] > loads[0]
     assert all(one.played <= n for one, n in zip(found, (0, 10, 40, 2000), strict=True))
     assert "the best of all 100 ways" in found[-1].proof
-    assert found[1].proof.startswith("It is the best of 10 designs near those of the planners")
+    said = found[1].proof.partition("; ")
+    assert said[0] == "It is the best of 10 designs near those of the planners"
+    assert said[2].startswith("no way to divide the fleet into whole replicas and phases serves")
     assert "inf" not in found[1].proof
 
 
@@ -131,6 +136,14 @@ def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(
         change.what.startswith("2 times what is best for 10 of the machines")
         for change in found[-1].changes
     )
+    # Every part is a cell, whose machines stand side by side.
+    router, made = found[-1].plan.router, found[-1].plan.deployment
+    assert isinstance(router, Predictive)
+    assert made is not None
+    assert {"prefill", "decode"} <= {one.role for one in made.replicas}
+    assert router.cells == 2
+    assert found[-1].plan.routing.endswith(", cells: 2")
+    assert Plan.from_json(found[-1].plan.to_json()) == found[-1].plan
     other = improve([begin], large, seeds=(0,), designs=most[-1], jobs=2)
     assert (other.plan, other.changes) == (found[-1].plan, found[-1].changes)
 

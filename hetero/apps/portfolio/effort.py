@@ -77,7 +77,7 @@ QUICK: Final = Effort(
     keep=3,
     parts=1,
     improved=3,
-    designs=1_500,
+    designs=1_200,
 )
 """Some seconds for some tens of GPUs, for people who wait."""
 

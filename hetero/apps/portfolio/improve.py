@@ -103,7 +103,8 @@ def improve(
         ]
         whole = space(costs, question)
         first_raced = [one for _, one in promising(whole, question.load(), _PROMISING)]
-        most_rps = goodput_bound(question) or math.inf
+        limit = goodput_bound(question)
+        most_rps = min(limit, whole.most_rps(question.load())) if limit else math.inf
         search = LayoutRace(race, whole, built, known, _polish, most_rps, jobs)
         _times_part(search, layouts, jobs)
         proof = search.run(layouts, first_raced)

@@ -169,7 +169,7 @@ class LayoutRace:
     polish
         Called where no router is better, with the race: what else may change in its best plan.
     most_rps
-        What no plan exceeds.
+        What no layout exceeds.
     jobs
         Processes that race layouts side by side; what is found is the same for any number.
     """
@@ -272,10 +272,12 @@ class LayoutRace:
             ways, limit = known if not self.race.left else (ways, limit)
             limit, raced = min(limit, self.most_rps), self.race.budget - self.race.left
             said = f"It is the best of {raced:,} designs near those of the planners"
+            none = f"no way {what.removeprefix('ways ')}"
             if ways:
                 said = f"It is the best of {ways:,} of {all_:,} {what}, {under}"
+                none = "none of the others"
             said += (
-                f"; none of the others serves more than {limit:.4g} requests/s."
+                f"; {none} serves more than {limit:.4g} requests/s."
                 if limit < np.inf
                 else f"; there are {all_:,} {what}."
             )
