@@ -67,7 +67,7 @@ def test_the_table_names_its_device_and_is_read_as_measurements(tmp_path):
     )
     found.save(file)
     read = latency.read_csv(file)
-    assert np.allclose(read.seconds, found.measurements().seconds, rtol=1e-4)
+    assert np.allclose(read.seconds, found.frame["seconds"], rtol=1e-4)
     assert list(read.length_tokens) == [8, 64] * 6
     assert list(read.decode) == [False] * 6 + [True] * 6
     text = file.read_text()

@@ -94,10 +94,10 @@ class DayPlan(Shown):
     def gpus(self, hour: int, *, reserved: bool | None = None) -> dict[str, int]:
         """GPUs of an hour by type: all, or those reserved or on demand."""
         counts = {None: self.machines(hour), True: self.reserved, False: self.on_demand[hour]}
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for (k, _), n in counts[reserved].items():
             offer = self.market.offers[k]
-            found[offer.gpu.name] = found.get(offer.gpu.name, 0) + n * offer.count
+            found[offer.gpu.name] += n * offer.count
         return found
 
     def table(self) -> Table:
@@ -134,11 +134,16 @@ class DayPlan(Shown):
         return Table.of(title, columns, range(len(self.outcomes)), *notes)
 
     def _names(self, counts: Counts) -> str:
-        found: dict[str, int] = {}
-        for (k, _), n in counts.items():
-            name = self.market.offers[k].name
-            found[name] = found.get(name, 0) + n
+        found = machines_by_name(self.market, counts)
         return ", ".join(f"{n} x {name}" for name, n in found.items()) or "-"
+
+
+def machines_by_name(market: Market, counts: Counts) -> Counter[str]:
+    """Machines of a fleet by name of their kind, all divisions together."""
+    found: Counter[str] = Counter()
+    for (k, _), n in counts.items():
+        found[market.offers[k].name] += n
+    return found
 
 
 def day(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hetero.arrays import Floats, Ints
 from hetero.streams import stream
-
-Floats = NDArray[np.float64]
 
 
 def availability(losses_per_h: float, replace_s: float) -> float:
@@ -22,8 +20,8 @@ def availability(losses_per_h: float, replace_s: float) -> float:
 
 
 def timeline(
-    numbers: NDArray[np.int64], losses_per_h: Floats, down_h: float, hours: int, seed: int
-) -> tuple[Floats, NDArray[np.int64]]:
+    numbers: Ints, losses_per_h: Floats, down_h: float, hours: int, seed: int
+) -> tuple[Floats, Ints]:
     """Machines that serve over time, by kind; starts in the steady state.
 
     Returns

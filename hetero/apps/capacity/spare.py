@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hetero.apps.capacity.curve import machines_by_name
 from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
@@ -61,11 +62,7 @@ class Spare(Shown):
     @property
     def machines(self) -> dict[str, int]:
         """Machines to add by name of their kind."""
-        found: dict[str, int] = {}
-        for (k, _), n in self.counts.items():
-            name = self.market.offers[k].name
-            found[name] = found.get(name, 0) + n
-        return found
+        return machines_by_name(self.market, self.counts)
 
     def table(self) -> Table:
         """One row per loss."""

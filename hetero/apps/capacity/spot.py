@@ -95,10 +95,6 @@ class SpotMix(Shown):
     tried: int
     draws: Draws = ()
 
-    def _sources(self) -> str:
-        used = {self.market.offers[k] for k, _ in together(self.on_demand, self.spot)}
-        return "; ".join(sorted({self.market.prices.price_source(one) for one in used}))
-
     def table(self) -> Table:
         """One row per kind of machine and price."""
         rows = []
@@ -118,6 +114,8 @@ class SpotMix(Shown):
         )
         risk, load = self.risk, self.market.load
         saved = 100 * (1 - risk.usd_per_h / self.on_demand_usd_per_h)
+        used = {self.market.offers[k] for k, _ in together(self.on_demand, self.spot)}
+        sources = "; ".join(sorted({self.market.prices.price_source(one) for one in used}))
         notes = [
             f"{100 * risk.carried:.2f} % of {len(risk.attained):,} hours meet the goal of "
             f"{100 * load.goal:g} % (asked: {100 * self.probability:g} %).",
@@ -126,7 +124,7 @@ class SpotMix(Shown):
             f"On demand alone: {self.on_demand_usd_per_h:.3f} $/h; this mix costs {saved:.1f} % "
             f"less. {self.tried:,} mixes tried in order of price.",
             f"A lost machine is replaced after {self.market.prices.start_s:g} s, in which it is "
-            f"not paid for; losses are independent. Prices and loss rates: {self._sources()}.",
+            f"not paid for; losses are independent. Prices and loss rates: {sources}.",
             *self.market.notes,
         ]
         if self.draws:

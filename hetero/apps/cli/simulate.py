@@ -403,7 +403,6 @@ def _degrees(
     from hetero.planners.xiong import tensor_parallel
     from hetero.streams import stream
 
-    names = [machine.name for machine in machines.machines]
     if text == "best":
         sample = trace.sample(min(_SAMPLE, len(trace)), stream(seed, "degrees"))
         best = tensor_parallel.search(
@@ -417,12 +416,12 @@ def _degrees(
             require_longest=False,
         ).best
         degrees = {one.machine.name: one.tensor_parallel for one in best}
-        idle = [name for name in names if name not in degrees]
-        left = [f"Left out, since {llm.name} does not fit: {', '.join(idle)}."] if idle else []
-        return degrees, left
-    degrees = _by_machine("--degree", text, machines)
-    idle = [name for name in names if name not in degrees]
-    return degrees, [f"Left out, since --degree does not name it: {', '.join(idle)}."] * bool(idle)
+        why = f"{llm.name} does not fit"
+    else:
+        degrees = _by_machine("--degree", text, machines)
+        why = "--degree does not name it"
+    idle = [machine.name for machine in machines.machines if machine.name not in degrees]
+    return degrees, [f"Left out, since {why}: {', '.join(idle)}."] if idle else []
 
 
 def _by_machine(option: str, text: str, machines: Cluster) -> dict[str, int]:

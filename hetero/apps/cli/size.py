@@ -11,7 +11,6 @@ import typer
 from hetero.apps.cli import options
 
 if TYPE_CHECKING:
-    from hetero.apps.capacity.autoscale import Autoscaled
     from hetero.apps.capacity.curve import DayPlan
     from hetero.apps.capacity.market import Market
     from hetero.apps.capacity.prices import PriceList
@@ -194,7 +193,11 @@ def size(
     if autoscale is None:
         options.show(as_json, lambda: _day(plan), plan)
     else:
-        options.show(as_json, lambda: _day(plan) | _scaled(scaled), plan, scaled)
+        record = {
+            "autoscaler": asdict(policy) | {"start_s": scaled.start_s},
+            "over_the_day": [asdict(one) for one in scaled.courses],
+        }
+        options.show(as_json, lambda: _day(plan) | record, plan, scaled)
 
 
 def listed(
@@ -333,11 +336,4 @@ def _day(plan: DayPlan) -> dict[str, Any]:
             }
             for hour, rate in enumerate(plan.curve.rates_rps)
         ],
-    }
-
-
-def _scaled(scaled: Autoscaled) -> dict[str, Any]:
-    return {
-        "autoscaler": asdict(scaled.policy) | {"start_s": scaled.start_s},
-        "over_the_day": [asdict(one) for one in scaled.courses],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,9 @@ from hetero.catalog import Llm
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.files import writing
-from hetero.latency.tables import Measurements
 
 if TYPE_CHECKING:
     import torch
-
-COLUMNS = ("phase", "batch", "input_tokens", "context_tokens", "seconds", "spread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +28,9 @@ class Device:
 
     Attributes
     ----------
-    name
+    device
         Model of the GPU or of the processor.
-    driver, framework
+    driver, torch
         Versions of the driver (of the kernel on a CPU) and of PyTorch.
     dtype
         Data type of weights, activations and KV cache.
@@ -41,9 +38,9 @@ class Device:
         Threads of the CPU, 0 on a GPU.
     """
 
-    name: str
+    device: str
     driver: str
-    framework: str
+    torch: str
     dtype: str
     threads: int
 
@@ -67,41 +64,16 @@ class Measured(Shown):
     frame: pd.DataFrame
     skipped: tuple[str, ...]
 
-    def measurements(self) -> Measurements:
-        """The rows as the fits and reductions take them."""
-        decode = (self.frame["phase"] == "decode").to_numpy()
-        length = np.where(decode, self.frame["context_tokens"], self.frame["input_tokens"])
-        return Measurements(
-            decode=decode,
-            batch=self.frame["batch"].to_numpy(),
-            length_tokens=length.astype(float),
-            seconds=self.frame["seconds"].to_numpy(),
-            gpu=self.device.name,
-            llm=self.llm,
-            layers=1,
-            engine=f"PyTorch {self.device.framework}, {self.device.dtype}",
-            source="hetero measure",
-        )
-
     def save(self, path: Path | str, *, force: bool = False) -> None:
         """Write the rows, each with device, driver and versions, as :func:`read_csv` reads them."""
-        d = self.device
-        whole = self.frame.assign(
-            model=self.llm,
-            layers=1,
-            device=d.name,
-            driver=d.driver,
-            torch=d.framework,
-            dtype=d.dtype,
-            threads=d.threads,
-        )
+        whole = self.frame.assign(model=self.llm, layers=1, **asdict(self.device))
         with writing(path, force=force) as part:
             whole.to_csv(part, index=False, float_format="%.6g", lineterminator="\n")
 
     def table(self) -> Table:
         """One row per setting."""
         d = self.device
-        how = f"{d.name}, driver {d.driver}, PyTorch {d.framework}, {d.dtype}"
+        how = f"{d.device}, driver {d.driver}, PyTorch {d.torch}, {d.dtype}"
         notes = [how + (f", {d.threads} thread(s)" if d.threads else "")]
         if self.skipped:
             notes.append(f"did not fit into memory: {', '.join(self.skipped)}")
@@ -256,7 +228,8 @@ def measure(
             f"A layer of {llm.name} does not fit into the memory of {place} at any setting.",
             resolve="ask for smaller batches and lengths.",
         )
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
+    columns = ["phase", "batch", "input_tokens", "context_tokens", "seconds", "spread"]
+    frame = pd.DataFrame(rows, columns=columns)
     return Measured(llm.name, _described(place, kind), frame, tuple(skipped))
 
 

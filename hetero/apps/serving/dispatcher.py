@@ -534,8 +534,11 @@ class Dispatcher:
             outputs = 0 if usage is None else self._served(ticket, seen, usage, now_s)
         elif seen is not None and outcome == "failed":
             self.meters.attempt(seen.backend.name, "broken")
+        for guilty in ticket.guilty:  # failed it by their own fault
+            last = not any(one.open for one in self.engines if one is not guilty)
+            guilty.ill(now_s, hash(ticket.asked.rest), last=last)
         if ticket.guilty:
-            self._blame(ticket)
+            self.mend()
         if self.request_log is not None:
             self.request_log.write(ticket, outcome, outputs, now_s)
         if self.spans is not None:
@@ -562,13 +565,6 @@ class Dispatcher:
         outputs = usage.output_tokens or ticket.pieces
         self.meters.served(ticket, seen.backend.name, now_s, ticket.input_tokens, outputs)
         return outputs
-
-    def _blame(self, ticket: Ticket) -> None:
-        """Let engines that failed a request by their own fault answer for it."""
-        for seen in ticket.guilty:
-            last = not any(one.open for one in self.engines if one is not seen)
-            seen.ill(self.now_s(), hash(ticket.asked.rest), last=last)
-        self.mend()
 
     def _teach(self, ticket: Ticket, seen: Seen, outputs: int) -> None:
         """Let an engine be known better by an answer."""

@@ -105,10 +105,10 @@ class Seen:
         if self.failures >= self.limits.failures:
             self._out(now_s, "it failed too often")
 
-    def probed(self, now_s: float, fault: Fault | None) -> bool:
-        """Take over a health check; whether the engine has just come back."""
+    def probed(self, now_s: float, fault: Fault | None) -> None:
+        """Take over a health check."""
         if fault is Fault.OWN:
-            return False
+            return
         if fault is not None:
             self.misses += 1
             gone = fault is Fault.GONE
@@ -117,14 +117,12 @@ class Seen:
                 self._out(now_s, why)
                 for ticket in list(self.tickets):
                     ticket.abort()
-            return False
+            return
         self.misses = 0
-        if self.up or now_s < self.until_s:
-            return False
-        self.up = True
-        self.failures = self.limits.failures - 1
-        log.warning("%s is back", self.backend.name)
-        return True
+        if not self.up and now_s >= self.until_s:
+            self.up = True
+            self.failures = self.limits.failures - 1
+            log.warning("%s is back", self.backend.name)
 
     def _out(self, now_s: float, why: str) -> None:
         if not self.up and now_s < self.until_s:

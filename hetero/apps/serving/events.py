@@ -171,7 +171,9 @@ class Events:
             return True
         choices = message.get("choices")
         if "error" in message and not choices:
-            self.error = _text(message["error"])
+            error = message["error"]
+            said = error.get("message") if isinstance(error, dict) else error
+            self.error = str(said)[:200] or "the engine reported an error"
             return False
         counted = self.usage.take(message)
         if not choices:
@@ -188,8 +190,3 @@ def _has_text(choice: Any) -> bool:
     if isinstance(delta, dict):
         return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
     return bool(choice.get("text"))
-
-
-def _text(error: object) -> str:
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message)[:200] or "the engine reported an error"

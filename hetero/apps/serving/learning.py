@@ -22,15 +22,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero.apps.refitted import refitted
+from hetero.arrays import Floats
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 
 #: Later tokens of an answer that tells of steps, at least.
 LEAST: Final = 4
-Floats = NDArray[np.float64]
 _FIRST: Final = 8  # answers before the first fit; then after twice as many each time
 _KEPT: Final = 256  # answers that are fitted; each takes part in a fit, but not often
 _MOST: Final = 8.0  # of a factor, either way

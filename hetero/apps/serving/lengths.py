@@ -62,8 +62,6 @@ class LengthEstimates:
             return self._quantile * copies
         if self._settings.kind == "allowed" or endless:
             return allowed * copies
-        if not self._recent:
-            return min(allowed, max(self._settings.start, 1)) * copies
         return min(allowed, self._quantile) * copies
 
     @property

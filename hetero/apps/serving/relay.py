@@ -85,10 +85,7 @@ class Relay:
 
     def _read(self, content: bytearray) -> Asked:
         body, long = parsed(content)
-        for one in self._needs:
-            if body.get(one) is not None:
-                break
-        else:
+        if all(body.get(one) is None for one in self._needs):
             text = f"The body has no {' or '.join(map(repr, self._needs))}."
             raise Refusal(400, "invalid_request", text)
         models, wanted = self._house.models, str(body.get("model"))
@@ -243,16 +240,16 @@ class Relay:
         name = _Name(ticket.asked.model)
 
         def begin() -> None:
-            ticket.sent = True
-            client.start(line.status, _fields(line, seen, ticket.asked))
+            if not ticket.sent:
+                ticket.sent = True
+                client.start(line.status, _fields(line, seen, ticket.asked))
 
         def take(data: bytes) -> None:
             passed = events.feed(data) if data else events.end()
             if events.pieces > ticket.pieces:
                 self._house.piece(ticket, events.pieces)
             if passed and (ticket.sent or not events.error):
-                if not ticket.sent:
-                    begin()
+                begin()
                 client.write(name.put(passed))
             if events.error:
                 what = f"{seen.backend.name}: {events.error}"
@@ -262,8 +259,7 @@ class Relay:
             if not (events.done or events.finished):
                 text = f"{seen.backend.name} broke off its answer."
                 raise Failed(Refusal(502, "engine_broke_off", text))
-            if not ticket.sent:
-                begin()
+            begin()
             client.end()
 
         await line.relay(take, client.line)

@@ -6,16 +6,18 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from hetero.apps.serving.accounts import Account
-from hetero.apps.serving.bodies import Asked, Held
+from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
-from hetero.apps.serving.events import Usage
-from hetero.apps.serving.faults import Blame, Fault
+from hetero.apps.serving.faults import Blame
 from hetero.apps.serving.learning import Mark
-from hetero.apps.serving.lines import EngineLine, EnginePool
-from hetero.apps.serving.settings import DeploymentFile
+from hetero.apps.serving.lines import EngineLine
+
+if TYPE_CHECKING:
+    from hetero.apps.serving.dispatcher import Dispatcher
+    from hetero.apps.serving.worker import Worker
 
 #: Paths that engines answer without generating anything.
 WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
@@ -107,33 +109,5 @@ class Ticket:
             self.scope.reschedule(0.0)
 
 
-class House(Protocol):
-    """What relays ask of the dispatcher, whether it is in their process or in another."""
-
-    settings: DeploymentFile
-    models: dict[str, None]
-    accounts: dict[bytes, Account]
-    bodies: Held
-    pool: EnginePool
-    desk: Desk
-
-    def now_s(self) -> float:
-        """Time since the dispatcher was made [s]."""
-
-    def arrived(self) -> None:
-        """A request is coming."""
-
-    def ended(self, outcome: str) -> None:
-        """A request has ended before it could ask for a place."""
-
-    async def place(self, ticket: Ticket, *, anew: bool) -> Seen:
-        """The engine that a request goes to, ``anew`` even if it has failed it before."""
-
-    def piece(self, ticket: Ticket, pieces: int) -> None:
-        """So many pieces of an answer have come by now."""
-
-    async def failed(self, ticket: Ticket, fault: Fault, *, again: bool) -> None:
-        """An attempt failed before its client got anything."""
-
-    def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
-        """A request that has asked for a place has ended."""
+House: TypeAlias = "Dispatcher | Worker"
+"""What relays ask: the dispatcher in their process, or the worker that asks it in another."""

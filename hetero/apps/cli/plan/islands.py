@@ -72,10 +72,12 @@ def islands(
     from hetero.errors import InfeasibleError, require
     from hetero.planners.rignall import cost
     from hetero.planners.rignall.assignment import check_inventory
+    from hetero.planners.rignall.divider import Divider
     from hetero.planners.rignall.exact import exact, usable
     from hetero.planners.rignall.model import IslandModel
     from hetero.planners.rignall.parallelism import reading as reading_of
-    from hetero.planners.rignall.search import Method
+    from hetero.planners.rignall.search import Method, Objective, search
+    from hetero.progress import progress
     from hetero.question import in_draws
 
     options.new_file(figure, force, *options.PICTURES)
@@ -133,7 +135,23 @@ def islands(
         plan = found = exact(rates, held, minimum=minimum, pairs=pairs)
     optimum = plan.bound
     if method != "exact":
-        found = _searched(rates, held, minimum, method, batch, iterations, seed, state)
+        tabulated, all_ = max(rates.sizes), max(held.values())
+        require(
+            tabulated >= all_,
+            f"The divider makes islands of up to {all_} GPUs, --largest is {tabulated}.",
+            resolve=f"pass --largest {all_}.",
+        )
+        with progress(batch * iterations, method, unit="layouts") as advance:
+            found = search(
+                Divider(held, minimum=minimum),
+                Objective(rates),
+                method,
+                batch=batch,
+                iterations=iterations,
+                seed=seed,
+                state=state,
+                progress=advance,
+            )
         require(
             found.best is not None,
             f"None of the {len(found.values_rps)} layouts tried can serve the workload.",
@@ -184,40 +202,6 @@ def _inventory(
                 prices[gpu] = sum(known) / count
             counts[gpu] = counts.get(gpu, 0) + count
     return counts, prices, devices
-
-
-def _searched(
-    rates: Any,
-    held: dict[str, int],
-    minimum: int,
-    method: Any,
-    batch: int,
-    iterations: int,
-    seed: int,
-    state: Path | None,
-) -> Any:
-    from hetero.errors import require
-    from hetero.planners.rignall.divider import Divider
-    from hetero.planners.rignall.search import Objective, search
-    from hetero.progress import progress
-
-    most, all_ = max(rates.sizes), max(held.values())
-    require(
-        most >= all_,
-        f"The divider makes islands of up to {all_} GPUs, --largest is {most}.",
-        resolve=f"pass --largest {all_}.",
-    )
-    with progress(batch * iterations, method, unit="layouts") as advance:
-        return search(
-            Divider(held, minimum=minimum),
-            Objective(rates),
-            method,
-            batch=batch,
-            iterations=iterations,
-            seed=seed,
-            state=state,
-            progress=advance,
-        )
 
 
 def _record(plan: Assignment, prices: dict[str, float], optimum: float) -> dict[str, object]:
