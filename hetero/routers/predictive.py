@@ -118,9 +118,7 @@ START, STOP, LEAST_RATE, FLOOR, TERMS = 9, 10, 11, 12, 13
 SEEN_END, ROW, REPLICA, REST, BY_TOKENS, BY_SLOTS, BEFORE, CELL, COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7, 8
 _RECENT = 200.0  # arrivals that the averages remember: minutes of traffic, many per length
 _LEARNT = 500.0  # finished requests that the regression remembers
-_SPARE = (
-    0.9  # how full who takes a request that has missed its target, or decodes in a cell, may be
-)
+_SPARE = 0.9  # how full a replica may be that takes a request which has missed its target
 _LINK = 2.0  # 1/s; the share of a limit that a request forgoes to spare links a second
 _FEW = 48  # replicas that are looked at one by one
 _FINITE = 1e300  # s; above every cost, below that of what is out
