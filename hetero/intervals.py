@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy.special import stdtrit
 
 
 def interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
@@ -27,7 +27,7 @@ def interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]
     mean = float(x.mean())
     if len(x) < 2:
         return mean, mean
-    half = float(stats.t.ppf(0.5 + confidence / 2.0, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x)))
+    half = float(stdtrit(len(x) - 1, 0.5 + confidence / 2.0) * x.std(ddof=1) / np.sqrt(len(x)))
     return mean - half, mean + half
 
 

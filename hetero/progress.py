@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 EVERY_S = 5.0
 """Between two lines where stderr is a pipe or a file; work that is done sooner prints none [s]."""
+_SOON = 0.2  # of that, until the first line of work that nobody asked for
 _COLUMNS = 88  # of a bar below a cell, whose width is not known here
 
 
@@ -25,7 +26,12 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(
-    total: int | None, label: str, *, unit: str = "requests", show: bool | None = None
+    total: int | None,
+    label: str,
+    *,
+    unit: str = "requests",
+    show: bool | None = None,
+    soon: bool = False,
 ) -> Iterator[Advance]:
     """A bar that is gone when the work is done; yields what to call with each advance.
 
@@ -39,6 +45,8 @@ def progress(
     show
         By default a bar where stderr is a terminal, and where it is a pipe or a file a line every
         :data:`EVERY_S` at most. A notebook passes whether it runs by hand.
+    soon
+        Whether the first line comes earlier.
 
     Examples
     --------
@@ -48,7 +56,8 @@ def progress(
     shown = sys.stderr.isatty() if show is None else show
     shell = _kernel()
     lines = show is None and not shown and shell is None
-    begun = said = time.monotonic()
+    begun = time.monotonic()
+    due = begun + EVERY_S * (_SOON if soon else 1.0)
     done = 0
     below: dict[str, Any] = {}
     if shown and shell is not None:
@@ -64,16 +73,16 @@ def progress(
     ) as bar:
 
         def advance(count: int, what: str = "", /) -> None:
-            nonlocal done, said
+            nonlocal done, due
             done += count
             if what and shown:
                 bar.set_description(f"{label}: {what}", refresh=False)
             bar.update(count)
-            if lines and (now := time.monotonic()) - said >= EVERY_S:
+            if lines and (now := time.monotonic()) >= due:
                 of = "" if total is None else f" of {total:,}"
                 step = f" {what}," if what else ""
                 print(f"{label}:{step} {done:,}{of} {unit}, {now - begun:.0f} s", file=sys.stderr)
-                said = now
+                due = now + EVERY_S
 
         yield advance
 
@@ -83,6 +92,11 @@ def _kernel() -> Any:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell if hasattr(shell, "kernel") else None
+
+
+def by_hand() -> bool:
+    """Whether this is a notebook that a person runs: only then may a cell ask for an answer."""
+    return bool(getattr(getattr(_kernel(), "kernel", None), "_allow_stdin", False))
 
 
 class _Output:

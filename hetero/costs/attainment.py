@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from hetero.arrays import Flags, Floats
 from hetero.costs.demand import Demand
@@ -40,7 +40,7 @@ from hetero.simulator.metrics import Slo
 MOST_LOAD = 0.95
 """Largest utilisation of a prefill replica, a link or a batch that a plan may count on."""
 
-_LEVELS = np.asarray(norm.ppf((np.arange(12) + 0.5) / 12))  # the batch, in standard deviations
+_LEVELS = np.asarray(ndtri((np.arange(12) + 0.5) / 12))  # the batch, in standard deviations
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -52,32 +52,6 @@ def _fingerprint(path: Path) -> int:
     return found
 
 
-class _Notice:
-    """Says once, to people only, why the first run takes its time."""
-
-    said = False
-
-    def on_start(self, found: Any) -> None:
-        """A kernel that no cache has is about to be compiled."""
-        module = str(found.data["dispatcher"].py_func.__module__)
-        if not self.said and module.startswith("hetero.") and sys.stderr.isatty():
-            self.said = True
-            print("Compiling the simulator for this machine, once: about 20 s.", file=sys.stderr)
-
-    def on_end(self, found: Any) -> None:
-        """It has been compiled."""
-
-
-@cache
-def _njit() -> Any:
-    from numba import njit
-    from numba.core import event
-
-    listener = type("Listener", (_Notice, event.Listener), {})
-    event.register("numba:compile", listener())  # type: ignore[no-untyped-call]
-    return njit
-
-
 _plain = False
 
 
@@ -94,7 +68,13 @@ def interpreted() -> bool:
 
 def inlined(function: Callable[..., Any]) -> Any:
     """A function of kernels that is worth no call of its own: passing the arrays costs more."""
-    return function if _plain else _njit()(**_OPTIONS, forceinline=True)(function)
+    return function if _plain else _kernel(function, forceinline=True)
+
+
+def _kernel(function: Callable[..., Any], **more: Any) -> Any:
+    from hetero.engine.linked import Kernel  # numba takes half a second
+
+    return Kernel(function, targetoptions={"nopython": True, **_OPTIONS, **more})
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -107,11 +87,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     """
     if _plain:
         return function
-    njit = _njit()
+    kernel = _kernel(function)
     try:
-        kernel = njit(cache=True, **_OPTIONS)(function)
+        kernel.enable_caching()
         file = kernel._cache._cache_file
         file._source_stamp = (_fingerprint(Path(function.__code__.co_filename)), file._source_stamp)
     except (RuntimeError, AttributeError, OSError):  # no place for a cache, or another kind of it
-        return njit(**_OPTIONS)(function)
+        return _kernel(function)
     return kernel

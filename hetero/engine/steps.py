@@ -31,7 +31,7 @@ def cached_rate(e, FM, p, b):
 def decode_level(e, FM, p, b):
     """Time of a decode step of ``b`` requests without cached tokens."""
     count = e.rate_count[p]
-    return token_s(e, FM, p, b) + FM[e.rates[p] + 4 * count + max(min(b, count) - 1, 0)]
+    return token_s(e, FM, p, float(b)) + FM[e.rates[p] + 4 * count + max(min(b, count) - 1, 0)]
 
 
 @compiled
@@ -62,7 +62,7 @@ def decode_line(e, FM, p, b, cached, limit):
     first = decode_level(e, FM, p, b) + rate * cached
     slope = rate * b
     if e.bend_count[p] > 0:
-        extra, more, until = bend(e, FM, p, b, cached)
+        extra, more, until = bend(e, FM, p, b, float(cached))
         first += extra
         slope += more * b
         if until >= 0:
@@ -89,6 +89,7 @@ def piece_s(e, FM, p, n, b, cached, pairs):
 @compiled
 def step_s(e, FM, n, b, cached, pairs):
     """Time of one step: the larger of the pieces."""
+    n, cached = float(n), float(cached)
     time = piece_s(e, FM, 0, n, b, cached, pairs)
     if e.pieces == 2:
         time = max(time, piece_s(e, FM, 1, n, b, cached, pairs))

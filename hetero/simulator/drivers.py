@@ -22,6 +22,7 @@ Ints = NDArray[np.int64]
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of requests just routed."""
 
+_NONE = np.empty(0, np.int64)
 _CHUNK = 65536  # requests between two reports of progress
 
 
@@ -48,7 +49,7 @@ class Driver:
         self.closed = trace.clients > 0
         count = min(trace.clients, len(trace))
         # See loop.answered; all clients are ready at time 0.
-        self.loop = (np.zeros(count), np.zeros(2 + count, np.int64), trace.think_s)
+        self.loop = (np.zeros(count), np.zeros(2 + count, np.int64), float(trace.think_s))
         self.loop[1][0] = count
 
     @property
@@ -90,7 +91,7 @@ class Driver:
         """Play everything to its end; the last event was at ``now_s``."""
         while True:
             self.play(np.inf)
-            advance_all(*self.arrays, np.inf)
+            self.advance(np.inf)
             loop.give_up(self.requests, self.engines, self.integers)
             if self.next == len(self.requests):
                 break
@@ -115,6 +116,10 @@ class Driver:
         """Route requests that lost their replica at ``t``, and those that are held."""
         raise NotImplementedError
 
+    def advance(self, t: float) -> None:
+        """Play all replicas up to ``t``."""
+        raise NotImplementedError
+
 
 class Compiled(Driver):
     """Drives a built-in router: everything in compiled code."""
@@ -129,21 +134,36 @@ class Compiled(Driver):
         super().__init__(arrays, trace, progress)
         self.all = (*arrays, *router)
 
+    def _drive(
+        self,
+        what: int,
+        start: int = 0,
+        stop: int = 0,
+        t: float = -np.inf,
+        inclusive: bool = False,
+        lost: Ints = _NONE,
+    ) -> int:
+        return int(loop.drive(*self.all, what, start, stop, float(t), inclusive, lost, *self.loop))
+
     def route(self, start: int, stop: int) -> None:
         """Route requests as they arrive."""
-        loop.arrivals(*self.all, start, stop)
+        self._drive(loop.ROUTE, start, stop)
 
     def send(self, start: int, stop: int, until: float, inclusive: bool) -> int:
         """Route requests of a closed loop."""
-        return int(loop.closed_loop(*self.all, start, stop, until, inclusive, *self.loop))
+        return self._drive(loop.SEND, start, stop, until, inclusive)
 
     def wait(self, until: float) -> None:
         """Offer deferred requests again at every change up to ``until``."""
-        loop.offer_until(*self.all, until)
+        self._drive(loop.WAIT, t=until)
 
     def requeue(self, lost: Ints, t: float) -> None:
         """Route requests that lost their replica at ``t``, and those that are held."""
-        loop.requeue(*self.all, lost, t)
+        self._drive(loop.REQUEUE, t=t, lost=lost)
+
+    def advance(self, t: float) -> None:
+        """Play all replicas up to ``t``."""
+        self._drive(loop.ADVANCE, t=t)
 
 
 class Plain(Driver):
@@ -307,6 +327,10 @@ class Plain(Driver):
             else:
                 held.keep(self.requests, self.integers, r)
             r = following
+
+    def advance(self, t: float) -> None:
+        """Play all replicas up to ``t``."""
+        advance_all(*self.arrays, t)
 
     def drain(self, now_s: float) -> None:
         """Play everything to its end; the last event was at ``now_s``."""

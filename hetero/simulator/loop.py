@@ -37,6 +37,9 @@ from hetero.engine.state import (
 )
 from hetero.routers.kernels import choose
 
+# What is driven, see drive.
+ROUTE, SEND, WAIT, REQUEUE, ADVANCE = 0, 1, 2, 3, 4
+
 
 @compiled
 def reject(R, E, IM, r, reason):
@@ -92,8 +95,7 @@ def arrivals(R, E, S, FM, IM, RM, U, code, start, stop):
     """Route requests ``start`` to ``stop - 1`` when they arrive."""
     for r in range(start, stop):
         t = R[r].arrival_s
-        if IM[DEFERRED] > 0:
-            offer_until(R, E, S, FM, IM, RM, U, code, t)
+        offer_until(R, E, S, FM, IM, RM, U, code, t)
         route(R, E, S, FM, IM, RM, U, code, r, t)
 
 
@@ -198,10 +200,27 @@ def offer_until(R, E, S, FM, IM, RM, U, code, until):
 
 
 @compiled
-def requeue(R, E, S, FM, IM, RM, U, code, lost, t):
-    """Route requests that lost their replica at ``t``, and those that are held."""
-    merge(R, IM, lost)
-    offer_all(R, E, S, FM, IM, RM, U, code, t)
+def drive(
+    R, E, S, FM, IM, RM, U, code, what, start, stop, t, inclusive, lost, ready, clients, think_s
+):
+    """What is done under a built-in router, by number; which request comes next.
+
+    One kernel for everything, because each that Python calls is compiled with all that it calls.
+    """
+    if what == ROUTE:
+        arrivals(R, E, S, FM, IM, RM, U, code, start, stop)
+    elif what == SEND:
+        return closed_loop(
+            R, E, S, FM, IM, RM, U, code, start, stop, t, inclusive, ready, clients, think_s
+        )
+    elif what == WAIT:
+        offer_until(R, E, S, FM, IM, RM, U, code, t)
+    elif what == REQUEUE:
+        merge(R, IM, lost)
+        offer_all(R, E, S, FM, IM, RM, U, code, t)
+    else:
+        advance_all(R, E, S, FM, IM, t)
+    return stop
 
 
 @compiled

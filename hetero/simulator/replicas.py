@@ -14,7 +14,6 @@ from hetero.deployment import Deployment, KvLink, Replica
 from hetero.engine import state
 from hetero.engine.failure import fail, recover
 from hetero.engine.limits import limits_of
-from hetero.engine.replica import advance_all
 from hetero.errors import require, require_not_negative, require_positive
 from hetero.routers.base import Builtin, Router
 from hetero.routers.predictors import Oracle, Predictor
@@ -167,7 +166,7 @@ def _play(driver: Driver, until: float, sampler: Sampler | None) -> None:
         while sampler.next_s < until:
             t = sampler.next_s
             driver.play(t, inclusive=True)
-            advance_all(*driver.arrays, t)
+            driver.advance(t)
             sampler.take()
             if until == np.inf and driver.at_rest:
                 break

@@ -6,7 +6,9 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numba import types
 
 from hetero.engine import compiled
 
@@ -75,20 +77,24 @@ def test_where_no_cache_can_be_kept_kernels_still_run() -> None:
     assert space["half"](3.0) == 1.5
 
 
-def test_people_are_told_once_why_the_first_run_takes_long(monkeypatch, capsys) -> None:
-    class Dispatcher:
-        class py_func:
-            __module__ = "hetero.engine.replica"
-
-    class Found:
-        data = {"dispatcher": Dispatcher}  # noqa: RUF012
-
-    notice = compiled._Notice()
-    notice.on_start(Found)
+def test_what_kernels_call_is_linked_in_one_form_and_counted_while_it_is_compiled(
+    monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("hetero.progress.EVERY_S", 0.0)
+    space = {"compiled": compiled.compiled, "__name__": "hetero.kernels_of_a_test"}
+    text = "@compiled\ndef half(x):\n    return x / 2\n\n\n"
+    text += "@compiled\ndef both(x, y):\n    return half(x) + half(y) + half(1)\n"
+    exec(text, space)
+    assert space["both"](np.int32(3), 4) == 4.0
+    assert [list(space["half"].linked.overloads), space["half"].nopython_signatures] == [
+        [(types.int64,)],
+        [],
+    ]
+    said = capsys.readouterr().err.splitlines()
+    start = "compiling the simulator, once for this machine"
+    assert [line.rpartition(",")[0] for line in said] == [
+        f"{start}: {k} of 2 kernels" for k in (1, 2)
+    ]
+    assert space["both"](np.int32(5), 4) == 5.0
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    notice.on_start(Found)
-    notice.on_start(Found)
-    assert (
-        capsys.readouterr().err == "Compiling the simulator for this machine, once: about 20 s.\n"
-    )
+    assert space["half"](3.0) == 1.5

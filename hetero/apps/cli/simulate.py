@@ -157,7 +157,6 @@ def simulate(
     """
     from hetero import catalog
     from hetero import cluster as clusters
-    from hetero.apps.cards.card import PlanCard
     from hetero.deployment import engine_on
     from hetero.errors import CatalogError, DataError, require
     from hetero.latency.resolve import resolve
@@ -179,7 +178,11 @@ def simulate(
     chosen: list[Builtin | PipelineRouter] = [
         known[options.choice("--router", name, known)]() for name in asked
     ]
-    card = PlanCard.load(cluster) if cluster.endswith(".json") else None
+    card = None
+    if cluster.endswith(".json"):
+        from hetero.apps.cards.card import PlanCard  # with all that answers
+
+        card = PlanCard.load(cluster)
     if card is not None and rate is not None and arrivals is None:
         arrivals = card.question.arrivals
     requested = options.opened(trace, source, seed, columns)

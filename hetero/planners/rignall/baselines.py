@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import qmc
 
 from hetero.arrays import Floats
 from hetero.planners.rignall.search import Proposer, Space, fresh
@@ -23,6 +22,8 @@ def sobol(
     space: Space, points: Floats, values: Floats, count: int, generator: np.random.Generator
 ) -> Floats:
     """The next points of one Sobol sequence, the same for every seed."""
+    from scipy.stats import qmc  # takes a second
+
     sequence = qmc.Sobol(len(space.names), scramble=False)
     sequence.fast_forward(len(points))
     return space.from_unit(sequence.random(count))
