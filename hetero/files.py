@@ -24,11 +24,6 @@ def writing(path: Path | str, *, force: bool = False) -> Iterator[Path]:
     error or an interrupt nothing is left behind; what ``kill -9`` left is removed when the same
     file is written a day later or after that. The move survives a loss of power.
 
-    Raises
-    ------
-    ParameterError
-        If ``path`` exists and ``force`` is not set, or its folder does not exist.
-
     Examples
     --------
     >>> import tempfile
@@ -101,11 +96,6 @@ def _sync(path: Path) -> None:
 
 def check_new(path: Path | str, *, force: bool = False) -> None:
     """Refuse a file that :func:`writing` could not write, before the work that ends in it.
-
-    Raises
-    ------
-    ParameterError
-        If ``path`` exists and ``force`` is not set, or its folder does not exist.
 
     Examples
     --------

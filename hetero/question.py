@@ -75,11 +75,6 @@ _MOST_RPS = 1e6
 def within_context(trace: Trace, llm: Llm) -> tuple[Trace, tuple[str, ...]]:
     """The requests that the context window of a model holds, and in a sentence what is left out.
 
-    Raises
-    ------
-    ParameterError
-        If it holds none.
-
     Examples
     --------
     >>> from hetero import catalog

@@ -298,11 +298,6 @@ class ServingEngine(Shown):
             Of a mixture: runs of those show none of the time per step beside the kernels where the
             next step is prepared ahead.
 
-        Raises
-        ------
-        ParameterError
-            If it is no release.
-
         Examples
         --------
         >>> engine = serving_engine("vllm")
@@ -325,11 +320,6 @@ class ServingEngine(Shown):
 
     def memory_of(self, release: str = "") -> EngineMemory | None:
         """How a release, by default the newest, divides the memory; None for the papers' systems.
-
-        Raises
-        ------
-        ParameterError
-            If it is no release.
 
         Examples
         --------
@@ -572,13 +562,7 @@ def serving_engines() -> Records[ServingEngine]:
 
 
 def serving_engine(name: str) -> ServingEngine:
-    """Engine of that name.
-
-    Raises
-    ------
-    ParameterError
-        If there is none.
-    """
+    """Engine of that name."""
     for one in serving_engines():
         if one.name == name:
             return one
@@ -594,11 +578,6 @@ def _has(since: str, release: str) -> bool:
 
 def release_numbers(release: str) -> tuple[float, ...]:
     """Numbers of a release, by which releases are in order.
-
-    Raises
-    ------
-    ParameterError
-        If it is no release.
 
     Examples
     --------

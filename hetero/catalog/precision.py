@@ -15,11 +15,6 @@ PRECISION_BITS = MappingProxyType(
 def bytes_of(values: int, precision: str) -> int:
     """Bytes that ``values`` numbers take in a precision, rounded up to a whole byte.
 
-    Raises
-    ------
-    ParameterError
-        If the precision is unknown.
-
     Examples
     --------
     >>> bytes_of(1000, "int4")

@@ -131,13 +131,7 @@ class CostModel:
         return self.engine.overheads_of(self.settings.release, experts=bool(self.llm.experts))
 
     def room(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
-        """What the engine takes of the memory of so many GPUs, and holds beside weights.
-
-        Raises
-        ------
-        ParameterError
-            If an engine is said to have a larger cache than its memory leaves.
-        """
+        """What the engine takes of the memory of so many GPUs, and holds beside weights."""
         for name, number, tokens in self.settings.kv_tokens:
             if name == gpu.name:
                 return self._printed(gpu, llm, number, tokens)
@@ -216,13 +210,7 @@ class CostModel:
         return EngineStage(machine, gpu.name, gpu.vendor, gpus)
 
     def rates(self, machine: int, gpus: int) -> Rates:
-        """Rates of ``gpus`` GPUs of a machine that share every layer.
-
-        Raises
-        ------
-        ParameterError
-            If the heads cannot be shared by so many GPUs.
-        """
+        """Rates of ``gpus`` GPUs of a machine that share every layer."""
         where = self.machines[machine]
         key = (where.gpu, where.link, gpus)
         if key not in self._rates:

@@ -69,7 +69,7 @@ class Kernel(registry.CPUDispatcher):
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """How a kernel calls it: integers are of one kind, so that there is one form of it."""
         plain = [types.unliteral(one) for one in args]
-        wide = [types.int64 if _signed(one) else one for one in plain]
+        wide = [types.int64 if one in types.signed_domain else one for one in plain]
         return self.linked.get_call_template(wide, kws)
 
     def get_overload(self, sig: Any) -> Any:
@@ -87,10 +87,6 @@ class Kernel(registry.CPUDispatcher):
             left += more - found
             found |= more
         return found
-
-
-def _signed(one: Any) -> bool:
-    return isinstance(one, types.Integer) and one.signed
 
 
 class _Watcher(event.Listener):
@@ -126,4 +122,4 @@ class _Watcher(event.Listener):
             self._shown.close()
 
 
-event.register("numba:compile", _Watcher())  # type: ignore[no-untyped-call]
+event.register("numba:compile", _Watcher())

@@ -162,11 +162,6 @@ def resolve(
     expert_ranks
         See :class:`~hetero.latency.models.roofline.Roofline`; no table was measured with any.
 
-    Raises
-    ------
-    ParameterError
-        If the degree does not exist.
-
     Examples
     --------
     >>> from hetero.catalog import gpu, llm

@@ -74,13 +74,7 @@ def load(path: Path | str) -> StepModel:
 
 
 def save(model: StepModel, path: Path | str, *, force: bool = False) -> Path:
-    """Write a step model; the file appears whole or not at all.
-
-    Raises
-    ------
-    ParameterError
-        If the file exists and ``force`` is not set, or its folder does not exist.
-    """
+    """Write a step model; the file appears whole or not at all."""
     with writing(path, force=force) as part:
         part.write_text(to_json(model), encoding="utf-8")
     return Path(path)

@@ -61,11 +61,6 @@ class Budget(Shown):
     ranks
         Ranks that share out the routed experts; figures but ``gpus`` and ``max_tokens`` are of one.
 
-    Raises
-    ------
-    ParameterError
-        If a degree is below 1, a fraction outside 0 to 1, or an overhead negative.
-
     Examples
     --------
     >>> from hetero.catalog import gpu, llm

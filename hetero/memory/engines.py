@@ -55,11 +55,6 @@ def engine_room(
     share
         Share of the visible memory; by default the engine's own.
 
-    Raises
-    ------
-    ParameterError
-        If the share is not above 0, or above 1.
-
     Examples
     --------
     >>> from hetero.catalog import gpu, llm, serving_engine

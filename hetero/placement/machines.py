@@ -136,13 +136,7 @@ def machine_kinds(*, raw: bool = False) -> tuple[MachineKind, ...]:
 
 
 def machine_kind(gpu: str, llm: str, gpus: int = 1, *, raw: bool = False) -> MachineKind:
-    """Kind of a node of ``gpus`` GPUs.
-
-    Raises
-    ------
-    ParameterError
-        If Helix did not measure it; names what it did measure.
-    """
+    """Kind of a node of ``gpus`` GPUs."""
     for kind in machine_kinds(raw=raw):
         if (kind.gpu, kind.llm, kind.tensor_parallel) == (gpu, llm, gpus):
             return kind

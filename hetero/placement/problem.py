@@ -177,13 +177,7 @@ class Problem(Shown):
         )
 
     def index(self, name: str) -> int:
-        """Place of a node in the order of ``nodes``.
-
-        Raises
-        ------
-        ParameterError
-            If there is no such node.
-        """
+        """Place of a node in the order of ``nodes``."""
         for k, node in enumerate(self.nodes):
             if node.name == name:
                 return k

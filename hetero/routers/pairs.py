@@ -71,12 +71,6 @@ class PairShares(Builtin):
     drawn
         Draw every pair at random with these probabilities instead.
 
-    Raises
-    ------
-    ParameterError
-        If the times do not rise, or, when a run begins, if a weight is negative or its pair
-        cannot serve a request.
-
     Notes
     -----
     Source: ThunderServe, section 3.3: routing by the orchestration; X, Y.

@@ -110,12 +110,6 @@ class RangeShares(Builtin):
     among
         See :data:`Among`.
 
-    Raises
-    ------
-    ParameterError
-        If the ends do not rise, or, when a run begins, if a weight is negative, no replica serves
-        a range, or a replica has a weight in a phase that it does not serve.
-
     Notes
     -----
     Source: Rignall, section 4.1: requests follow the assignment of ranges to islands.

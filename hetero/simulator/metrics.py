@@ -73,11 +73,6 @@ class Slo:
         where
             What the text belongs to, for errors.
 
-        Raises
-        ------
-        ParameterError
-            If a part cannot be read or is given twice.
-
         Examples
         --------
         >>> Slo.read("ttft=500ms, tpot=0.05s")
@@ -195,11 +190,6 @@ def metrics(
     priority
         Count the requests of this class alone, which has no cost of its own; times between tokens,
         imbalance and utilisation remain those of all.
-
-    Raises
-    ------
-    ParameterError
-        If the window is empty.
     """
     slo = slo or Slo()
     r = run.requests

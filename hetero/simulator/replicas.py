@@ -89,12 +89,6 @@ def simulate(
         Ends the run by :class:`~hetero.simulator.watch.MissedError` where it cannot meet a goal any
         more; without events alone.
 
-    Raises
-    ------
-    ParameterError
-        If the time between samples is not above 0, or an event names an unknown replica, a time
-        that is no number, or anything else that :class:`Event` does not know.
-
     Examples
     --------
     >>> from hetero.latency.step import StepModel

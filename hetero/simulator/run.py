@@ -142,11 +142,6 @@ class Run(Shown):
         """Queue, decoding requests, KV use and time spent in steps of each replica over time.
 
         One row per sample and replica, see :class:`Samples`.
-
-        Raises
-        ------
-        ParameterError
-            If the run was simulated without ``sample_s``.
         """
         if self.samples is None:
             raise ParameterError(

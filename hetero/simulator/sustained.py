@@ -255,11 +255,6 @@ def arrivals(
     with it; where the trace comes again, its mean gap stands between its last request and its
     first.
 
-    Raises
-    ------
-    ParameterError
-        If gaps are to be scaled and all of these requests arrive at once.
-
     Examples
     --------
     >>> bursts = Trace([0.0, 0.0, 1.0], [1, 2, 3], [1, 1, 1])
@@ -334,11 +329,6 @@ def saturation(
         Requests, see :func:`arrivals`; their own rate does not matter.
     precision
         What the rate is known to.
-
-    Raises
-    ------
-    ParameterError
-        If no request fits, or the backlog grows at any rate.
 
     Examples
     --------

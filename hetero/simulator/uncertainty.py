@@ -100,13 +100,7 @@ class Outcomes(Shown):
     def best(
         self, measure: str, rule: Rule = "best mean", *, largest: bool = True, share: float = 0.9
     ) -> str:
-        """The plan that a rule chooses, the largest or the smallest measure being the better.
-
-        Raises
-        ------
-        ParameterError
-            If there is no such rule or measure.
-        """
+        """The plan that a rule chooses, the largest or the smallest measure being the better."""
         k = self._measure(measure)
         sign = 1.0 if largest else -1.0
         if rule == "nominal":
@@ -189,12 +183,6 @@ def propagate(
     common
         Correlation of the errors of different GPU types, from 0 to 1: an engine that is slower
         everywhere, say.
-
-    Raises
-    ------
-    ParameterError
-        If there is no plan, a replica names no GPU, or the evaluations do not agree in what they
-        measure.
     """
     require(bool(cases), "There is no plan to evaluate.", resolve="give at least one.")
     given = errors or {}
@@ -290,11 +278,6 @@ def robust(
         deployments by simulation.
     measure, largest
         What to compare them by, one of the measures of the cases, and whether more is better.
-
-    Raises
-    ------
-    ParameterError
-        As :func:`propagate` and :meth:`Outcomes.best`.
     """
     outcomes = propagate(cases, draws=draws, seed=seed, errors=errors)
     name, nominal = (outcomes.best(measure, by, largest=largest) for by in (rule, "nominal"))
@@ -345,11 +328,6 @@ def draw_factors(
     ----------
     common
         Correlation between the logarithms of different types; each keeps its own deviation.
-
-    Raises
-    ------
-    ParameterError
-        If there is no draw, or the correlation is not from 0 to 1.
 
     Examples
     --------

@@ -43,13 +43,7 @@ class LengthRanges(Shown):
         return len(self.share)
 
     def index(self, tokens: ArrayLike) -> LongInts:
-        """Number of the range that each length falls into.
-
-        Raises
-        ------
-        ParameterError
-            If a length lies outside all ranges.
-        """
+        """Number of the range that each length falls into."""
         lengths = np.asarray(tokens)
         outside = (lengths < self.start_tokens[0]) | (lengths >= self.end_tokens[-1])
         if outside.any():
@@ -88,11 +82,6 @@ def ranges(source: Source, width_tokens: int, *, limit_tokens: int | None = None
         Lengths s < limit are covered; by default just beyond the largest length. Distributions
         need it.
 
-    Raises
-    ------
-    ParameterError
-        If the width is below 1, or lengths lie beyond the limit.
-
     Examples
     --------
     >>> print(ranges([1, 10, 99, 100], 100))
@@ -125,11 +114,6 @@ def bins(source: Source, edges_tokens: Sequence[int], *, limit_tokens: int) -> L
     The middle is half way between the ends.
 
     Source: HeteroServe, section 3.3: length bins; K, l_1 to l_(K-1).
-
-    Raises
-    ------
-    ParameterError
-        If the edges do not rise from above 0 to below the limit, or lengths lie beyond it.
 
     Examples
     --------

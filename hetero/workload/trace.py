@@ -60,11 +60,6 @@ class Trace(Shown):
     clients, think_s
         Of a closed loop, see :meth:`closed_loop`; 0 where ``arrival_s`` says when requests come.
 
-    Raises
-    ------
-    ParameterError
-        If an array breaks one of these rules; the text names the first request that does.
-
     Examples
     --------
     >>> trace = Trace([0.0, 0.5, 2.0], [100, 20, 300], [10, 5, 0], name="three")
@@ -279,11 +274,6 @@ class Trace(Shown):
         share
             Of every prompt, rounded down to whole blocks.
 
-        Raises
-        ------
-        ParameterError
-            If the share is not above 0, or above 1.
-
         Examples
         --------
         >>> shared = Trace([0.0, 1.0], [80, 40], [5, 5]).with_prefix(0.5)
@@ -302,11 +292,6 @@ class Trace(Shown):
         Engines that are told so (``--scheduling-policy priority`` of vLLM) admit what waits in
         order of its class and then of its arrival, and evict from the last class first; what
         waits at the dispatcher is sent in that order too. Requests of a session are of one class.
-
-        Raises
-        ------
-        ParameterError
-            If a share is not above 0, or they do not sum to 1.
 
         Examples
         --------

@@ -138,13 +138,7 @@ _ARRIVAL_DISTANCES: tuple[Distance, ...] = (
 
 
 def compare(draw: Callable[[int], Trace], real: Trace, draws: int) -> TwinCheck:
-    """Compare the traces ``draw(0)``, ``draw(1)``, ... with the real one.
-
-    Raises
-    ------
-    ParameterError
-        If ``draws`` is below 1, or one side has arrivals and the other has not.
-    """
+    """Compare the traces ``draw(0)``, ``draw(1)``, ... with the real one."""
     if draws < 1:
         raise ParameterError(f"{draws} draws compare nothing.", resolve="pass draws >= 1.")
     drawn = [draw(seed) for seed in range(draws)]

@@ -94,13 +94,7 @@ class Policy:
             require_positive(weights_gbs=self.weights_gbs)
 
     def start_s(self, market: Market) -> float:
-        """From the order of a machine to its first request [s].
-
-        Raises
-        ------
-        ParameterError
-            If it is an hour or more.
-        """
+        """From the order of a machine to its first request [s]."""
         start_s = market.prices.start_s
         if self.weights_gbs is not None:
             weights = market.llm.weight_bytes(market.settings.precision)
@@ -278,13 +272,7 @@ class Autoscaled(Shown):
 
 
 def autoscaled(day: DayPlan, policy: Policy | None = None) -> Autoscaled:
-    """Simulate an autoscaler over a day, the hourly optimum and the constant fleet beside it.
-
-    Raises
-    ------
-    ParameterError
-        If machines start in an hour or more, or none has the spot price that is asked for.
-    """
+    """Simulate an autoscaler over a day, the hourly optimum and the constant fleet beside it."""
     policy = policy or Policy()
     market, curve = day.market, day.curve
     hours = len(curve.rates_rps)

@@ -91,11 +91,6 @@ class LoadCurve(Shown):
         ----------
         peak_rps
             Scale the curve to this peak.
-
-        Raises
-        ------
-        ParameterError
-            If the trace spans less than two hours, or an hour has no request.
         """
         start = float(trace.arrival_s[0])
         hours = int((float(trace.arrival_s[-1]) - start) // 3600)

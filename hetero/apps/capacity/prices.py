@@ -121,11 +121,6 @@ class PriceList(Shown):
     def of_cluster(cls, cluster: Cluster) -> PriceList:
         """The machines of a cluster at their prices, as many as there are.
 
-        Raises
-        ------
-        ParameterError
-            If a machine has no price.
-
         Examples
         --------
         >>> from hetero.cluster import cluster
@@ -153,13 +148,7 @@ class PriceList(Shown):
 
     @classmethod
     def joined(cls, lists: Sequence[PriceList]) -> PriceList:
-        """All that several lists offer; what is ordered starts as late as on the slowest of them.
-
-        Raises
-        ------
-        ParameterError
-            If there is no list.
-        """
+        """All that several lists offer; what is ordered starts as late as on the slowest."""
         if len(lists) == 1:
             return lists[0]
         offers = (replace(o, source=one.price_source(o)) for one in lists for o in one.offers)
@@ -171,13 +160,7 @@ class PriceList(Shown):
         )
 
     def only(self, gpus: Iterable[str]) -> PriceList:
-        """The same list with some GPU types alone.
-
-        Raises
-        ------
-        ParameterError
-            If the list has no such GPU.
-        """
+        """The same list with some GPU types alone."""
         names = {self._known(name) for name in gpus}
         return replace(self, offers=tuple(o for o in self.offers if o.gpu.name in names))
 
@@ -191,13 +174,7 @@ class PriceList(Shown):
         return full
 
     def limited(self, most_gpus: Mapping[str, int]) -> PriceList:
-        """The same list with at most so many GPUs of some types; 0 leaves a type out.
-
-        Raises
-        ------
-        ParameterError
-            If the list has no such GPU, or nothing is left.
-        """
+        """The same list with at most so many GPUs of some types; 0 leaves a type out."""
         known = {offer.gpu.name for offer in self.offers}
         limits = dict(self.most_gpus)
         for name, most in most_gpus.items():
@@ -250,11 +227,6 @@ def from_catalog(gpus: Iterable[str] | None = None, *, sizes: Sequence[int] = _S
     ----------
     gpus
         GPU types; by default all that have a price.
-
-    Raises
-    ------
-    ParameterError
-        If a GPU that was asked for has no price.
 
     Examples
     --------

@@ -164,11 +164,6 @@ def resilience(
     draws
         Draws of the step times with which the load is simulated again; 0 for none.
 
-    Raises
-    ------
-    ParameterError
-        If the plan is one over the layers of a network and no planner is given.
-
     Examples
     --------
     >>> from hetero import catalog, cluster, workload

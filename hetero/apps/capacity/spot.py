@@ -147,13 +147,7 @@ class SpotMix(Shown):
 def spot_risk(
     market: Market, on_demand: Counts, spot: Counts, *, hours: int = _HOURS, seed: int = 0
 ) -> SpotRisk:
-    """What a mix delivers over a timeline of losses.
-
-    Raises
-    ------
-    ParameterError
-        If a machine has no spot price.
-    """
+    """What a mix delivers over a timeline of losses."""
     columns = list(spot)
     for k, _ in columns:
         if market.offers[k].spot_usd_per_h is None:

@@ -360,13 +360,7 @@ class PlanCard(Shown):
         return page(self)
 
     def save(self, path: Path | str, *, force: bool = False) -> None:
-        """Write the card as JSON (``.json``) or as a page (``.html``).
-
-        Raises
-        ------
-        ParameterError
-            If the ending is another, or the file exists and ``force`` is not set.
-        """
+        """Write the card as JSON (``.json``) or as a page (``.html``)."""
         target = Path(path)
         if target.suffix not in (".json", ".html"):
             raise ParameterError(

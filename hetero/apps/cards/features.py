@@ -41,11 +41,6 @@ def speculation(text: str, llm: Llm, precision: str = "fp16") -> Feature:
     is that share itself; without it one layer of the model and its logits draft, as heads of EAGLE
     and of multi-token prediction do. Weights of a draft are held beside those of the model.
 
-    Raises
-    ------
-    ParameterError
-        If the text says something else.
-
     Examples
     --------
     >>> model = catalog.llm("Llama-3.1-8B")
@@ -78,11 +73,6 @@ def speculation(text: str, llm: Llm, precision: str = "fp16") -> Feature:
 def adapters(text: str, llm: Llm) -> Feature:
     """Adapters of a text such as ``adapters=8,rank=16,on=attention``; ``on`` may be ``all``.
 
-    Raises
-    ------
-    ParameterError
-        If the text says something else.
-
     Examples
     --------
     >>> found = adapters("adapters=8,rank=16,on=attention", catalog.llm("Llama-3.1-8B"))
@@ -104,13 +94,7 @@ def adapters(text: str, llm: Llm) -> Feature:
 
 
 def adapter_bytes(llm: Llm, rank: int, *, everywhere: bool = False) -> int:
-    """Bytes of one adapter in 16 bits, on the projections of attention or on every dense product.
-
-    Raises
-    ------
-    ParameterError
-        For latent attention, and for experts, which have adapters of other shapes.
-    """
+    """Bytes of one adapter in 16 bits, on projections of attention or on every dense product."""
     require(
         not llm.latent and not (everywhere and llm.experts),
         f"Adapters of {llm.name} are on projections that are not modelled.",

@@ -23,13 +23,7 @@ SHARES: Final = (0.58, 0.73, 0.95)
 
 
 def power(card: PlanCard, gpus: Mapping[str, Gpu]) -> Table:
-    """Power of a plan's GPUs while they are busy, and energy per token at its goodput.
-
-    Raises
-    ------
-    ParameterError
-        If the data sheet of one gives no power limit.
-    """
+    """Power of a plan's GPUs while they are busy, and energy per token at its goodput."""
     limit_w = 0.0
     for one in card.groups:
         for name, count in one.gpus.items():

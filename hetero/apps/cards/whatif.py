@@ -84,11 +84,6 @@ class WhatIf(Shown):
 def changed(text: str) -> dict[str, Any]:
     """Parameters of :func:`hetero.plan` after a change, or several joined by ``+``.
 
-    Raises
-    ------
-    ParameterError
-        If there is no such change.
-
     Examples
     --------
     >>> changed("precision=fp8+prefix-share=0.5")

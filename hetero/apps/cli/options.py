@@ -193,13 +193,7 @@ def output(help_: str) -> Any:
 
 
 def choice(option: str, value: str, allowed: Any) -> Any:
-    """Return ``value`` if it is one of a ``Literal``'s values, or of a collection of names.
-
-    Raises
-    ------
-    ParameterError
-        Naming the option, what was received and the values it may take.
-    """
+    """Return ``value`` if it is one of a ``Literal``'s values, or of a collection of names."""
     values = [str(v) for v in get_args(allowed) or allowed]
     near = difflib.get_close_matches(value, values, n=1)
     hint = f"did you mean '{near[0]}'? " if near else ""
@@ -213,11 +207,6 @@ def choice(option: str, value: str, allowed: Any) -> Any:
 
 def engine_release(text: str) -> tuple[EngineName, str]:
     """Engine and release of a text such as ``vllm@0.12``; an empty release for the newest.
-
-    Raises
-    ------
-    ParameterError
-        If there is no such engine, or the release is no number.
 
     Examples
     --------
@@ -236,11 +225,6 @@ def engine_release(text: str) -> tuple[EngineName, str]:
 def new_file(path: Path | None, force: bool, *endings: str) -> None:
     """Refuse an output file that could not be written, or does not end as its kind should.
 
-    Raises
-    ------
-    ParameterError
-        Naming the file, and the endings that it may have.
-
     Examples
     --------
     >>> new_file(Path("plan.png"), False, *PICTURES)
@@ -258,11 +242,6 @@ def new_file(path: Path | None, force: bool, *endings: str) -> None:
 
 def positive(option: str, value: float) -> float:
     """Return ``value`` if it is a number above 0, and finite.
-
-    Raises
-    ------
-    ParameterError
-        Naming the option and what was received.
 
     Examples
     --------
@@ -293,11 +272,6 @@ def pairs(
 ) -> dict[str, T]:
     """Names and values of texts such as ``H200=64``.
 
-    Raises
-    ------
-    ParameterError
-        Naming the option and what was received.
-
     Examples
     --------
     >>> pairs("--max", ["L4=8", "A40 = 2"], natural, "write a GPU and a number.")
@@ -317,11 +291,6 @@ def pairs(
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
     """Whole numbers of an option that takes several, by commas.
-
-    Raises
-    ------
-    ParameterError
-        Naming the option and what was received.
 
     Examples
     --------
@@ -373,13 +342,7 @@ def opened(trace: str, source: str, seed: int, columns: str = "") -> Requests:
 def arriving(
     chosen: str | None, trace: Requests, rate: float | None
 ) -> tuple[Literal["poisson", "scaled"], float | None]:
-    """How requests come and at which rate, of the options that say so.
-
-    Raises
-    ------
-    ParameterError
-        If the trace has no arrivals of its own and they are asked for, or a rate contradicts them.
-    """
+    """How requests come and at which rate, of the options that say so."""
     from hetero.workload import statistics
 
     kind = chosen or ("scaled" if trace.own_bursts else "poisson")
@@ -415,13 +378,7 @@ def arrivals(
     clients: int | None = None,
     think: float | None = None,
 ) -> tuple[Requests, str]:
-    """The first requests as they came, at a rate as --arrivals says, or of clients; in words.
-
-    Raises
-    ------
-    ParameterError
-        If a rate is not above 0, or one of the options contradicts another.
-    """
+    """The first requests as they came, at a rate as --arrivals says, or of clients; in words."""
     from hetero.simulator import sustained
 
     if requests is not None:

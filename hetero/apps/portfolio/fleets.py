@@ -178,13 +178,7 @@ def _mix(mixed: Cluster, counts: Mapping[str, int]) -> Cluster:
 
 
 def gpu_prices(mixed: Cluster) -> dict[str, float]:
-    """Price of one GPU of each type [$/h], by its machines; types without one are left out.
-
-    Raises
-    ------
-    ParameterError
-        If machines of one type have different prices per GPU.
-    """
+    """Price of one GPU of each type [$/h], by its machines; types without one are left out."""
     found: dict[str, float] = {}
     for machine in mixed.machines:
         if machine.usd_per_h is None:

@@ -44,13 +44,7 @@ def planners(effort: Effort = NORMAL, *, experts: bool = False) -> tuple[Planner
 
 
 def planner(name: str, effort: Effort = NORMAL) -> Planner:
-    """The planner of a name.
-
-    Raises
-    ------
-    ParameterError
-        If there is none.
-    """
+    """The planner of a name."""
     for one in planners(effort, experts=True):
         if one.name == name:
             return one

@@ -334,11 +334,6 @@ def score(
         Offered load; that of the case by default.
     known
         Largest rate of each seed, where it has been found before.
-
-    Raises
-    ------
-    ParameterError
-        If no seed is given.
     """
     used = _checked(seeds)
     seeds_rps = tuple(known) if known is not None else goodput(plan, question, used)

@@ -247,11 +247,6 @@ class Owner:
         Where they listen.
     count
         How many there are.
-
-    Raises
-    ------
-    ParameterError
-        If the address cannot be bound, or this system hands no sockets to other processes.
     """
 
     def __init__(self, dispatcher: Dispatcher, address: tuple[str, int], count: int) -> None:
@@ -276,13 +271,7 @@ class Owner:
             one.tell(self._count)
 
     async def open(self) -> None:
-        """Start all workers, and return once they listen.
-
-        Raises
-        ------
-        ParameterError
-            If one of them does not come to that.
-        """
+        """Start all workers, and return once they listen."""
         self._begun = [asyncio.get_running_loop().create_future() for _ in range(self._count)]
         self._keepers = [asyncio.create_task(self._keep(one)) for one in self._begun]
         try:

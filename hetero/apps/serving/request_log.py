@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 class RequestLog:
-    """Lines at the end of a file.
-
-    Raises
-    ------
-    ParameterError
-        If the file cannot be written.
-    """
+    """Lines at the end of a file."""
 
     def __init__(self, path: Path) -> None:
         try:

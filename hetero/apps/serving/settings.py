@@ -305,11 +305,6 @@ class DeploymentFile(_Strict):
         ----------
         plan
             Where its weights come from, if it follows one; by default all engines are up.
-
-        Raises
-        ------
-        ParameterError
-            If it is unknown or does not take a parameter.
         """
         options: dict[str, Any] = (
             {"name": self.router} if isinstance(self.router, str) else dict(self.router)
@@ -391,13 +386,7 @@ class DeploymentFile(_Strict):
         return {name: None for one in self.backends for name in one.served(self.model)}
 
     def keys(self) -> dict[bytes, Client]:
-        """Keys that clients may use, and whose they are; empty where everyone may ask.
-
-        Raises
-        ------
-        ParameterError
-            If the file names a variable that holds none, or two clients have one key.
-        """
+        """Keys that clients may use, and whose they are; empty where everyone may ask."""
         found: dict[bytes, Client] = {}
         for client in self.clients:
             key = _secret(client.key_env)

@@ -57,12 +57,6 @@ def write(
         Environment variable with the key of an engine, where one may be set.
     more
         Further fields of :class:`~hetero.apps.serving.settings.DeploymentFile`.
-
-    Raises
-    ------
-    ParameterError
-        If replicas serve one phase only, the router has no name in such a file, or the file exists
-        and ``force`` is not set.
     """
     path = Path(path)
     check_new(path, force=force)
@@ -93,11 +87,6 @@ def write(
 
 def named(router: Builtin, deployment: Deployment) -> str | dict[str, Any]:
     """The router as a deployment file names it, with the parameters that are not its defaults.
-
-    Raises
-    ------
-    ParameterError
-        If no such text gives the same router.
 
     Examples
     --------

@@ -168,13 +168,7 @@ def _measured_pairs() -> frozenset[tuple[str, str]]:
 
 
 def level_named(name: str) -> Level:
-    """The level of that name.
-
-    Raises
-    ------
-    ParameterError
-        If there is none.
-    """
+    """The level of that name."""
     if name not in LEVELS:
         raise ParameterError(
             f"'{name}' is no kind of source.", resolve=f"use one of {', '.join(LEVELS)}."
@@ -216,11 +210,6 @@ def error_of(
         A ``gpu``, with all variants of its chip, or an ``llm`` that takes no part.
     experts
         Of a mixture of experts.
-
-    Raises
-    ------
-    ParameterError
-        If there is no such level.
 
     Examples
     --------

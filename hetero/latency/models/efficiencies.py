@@ -124,11 +124,6 @@ def efficiency(gpu: Gpu, source: str | None = None, *, without: str = "") -> Eff
     compute, or the median of the vendor's.
     Another variant of a measured chip (another memory, another link) takes the chip's values and
     is ``estimated`` as a whole.
-
-    Raises
-    ------
-    ParameterError
-        If the source does not cover the chip.
     """
     known = sources(gpu.name, without)
     every = sources(gpu.name, without, parts=True)
@@ -302,11 +297,6 @@ def for_gpu(
         What routed experts reach, by default :func:`expert_efficiency` of vLLM.
     expert_ranks
         See :class:`~hetero.latency.models.roofline.Roofline`.
-
-    Raises
-    ------
-    ParameterError
-        If the source is unknown or does not cover this GPU, or the degree does not exist.
     """
     if experts is None:
         found = llm.experts and expert_efficiency(llm, gpu, "vllm", precision, without=without)

@@ -129,13 +129,7 @@ class MoeCosts(Shown):
     # Products of experts and all-to-all ------------------------------------------------------
 
     def efficiency(self, tokens_per_expert: Floats) -> Floats:
-        """Share of peak that an expert's product of so many tokens reaches.
-
-        Raises
-        ------
-        ParameterError
-            With oddity (e), if there are more than the table holds.
-        """
+        """Share of peak that an expert's product of so many tokens reaches."""
         whole = np.floor(tokens_per_expert)
         if self.oddities.expert_table_ends and bool(np.any(whole >= 65536)):
             raise ParameterError(

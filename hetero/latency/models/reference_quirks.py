@@ -75,13 +75,7 @@ class Oddities(Shown):
         return "".join(letter for letter, name in LETTERS.items() if getattr(self, name))
 
     def mend(self, letters: str) -> Oddities:
-        """The same with the oddities of these letters mended.
-
-        Raises
-        ------
-        ParameterError
-            If a letter stands for none.
-        """
+        """The same with the oddities of these letters mended."""
         unknown = sorted(set(letters) - LETTERS.keys())
         if unknown:
             raise ParameterError(

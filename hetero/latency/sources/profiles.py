@@ -89,11 +89,6 @@ class ProfiledStep(Shown):
         ----------
         step
             :attr:`model`, or what :meth:`ragged` made of it.
-
-        Raises
-        ------
-        ParameterError
-            If none was measured between the GPUs of this replica under that engine.
         """
         from hetero.catalog import llm
 
@@ -123,11 +118,6 @@ def profiled_steps() -> tuple[ProfiledStep, ...]:
 
 def profiled_step(gpu: str, llm: str, tensor_parallel: int = 1) -> ProfiledStep:
     """Step model of one profiled replica.
-
-    Raises
-    ------
-    ParameterError
-        If it was not profiled; names those that were.
 
     Examples
     --------
@@ -195,11 +185,6 @@ def all_reduce_s(gpu: str, gpus: int, size_bytes: ArrayLike, engine: str = ENGIN
     engine
         ``vLLM 0.19.0`` or ``vLLM 0.24.0``; they were measured on different hosts, and without
         NVLink it is the host that decides.
-
-    Raises
-    ------
-    ParameterError
-        If it was not measured there.
     """
     frame = derived_frame("all_reduce")
     rows = frame[(frame["gpu"] == gpu) & (frame["gpus"] == gpus) & (frame["engine"] == engine)]

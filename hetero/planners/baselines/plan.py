@@ -112,11 +112,6 @@ def goodput_rps(
         Width of the last bracket over its lower end.
     most_rps
         Rate above which none is looked for.
-
-    Raises
-    ------
-    ParameterError
-        If the goal is no share, or no rate is too high for the targets.
     """
     require_share(goal=goal)
     require_positive(start_rps=start_rps, precision=precision)

@@ -173,11 +173,6 @@ def play(eras: Sequence[Era], trace: Trace, *, drawn: bool = False, seed: int = 
         Draw pairs at random instead of rotating through them, see
         :class:`hetero.routers.PairShares`.
 
-    Raises
-    ------
-    ParameterError
-        If there is no era, the first does not start at 0, or the times do not rise.
-
     Examples
     --------
     >>> from hetero import workload

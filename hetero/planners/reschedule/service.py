@@ -144,13 +144,7 @@ class PhaseService(Shown):
         return len(self.in_phase("prefill")), len(self.in_phase("decode"))
 
     def group(self, name: str) -> ServingGroup:
-        """Group of that name.
-
-        Raises
-        ------
-        ParameterError
-            If there is none.
-        """
+        """Group of that name."""
         for one in self.groups:
             if one.name == name:
                 return one

@@ -37,13 +37,7 @@ def gpus_used(layout: Layout) -> dict[str, int]:
 
 
 def check_inventory(inventory: Inventory) -> dict[str, int]:
-    """The inventory without types of which there is no GPU.
-
-    Raises
-    ------
-    ParameterError
-        If a count is negative or no integer, or there is no GPU at all.
-    """
+    """The inventory without types of which there is no GPU."""
     for gpu, count in inventory.items():
         require(
             int(count) == count and count >= 0,

@@ -20,13 +20,7 @@ Prices = Mapping[str, float]
 
 
 def check_prices(rates: RateTable, prices: Prices, inventory: Inventory) -> dict[str, float]:
-    """The price of each type of an inventory.
-
-    Raises
-    ------
-    ParameterError
-        If a type has none, or it is not above 0.
-    """
+    """The price of each type of an inventory."""
     for gpu in inventory:
         price = prices.get(gpu)
         require(

@@ -38,11 +38,6 @@ def divide(total: int, target: int, skew: float, minimum: int = 1) -> tuple[int,
     tuple of int
         Empty if no island can be made; else all GPUs are used.
 
-    Raises
-    ------
-    ParameterError
-        If ``minimum`` is below 1, ``total`` or ``target`` is negative, or the skew is not finite.
-
     Notes
     -----
     Source: Rignall, section 4.9.2: divider, its preconditions included; N_target, S_skew, I_min.

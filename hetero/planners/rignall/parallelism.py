@@ -90,11 +90,6 @@ READINGS = {
 def reading(name: str) -> Reading:
     """Reading of that name.
 
-    Raises
-    ------
-    ParameterError
-        If there is none.
-
     Examples
     --------
     >>> reading("fitting").weights_must_fit

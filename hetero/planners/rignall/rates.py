@@ -172,13 +172,7 @@ class RateTable(Shown):
         return f"lengths {self.ranges.start_tokens[j]}-{self.ranges.end_tokens[j] - 1} tokens"
 
     def index(self, gpu: str, size: int) -> int:
-        """Row of the class of ``size`` GPUs of a type.
-
-        Raises
-        ------
-        ParameterError
-            If the table has no such GPU or size.
-        """
+        """Row of the class of ``size`` GPUs of a type."""
         wanted = IslandClass(gpu, size)
         if wanted in self.classes:
             return self.classes.index(wanted)

@@ -59,13 +59,7 @@ def parameters(space: Space, point: Floats) -> dict[str, int | float]:
 
 
 def full_batch(found: Any, space: Space, count: int) -> tuple[list[int], Floats]:
-    """Numbers and points of a whole batch of new trials.
-
-    Raises
-    ------
-    ParameterError
-        If Ax gives no more trials.
-    """
+    """Numbers and points of a whole batch of new trials."""
     trials: dict[int, Any] = {}
     for _ in range(_ASKS):
         trials |= found.get_next_trials(max_trials=count - len(trials))

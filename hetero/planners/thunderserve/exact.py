@@ -65,13 +65,7 @@ def _divide(
 
 
 def designs(fleet: Fleet, limit: int = 200_000) -> list[Design]:
-    """Every design of a fleet, mirror images once.
-
-    Raises
-    ------
-    ParameterError
-        If there are more than ``limit`` before mirror images are dropped.
-    """
+    """Every design of a fleet, mirror images once."""
     found: dict[Design, None] = {}
     seen = 0
     for groups in partitions(fleet):
