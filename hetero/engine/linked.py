@@ -62,8 +62,9 @@ class Kernel(registry.CPUDispatcher):
         targetoptions: Any = None,
         pipeline_class: Any = compiler.Compiler,
     ) -> None:
-        super().__init__(py_func, locals, targetoptions, pipeline_class)
-        options = {**(targetoptions or {}), "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        locals, options = locals or {}, targetoptions or {}
+        super().__init__(py_func, locals, options, pipeline_class)
+        options = {**options, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
         self.linked = registry.CPUDispatcher(py_func, locals, options, _Translator)
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
