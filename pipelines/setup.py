@@ -222,7 +222,7 @@ class Environment:
             self.install([pin], "--only-binary", ":all:")
         except MissingError:
             return False
-        self.settings = self._uv_settings()
+        self.settings = self.uv_settings()
         self.filler = (self.folder / "bin" / "uv", "pip", "install", "--python", self.python)
         return True
 
@@ -247,7 +247,7 @@ class Environment:
         options = ("--no-deps", "--no-build-isolation", *compiling, *what)
         self.run(*self.filler, *options, env=self.settings)
 
-    def _uv_settings(self) -> dict[str, str]:
+    def uv_settings(self) -> dict[str, str]:
         """Where pip looks for files: uv reads none of pip's settings.
 
         Like pip, the best of all places counts and not the first; every file has its hash anyway.
