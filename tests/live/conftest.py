@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
 
 from tests.serving import Served
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _installed() -> None:
+    """What these tests ask with and what they ask; imported as they run, not to collect them."""
+    for name in ("openai", "starlette", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name}, of the extras serving and dev, is not installed")
 
 
 @pytest.fixture(scope="module", params=(1, 2), ids=("one process", "two processes"))
