@@ -7,12 +7,14 @@ run in the fork itself.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import runpy
 import signal
 import sys
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -39,9 +41,10 @@ def prepare(module: str, arguments: list[str], root: str, environment: dict[str,
 
 
 def main() -> None:
-    """One fork waits for another, which runs the module and ends as the interpreter does."""
+    """One fork waits for another, which runs the module."""
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.freeze()  # so that forks share what is imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a fork has ended
     for line in sys.stdin:
         if os.fork():
@@ -56,12 +59,24 @@ def main() -> None:
             os._exit(0)
         for number, name in enumerate(("in", "out", "err")):
             os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT), number)
-        prepare(**call)
-        if call["module"] == "hetero":
-            cli.main()
-        else:
-            runpy.run_module(call["module"], run_name="__main__", alter_sys=True)
-        return
+        code = 1
+        try:
+            prepare(**call)
+            if call["module"] == "hetero":
+                cli.main()
+            else:
+                runpy.run_module(call["module"], run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)  # what the interpreter would tidy up takes longer than many a call
 
 
 if __name__ == "__main__":
