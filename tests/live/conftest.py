@@ -18,7 +18,10 @@ def _installed() -> None:
             pytest.skip(f"{name}, of the extras serving and dev, is not installed")
 
 
-@pytest.fixture(scope="module", params=(1, 2), ids=("one process", "two processes"))
+TWO = pytest.param(2, marks=pytest.mark.slow, id="two processes")
+
+
+@pytest.fixture(scope="module", params=(pytest.param(1, id="one process"), TWO))
 def processes(request: pytest.FixtureRequest) -> Iterator[int]:
     """How many processes of `hetero serve` listen."""
     Served.workers = request.param

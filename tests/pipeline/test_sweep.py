@@ -68,20 +68,19 @@ out = ResultFolder("01_tiny", output=output, profile=profile, source=source, see
 out.table(pd.DataFrame({"kind": kinds, "y [s]": [count * scale] * len(kinds)}), "y", caption="y")
 """
 
-SLOW_WORKERS = """\
-import os, sys, time
+HELD = """\
+import os, time
 from pathlib import Path
+from pipelines.sweep import point, workers
 
-class Slow:
-    def find_spec(self, name, *_):
-        if name == os.environ["SLOW_MODULE"]:
-            marks = Path(os.environ["SLOW_MARKS"])
-            (marks / f"imports-{os.getpid()}").touch()
-            while not (marks / "go").exists():
-                time.sleep(0.05)
+def held(*given):
+    Path("{0}").touch()
+    while not Path("{0}-go").exists():
+        time.sleep(0.02)
+    return before(*given)
 
-if any("popen_loky" in word for word in sys.orig_argv):
-    sys.meta_path.insert(0, Slow())
+before = {1}
+{1} = held
 """
 
 SWEEP = """\
@@ -258,28 +257,22 @@ def test_two_sweeps_at_once_share_a_folder(project, tmp_path):
 
 
 def test_a_sweep_that_starts_amid_another_leaves_its_points_alone(project, tmp_path):
-    folder, slow = tmp_path / "amid", tmp_path / "slow"
-    slow.mkdir()
-    (slow / "sitecustomize.py").write_text(SLOW_WORKERS)
+    folder = tmp_path / "amid"
 
-    def started(name: str, module: str):
-        marks = tmp_path / name
-        marks.mkdir()
-        given = {"PYTHONPATH": str(slow), "SLOW_MARKS": str(marks), "SLOW_MODULE": module}
-        process = start(project, SWEEP, folder, **given)
-        wait_for(lambda: list(marks.glob("imports-*")), process)
-        return process, marks
+    def started(name: str, function: str):
+        mark = tmp_path / name
+        end = begun(project, SWEEP, folder, WARM_FIRST=HELD.format(mark, function))
+        wait_until(mark.exists)
+        return end, tmp_path / f"{name}-go"
 
     # What a busy machine does by itself: workers of the first sweep have noted their points and
     # still import when the second starts, whose own workers are not there yet.
-    first, let_first = started("first", "papermill")
-    second, let_second = started("second", "pipelines.sweep.point")
-    (let_first / "go").touch()
-    code, out, err = finish(first)
-    (let_second / "go").touch()
-    assert code == 0, out + err
-    code, out, err = finish(second)
-    assert code == 0, out + err
+    first, let_first = started("first", "point._prepare")
+    second, let_second = started("second", "workers._run")
+    for let, end in ((let_first, first), (let_second, second)):
+        let.touch()
+        code, out, err = end()
+        assert code == 0, out + err
     check(folder)
 
 

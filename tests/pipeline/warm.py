@@ -2,7 +2,7 @@
 
 A line of standard input says which: {module, arguments, root, environment, folder}; ``hetero`` is
 the command. What is printed goes to files of the folder, at last the exit code. Points of a sweep
-run in the fork itself.
+run in the fork itself. WARM_FIRST in the environment is code to begin with.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def prepare(module: str, arguments: list[str], root: str, environment: dict[str,
     paths._PACKAGE = Path(root) / "hetero"
     exec(SECTION, vars(sections))
     workers._backend = lambda *_: nullcontext({"backend": "sequential"})
+    exec(environment.get("WARM_FIRST", ""), {})
     sys.argv = [module, *arguments]
     sys.modules.pop(module, None)
 
