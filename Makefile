@@ -7,7 +7,7 @@
 #   make docs                   the pages of the documentation in pipelines/build/site
 #   make test | lab | check | tools | clean
 #   make setup | setup-tests    only the environment: for the pipeline, or with what the tests need
-#   make lock                   the pinned packages again (with uv); ARGS=--upgrade takes the newest
+#   make lock                   the pinned packages again; ARGS=--upgrade takes the newest
 
 VENV ?= .venv
 # The first Python on the path for which packages are pinned; set PYTHON= to choose another.
@@ -58,7 +58,7 @@ docs: setup-tests
 check: setup-tests
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(BIN)/mypy --num-workers 2
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m pipelines.budgets
 	@$(BIN)/nbstripout --verify --keep-id --extra-keys 'metadata.widgets metadata.papermill cell.metadata.execution cell.metadata.ExecuteTime cell.metadata.papermill' notebooks/*.ipynb
@@ -71,7 +71,6 @@ tools: setup-tests
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(pipelines/build/tools/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/hetero.pth"
 
 lock: setup
-	@command -v uv > /dev/null || { echo "Error: make lock needs uv, which is not on the path. Resolve: install it (pip install uv)." >&2; exit 1; }
 	@$(BIN)/python -m pipelines.lock $(ARGS)
 
 clean:

@@ -86,16 +86,18 @@ def files(stage: str) -> set[str]:
 def lines(wanted: Iterable[str]) -> list[str]:
     """The same as entries of a stage: a folder where all modules below it are wanted."""
     left, found = set(wanted), []
-    folders = sorted({parent.as_posix() for one in left for parent in Path(one).parents})
-    for folder in folders:  # the outer before the inner
-        below = {
-            one.relative_to(paths.root()).as_posix()
-            for one in (paths.root() / folder).rglob("*.py")
-        }
-        if folder not in ("", ".") and len(below) > 1 and below <= left:
+    folders = {parent.as_posix() for one in left for parent in Path(one).parents} - {"."}
+    for folder in sorted(folders):  # the outer before the inner
+        if len(below := _below(folder)) > 1 and below <= left:
             found.append(folder)
             left -= below
     return sorted([*found, *left])
+
+
+@cache
+def _below(folder: str) -> set[str]:
+    root = paths.root()
+    return {one.relative_to(root).as_posix() for one in (root / folder).rglob("*.py")}
 
 
 def _file(module: str) -> str:

@@ -36,6 +36,10 @@ from contextlib import contextmanager
 
 from hetero.errors import ParameterError
 
+# Whoever reads a notebook imports jsonschema, which for a second compiles a grammar of addresses if
+# it finds this package; notebooks have none to be checked.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 OTHER = "HETERO_PROCESSOR"
 
 THREADS = {

@@ -1,4 +1,4 @@
-"""Writes the lists of pinned packages again: ``make lock``, where uv is on the path.
+"""Writes the lists of pinned packages again: ``make lock``, with the environment's own uv.
 
 Pins that are there stay as long as pyproject.toml allows them; ``make lock ARGS=--upgrade`` takes
 the newest of everything, ``ARGS='--upgrade-package dvc'`` of one package. Every file that the
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pipelines.setup import EXTRAS, OLDEST, SUPPORTED, Pin, pins
 
-# What builds the project, and packages that come as source only.
-BUILD = ("hatchling", "editables", "setuptools", "wheel")
+# What fills the environment, and builds the project and packages that come as source only.
+BUILD = ("uv", "hatchling", "editables", "setuptools", "wheel")
 TEST_EXTRAS = ("ax", "serving", "dask", "ray", "dev", "docs")
 # SkyPilot with all that it needs, and enough of vLLM to parse its command line: what else vLLM
 # would bring is several gigabytes, and what the parser imports of it the tests have anyway.
@@ -53,9 +53,10 @@ def compiled(
             output.write_bytes(file.read_bytes())
         kept.write_text("\n".join(pin.text for pin in held), encoding="utf-8")
         subprocess.run(
-            ["uv", "pip", "compile", *options, "-", "--quiet", "--universal", "--generate-hashes",
-             "--python-version", OLDEST, "--no-annotate", "--no-header", "--no-emit-index-url",
-             "--constraint", str(kept), "--output-file", str(output), *sys.argv[1:]],
+            [sys.executable, "-m", "uv", "pip", "compile", *options, "-", "--quiet", "--universal",
+             "--generate-hashes", "--python-version", OLDEST, "--no-annotate", "--no-header",
+             "--no-emit-index-url", "--constraint", str(kept), "--output-file", str(output),
+             *sys.argv[1:]],
             check=True, input="\n".join(given), text=True,
         )  # fmt: skip
         return pins(output.read_text(encoding="utf-8"))

@@ -30,7 +30,6 @@ from hetero import paths, yaml_text
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.files import move, sync
 from pipelines import environment, schema, source
-from pipelines.studies.results import MANIFEST
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.
 GIVEN = ("output", "profile", "source")
@@ -320,6 +319,8 @@ def _quote(error: Any) -> str:
 
 def _complete(work: Path, notebook: str, values: Mapping[str, Any]) -> None:
     """Check that everything the manifest names is there, and add what produced it."""
+    from pipelines.studies.results import MANIFEST
+
     path = work / MANIFEST
     if not path.is_file():
         raise StageError(

@@ -2,8 +2,9 @@
 
 Every file comes from the lists of pinned packages, checked by its hash: ``constraints.txt`` for
 the pipeline and JupyterLab, ``tests/constraints.txt`` for what the tests add. The lists are
-complete, so pip resolves nothing; the project itself goes in last, editable and without
-dependencies. Where uv is on the path it does the same in less time.
+complete, so nothing is resolved; the project itself goes in editable and without dependencies,
+and the simulator's kernels are compiled. pip brings uv, pinned like the rest, which fills the
+environment in a fraction of pip's time; where no file of uv fits the machine, pip does it all.
 
 A run that is cut short leaves what is whole, and the next goes on from there.
 """
@@ -20,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +34,18 @@ BUILD = {"editables", "hatchling", "packaging", "pathspec", "pluggy", "setuptool
 CUDA = ("cuda-", "nvidia-", "triton")  # what torch's build for CUDA cannot be imported without
 CUDA_SIZE = "about 4 GB more on disk"
 LOG = "setup.log"
+EXAMPLE = "thunderserve-a5000-pair --model Llama-3-8B --slo ttft=2s,tpot=100ms"
+BEAT_S = 5  # between two lines of progress at most
+# Where uv reads what pip's settings say; several values are parted by the sign behind the name.
+UV_NAMES = {
+    "cert": ("SSL_CERT_FILE", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "no-index": ("UV_NO_INDEX", " "),
+    "proxy": ("ALL_PROXY", " "),
+    "trusted-host": ("UV_INSECURE_HOST", " "),
+}
 _CUT = ".unfinished"  # lies in the environment while something is being installed
 
 
@@ -58,6 +72,10 @@ class SetupError(Exception):
 
 class AlteredError(SetupError):
     """A file is not the one that was pinned."""
+
+
+class MissingError(SetupError):
+    """No file of a package fits this Python and machine."""
 
 
 def pins(text: str) -> list[Pin]:
@@ -95,7 +113,8 @@ def cause(log: str, room: int) -> SetupError:
     if "No space left on device" in log or room < 2**24:
         return SetupError(
             "The disk is full. Resolve: make room, or name a larger disk (VENV= for the "
-            "environment, TMPDIR= for temporary files), and run make setup again."
+            "environment, UV_CACHE_DIR= and TMPDIR= for what passes through), and run make setup "
+            "again."
         )
     if re.search(r"ensurepip\s+is\s+not\s+available", log):
         return SetupError(
@@ -108,8 +127,8 @@ def cause(log: str, room: int) -> SetupError:
             "No package index answers. Resolve: look at the network, and at pip's settings "
             "(python -m pip config list); then run make setup again."
         )
-    if missing := re.search(r"No matching distribution found for (\S+)", log):
-        return SetupError(
+    if missing := re.search(r"(?:No matching distribution found for|you require) ([^\s,]+)", log):
+        return MissingError(
             f"The package index has no file of {missing[1]} for this Python and machine. "
             f"Resolve: take Python {' or '.join(SUPPORTED)} on Linux, or another index."
         )
@@ -138,32 +157,41 @@ def broken(site: Path) -> list[Path]:
 
 
 class Environment:
-    """The environment in a folder, and the tool that fills it."""
+    """The environment in a folder, and the tool that fills it: pip, and uv once it is there."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.python = folder / "bin" / "python"
-        self.uv = shutil.which("uv")
+        self.filler: tuple[str | Path, ...] = (self.python, "-m", "pip", "install")
+        self.settings: dict[str, str] = {}
 
     def run(self, *command: str | Path, env: dict[str, str] | None = None) -> str:
         """What a command prints; raises SetupError with the cause if it fails."""
-        done = subprocess.run(
-            [str(word) for word in command],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        start = time.monotonic()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1",
                  **(env or {})},
-        )  # fmt: skip
+        ) as tool:  # fmt: skip
+            while True:
+                try:
+                    printed = tool.communicate(timeout=BEAT_S)[0].decode(errors="replace")
+                    break
+                except subprocess.TimeoutExpired as so_far:
+                    said = (so_far.output or b"").decode(errors="replace").split("\n")
+                    last = next((line.strip() for line in reversed(said) if line.strip()), "")
+                    say(f"  ... {time.monotonic() - start:.0f} s  {last[:80]}".rstrip())
         log = self.folder / LOG
         with contextlib.suppress(OSError), log.open("a", encoding="utf-8") as end:
-            end.write(done.stdout)  # a full disk is told below
-        if done.returncode == 0:
-            return done.stdout
+            end.write(printed)  # a full disk is told below
+        if tool.returncode == 0:
+            return printed
         folders = (
             self.folder if self.folder.is_dir() else self.folder.parent,
             tempfile.gettempdir(),
         )
         room = min(shutil.disk_usage(folder).free for folder in folders)
-        raise cause(done.stdout, room)
+        raise cause(printed, room)
 
     def make(self) -> None:
         """A bare environment, where none is or where it cannot be used."""
@@ -188,62 +216,70 @@ class Environment:
         for info in broken(self.site()):
             shutil.rmtree(info)
 
-    def install(self, wanted: Iterable[Pin]) -> None:
+    def bring_uv(self, pin: Pin) -> bool:
+        """Have uv fill the environment from here on, if there is a file of it for this machine."""
+        try:
+            self.install([pin], "--only-binary", ":all:")
+        except MissingError:
+            return False
+        self.settings = self.uv_settings()
+        self.filler = (self.folder / "bin" / "uv", "pip", "install", "--python", self.python)
+        return True
+
+    def install(self, wanted: Iterable[Pin], *options: str) -> None:
         """Install pinned packages, each file checked by its hash."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as listed:
             listed.write("\n".join(pin.lines for pin in wanted))
             listed.flush()
-            self._install("--require-hashes", "-r", listed.name)
+            self._install(*options, "--require-hashes", "-r", listed.name)
 
     def project(self, source: Path) -> None:
         """Install the project itself, editable: pip takes no hash for a folder."""
         self._install("--editable", str(source))
 
     def _install(self, *what: str) -> None:
-        options = ("--no-deps", "--no-build-isolation", *what)
         # Bytecode is written at first use, and only of what is used; unless it never would be.
         now = sys.dont_write_bytecode
-        if self.uv is None:
-            compiling = () if now else ("--no-compile",)
-            self.run(self.python, "-m", "pip", "install", *compiling, *options)
-        else:
+        if self.settings:
             compiling = ("--compile-bytecode",) if now else ()
-            command = (self.uv, "pip", "install", "--python", self.python, *compiling, *options)
-            self.run(*command, env=self._uv_env())
+        else:
+            compiling = () if now else ("--no-compile",)
+        options = ("--no-deps", "--no-build-isolation", *compiling, *what)
+        self.run(*self.filler, *options, env=self.settings)
 
-    def _uv_env(self) -> dict[str, str]:
+    def uv_settings(self) -> dict[str, str]:
         """Where pip looks for files: uv reads none of pip's settings.
 
         Like pip, the best of all places counts and not the first; every file has its hash anyway.
         """
-        given: dict[str, list[str]] = {}
-        for line in self.run(self.python, "-m", "pip", "config", "list").splitlines():
-            key, _, value = line.partition("=")
-            with_key = given.setdefault(key.rpartition(".")[2], [])
-            with_key += [word for word in ast.literal_eval(value).split() if word not in with_key]
         env = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
-        if "find-links" in given:
-            env["UV_FIND_LINKS"] = ",".join(given["find-links"])
-        if "index-url" in given:
-            env["UV_DEFAULT_INDEX"] = given["index-url"][-1]
-        if "extra-index-url" in given:
-            env["UV_INDEX"] = " ".join(given["extra-index-url"])
+        told = self.run(self.python, "-m", "pip", "config", "list").splitlines()
+        # Sorted by name; of pip's settings the variables of the environment come first and count.
+        for line in sorted(told, key=lambda line: line.startswith(":env:")):
+            key, _, value = line.partition("=")
+            if name := UV_NAMES.get(key.rpartition(".")[2]):
+                env[name[0]] = name[1].join(ast.literal_eval(value).split())
         return {key: value for key, value in env.items() if key not in os.environ}
 
     def torch_without_cuda(self, torch: Pin) -> bool:
         """Install torch's build for the processor alone, if pip finds it and its hash is pinned."""
-        wanted = Pin(f"{torch.text}+cpu", torch.hashes)
         for there in self.site().glob(f"torch-{torch.text.partition('==')[2]}*.dist-info"):
             return "+cpu" in there.name
-        offered = self.run(self.python, "-m", "pip", "index", "versions", "torch")
-        if wanted.text.partition("==")[2] not in offered:
-            return False
         try:
-            self.install([wanted])
+            self.install([Pin(f"{torch.text}+cpu", torch.hashes)])
+        except MissingError:
+            return False
         except AlteredError:
-            say("  the build for the processor that pip finds is not one that was pinned.")
+            say("  the build for the processor that is found is not one that was pinned.")
+            Environment(self.folder).install([torch])  # pip passes it over, uv would take it again
             return False
         return True
+
+    def compile_kernels(self, root: Path) -> bool:
+        """Compile the simulator's kernels, which tell how far they are."""
+        with (self.folder / LOG).open("a", encoding="utf-8") as log:
+            command = (self.python, "-m", "hetero.engine.warm")
+            return subprocess.run(command, cwd=root, stderr=log, check=False).returncode == 0
 
 
 def say(text: str) -> None:
@@ -264,17 +300,20 @@ def set_up(folder: Path, root: Path, tests: bool) -> None:
         Whether with what the tests need.
     """
     own = Environment(folder)
-    say(f"{folder}: Python {sys.version.split()[0]}, filled by {'uv' if own.uv else 'pip'}")
+    say(f"{folder}: Python {sys.version.split()[0]}")
     own.make()
     own.mend()
     cut = folder / _CUT
     cut.touch()
     listed = pins((root / "constraints.txt").read_text(encoding="utf-8"))
-    say("1 of 4: what builds packages")
-    own.install(pin for pin in listed if pin.name in BUILD)
-    torch = next(pin for pin in listed if pin.name == "torch")
+    named = {pin.name: pin for pin in listed}
+    say("1 of 5: uv, and what builds packages")
+    if not own.bring_uv(named["uv"]):
+        say("  uv has no file for this machine; pip takes minutes where it takes seconds.")
+    own.install(named[name] for name in BUILD)
+    torch = named["torch"]
     cuda = [pin for pin in listed if pin.name.startswith(CUDA)]
-    say("2 of 4: torch")
+    say("2 of 5: torch")
     if not own.torch_without_cuda(torch):
         if sys.platform == "linux":
             say(
@@ -282,16 +321,21 @@ def set_up(folder: Path, root: Path, tests: bool) -> None:
                 "processor alone is taken where pip finds it (find-links, or an index of your own)."
             )
         own.install([torch, *cuda])
-    first = {*BUILD, "torch", *(pin.name for pin in cuda)}
+    first = {*BUILD, "uv", "torch", *(pin.name for pin in cuda)}
     rest = [pin for pin in listed if pin.name not in first]
     if tests:
         rest += pins((root / "tests" / "constraints.txt").read_text(encoding="utf-8"))
     what = ", those of the tests too" if tests else ""
-    say(f"3 of 4: {len({pin.name for pin in rest})} packages{what}")
+    say(f"3 of 5: {len({pin.name for pin in rest})} packages{what}")
     own.install(rest)
-    say("4 of 4: hetero itself")
+    say("4 of 5: hetero itself")
     own.project(root)
     cut.unlink()
+    say("5 of 5: kernels of the simulator")
+    if not own.compile_kernels(root):
+        say(f"  not compiled (see {LOG} in the environment): the first command will do it.")
+    enter = f"source {min(os.path.relpath(folder), str(folder), key=len)}/bin/activate"
+    say(f"Done. Next: {'make test' if tests else f'{enter} && hetero plan {EXAMPLE}'}")
 
 
 def main() -> None:

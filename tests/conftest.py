@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from hetero.workload import datasets
 
@@ -26,6 +27,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("hetero")
+# Nor are they drawn from constants of the modules that a worker happens to have imported.
+providers._get_local_constants = lambda: providers._local_constants
 
 # Set while tests are collected, so that skip conditions see it too.
 _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,18 @@ import pytest
 from tests.serving import Served
 
 
-@pytest.fixture(scope="module", params=(1, 2), ids=("one process", "two processes"))
+@pytest.fixture(scope="session", autouse=True)
+def _installed() -> None:
+    """What these tests ask with and what they ask; imported as they run, not to collect them."""
+    for name in ("openai", "starlette", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name}, of the extras serving and dev, is not installed")
+
+
+TWO = pytest.param(2, marks=pytest.mark.slow, id="two processes")
+
+
+@pytest.fixture(scope="module", params=(pytest.param(1, id="one process"), TWO))
 def processes(request: pytest.FixtureRequest) -> Iterator[int]:
     """How many processes of `hetero serve` listen."""
     Served.workers = request.param

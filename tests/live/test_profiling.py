@@ -18,10 +18,6 @@ from hetero.apps.cli import main
 from hetero.apps.profiling import Endpoint, ProfileLimits, Reply, Setting
 from hetero.apps.profiling.rounds import steps
 from hetero.errors import DataError, EndpointError, ParameterError
-
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("transformers", reason="the engine of these tests is not installed")
-
 from pipelines.bench.engines import engine, write_model
 from tests.serving import Paced, running
 

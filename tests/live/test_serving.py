@@ -13,13 +13,6 @@ import pytest
 
 from hetero.apps.cli import main
 from hetero.workload import Trace
-
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-pytest.importorskip("transformers", reason="the engine of these tests is not installed")
-
-import openai
-
 from pipelines.bench.engines import Running, engine, write_model
 from tests.serving import Served, running, wait_until
 
@@ -30,6 +23,8 @@ ROUTERS = ("round-robin", "workload", "hetero")
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
+    import openai
+
     folder = tmp_path_factory.mktemp("fleet")
     sizes = {"small": (64, 2), "large": (128, 4)}
     for name, (hidden, layers) in sizes.items():
@@ -53,6 +48,8 @@ def fleet(tmp_path_factory):
 
 
 def test_the_official_client_works_unchanged(fleet):
+    import openai
+
     served, _, _ = fleet
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=600)
     assert [model.id for model in client.models.list()] == ["m"]

@@ -13,11 +13,6 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-
-import openai
-
 from pipelines.bench.engines import free_port
 from tests.serving import Paced, Served, get, running, wait_until
 
@@ -41,6 +36,8 @@ async def ask(client, words=10, *, stream=True, begun=None):
 
     Streams are counted in ``begun`` when their first piece comes.
     """
+    import openai
+
     try:
         if not stream:
             done = await client.completions.create(model="m", prompt="hi there", max_tokens=words)
@@ -61,6 +58,8 @@ async def ask(client, words=10, *, stream=True, begun=None):
 
 
 def client_of(served, **options):
+    import openai
+
     return openai.AsyncOpenAI(
         base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=600, **options
     )

@@ -11,9 +11,6 @@ import time
 import psutil
 import pytest
 
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-
 from tests.hostile import FAULTS, asked, completion, connect, ended, request
 from tests.live.test_serving_faults import QUICK, ask, client_of
 from tests.serving import Hostile, Paced, Served, get, running, wait_until

@@ -16,11 +16,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-
-import openai
-
 from tests.serving import Paced, Served, get, running, wait_until
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -330,6 +325,8 @@ def test_a_collector_gets_a_span_between_the_client_and_the_engine(tmp_path):
 
 
 def test_clients_have_limits_of_their_own_and_a_fair_share(tmp_path, monkeypatch):
+    import openai
+
     limits = {"fast": {"rps": 0.01}, "few": {"concurrent": 1}, "greedy": {}, "modest": {}}
     for name in limits:
         monkeypatch.setenv(f"HETERO_TEST_{name.upper()}", f"key-{name}")

@@ -11,9 +11,6 @@ import signal
 
 import pytest
 
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.written import write
 from hetero.deployment import Deployment, Replica

@@ -7,10 +7,6 @@ import json
 import signal
 
 import pytest
-
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-
 from ruamel.yaml import YAML
 
 from hetero.latency import storage

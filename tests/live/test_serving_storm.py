@@ -17,11 +17,6 @@ import time
 import psutil
 import pytest
 
-pytest.importorskip("openai", reason="the serving extra is not installed")
-pytest.importorskip("starlette", reason="the serving extra is not installed")
-
-import aiohttp
-
 from tests.hostile import FAULTS, completion, connect, request
 from tests.live.test_serving_faults import QUICK
 from tests.serving import Hostile, Served, running, wait_until
@@ -66,6 +61,8 @@ main(sys.argv[1:-1])
 
 
 def test_a_storm_with_every_fault_leaves_nothing_behind(tmp_path):
+    import aiohttp
+
     engines = Hostile(), Hostile()
     urls = {name: one.url for name, one in zip("ab", engines, strict=True)}
     served = Served(tmp_path, urls, limits=LIMITS, router="hetero")
@@ -169,6 +166,8 @@ def few_files():
 
 @pytest.mark.parametrize("few", [False, True])
 def test_many_streams_at_once_are_all_answered_and_no_engine_is_blamed(tmp_path, few):
+    import aiohttp
+
     streams = min(STREAMS, 800) if few else STREAMS
     engines = Hostile(), Hostile()
     urls = {name: one.url for name, one in zip("ab", engines, strict=True)}

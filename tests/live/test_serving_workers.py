@@ -8,11 +8,6 @@ import signal
 from collections import Counter
 
 import psutil
-import pytest
-
-pytest.importorskip("openai", reason="the serving extra is not installed")
-
-import aiohttp
 
 from tests.live.test_serving_storm import LEFT
 from tests.serving import Hostile, Paced, Served, running, wait_until
@@ -22,6 +17,8 @@ SLOW = 100  # words, by which streams last until what they meet has happened
 
 
 def test_books_are_empty_and_meters_add_up_whatever_dies(tmp_path):
+    import aiohttp
+
     a, b = Hostile(), Hostile()
     served = Served(tmp_path, {"a": a.url, "b": b.url}, limits=LIMITS, workers=2, router="hetero")
     served.command[2] = LEFT
@@ -100,6 +97,8 @@ def test_workers_end_with_their_owner(tmp_path):
 
 
 def test_worker_that_hangs_is_started_anew(tmp_path):
+    import aiohttp
+
     engine = Paced(step_ms=100.0)  # streams last until the worker is stopped
     served = Served(tmp_path, {"a": engine.url}, limits=LIMITS, workers=2)
 

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -183,42 +185,90 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
+def _environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
+    # As activated: whoever calls DVC by hand has its stages take `python` from the path.
+    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
+
+
+@cache
+def _warm() -> subprocess.Popen[str]:
+    """A process that ends with this one, as its input does then."""
+    program = [sys.executable, "-m", "tests.pipeline.warm"]
+    environment = _environment() | {"MPLBACKEND": "agg"}
+    return subprocess.Popen(
+        program, cwd=paths.root(), env=environment, stdin=subprocess.PIPE, text=True
+    )
+
+
+@dataclass
+class Call:
+    """What a fork of the warm process does, and has printed."""
+
+    folder: Path
+
+    @property
+    def returncode(self) -> int:
+        """Of a call that has ended."""
+        return int((self.folder / "code").read_text())
+
+    @property
+    def stdout(self) -> str:
+        """What has been printed."""
+        return (self.folder / "out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        """What has been said."""
+        return (self.folder / "err").read_text()
+
+    def ended(self) -> Call:
+        """Wait for its end."""
+        end = time.monotonic() + PATIENCE_S
+        while not (self.folder / "code").is_file():
+            assert time.monotonic() < end, "it does not end"
+            time.sleep(0.02)
+        return self
+
+
 @dataclass
 class Project:
     """A checkout with one small stage."""
 
     root: Path
 
-    def _environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "HET"))}
-        # As activated: whoever calls DVC by hand has its stages take `python` from the path.
-        return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
+    def begin(self, module: str, *arguments: str, **environment: str) -> Call:
+        """Run a module in this checkout, or the command ``hetero``, in a fork of a warm process."""
+        folder = Path(tempfile.mkdtemp(dir=self.root.parent, prefix="call-"))
+        call = {"module": module, "arguments": arguments, "root": str(self.root),
+                "environment": environment, "folder": str(folder)}  # fmt: skip
+        stream = _warm().stdin
+        assert stream is not None
+        stream.write(json.dumps(call) + "\n")
+        stream.flush()
+        return Call(folder)
 
-    def call(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a Python module of this checkout in it."""
-        return subprocess.run(
-            [sys.executable, "-m", *command],
-            cwd=self.root,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+    def call(self, module: str, *arguments: str, **environment: str) -> Call:
+        """Run a module in this checkout, or the command ``hetero``, to its end; DVC by itself."""
+        if module != "dvc":
+            return self.begin(module, *arguments, **environment).ended()
+        process = self.start(module, *arguments)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def start(self, *command: str, **options: object) -> subprocess.Popen[str]:
         """Start a Python module of this checkout in it."""
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=self.root,
-            env=self._environment(),
+            env=_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             **options,
         )
 
-    def repro(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def repro(self, *options: str) -> Call:
         """``hetero repro`` in this checkout."""
         return self.call("pipelines.repro", *options)
 
@@ -262,7 +312,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """The project before its first run; copy it before changing it."""
     root = tmp_path_factory.mktemp("fresh") / "project"
     checkout = paths.root()
-    skip = shutil.ignore_patterns("__pycache__", "build", "fingerprints", "raw")
+    skip = shutil.ignore_patterns("*.nb[ci]", "build", "fingerprints", "raw")
     for folder in ("hetero", "pipelines", "data"):
         shutil.copytree(checkout / folder, root / folder, ignore=skip)
     for name in (".dvcignore", ".gitignore", "pyproject.toml"):

@@ -79,19 +79,22 @@ def files() -> Iterator[tuple[str, str]]:
         yield f"notebooks/{notebook}.ipynb", code_of(notebook)
 
 
+@lru_cache(maxsize=1)
+def imports() -> list[tuple[str, str]]:
+    """Every file with each package of others that it imports."""
+    return [(file, module) for file, code in files() for module in top(code)]
+
+
 def test_every_import_is_declared() -> None:
     known = declared(*PROJECT["optional-dependencies"])
     missing = {
-        f"{file}: {module}"
-        for file, code in files()
-        for module in top(code)
-        if not distributions(module) & known
+        f"{file}: {module}" for file, module in imports() if not distributions(module) & known
     }
     assert not missing, f"add to pyproject.toml: {', '.join(sorted(missing))}"
 
 
 def test_everything_that_make_setup_installs_by_name_is_imported() -> None:
-    used = {name for _, code in files() for module in top(code) for name in distributions(module)}
+    used = {name for _, module in imports() for name in distributions(module)}
     idle = declared(*setup.EXTRAS) - used - UNSEEN
     assert not idle, f"take out of pyproject.toml: {', '.join(sorted(idle))}"
 

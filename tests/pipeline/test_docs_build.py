@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("sphinx", reason="the docs extra is not installed")
-pytest.importorskip("furo", reason="the docs extra is not installed")
-
 from hetero.errors import HeteroError
 from pipelines.docs import build
+
+
+@pytest.fixture(autouse=True)
+def _installed():
+    for name in ("sphinx", "furo"):
+        pytest.importorskip(name, reason="the docs extra is not installed")
 
 
 @pytest.mark.slow

@@ -68,20 +68,19 @@ out = ResultFolder("01_tiny", output=output, profile=profile, source=source, see
 out.table(pd.DataFrame({"kind": kinds, "y [s]": [count * scale] * len(kinds)}), "y", caption="y")
 """
 
-SLOW_WORKERS = """\
-import os, sys, time
+HELD = """\
+import os, time
 from pathlib import Path
+from pipelines.sweep import point, workers
 
-class Slow:
-    def find_spec(self, name, *_):
-        if name == os.environ["SLOW_MODULE"]:
-            marks = Path(os.environ["SLOW_MARKS"])
-            (marks / f"imports-{os.getpid()}").touch()
-            while not (marks / "go").exists():
-                time.sleep(0.05)
+def held(*given):
+    Path("{0}").touch()
+    while not Path("{0}-go").exists():
+        time.sleep(0.02)
+    return before(*given)
 
-if any("popen_loky" in word for word in sys.orig_argv):
-    sys.meta_path.insert(0, Slow())
+before = {1}
+{1} = held
 """
 
 SWEEP = """\
@@ -127,6 +126,26 @@ def start(project: Project, text: str, folder: Path, *options: str, **environmen
     )
 
 
+def swept(project: Project, text: str, folder: Path, *options: str, **environment: str):
+    """Exit code and what was said of a sweep whose points run in the warm process."""
+    return begun(project, text, folder, *options, **environment)()
+
+
+def begun(project: Project, text: str, folder: Path, *options: str, **environment: str):
+    """The same, begun; called, it waits for the end."""
+    file = folder.with_suffix(".yaml")
+    file.write_text(text)
+    call = project.begin(
+        "hetero", "sweep", str(file), "--output", str(folder), *options, **environment
+    )
+
+    def end() -> tuple[int, str, str]:
+        call.ended()
+        return call.returncode, call.stdout, call.stderr
+
+    return end
+
+
 def wait_for(condition, process) -> None:
     end = time.monotonic() + PATIENCE_S
     while not condition():
@@ -159,14 +178,17 @@ def check(folder: Path) -> None:
     assert not left, "half-written points are left"
 
 
-def test_a_sweep_killed_at_random_moments_ends_as_an_uninterrupted_one(project, tmp_path):
-    code, _, err = finish(start(project, SWEEP, tmp_path / "whole"))
+# Moments are counted in points, so that a slow machine is killed as far in as a fast one.
+@pytest.mark.parametrize(
+    "moments", [(1, 8), pytest.param((0, 1, 4, 8, 11), marks=pytest.mark.slow)]
+)
+def test_a_sweep_killed_at_random_moments_ends_as_an_uninterrupted_one(project, tmp_path, moments):
+    code, _, err = swept(project, SWEEP, tmp_path / "whole")
     assert code == 0, err
     whole = (tmp_path / "whole" / "points.csv").read_bytes()
-    rng = random.Random(0)
+    rng = random.Random(len(moments))
     folder = tmp_path / "killed"
-    # Moments are counted in points, so that a slow machine is killed as far in as a fast one.
-    for most in (0, 1, 4, 8, 11):
+    for most in moments:
         process = start(project, SWEEP, folder)
         until_finished(process, folder, most)
         time.sleep(rng.uniform(0.0, 0.1 if most else 1.0))
@@ -178,7 +200,7 @@ def test_a_sweep_killed_at_random_moments_ends_as_an_uninterrupted_one(project, 
     for lock in folder.glob("running/*.lock"):
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-    code, _, err = finish(start(project, SWEEP, folder))
+    code, _, err = swept(project, SWEEP, folder)
     assert code == 0, err
     assert (folder / "points.csv").read_bytes() == whole
     check(folder)
@@ -191,14 +213,14 @@ points: [{count: 1}, {count: 13}, {count: 14}, {count: 15}, {count: 2}]
 fixed: {scale: 2.0}
 measures:
   y: {table: y, column: "y [s]", where: {kind: up}}
-limit_s: 30
+limit_s: 15
 """
     folder = tmp_path / "bad"
     code, out, err = finish(start(project, text, folder))
     assert code == 1
     assert "3 of 5 points failed" in err
     assert "thirteen is no count" in out
-    assert "past its limit of 30 s" in out
+    assert "past its limit of 15 s" in out
     assert "worker died" in out
     assert "Traceback" not in err
     assert list(pd.read_parquet(folder / "points.parquet")["y"]) == [2.0, 4.0]
@@ -211,7 +233,7 @@ limit_s: 30
 def half(project, tmp_path_factory) -> Path:
     """A sweep that has ended, of the first half of the points; copy it before changing it."""
     folder = tmp_path_factory.mktemp("half") / "sweep"
-    assert finish(start(project, HALF, folder))[0] == 0
+    assert swept(project, HALF, folder)[0] == 0
     assert len(list(folder.glob("points/*"))) == 6
     return folder
 
@@ -220,7 +242,7 @@ def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, hal
     marks = tmp_path / "marks"
     marks.mkdir()
     folder = shutil.copytree(half, tmp_path / "grown")
-    code, out, _ = finish(start(project, SWEEP, folder, "--json", SWEEP_MARKS=str(marks)))
+    code, out, _ = swept(project, SWEEP, folder, "--json", SWEEP_MARKS=str(marks))
     assert code == 0
     assert json.loads(out)["planned"] == 12
     assert len(list(marks.iterdir())) == 6
@@ -229,34 +251,28 @@ def test_what_is_finished_is_not_run_again_and_new_points_are_added(project, hal
 
 def test_two_sweeps_at_once_share_a_folder(project, tmp_path):
     folder = tmp_path / "shared"
-    both = [start(project, SWEEP, folder) for _ in range(2)]
-    assert [finish(one)[0] for one in both] == [0, 0]
+    both = [begun(project, SWEEP, folder) for _ in range(2)]
+    assert [end()[0] for end in both] == [0, 0]
     check(folder)
 
 
 def test_a_sweep_that_starts_amid_another_leaves_its_points_alone(project, tmp_path):
-    folder, slow = tmp_path / "amid", tmp_path / "slow"
-    slow.mkdir()
-    (slow / "sitecustomize.py").write_text(SLOW_WORKERS)
+    folder = tmp_path / "amid"
 
-    def started(name: str, module: str):
-        marks = tmp_path / name
-        marks.mkdir()
-        given = {"PYTHONPATH": str(slow), "SLOW_MARKS": str(marks), "SLOW_MODULE": module}
-        process = start(project, SWEEP, folder, **given)
-        wait_for(lambda: list(marks.glob("imports-*")), process)
-        return process, marks
+    def started(name: str, function: str):
+        mark = tmp_path / name
+        end = begun(project, SWEEP, folder, WARM_FIRST=HELD.format(mark, function))
+        wait_until(mark.exists)
+        return end, tmp_path / f"{name}-go"
 
     # What a busy machine does by itself: workers of the first sweep have noted their points and
     # still import when the second starts, whose own workers are not there yet.
-    first, let_first = started("first", "papermill")
-    second, let_second = started("second", "pipelines.sweep.point")
-    (let_first / "go").touch()
-    code, out, err = finish(first)
-    (let_second / "go").touch()
-    assert code == 0, out + err
-    code, out, err = finish(second)
-    assert code == 0, out + err
+    first, let_first = started("first", "point._prepare")
+    second, let_second = started("second", "workers._run")
+    for let, end in ((let_first, first), (let_second, second)):
+        let.touch()
+        code, out, err = end()
+        assert code == 0, out + err
     check(folder)
 
 
@@ -271,7 +287,7 @@ def test_a_killed_sweep_takes_its_workers_along_and_the_next_cleans_up(project, 
     process.communicate()
     ended(family)
     assert list(folder.glob("running/*/*")), "nothing was half-written: the test shows nothing"
-    code, _, err = finish(start(project, SWEEP, folder))
+    code, _, err = swept(project, SWEEP, folder)
     assert code == 0, err
     check(folder)
 
@@ -279,37 +295,29 @@ def test_a_killed_sweep_takes_its_workers_along_and_the_next_cleans_up(project, 
 def test_what_a_living_sweep_has_half_written_is_left_to_it(project, tmp_path):
     folder, marks = tmp_path / "living", tmp_path / "marks"
     marks.mkdir()
-    process = start(project, SWEEP, folder, SWEEP_HOLD=str(marks))
-    wait_for(lambda: len(list(marks.glob("held-*"))) == 2, process)
+    end = begun(project, SWEEP, folder, SWEEP_HOLD=str(marks))
+    wait_until(lambda: len(list(marks.glob("held-*"))) == 1)
     before = sorted(folder.glob("running/*/*"))
     assert before
     dead = folder / "running" / "0123456789abcdef"
     (dead / "half").mkdir(parents=True)
     dead.with_suffix(".lock").touch()
-    code, _, err = finish(start(project, SWEEP, folder))
+    code, _, err = swept(project, SWEEP, folder)
     assert code == 0, err
     assert not dead.exists()
     assert not dead.with_suffix(".lock").exists()
     assert sorted(folder.glob("running/*/*")) == before
     (marks / "go").touch()
-    assert finish(process)[0] == 0
+    assert end()[0] == 0
     check(folder)
 
 
 @pytest.mark.parametrize("place", ["file/folder", "/proc/nowhere"])
 def test_a_folder_that_cannot_be_made_is_one_sentence_at_once(project, tmp_path, place):
     (tmp_path / "file").touch()
-    file = tmp_path / "sweep.yaml"
-    file.write_text(SWEEP)
-    program = "from hetero.apps.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, "sweep", str(file), "--output", str(tmp_path / place)],
-        cwd=project.root,
-        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    call = ["sweep", str(tmp_path / "sweep.yaml"), "--output", str(tmp_path / place)]
+    done = project.call("hetero", *call)
     assert done.returncode == 1
     assert "The sweep cannot write to" in done.stderr
     assert done.stderr.count("Resolve:") == 1
@@ -339,7 +347,7 @@ def test_a_full_disk_keeps_what_is_finished(project, half, tmp_path):
     # What is half-written gives its space back, without waiting for a run that succeeds.
     assert not list((folder / "running").iterdir())
     assert len(pd.read_csv(folder / "points.csv")) == 6
-    assert finish(start(project, SWEEP, folder))[0] == 0
+    assert swept(project, SWEEP, folder)[0] == 0
     check(folder)
 
 
@@ -409,8 +417,7 @@ def test_a_cluster_gives_the_same_table_though_a_worker_is_killed(project, tmp_p
 )
 def test_a_wrong_sweep_file_is_refused_with_its_reason(project, tmp_path, old, new, says):
     assert old in SWEEP
-    process = start(project, SWEEP.replace(old, new), tmp_path / "wrong")
-    code, _, err = finish(process)
+    code, _, err = swept(project, SWEEP.replace(old, new), tmp_path / "wrong")
     assert code == 1
     assert "Resolve:" in err
     assert "Traceback" not in err
@@ -420,7 +427,7 @@ def test_a_wrong_sweep_file_is_refused_with_its_reason(project, tmp_path, old, n
 
 def test_a_measure_that_is_not_there_names_what_is(project, tmp_path):
     text = SWEEP.replace("[1, 2, 3, 4]", "[1]").replace('"y [s]"', "z")
-    code, _, err = finish(start(project, text, tmp_path / "measure"))
+    code, _, err = swept(project, text, tmp_path / "measure")
     assert code == 1
     assert "no column 'z'" in err
     assert "kind, y [s]" in err
@@ -431,7 +438,7 @@ def test_a_measure_may_look_up_the_points_own_value(project, tmp_path):
         "[0.5, 1.0, 2.0]", "[3]"
     )
     own = text.replace("{kind: up}", "{kind: {parameter: kinds}}")
-    code, _, err = finish(start(project, own, tmp_path / "own"))
+    code, _, err = swept(project, own, tmp_path / "own")
     assert code == 0, err
     found = pd.read_parquet(tmp_path / "own" / "points.parquet")
     assert found[["kinds", "y"]].values.tolist() == [
@@ -439,11 +446,11 @@ def test_a_measure_may_look_up_the_points_own_value(project, tmp_path):
         ["down", 9.0],
     ]  # count 3 x scale 3
     # A fixed kind is missing from the table of the other point.
-    code, _, err = finish(start(project, text, tmp_path / "own"))
+    code, _, err = swept(project, text, tmp_path / "own")
     assert code == 1
     assert "no row of 'y' has kind = 'up'" in err
     wrong = own.replace("parameter: kinds", "parameter: sort")
-    code, _, err = finish(start(project, wrong, tmp_path / "own"))
+    code, _, err = swept(project, wrong, tmp_path / "own")
     assert code == 1
     assert "names no parameter" in err
 
@@ -512,7 +519,7 @@ def test_values_along_one_run_are_read_as_if_each_had_run_alone(project, tmp_pat
     along = along.replace("scale: [0.5, 1.0, 2.0]", "kinds: [up, down]")
     along = along.replace("kind: up", "kind: {parameter: kinds}") + "repeat:\n  count: [1, 2]\n"
     along += "fixed: {scale: 1.0}\nagainst: {kinds: up}\n"
-    code, out, err = finish(start(project, along, tmp_path / "along"))
+    code, out, err = swept(project, along, tmp_path / "along")
     assert code == 0, err
     assert "4 of 4 points finished" in out
     found = pd.read_parquet(tmp_path / "along" / "points.parquet")

@@ -17,9 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from hetero.errors import HeteroError
+
+#: Of an oracle: the same in every run, or every night so many new ones.
+EXAMPLES = (150, pytest.param(2000, marks=pytest.mark.slow))
 
 #: A reader that takes longer [CPU s] hangs; the files are a few hundred bytes.
 PATIENCE_S = 5
@@ -51,6 +56,11 @@ VALUES = (
     *("../../x", "/etc/x", "$(HF_TOKEN)", "a\ntouch x\n#", "x\n---\nkind: Pod\n", "a" * 300, 2**40),
     *([None], [0], [-1], ["a"], [1, 0], [1, 1], [float("nan")], [10**400], {"": None}, [{}]),
 )
+
+
+def drawn(examples: int) -> settings:
+    """Settings of a property that is tried on so many examples of :data:`EXAMPLES`."""
+    return settings(max_examples=examples, derandomize=examples == EXAMPLES[0])
 
 
 @dataclass(frozen=True)

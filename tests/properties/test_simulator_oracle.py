@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,6 +28,7 @@ from hetero.routers import (
 from hetero.simulator import Event, Run, simulate
 from hetero.workload import Trace
 from tests.oracle import DEFERRED, NO_REPLICA, REFUSED, TOO_LONG, Fleet, step_seconds
+from tests.properties.fuzzing import EXAMPLES, drawn
 
 
 class AtMostTwo:
@@ -268,40 +270,19 @@ def compare(run: Run, oracle: Fleet, *, tolerance: float) -> None:
         assert (below <= np.searchsorted(ordered, edges * (1 + tolerance), side="right")).all()
 
 
-@settings(max_examples=700)
-@given(settings_of_a_run())
-def test_dyadic_times_agree_bit_for_bit(drawn) -> None:
-    compare(*both(*drawn), tolerance=0.0)
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("split", [False, True], ids=("whole", "split phases"))
+@pytest.mark.parametrize("kind", ["dyadic", "shared blocks", "without ties"])
+def test_both_agree(kind: str, split: bool, examples: int) -> None:
+    """Bit for bit where times are dyadic and tie, to rounding where they do not."""
+    dyadic = kind != "without ties"
 
+    @drawn(examples)
+    @given(settings_of_a_run(split=split, dyadic=dyadic, cached=kind == "shared blocks"))
+    def agree(settings_drawn) -> None:
+        compare(*both(*settings_drawn), tolerance=0.0 if dyadic else 1e-9)
 
-@settings(max_examples=500)
-@given(settings_of_a_run(split=True))
-def test_dyadic_times_agree_bit_for_bit_where_phases_are_split(drawn) -> None:
-    compare(*both(*drawn), tolerance=0.0)
-
-
-@settings(max_examples=400)
-@given(settings_of_a_run(cached=True))
-def test_shared_blocks_agree_bit_for_bit(drawn) -> None:
-    compare(*both(*drawn), tolerance=0.0)
-
-
-@settings(max_examples=400)
-@given(settings_of_a_run(split=True, cached=True))
-def test_shared_blocks_agree_bit_for_bit_where_phases_are_split(drawn) -> None:
-    compare(*both(*drawn), tolerance=0.0)
-
-
-@settings(max_examples=250)
-@given(settings_of_a_run(dyadic=False))
-def test_times_without_ties_agree_to_rounding(drawn) -> None:
-    compare(*both(*drawn), tolerance=1e-9)
-
-
-@settings(max_examples=200)
-@given(settings_of_a_run(split=True, dyadic=False))
-def test_times_without_ties_agree_to_rounding_where_phases_are_split(drawn) -> None:
-    compare(*both(*drawn), tolerance=1e-9)
+    agree()
 
 
 @settings(max_examples=50)

@@ -9,11 +9,6 @@ from pathlib import Path
 import pytest
 
 from hetero import paths
-
-pytest.importorskip("jupyterlab", reason="the lab extra is not installed")
-pytest.importorskip("ipywidgets", reason="the lab extra is not installed")
-pytest.importorskip("playwright", reason="the dev extra is not installed")
-
 from tests.ui import driven_lab
 
 SHOTS = paths.root() / "pipelines" / "build" / "ui"
@@ -22,7 +17,8 @@ SHOTS = paths.root() / "pipelines" / "build" / "ui"
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser; without one these tests are skipped."""
+    """The browser; without one, or what drives it, these tests are skipped."""
+    pytest.importorskip("playwright", reason="the dev extra is not installed")
     found = driven_lab.browser()
     if found is None:
         pytest.skip(
@@ -45,6 +41,8 @@ def lab(
     chromium: str, notebooks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[driven_lab.Lab]:
     """A running JupyterLab, one for all tests."""
+    for name in ("jupyterlab", "ipywidgets"):
+        pytest.importorskip(name, reason="the lab extra is not installed")
     home = tmp_path_factory.mktemp("home")
     with driven_lab.lab(notebooks, home, chromium, SHOTS) as found:
         yield found

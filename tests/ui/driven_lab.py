@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT_MS = 600_000  # for whatever comes at once on an idle machine
@@ -101,6 +102,8 @@ def browser() -> str | None:
     """A Chromium of the system, or the one that Playwright has installed; None without."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
+        from playwright.sync_api import sync_playwright
+
         with sync_playwright() as playwright:
             own = playwright.chromium.executable_path
         found = own if Path(own).exists() else None
@@ -274,6 +277,8 @@ def lab(root: Path, home: Path, executable: str, shots: Path) -> Iterator[Lab]:
     url = f"http://127.0.0.1:{port}"
     try:
         _wait(url, token, server, home / "server.log")
+        from playwright.sync_api import sync_playwright
+
         with sync_playwright() as playwright:
             chromium = playwright.chromium.launch(
                 executable_path=executable, args=list(_SWITCHES), timeout=WAIT_MS

@@ -10,15 +10,15 @@ import pytest
 from hetero import paths
 from pipelines.studies import claims
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the dev extra is not installed")
-
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=[1280, 390])
 def page(chromium: str, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The committed report in a window of a desktop and of a phone."""
-    with sync_api.sync_playwright() as driver:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         found = browser.new_page(viewport={"width": request.param, "height": 900})
         asked: list[str] = []

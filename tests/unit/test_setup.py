@@ -49,7 +49,7 @@ def test_the_lists_hold_what_pyproject_declares_at_versions_that_it_allows() -> 
         (version,) = (one.version for one in here[name].specifier)
         assert requirement.specifier.contains(version), f"{text}: {version} is pinned"
     assert set(extras) == {*setup.EXTRAS, *lock.TEST_EXTRAS, "silicon"}
-    assert set(lock.BUILD) <= setup.BUILD <= set(pinned)
+    assert set(lock.BUILD) <= {*setup.BUILD, "uv"} <= set(pinned)
 
 
 def test_the_lists_share_no_package_and_cuda_comes_only_with_torch() -> None:
@@ -83,6 +83,11 @@ def test_the_lists_share_no_package_and_cuda_comes_only_with_torch() -> None:
             "No package index answers",
         ),
         ("ERROR: No matching distribution found for six==9\n", "has no file of six==9"),
+        (
+            "error: No solution found when resolving dependencies\n  cause: Because there is no "
+            "version of six==9 and you require six==9, we can conclude that your requirements\n",
+            "has no file of six==9",
+        ),
         ("Error: ensurepip is not\navailable. python3-venv", "has no venv"),
         ("error: subprocess-exited-with-error\n", "subprocess-exited-with-error"),
     ],
@@ -96,6 +101,32 @@ def test_a_failure_is_one_sentence_and_what_to_do(log: str, said: str) -> None:
 
 def test_a_disk_without_room_is_named_even_where_the_tool_does_not() -> None:
     assert "disk is full" in str(setup.cause("Error: returned non-zero exit status 1.", room=0))
+
+
+def test_a_tool_that_says_nothing_is_heard_of_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(setup, "BEAT_S", 0.2)
+    code = "import time; print('so far', flush=True); time.sleep(1)"
+    assert setup.Environment(tmp_path).run(sys.executable, "-c", code) == "so far\n"
+    assert "  ... 1 s  so far\n" in capsys.readouterr().out
+
+
+def test_uv_looks_where_pip_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text("[global]\nindex-url = https://a/simple\nfind-links = /one /two\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://b/simple")
+    monkeypatch.setenv("UV_INDEX", "https://c/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://d/simple")
+    for name in ("PIP_FIND_LINKS", "UV_FIND_LINKS", "UV_DEFAULT_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    own = setup.Environment(tmp_path)
+    own.python = Path(sys.executable)
+    settings = own.uv_settings()
+    assert settings["UV_DEFAULT_INDEX"] == "https://b/simple"
+    assert settings["UV_FIND_LINKS"] == "/one,/two"
+    assert "UV_INDEX" not in settings  # what uv is told itself stays
 
 
 @pytest.mark.parametrize("command", ["setup", "setup-tests"])
@@ -137,12 +168,19 @@ def test_an_altered_file_is_refused_and_a_cut_installation_mended(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(files))
     own = setup.Environment(tmp_path / "venv")
-    own.uv = None
     own.make()
-    with pytest.raises(setup.AlteredError, match=r"small==1\.0 is not one that was pinned"):
-        own.install([setup.Pin(pin.text, ("sha256:" + "0" * 64,))])
     site = own.site()
-    assert not (site / "small.py").exists()
+    assert not own.bring_uv(setup.Pin("uv==0", pin.hashes))  # none for this machine: pip fills
+    fillers = [(own.filler, own.settings)]
+    uv = Path(sys.executable).with_name("uv")
+    if uv.exists():
+        fillers.append(((uv, "pip", "install", "--python", own.python), own.uv_settings()))
+    for own.filler, own.settings in fillers:
+        with pytest.raises(setup.AlteredError, match=r"small==1\.0 is not one that was pinned"):
+            own.install([setup.Pin(pin.text, ("sha256:" + "0" * 64,))])
+        with pytest.raises(setup.MissingError, match=r"no file of small==2\.0 for this Python"):
+            own.install([setup.Pin("small==2.0", pin.hashes)])
+        assert not (site / "small.py").exists()
 
     own.install([pin])
     assert (site / "small.py").read_text() == "VALUE = 1\n"
@@ -150,6 +188,7 @@ def test_an_altered_file_is_refused_and_a_cut_installation_mended(
     own.make()  # leaves an environment that works as it is
     assert (site / "small.py").exists()
 
+    (site / "small.py").unlink()  # not the file that it shares with uv's cache
     (site / "small.py").write_text("")
     assert [info.name for info in setup.broken(site)] == ["small-1.0.dist-info"]
     (own.folder / ".unfinished").touch()
