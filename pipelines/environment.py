@@ -85,11 +85,6 @@ _STAGE = {
 def processor() -> dict[str, str]:
     """Variables that take the choice of kernels from the processor.
 
-    Raises
-    ------
-    ParameterError
-        If HETERO_PROCESSOR is neither empty nor ``other``.
-
     Examples
     --------
     >>> processor()["OPENBLAS_CORETYPE"]

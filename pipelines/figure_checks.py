@@ -25,13 +25,7 @@ _SLACK_PT: Final = 1.5
 
 
 def hold(figure: Figure, name: str) -> None:
-    """Raise if a figure, by its notebook/name, has :func:`faults`.
-
-    Raises
-    ------
-    ParameterError
-        If it has; the text tells each.
-    """
+    """Raise if a figure, by its notebook/name, has :func:`faults`."""
     found = faults(figure)
     require(
         not found,

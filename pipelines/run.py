@@ -110,13 +110,7 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
 
 
 def check_names(path: Path, stage: str, values: Mapping[str, Any]) -> None:
-    """Compare the parameters cell with the section: papermill only warns of a name it lacks.
-
-    Raises
-    ------
-    ParameterError
-        If either has a name that the other lacks.
-    """
+    """Compare the parameters cell with the section: papermill only warns of a name it lacks."""
     found = parameter_names(path)
     wanted = [*GIVEN, *values]
     for name in wanted:
@@ -140,11 +134,6 @@ def check_effect(stage: str, params: schema.Params) -> None:
     """Say which values of a section the profile replaces, and refuse a change to one of them.
 
     A change is one against the last commit, as ``dvc exp run -S`` makes it.
-
-    Raises
-    ------
-    ParameterError
-        If such a value was changed, since nothing would come of it.
     """
     overlaid, profile = params.overlaid.get(stage, {}), params.profile
     if not overlaid:

@@ -47,13 +47,7 @@ class Params:
     overlaid: Mapping[str, Mapping[str, Any]]
 
     def of(self, stage: str) -> dict[str, Any]:
-        """Typed parameters of one stage.
-
-        Raises
-        ------
-        ParameterError
-            If there is no such section.
-        """
+        """Typed parameters of one stage."""
         if stage not in self.sections:
             raise ParameterError(
                 f"params.yaml has no section '{stage}'.",
@@ -107,11 +101,6 @@ def section(
     """Parameters of one stage in a profile, with some of them set anew.
 
     A value for a parameter that is a list is taken as a list of one.
-
-    Raises
-    ------
-    ParameterError
-        If a name is none of the stage's parameters, or a value is not as its section wants it.
     """
     file = path or paths.root() / "params.yaml"
     kind = SECTIONS.get(stage)

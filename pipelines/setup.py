@@ -277,9 +277,18 @@ class Environment:
 
     def compile_kernels(self, root: Path) -> bool:
         """Compile the simulator's kernels, which tell how far they are."""
-        with (self.folder / LOG).open("a", encoding="utf-8") as log:
-            command = (self.python, "-m", "hetero.engine.warm")
-            return subprocess.run(command, cwd=root, stderr=log, check=False).returncode == 0
+        command = (self.python, "-m", "hetero.simulator.warm")
+        with (
+            (self.folder / LOG).open("a", encoding="utf-8") as log,
+            subprocess.Popen(
+                command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as started,
+        ):
+            for line in started.stdout or ():
+                log.write(line)
+                if line.startswith("compiling "):
+                    say(f"  {line.strip()}")
+        return started.returncode == 0
 
 
 def say(text: str) -> None:

@@ -34,13 +34,7 @@ def section(notebook: str) -> str:
 
 
 def notebook_of(stage: str) -> str:
-    """Name of the notebook that a stage runs.
-
-    Raises
-    ------
-    ParameterError
-        If no notebook has that section name.
-    """
+    """Name of the notebook that a stage runs."""
     found = [name for name in notebooks() if section(name) == stage]
     if len(found) != 1:
         known = ", ".join(map(section, notebooks())) or "none"

@@ -38,13 +38,7 @@ class Running:
 
 
 def write_model(folder: Path, *, hidden: int = 256, layers: int = 4) -> int:
-    """Write a Llama with random weights and a tokenizer of bytes; returns its parameters.
-
-    Raises
-    ------
-    ParameterError
-        If the packages of the engine are missing.
-    """
+    """Write a Llama with random weights and a tokenizer of bytes; returns its parameters."""
     try:
         import torch
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers

@@ -41,13 +41,7 @@ _LABELS: Final = {"tpot_s": "TPOT", "e2e_s": "E2E", "ttft_s": "TTFT"}
 
 
 def python() -> Path:
-    """The Python that has aiconfigurator.
-
-    Raises
-    ------
-    ParameterError
-        If there is none.
-    """
+    """The Python that has aiconfigurator."""
     default = paths.root() / "pipelines" / "build" / "aiconfigurator" / "bin" / "python"
     path = Path(os.environ.get(PYTHON, default))
     if not path.is_file():

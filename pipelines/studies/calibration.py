@@ -125,11 +125,6 @@ def _kept(frame: pd.DataFrame) -> pd.DataFrame:
 def differences(made: pd.DataFrame, kept: pd.DataFrame) -> pd.DataFrame:
     """Largest difference of errors made anew from those that are kept, by test [percentage points].
 
-    Raises
-    ------
-    ParameterError
-        If a run that was made is not kept.
-
     Examples
     --------
     >>> some = read().head(3)

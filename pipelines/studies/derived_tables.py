@@ -114,11 +114,6 @@ def remake(
         Where to write them, in the folders that they have in ``data/``.
     progress
         Told the name of each table before it is made.
-
-    Raises
-    ------
-    ParameterError
-        If no table has a name that is given, or a file exists and ``force`` is not set.
     """
     chosen = tuple(names) or tuple(TABLES)
     for name in chosen:

@@ -179,11 +179,6 @@ def shares() -> pd.DataFrame:
     """Rows of ``data/measured/experts.csv`` that kernels give.
 
     Where latent attention was not measured, it takes the median of the engine's other GPUs.
-
-    Raises
-    ------
-    ParameterError
-        If the package is not installed.
     """
     rows = [
         row(name, engine, weights, frame)

@@ -193,13 +193,7 @@ def solver_log(cluster: str, *, start: str = "") -> tuple[Floats, Floats, Floats
 
 
 def placement(name: str, *, raw: bool = False) -> Placement:
-    """A placement of the artifact on its problem, with the machines that it is simulated on.
-
-    Raises
-    ------
-    ParameterError
-        If there is none of that name.
-    """
+    """A placement of the artifact on its problem, with the machines that it is simulated on."""
     known = published()
     missing = f"Helix's artifact has no placement '{name}'."
     require(name in known, missing, resolve=f"use {', '.join(known)}.")

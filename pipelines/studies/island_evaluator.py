@@ -83,11 +83,6 @@ def evaluate(assignment: Assignment, exact: RateTable) -> Evaluation:
     exact
         Rates of the same classes on ranges of one length each, such as
         ``model.on(ranges(lengths, 1))`` gives.
-
-    Raises
-    ------
-    ParameterError
-        If a range of ``exact`` holds several lengths, or lies outside the assignment's ranges.
     """
     fine, coarse = exact.ranges, assignment.rates.ranges
     require(

@@ -120,13 +120,7 @@ class LayerProfile:
         return q + b, b, b * self.context_tokens, q * (self.start_tokens + q / 2.0)
 
     def ragged_seconds(self, contexts: Floats, skew: float) -> float:
-        """Time [s] of a decode step of requests of unequal ``contexts``, with that ``skew``.
-
-        Raises
-        ------
-        ParameterError
-            If that number of requests was not profiled, or the skew was not.
-        """
+        """Time [s] of a decode step of requests of unequal ``contexts``, with that ``skew``."""
         b = len(contexts)
         rows = (self.chunk_tokens == 0) & (self.decoding == b)
         if not rows.any() or np.isnan(skew):

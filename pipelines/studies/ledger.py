@@ -65,11 +65,6 @@ class Order:
     text
         The chains, such as ``"2>4>1>8"`` or ``"a>c,a>d,b>c,b>d"``.
 
-    Raises
-    ------
-    ParameterError
-        If the text is not an order, or puts something above itself.
-
     Examples
     --------
     >>> Order("2>4>1>8").entails(Order("8<2, 4>=1"))
@@ -246,11 +241,6 @@ class Claim:
             95 % interval over the draws.
         draws
             How many there are; None judges the value alone.
-
-        Raises
-        ------
-        ParameterError
-            If the value is not of the kind that the claim needs, or the claim has no check.
 
         Examples
         --------

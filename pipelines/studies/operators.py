@@ -77,12 +77,6 @@ def measurements(
     ----------
     batches, lengths
         Requests, and tokens per request; every pair of both is asked for.
-
-    Raises
-    ------
-    ParameterError
-        If the extra is not installed, the GPU is not in its tables, the model is no dense
-        transformer, or no setting fits the memory.
     """
     if gpu.name not in SYSTEMS:
         raise ParameterError(

@@ -176,11 +176,6 @@ def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
 def equal_groups(model: CostModel, gpus: int) -> list[Group]:
     """Every machine of a cluster divided into groups of so many GPUs.
 
-    Raises
-    ------
-    ParameterError
-        If a machine cannot be divided that way.
-
     Examples
     --------
     >>> from hetero.catalog import llm
@@ -201,13 +196,7 @@ def equal_groups(model: CostModel, gpus: int) -> list[Group]:
 
 
 def divided(groups: list[Group], prefill: int) -> Design:
-    """The first ``prefill`` groups prefill, the others decode.
-
-    Raises
-    ------
-    ParameterError
-        If a phase would have none.
-    """
+    """The first ``prefill`` groups prefill, the others decode."""
     require(
         0 < prefill < len(groups),
         f"{prefill} of {len(groups)} groups for prefill leave a phase with none.",

@@ -238,11 +238,6 @@ def package_calibrations() -> pd.DataFrame:
 
     The published grid has six GPUs; the package has Blackwell's others and Intel's B60, in the
     same models, degrees, batches and lengths.
-
-    Raises
-    ------
-    ParameterError
-        If the package is not installed.
     """
     known = {table.gpu for table in measured.aiconfigurator()}
     names = [name for name in operators.SYSTEMS if name not in known]

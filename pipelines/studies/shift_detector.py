@@ -114,11 +114,6 @@ class ShiftDetector(Shown):
         slack
             k, half the shift to find soonest [standard deviations of a block].
 
-        Raises
-        ------
-        ParameterError
-            If the reference is too short, or a parameter is out of range.
-
         Examples
         --------
         >>> from hetero import workload

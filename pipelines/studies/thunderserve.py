@@ -83,13 +83,7 @@ class Scales:
 
     @classmethod
     def of(cls, run: Run, reference: Slo) -> Scales:
-        """Scales of all requests of a run.
-
-        Raises
-        ------
-        ParameterError
-            If the reference lacks one of the three latencies.
-        """
+        """Scales of all requests of a run."""
         found = {}
         for kind in ("ttft", "tpot", "e2e"):
             unit = getattr(reference, f"{kind}_s")

@@ -200,13 +200,7 @@ def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Sw
 
 
 def check(found: Swept) -> None:
-    """Exit with an error if points failed.
-
-    Raises
-    ------
-    ParameterError
-        Naming the first of them.
-    """
+    """Exit with an error if points failed."""
     if found.failed:
         file, values, why = found.failed[0]
         raise ParameterError(

@@ -27,13 +27,7 @@ def run(
     workers: int,
     show: bool | None,
 ) -> list[Job]:
-    """Run a search to its number of trials; settings asked for are kept, so a stopped one goes on.
-
-    Raises
-    ------
-    ParameterError
-        If Ax is not installed, or the measure to optimise is none of the sweep's.
-    """
+    """Run a search to its number of trials; settings are kept, so a stopped one goes on."""
     assert found.search is not None  # the caller dispatches on it
     aim = found.search.maximise or found.search.minimise or ""
     if aim not in found.measures:

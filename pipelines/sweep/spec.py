@@ -196,13 +196,7 @@ def read(path: Path | str) -> Sweep:
 
 
 def points(sweep: Sweep, name: str = "the sweep") -> list[Point]:
-    """Every point of a grid, a list or a Sobol sequence, times its repeats.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is none of the notebook's, or a value is out of its limits.
-    """
+    """Every point of a grid, a list or a Sobol sequence, times its repeats."""
     if sweep.grid is not None:
         _check_count(sweep, name, math.prod(map(len, sweep.grid.values())))
         swept = [

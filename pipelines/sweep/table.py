@@ -27,13 +27,7 @@ _MOST_LINES = 8  # of an interaction: more cannot be told apart
 
 
 def collect(sweep: Sweep, jobs: Sequence[Job]) -> pd.DataFrame:
-    """One row per finished point, in the order of the sweep: parameters, then measures.
-
-    Raises
-    ------
-    ParameterError
-        If a measure names a table, column, row or claim that the notebook did not leave.
-    """
+    """One row per finished point, in the order of the sweep: parameters, then measures."""
     rows = []
     for job in (one for one in jobs if one.target.is_dir()):
         varied = job.record["swept"] | job.record["repeat"]
