@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hetero.simulator import Slo
 LITTLE = Effort(
     requests=120, rates=1, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=16,
     node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2,
-    designs=60,
+    designs=30,
 )  # fmt: skip
 CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 CODE = workload.load("azure2023_code").sample(200, np.random.default_rng(4))
@@ -35,7 +36,11 @@ CASES = {
     ),
     "no targets": Question(cluster("thunderserve-a5000-8"), catalog.llm("LLaMA-1-7B"), CHATS, 2.0),
     "experts": Question(
-        cluster("rignall-budget-c"), catalog.llm("DeepSeek-V3"), CHATS, 10.0, TARGETS
+        Cluster("one", (Machine("one", catalog.gpu("H200-SXM"), 8),)),
+        catalog.llm("Mixtral-8x7B"),
+        CHATS,
+        10.0,
+        TARGETS,
     ),
     "budget": Question(
         cluster("thunderserve-cloud-32"),
@@ -47,66 +52,58 @@ CASES = {
     ),
 }
 CASES = {name: replace(question, least_s=10.0) for name, question in CASES.items()}
-_FOUND: dict[str, Portfolio] = {}
+ALWAYS_IMPROVED = ("two kinds",)
 
 
+def seeds_of(name: str) -> tuple[int, ...]:
+    return (0, 1) if name == "small team" else (0,)
+
+
+@cache
 def found(name: str) -> Portfolio:
-    if name not in _FOUND:
-        # Islands serve hundreds of requests at once, of which long runs are long.
-        effort = replace(LITTLE, designs=2) if name == "experts" else LITTLE
-        _FOUND[name] = portfolio(CASES[name], effort=effort, seeds=(0, 1))
-    return _FOUND[name]
+    return portfolio(CASES[name], effort=LITTLE, seeds=seeds_of(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_never_worse_than_the_best_single_planner(name: str) -> None:
-    question, one = CASES[name], found(name)
+    question, one, seeds = CASES[name], found(name), seeds_of(name)
     for tried in one.tried:
         if tried.plan is not None:
-            alone = np.mean(goodput(tried.plan, question, (0, 1)))
+            alone = np.mean(goodput(tried.plan, question, seeds))
             # Where a search begins moves what it finds by no more than its precision.
             assert one.score.goodput_rps.mean >= alone / (1 + PRECISION), tried.planner
             if tried.score is not None:
                 assert one.score.goodput_rps.mean >= tried.score.goodput_rps.mean
     # What it claims, it delivers when it is played anew.
-    again = score(one.plan, question, seeds=(0, 1), known=one.score.seeds_rps)
+    again = score(one.plan, question, seeds=seeds, known=one.score.seeds_rps)
     assert again.attainment == one.score.attainment
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_every_planner_has_a_row_with_figures_or_a_reason(name: str) -> None:
-    one = found(name)
+    # Every planner has a row with figures or a reason.
     asked = [tried.planner for tried in one.tried if tried.planner != IMPROVED]
     assert asked == [single.name for single in planners()]
     for tried in one.tried:
         assert (tried.score is None) == bool(tried.reason)
         assert tried.planner in str(one)
     assert one.best in one.tried
-
-
-def test_some_plan_is_improved_and_says_how() -> None:
-    improved = [one for name in CASES if (one := found(name)).best.planner == IMPROVED]
-    assert improved
-    for one in improved:
+    # A plan that is improved says how.
+    assert one.best.planner == IMPROVED or name not in ALWAYS_IMPROVED
+    if one.best.planner == IMPROVED:
         assert one.single.score is not None
         assert one.score.goodput_rps.mean > one.single.score.goodput_rps.mean
         assert one.plan.notes[0].startswith("From the plan of ")
         loads = [change.carried_rps for change in one.changes]
         assert loads == sorted(loads)
         assert one.played > len(one.changes)
+    if name == "budget":
+        machines = {stage[0] for group in one.plan.groups for stage in group.stages}
+        rented = [question.cluster.machine(machine).usd_per_h for machine in machines]
+        assert sum(usd_per_h or 0.0 for usd_per_h in rented) <= 4.0
 
 
 def test_the_same_bytes_twice() -> None:
-    again = portfolio(CASES["two kinds"], effort=LITTLE, seeds=(0, 1))
-    assert str(again) == str(found("two kinds"))
-    assert str(again.plan) == str(found("two kinds").plan)
-
-
-def test_a_budget_is_kept_after_improvement() -> None:
-    one = found("budget")
-    machines = {stage[0] for group in one.plan.groups for stage in group.stages}
-    offer = CASES["budget"].cluster
-    assert sum(offer.machine(machine).usd_per_h or 0.0 for machine in machines) <= 4.0
+    asked = [planner(name, LITTLE) for name in ("tensor-parallel search", "HexGen")]
+    one, two = (portfolio(CASES["two kinds"], effort=LITTLE, planners=asked) for _ in "ab")
+    assert str(one) == str(two)
+    assert one.plan.to_json() == two.plan.to_json()
 
 
 def test_improvement_keeps_gpus_once_and_carries_more() -> None:

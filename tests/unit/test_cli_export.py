@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from quick_cards import little
 
 from hetero.apps.cli import main
 
@@ -15,6 +16,11 @@ machines:
 network:
   within_region: {bandwidth_gbit_s: 25, latency_ms: 0.1}
 """
+
+
+@pytest.fixture(autouse=True)
+def _little(monkeypatch: pytest.MonkeyPatch) -> None:
+    little(monkeypatch)
 
 
 def exported(tmp_path: Path, capsys: pytest.CaptureFixture[str], *how: str) -> tuple[int, str]:

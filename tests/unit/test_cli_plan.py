@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from quick_cards import little
 
 import hetero
 from hetero.apps.cards.card import PlanCard
@@ -12,13 +13,18 @@ FLEET = "thunderserve-a5000-pair"
 ASKED = (FLEET, "--model", "Llama-3-8B", "--slo", "ttft=2s,tpot=100ms")
 
 
+@pytest.fixture(autouse=True)
+def _little(monkeypatch):
+    little(monkeypatch)
+
+
 def call(*arguments):
     with pytest.raises(SystemExit) as end:
         main(["plan", *map(str, arguments)])
     return end.value.code or 0
 
 
-def test_a_card_as_json_page_and_text_and_against_another(capsys, tmp_path):
+def test_a_card_as_json_page_and_text_and_against_another(capsys, monkeypatch, tmp_path):
     page, kept = tmp_path / "card.html", tmp_path / "card.json"
     assert call(*ASKED, "--rate", "1", "--json", "--html", page, "-o", kept) == 0
     said = capsys.readouterr()
@@ -28,6 +34,7 @@ def test_a_card_as_json_page_and_text_and_against_another(capsys, tmp_path):
     assert page.read_text() == card.to_html()
     made = hetero.plan(FLEET, model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0)
     assert made.to_json() == said.out  # the same question, the same bytes
+    monkeypatch.setattr("hetero.apps.cards.answer.plan", lambda *_, **__: made)
     assert call("card", *ASKED, "--rate", "1", "--against", kept) == 0
     text = capsys.readouterr().out
     assert text.startswith(str(card))

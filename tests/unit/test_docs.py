@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 import typer.main
+from quick_cards import little
 
 from hetero import cluster, paths
 from hetero.apps import cli
@@ -92,7 +93,8 @@ def test_every_block_is_of_a_kind_that_is_tested():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PAGES_FOLDER)))
-def test_examples_give_what_they_say(page):
+def test_examples_give_what_they_say(page, monkeypatch):
+    little(monkeypatch)
     text = page.read_text(encoding="utf-8")
     # What is no prompt and no answer to one would not be run.
     for kind, code in BLOCK.findall(text):

@@ -17,7 +17,7 @@ from hetero.latency.step import StepModel
 from hetero.routers import SingleInstance
 from hetero.simulator import simulate
 from hetero.workload import Trace
-from pipelines.studies import server_fit, servers
+from pipelines.studies import server_fit, server_gpus, servers
 
 EIGHT = llm("Llama-3.1-8B")
 KERNELS = StepModel.affine(floor_s=0.01, per_token_s=1e-4, per_cached_token_s=1e-8)
@@ -150,7 +150,15 @@ def test_every_run_is_tested_in_every_way(monkeypatch) -> None:
             runs.append(replace(run, measured={"e2e_s": own["e2e_s"]}))
     generation = server_fit.Generation("made up", lambda: list(runs), ("step_s",))
     monkeypatch.setitem(server_fit.GENERATIONS, "made up", generation)
+    asked = set()
+
+    def fitted(group: server_gpus.Group, without: str = ""):
+        asked.add((group.gpu, without))
+        return group.lent(), ()
+
+    monkeypatch.setattr(server_gpus, "fitted", fitted)  # from a thousand runs
     found, frame = server_fit.left_out("made up")
+    assert asked == {("MI300X", EIGHT.name), ("MI300X", "Llama-2-7B")}
     assert found.step_s == pytest.approx(2e-3, rel=0.02)
     assert frame.groupby("test").size().to_dict() == dict.fromkeys(
         ("none", "in sample", "gpu", "llm"), len(runs)

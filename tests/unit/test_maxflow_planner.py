@@ -139,15 +139,18 @@ def test_errors_name_what_is_too_small_and_what_has_no_bandwidth() -> None:
         search(Problem(whole.name, whole.llm, whole.nodes, Links(inner, whole.links.latency_s)))
 
 
-def test_a_large_region_is_one_line_close_to_its_bound() -> None:
+@pytest.mark.parametrize(
+    ("times", "gap"), [(2, 0.03), pytest.param(4, 0.01, marks=pytest.mark.slow)]
+)
+def test_a_large_region_is_one_line_close_to_its_bound(times: int, gap: float) -> None:
     one = problem("hetero-42", "70B")
-    nodes = tuple(node for node in one.nodes for _ in range(4))
+    nodes = tuple(node for node in one.nodes for _ in range(times))
     bandwidth = np.full((len(nodes) + 1, len(nodes) + 1), 1e9)
-    many = Problem("168 nodes", one.llm, nodes, Links(bandwidth, 0 * bandwidth), one.point)
+    many = Problem("many nodes", one.llm, nodes, Links(bandwidth, 0 * bandwidth), one.point)
     found = search(many, effort=PlacementEffort(precision=5e-3, variety=5, exchanges=0, shallow=()))
-    copies = 4 * judge(placement("hetero-42 70B helix-no-prune"))
+    copies = times * judge(placement("hetero-42 70B helix-no-prune"))
     assert copies < found.tokens_per_s <= found.bound.tokens_per_s
-    assert found.gap < 0.01
+    assert found.gap < gap
 
 
 def test_a_flow_of_many_links_crosses_between_regions_that_hold_copies_of_their_own() -> None:

@@ -56,7 +56,13 @@ def disturbed(part: str) -> Replica:
     return replace(TOLD, step=step, kv_tokens=int(cache * TOLD.kv_tokens))
 
 
-@pytest.mark.parametrize("part", FAULTS)
+@pytest.fixture(autouse=True)
+def _half_as_many_caches(monkeypatch):
+    every_third = tuple(2.0 ** (k / 3) for k in range(-6, 7))
+    monkeypatch.setattr("hetero.apps.profiling.observed._KV_FACTORS", every_third)
+
+
+@pytest.mark.parametrize("part", ["", "prefill", "front end", "KV cache"])
 def test_the_part_that_is_off_is_named_and_refitted(part):
     found = observe(ServedLog.of(served(disturbed(part), requests(1))), TOLD, resamples=100)
     assert found.named == ((part,) if part else ())
@@ -74,7 +80,8 @@ def test_the_part_that_is_off_is_named_and_refitted(part):
     assert np.mean(again.e2e_s) == pytest.approx(np.mean(real.e2e_s), rel=0.1)
 
 
-def test_cache_hits_that_do_not_come_are_named():
+def test_cache_hits_that_do_not_come_are_named(monkeypatch):
+    monkeypatch.setattr("hetero.apps.profiling.observed._KV_FACTORS", (0.5, 1.0, 2.0))
     trace = requests(2).with_prefix(0.75)
     told = replace(TOLD, kv_tokens=4096, engine=replace(RULES, prefix_cache=True))
     cold = replace(told, engine=RULES)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from quick_cards import LITTLE, TWO_KINDS, little
 
 import hetero
 from hetero import cluster
@@ -33,15 +34,28 @@ from hetero.workload import datasets
 
 FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
 ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
+AT_VLLM = ASKED | {"rate": 1.0, "engine": "vllm"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little():
+    with pytest.MonkeyPatch.context() as patch:
+        little(patch)
+        yield
 
 
 @pytest.fixture(scope="module")
-def card() -> PlanCard:
-    return hetero.plan(FLEET, **ASKED)
+def card(_little) -> PlanCard:
+    return hetero.plan(TWO_KINDS, **ASKED)
+
+
+@pytest.fixture(scope="module")
+def pair(_little) -> PlanCard:
+    return hetero.plan(PAIR, **AT_VLLM)
 
 
 def test_the_plan_uses_gpus_that_are_there_and_carries_what_is_asked(card):
-    offered = cluster.cluster(FLEET).gpu_counts
+    offered = TWO_KINDS.gpu_counts
     used = {one.gpu: one.count for one in card.sources}
     for name, count in offered.items():
         assert used.get(name, 0) + card.idle.get(name, 0) == count
@@ -55,7 +69,7 @@ def test_the_plan_uses_gpus_that_are_there_and_carries_what_is_asked(card):
 
 
 def test_the_goodput_is_where_the_goal_is_just_met(card):
-    asked = request(FLEET, **ASKED)
+    asked = request(TWO_KINDS, **ASKED)
     load = asked.question.load(precision=asked.effort.precision)
     assert len(load.trace) > len(asked.question.trace)  # all requests, not those for planners
     for seed, rate in enumerate(card.goodput_rps.seeds):
@@ -82,7 +96,7 @@ def test_more_load_leaves_fewer_requests_within_the_targets(card):
     assert all(p50 <= p90 <= p99 for p50, p90, p99 in tails)
     assert tails[-1][1] > 2 * tails[0][1]
     half = by_share[0.5]
-    load = request(FLEET, **ASKED).question.load(half.rate_rps, precision=0.02)
+    load = request(TWO_KINDS, **ASKED).question.load(half.rate_rps, precision=0.02)
     run, _ = judged(card.plan, load, 0)
     begin_s, end_s = steady_s(run)
     counted = (run.trace.arrival_s >= begin_s) & (run.trace.arrival_s < end_s)
@@ -90,19 +104,18 @@ def test_more_load_leaves_fewer_requests_within_the_targets(card):
     assert within[counted].mean() == pytest.approx(half.met)
 
 
-def test_cost_per_token_is_price_over_tokens_served():
-    card = hetero.plan(PAIR, **(ASKED | {"rate": 1.0, "engine": "vllm"}))
-    assert card.question.engine == "vllm"
-    assert any(note.startswith("Engine: vLLM ") for note in card.notes)
+def test_cost_per_token_is_price_over_tokens_served(pair):
+    assert pair.question.engine == "vllm"
+    assert any(note.startswith("Engine: vLLM ") for note in pair.notes)
     a5000 = cluster.cluster(PAIR).machines[0].gpu.usd_per_h
-    assert card.usd_per_h == pytest.approx(a5000 * sum(one.count for one in card.sources))
-    tokens = card.served["total_tps"]
-    each = [card.usd_per_h / 3600 / tps * 1e6 for tps in tokens.seeds]
-    assert card.usd_per_mtok.seeds == pytest.approx(each)
+    assert pair.usd_per_h == pytest.approx(a5000 * sum(one.count for one in pair.sources))
+    tokens = pair.served["total_tps"]
+    each = [pair.usd_per_h / 3600 / tps * 1e6 for tps in tokens.seeds]
+    assert pair.usd_per_mtok.seeds == pytest.approx(each)
 
 
 def test_twice_as_slow_carries_less_and_draws_spread_around_what_is_nominal(card):
-    asked = request(FLEET, **ASKED)
+    asked = request(TWO_KINDS, **ASKED)
     names = [replica.name for replica in card.plan.deployment.replicas]
     slow = rescaled(card.plan, dict.fromkeys(names, (2.0, 2.0)))
     effort = replace(asked.effort, seeds=1, draws=0)
@@ -119,7 +132,7 @@ def test_twice_as_slow_carries_less_and_draws_spread_around_what_is_nominal(card
 
 def test_more_of_everything_carries_a_tenth_more_when_all_times_shrink(card):
     # Prefill and decode a tenth faster scale the clock, but for waiting against fixed targets.
-    asked = request(FLEET, **ASKED)
+    asked = request(TWO_KINDS, **ASKED)
     names = [replica.name for replica in card.plan.deployment.replicas]
     both = rescaled(card.plan, dict.fromkeys(names, (1 / BETTER, 1 / BETTER)))
     effort = replace(asked.effort, seeds=2, draws=0)
@@ -152,7 +165,7 @@ def test_changes_go_the_way_they_must(card):
 
 
 def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
-    asked = request(FLEET, **ASKED)
+    asked = request(TWO_KINDS, **ASKED)
     fleet = asked.cluster
     dollars = tuple(replace(one, usd_per_h=2.0 * one.count) for one in fleet.machines)
     question = replace(asked.question, cluster=replace(fleet, machines=dollars), rate_rps=0.05)
@@ -172,8 +185,8 @@ def test_gpus_that_serve_nothing_at_a_low_rate_can_be_given_back(card):
 
 
 def test_gpus_that_only_decode_short_answers_are_not_given_back():
-    asked = request(FLEET, **(ASKED | {"trace": "azure2023_code"}))
-    made = planner("phase splitting").plan(replace(asked.question, rate_rps=1.0))
+    asked = request(TWO_KINDS, **(ASKED | {"trace": "azure2023_code"}))
+    made = planner("phase splitting", LITTLE).plan(replace(asked.question, rate_rps=1.0))
     groups = tuple({tuple(one.gpus): one for one in made.groups}.values())
     assert len(groups) == 2
     known = {one.name: one for one in made.deployment.replicas}
@@ -282,6 +295,9 @@ def test_pages_need_no_network_and_hold_every_table(card, tmp_path):
 
 
 def test_a_card_against_itself_and_against_a_slower_fleet(card):
+    rates = card.goodput_rps
+    spread = Sampled.of(rates.seeds, np.linspace(0.8, 1.2, 21) * rates.value)
+    card = replace(card, goodput_rps=spread)
     same = difference(card, card)
     assert all(one.flips == 0.5 for one in same.contrasts if math.isfinite(one.flips))
     assert same.contrasts[0].low == same.contrasts[0].high == 0
@@ -395,7 +411,7 @@ def far(latency_s: float) -> cluster.Cluster:
 def test_the_way_between_regions_is_in_every_answer():
     def carried(where: cluster.Cluster):
         asked = request(where, model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0).question
-        plan = planner("Mélange").plan(asked)
+        plan = planner("Mélange", LITTLE).plan(asked)
         load = asked.load(precision=0.05)
         return plan, sustained_rps(plan, load, seed=0)
 
@@ -411,17 +427,10 @@ def test_the_way_between_regions_is_in_every_answer():
     assert {one.network_s for one in away.deployment.replicas} == {1e-4, 0.5}
 
 
-def test_engines_are_as_asked_and_exports_follow(tmp_path):
-    one = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 1.0}
-    card = hetero.plan("thunderserve-a5000-pair", **one)
-    tight = hetero.plan(
-        "thunderserve-a5000-pair",
-        **one,
-        release="0.12",
-        memory_fraction=0.8,
-        kv_precision="fp8",
-    )
-    for made, ahead in ((card, True), (tight, False)):
+def test_engines_are_as_asked_and_exports_follow(pair):
+    older = {"release": "0.12", "memory_fraction": 0.8, "kv_precision": "fp8"}
+    tight = hetero.plan(PAIR, **AT_VLLM, **older)
+    for made, ahead in ((pair, True), (tight, False)):
         assert {one.engine.batching for one in made.plan.deployment.replicas} == {"chunked"}
         assert {one.engine.schedule_ahead for one in made.plan.deployment.replicas} == {ahead}
     assert "vLLM 0.12" in str(tight)
@@ -434,11 +443,11 @@ def test_engines_are_as_asked_and_exports_follow(tmp_path):
         assert argv[argv.index("--kv-cache-dtype") + 1] == "fp8"
     for wrong in ({"release": "new"}, {"memory_fraction": 1.5}, {"kv_precision": "fp3"}):
         with pytest.raises(ParameterError):
-            hetero.plan("thunderserve-a5000-pair", **one, **wrong)
+            hetero.plan(PAIR, **AT_VLLM, **wrong)
 
 
 def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):
-    gpus = cluster.cluster(FLEET).gpu_types
+    gpus = TWO_KINDS.gpu_types
     limit_w = sum(one.count * gpus[one.gpu].tdp_w for one in card.sources)
     rows = {(what, unit): value for what, value, unit in power.power(card, gpus).rows}
     assert rows["power limits of its GPUs", "W"] == pytest.approx(limit_w)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from quick_cards import little
 
 import hetero
 from hetero import catalog, paths, simulate
@@ -186,7 +187,8 @@ def test_drafts_are_of_engines_that_exist():
         whatif.changed("colour=red")
 
 
-def test_a_comparison_has_the_question_first():
+def test_a_comparison_has_the_question_first(monkeypatch):
+    little(monkeypatch)
     found = whatif.compared(PAIR, ["kv-precision=fp8"], **ASKED)
     asked, fp8 = found.variants
     assert asked.what == "as asked"

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from quick_cards import little
 
 import hetero
 from hetero.apps.cards.infeasible import NoPlanError
@@ -13,6 +14,11 @@ from hetero.question import judged
 from hetero.simulator import Slo
 
 PAIR = "thunderserve-a5000-pair"
+
+
+@pytest.fixture(autouse=True)
+def _little(monkeypatch):
+    little(monkeypatch)
 
 
 def explained(fleet=PAIR, **asked):

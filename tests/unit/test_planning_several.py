@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from quick_cards import LITTLE, little
 
 from hetero import catalog, workload
 from hetero.apps.cards.request import request
@@ -24,28 +25,36 @@ TRACE = workload.load("azure2023_conv").head(300)
 ASKED = {"trace": TRACE, "slo": "ttft=2s,tpot=100ms", "engine": "vllm"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _little():
+    with pytest.MonkeyPatch.context() as patch:
+        little(patch)
+        patch.setattr("hetero.apps.cards.several.QUICK", LITTLE)
+        yield
+
+
 def fleet(**gpus: int) -> Cluster:
     machines = (Machine(n.lower(), catalog.gpu(n.replace("_", "-")), c) for n, c in gpus.items())
     return Cluster("own", tuple(machines))
 
 
 @pytest.fixture(scope="module")
-def twins() -> SeveralPlans:
-    return several(fleet(L4=4), [("Llama-3.1-8B", 1.0), ("Llama-3.1-8B", 1.0)], **ASKED)
+def twins(_little) -> SeveralPlans:
+    return several(fleet(L4=2), [("Llama-3.1-8B", 1.0), ("Llama-3.1-8B", 1.0)], **ASKED)
 
 
 def test_two_equal_models_get_equal_parts(twins):
-    assert twins.found.division == ((2,), (2,))
+    assert twins.found.division == ((1,), (1,))
     first, second = twins.cards.values()
-    assert first.question.gpus == second.question.gpus == {"L4": 2}
+    assert first.question.gpus == second.question.gpus == {"L4": 1}
     assert twins.factors[0] == pytest.approx(twins.factors[1])
     assert twins.cut == ("l4",)
     assert "times the rates" in str(twins)
     assert twins.to_dict()["factor"] == min(twins.factors)
 
 
-def test_unequal_models_are_divided_as_enumeration_has_it():
-    gpus, rates = {"A10G": 2, "L40S": 2}, (4.0, 1.0)
+def test_unequal_models_are_divided_as_enumeration_has_it(monkeypatch):
+    gpus, rates = {"A10G": 1, "L40S": 2}, (4.0, 1.0)
     own = fleet(**gpus)
     loads = [*zip(("Llama-3.1-8B", "Qwen2.5-14B"), rates, strict=True)]
     sizes = list(gpus.values())
@@ -69,6 +78,8 @@ def test_unequal_models_are_divided_as_enumeration_has_it():
         min(known[0, kept], known[1, tuple(n - k for n, k in zip(sizes, kept, strict=True))])
         for kept in product(*(range(n + 1) for n in sizes))
     )
+    # Cards of the division are what the twins show.
+    monkeypatch.setattr("hetero.apps.cards.several.answer", lambda *_: ("card",))
     found = several(own, loads, **ASKED).found
     assert best > 0
     assert found.factor == pytest.approx(best)

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import doctest
 
+from quick_cards import little
+
 from hetero import paths
 from pipelines.docs import believed
 
 
-def test_every_example_of_the_readme_gives_what_it_says():
+def test_every_example_of_the_readme_gives_what_it_says(monkeypatch):
+    little(monkeypatch)
     found = doctest.testfile(str(paths.root() / "README.md"), module_relative=False)
     assert found.attempted > 5
     assert found.failed == 0

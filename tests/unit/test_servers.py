@@ -149,19 +149,20 @@ def test_offline_runs_are_of_one_chip_each() -> None:
 
 
 @pytest.mark.usefixtures("raw")
-def test_chips_are_in_order_without_their_own_measurements() -> None:
+@pytest.mark.parametrize(
+    ("fewer", "error_percent"), [(4, 15), pytest.param(1, 10, marks=pytest.mark.slow)]
+)
+def test_chips_are_in_order_without_their_own_measurements(
+    fewer: int, error_percent: float, monkeypatch
+) -> None:
+    llm, inputs, prompts = servers._MLPERF_LISTS["llama2-70b"]
+    monkeypatch.setitem(servers._MLPERF_LISTS, "llama2-70b", (llm, inputs, prompts // fewer))
     frame, order = servers.ranked(benchmarks=("llama2-70b",))
+    assert len(frame) == 7
     assert order["llama2-70b"] >= 0.95
-    assert frame["error_percent"].abs().median() < 10
-    _, worse = servers.ranked(
-        lambda run: (
-            scaled(servers.without_its_gpu(run), 9.0, 9.0)
-            if run.gpu == "B200-SXM"
-            else servers.without_its_gpu(run)
-        ),
-        ("llama2-70b",),
-    )
-    assert worse["llama2-70b"] < 0.9
+    assert frame["error_percent"].abs().median() < error_percent
+    monkeypatch.setattr(servers, "_best", lambda row, _: (BATCH, 1.0 / row["tokens_per_s"]))
+    assert servers.ranked(benchmarks=("llama2-70b",))[1]["llama2-70b"] == pytest.approx(-1.0)
 
 
 @pytest.mark.usefixtures("raw")

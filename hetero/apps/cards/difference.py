@@ -134,11 +134,9 @@ def difference(first: PlanCard, second: PlanCard) -> Difference:
 
     Examples
     --------
-    >>> import hetero
-    >>> asked = dict(model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0)
-    >>> card = hetero.plan("thunderserve-a5000-pair", **asked)
-    >>> difference(card, card).contrasts[0].flips
-    0.5
+    Of two cards that ``hetero plan FLEET ... --output CARD.json`` has written::
+
+        print(difference(PlanCard.load("now.json"), PlanCard.load("with_more.json")))
     """
     a, b = first.question, second.question
     alike = (a.seed, a.trace, a.requests) == (b.seed, b.trace, b.requests)

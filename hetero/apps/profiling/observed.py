@@ -215,8 +215,8 @@ def observe(
     >>> from hetero.streams import stream
     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-3, per_cached_token_s=1e-6)
     >>> engine = Replica("engine", step, kv_tokens=10_000)
-    >>> drawn = workload.load("azure2023_conv").sample(200, stream(0, "doctest"))
-    >>> trace = Trace(drawn.arrival_s, drawn.input_tokens // 10 + 1, drawn.output_tokens // 10 + 2)
+    >>> drawn = workload.load("azure2023_conv").sample(50, stream(0, "doctest"))
+    >>> trace = Trace(drawn.arrival_s, drawn.input_tokens // 10 + 1, drawn.output_tokens // 30 + 2)
     >>> trace = trace.poisson(3.0, stream(0, "arrivals"))
     >>> slower = replace(engine, step=refitted(step, 1.0, 1.5, 0.0))
     >>> run = simulate(Deployment("real", (slower,)), trace, RoundRobin())
