@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -190,16 +189,16 @@ def _environment() -> dict[str, str]:
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
 
 
-@cache
+_WARM: list[subprocess.Popen[str]] = []
+
+
 def _warm() -> subprocess.Popen[str]:
-    """A process that ends with this one, as its input does then."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.pipeline.warm"],
-        cwd=paths.root(),
-        env=_environment() | {"MPLBACKEND": "agg"},
-        stdin=subprocess.PIPE,
-        text=True,
-    )
+    """A process that ends with this one, as its input does then, or with the block it is in."""
+    if not _WARM or _WARM[-1].poll() is not None:
+        program = [sys.executable, "-m", "tests.pipeline.warm"]
+        own = {"cwd": paths.root(), "env": _environment() | {"MPLBACKEND": "agg"}}
+        _WARM.append(subprocess.Popen(program, stdin=subprocess.PIPE, text=True, **own))
+    return _WARM[-1]
 
 
 @dataclass
