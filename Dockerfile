@@ -10,7 +10,7 @@ WORKDIR /home/hetero/project
 COPY --chown=hetero:hetero . .
 RUN chown hetero:hetero .
 USER hetero
-ENV PIP_NO_CACHE_DIR=1 PATH=/home/hetero/project/.venv/bin:$PATH
+ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 PATH=/home/hetero/project/.venv/bin:$PATH
 RUN make setup
 EXPOSE 8888
 ENTRYPOINT ["hetero"]

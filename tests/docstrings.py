@@ -14,7 +14,6 @@ import pytest
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.File | None:
-    """Modules of the library and the pipeline that have examples."""
     own = [parent.config.rootpath / name for name in ("hetero", "pipelines")]
     if file_path.suffix != ".py" or not any(map(file_path.is_relative_to, own)):
         return None
@@ -23,27 +22,18 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Fil
 
 
 class Module(pytest.File):
-    """A module with examples."""
-
     def collect(self) -> Iterator[pytest.Item]:
-        """All of them as one test."""
         yield Examples.from_parent(self, name="docstrings")
 
 
 class Examples(pytest.Item):
-    """The examples of a module, which is imported when they run."""
-
     def runtest(self) -> None:
-        """Fail after all of them; what differs is printed."""
         parts = self.path.relative_to(self.config.rootpath).with_suffix("").parts
         name = ".".join(parts).removesuffix(".__init__")
         if name == "hetero.notebook_engine":
             importlib.import_module("papermill")  # which loads it, and has to come first
-        failed, tried = doctest.testmod(importlib.import_module(name))
+        module = importlib.import_module(name)
+        failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
         assert tried, f"no docstring of {name} has an example that is found"
         if failed:
             pytest.fail(f"{failed} of {tried} examples in {name}", pytrace=False)
-
-    def reportinfo(self) -> tuple[Path, int, str]:
-        """What stands above a failure."""
-        return self.path, 0, f"docstrings of {self.path.name}"

@@ -8,18 +8,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import psutil
 import pytest
 
 from hetero import paths
+from tests.serving import wait_until
 
 #: How long anything is waited for; nothing depends on how much of it is needed [s].
 PATIENCE_S = 600.0
+Done = subprocess.CompletedProcess[str]
 
 SECTION = '''
 
@@ -171,10 +172,7 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 def ended(family: list[psutil.Process]) -> None:
     """Wait until none of the processes lives."""
-    end = time.monotonic() + PATIENCE_S
-    while alive := [one for one in family if lives(one)]:
-        assert time.monotonic() < end, [one.cmdline() for one in alive]
-        time.sleep(0.05)
+    wait_until(lambda: not any(map(lives, family)), PATIENCE_S)
 
 
 def lives(process: psutil.Process) -> bool:
@@ -191,44 +189,16 @@ def _environment() -> dict[str, str]:
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"}
 
 
-@cache
+_WARM: list[subprocess.Popen[str]] = []
+
+
 def _warm() -> subprocess.Popen[str]:
-    """A process that ends with this one, as its input does then."""
-    program = [sys.executable, "-m", "tests.pipeline.warm"]
-    environment = _environment() | {"MPLBACKEND": "agg"}
-    return subprocess.Popen(
-        program, cwd=paths.root(), env=environment, stdin=subprocess.PIPE, text=True
-    )
-
-
-@dataclass
-class Call:
-    """What a fork of the warm process does, and has printed."""
-
-    folder: Path
-
-    @property
-    def returncode(self) -> int:
-        """Of a call that has ended."""
-        return int((self.folder / "code").read_text())
-
-    @property
-    def stdout(self) -> str:
-        """What has been printed."""
-        return (self.folder / "out").read_text()
-
-    @property
-    def stderr(self) -> str:
-        """What has been said."""
-        return (self.folder / "err").read_text()
-
-    def ended(self) -> Call:
-        """Wait for its end."""
-        end = time.monotonic() + PATIENCE_S
-        while not (self.folder / "code").is_file():
-            assert time.monotonic() < end, "it does not end"
-            time.sleep(0.02)
-        return self
+    """A process that ends with this one, as its input does then, or with the block it is in."""
+    if not _WARM or _WARM[-1].poll() is not None:
+        program = [sys.executable, "-m", "tests.pipeline.warm"]
+        own = {"cwd": paths.root(), "env": _environment() | {"MPLBACKEND": "agg"}}
+        _WARM.append(subprocess.Popen(program, stdin=subprocess.PIPE, text=True, **own))
+    return _WARM[-1]
 
 
 @dataclass
@@ -237,21 +207,27 @@ class Project:
 
     root: Path
 
-    def begin(self, module: str, *arguments: str, **environment: str) -> Call:
-        """Run a module in this checkout, or the command ``hetero``, in a fork of a warm process."""
+    def begin(self, module: str, *arguments: str, **environment: str) -> Callable[[], Done]:
+        """Run a module in this checkout, or the command ``hetero``, in a fork of a warm process.
+
+        What is returned waits for its end.
+        """
         folder = Path(tempfile.mkdtemp(dir=self.root.parent, prefix="call-"))
         call = {"module": module, "arguments": arguments, "root": str(self.root),
                 "environment": environment, "folder": str(folder)}  # fmt: skip
-        stream = _warm().stdin
-        assert stream is not None
-        stream.write(json.dumps(call) + "\n")
-        stream.flush()
-        return Call(folder)
+        print(json.dumps(call), file=_warm().stdin, flush=True)
 
-    def call(self, module: str, *arguments: str, **environment: str) -> Call:
+        def end() -> Done:
+            wait_until((folder / "code").is_file)
+            code, out, err = ((folder / name).read_text() for name in ("code", "out", "err"))
+            return subprocess.CompletedProcess([module, *arguments], int(code), out, err)
+
+        return end
+
+    def call(self, module: str, *arguments: str) -> Done:
         """Run a module in this checkout, or the command ``hetero``, to its end; DVC by itself."""
         if module != "dvc":
-            return self.begin(module, *arguments, **environment).ended()
+            return self.begin(module, *arguments)()
         process = self.start(module, *arguments)
         out, err = process.communicate(timeout=PATIENCE_S)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
@@ -268,7 +244,7 @@ class Project:
             **options,
         )
 
-    def repro(self, *options: str) -> Call:
+    def repro(self, *options: str) -> Done:
         """``hetero repro`` in this checkout."""
         return self.call("pipelines.repro", *options)
 

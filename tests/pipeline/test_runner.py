@@ -57,15 +57,6 @@ def test_paper_profile_is_kept_apart_and_without_pictures(ran: Project, tmp_path
     assert kept == ran.results()
 
 
-def test_second_run_does_nothing(ran: Project, tmp_path: Path) -> None:
-    project = ran.copy(tmp_path / "p")
-    before = project.results()
-    done = project.repro()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing was run" in done.stdout
-    assert project.results() == before
-
-
 def test_two_runs_leave_the_same_bytes(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "another folder")
     for left in ("results", ".dvc/tmp", ".dvc/cache", "pipelines/fingerprints"):

@@ -110,10 +110,12 @@ def project(fresh: Project, tmp_path_factory) -> Project:
     return made
 
 
-def start(project: Project, text: str, folder: Path, *options: str, **environment: str):
+def start(
+    project: Project, text: str, folder: Path, *options: str, first: str = "", **environment: str
+):
     file = folder.with_suffix(".yaml")
     file.write_text(text)
-    command = "from hetero.apps.cli import main; main()"
+    command = f"{first}\nfrom hetero.apps.cli import main; main()"
     call = ["sweep", str(file), "--output", str(folder), "--workers", "2", *options]
     return subprocess.Popen(
         [sys.executable, "-c", command, *call],
@@ -135,23 +137,10 @@ def begun(project: Project, text: str, folder: Path, *options: str, **environmen
     """The same, begun; called, it waits for the end."""
     file = folder.with_suffix(".yaml")
     file.write_text(text)
-    call = project.begin(
+    end = project.begin(
         "hetero", "sweep", str(file), "--output", str(folder), *options, **environment
     )
-
-    def end() -> tuple[int, str, str]:
-        call.ended()
-        return call.returncode, call.stdout, call.stderr
-
-    return end
-
-
-def wait_for(condition, process) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "nothing happens"
-        time.sleep(0.05)
+    return lambda: ((done := end()).returncode, done.stdout, done.stderr)
 
 
 def finish(process, seconds: float = PATIENCE_S) -> tuple[int, str, str]:
@@ -280,7 +269,7 @@ def test_a_killed_sweep_takes_its_workers_along_and_the_next_cleans_up(project, 
     folder, marks = tmp_path / "orphans", tmp_path / "marks"
     marks.mkdir()
     process = start(project, SWEEP, folder, SWEEP_HOLD=str(marks))
-    wait_for(lambda: len(list(marks.glob("held-*"))) == 2, process)
+    wait_until(lambda: len(list(marks.glob("held-*"))) == 2 or process.poll() is not None)
     family = descendants(process.pid)
     assert len(family) >= 2
     process.kill()
@@ -326,24 +315,15 @@ def test_a_folder_that_cannot_be_made_is_one_sentence_at_once(project, tmp_path,
 def test_a_full_disk_keeps_what_is_finished(project, half, tmp_path):
     folder = shutil.copytree(half, tmp_path / "full")
     # A process that may not write files longer than this gets the error of a full disk.
-    file = folder.with_suffix(".yaml")
-    file.write_text(SWEEP)
-    text = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
-    text += "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    text += "from hetero.apps.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", text, "sweep", str(file), "--output", str(folder)],
-        cwd=project.root,
-        # Python takes a byte code file that was cut short for a whole one.
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 1
-    assert "The sweep cannot write to" in done.stderr
-    assert done.stderr.count("Resolve:") == 1
-    assert "Traceback" not in done.stderr
+    first = "import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)); "
+    first += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+    # Python takes a byte code file that was cut short for a whole one.
+    process = start(project, SWEEP, folder, first=first, PYTHONDONTWRITEBYTECODE="1")
+    code, _, err = finish(process)
+    assert code == 1
+    assert "The sweep cannot write to" in err
+    assert err.count("Resolve:") == 1
+    assert "Traceback" not in err
     # What is half-written gives its space back, without waiting for a run that succeeds.
     assert not list((folder / "running").iterdir())
     assert len(pd.read_csv(folder / "points.csv")) == 6

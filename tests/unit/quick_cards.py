@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
+import hetero
 from hetero import catalog
 from hetero.apps.cards import delivery
+from hetero.apps.cards.card import PlanCard
 from hetero.apps.portfolio.effort import EFFORTS, Effort
 from hetero.cluster import Cluster, Machine, Network
 
@@ -23,6 +27,27 @@ TWO_KINDS = Cluster(
     ),
     Network(within_region=catalog.link("Ethernet-100G")),
 )
+
+
+ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
+PAIR = "thunderserve-a5000-pair"
+AT_VLLM = ASKED | {"rate": 1.0, "engine": "vllm"}
+
+
+@cache
+def two_kinds() -> PlanCard:
+    """One card for all tests that look at one."""
+    with pytest.MonkeyPatch.context() as patch:
+        little(patch)
+        return hetero.plan(TWO_KINDS, **ASKED)
+
+
+@cache
+def pair() -> PlanCard:
+    """The same of two equal GPUs for vLLM."""
+    with pytest.MonkeyPatch.context() as patch:
+        little(patch)
+        return hetero.plan(PAIR, **AT_VLLM)
 
 
 def little(patch: pytest.MonkeyPatch) -> None:

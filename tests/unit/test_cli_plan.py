@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from quick_cards import little
+from quick_cards import PAIR as FLEET
+from quick_cards import little, pair
 
-import hetero
 from hetero.apps.cards.card import PlanCard
 from hetero.apps.cli import main
 
-FLEET = "thunderserve-a5000-pair"
 ASKED = (FLEET, "--model", "Llama-3-8B", "--slo", "ttft=2s,tpot=100ms")
 
 
@@ -32,7 +31,7 @@ def test_a_card_as_json_page_and_text_and_against_another(capsys, monkeypatch, t
     assert said.out == kept.read_text()
     card = PlanCard.load(kept)
     assert page.read_text() == card.to_html()
-    made = hetero.plan(FLEET, model="Llama-3-8B", slo="ttft=2s,tpot=100ms", rate=1.0)
+    made = pair()
     assert made.to_json() == said.out  # the same question, the same bytes
     monkeypatch.setattr("hetero.apps.cards.answer.plan", lambda *_, **__: made)
     assert call("card", *ASKED, "--rate", "1", "--against", kept) == 0

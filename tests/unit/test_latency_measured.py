@@ -145,8 +145,9 @@ def test_splitwise_leaves_out_copies_and_overflow():
     assert kept - sum(len(t.batch) for t in measured.splitwise()) == 2 * 2
 
 
-def test_splitwise_step_models_carry_decode_within_5_percent():
-    for table in measured.splitwise():
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_splitwise_step_models_carry_decode_within_5_percent(every):
+    for table in list(measured.splitwise())[::every]:
         accuracy = reduce_table(table).accuracy
         assert accuracy["decode"].mape_percent < 5.0
         assert accuracy["prefill"].mape_percent < 10.0

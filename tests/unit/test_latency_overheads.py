@@ -157,7 +157,15 @@ def test_every_run_is_tested_in_every_way(monkeypatch) -> None:
         return group.lent(), ()
 
     monkeypatch.setattr(server_gpus, "fitted", fitted)  # from a thousand runs
+    fit, fits = server_fit.Fit.fit, []
+
+    def counted(self: server_fit.Fit, runs, near=None):
+        fits.append(len(runs))
+        return fit(self, runs, near)
+
+    monkeypatch.setattr(server_fit.Fit, "fit", counted)
     found, frame = server_fit.left_out("made up")
+    assert fits == [6, 4, 4, 4, 3, 3]  # without the runs of each GPU, then of each model
     assert asked == {("MI300X", EIGHT.name), ("MI300X", "Llama-2-7B")}
     assert found.step_s == pytest.approx(2e-3, rel=0.02)
     assert frame.groupby("test").size().to_dict() == dict.fromkeys(

@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from quick_cards import LITTLE, TWO_KINDS, little
+from quick_cards import ASKED, AT_VLLM, LITTLE, PAIR, TWO_KINDS, little
+from quick_cards import pair as card_of_pair
+from quick_cards import two_kinds as card_of_two_kinds
 
 import hetero
 from hetero import cluster
@@ -32,26 +34,22 @@ from hetero.simulator import Slo
 from hetero.simulator.sustained import steady_s
 from hetero.workload import datasets
 
-FLEET, PAIR = "xiong-v100-a800", "thunderserve-a5000-pair"
-ASKED = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
-AT_VLLM = ASKED | {"rate": 1.0, "engine": "vllm"}
+FLEET = "xiong-v100-a800"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _little():
-    with pytest.MonkeyPatch.context() as patch:
-        little(patch)
-        yield
+@pytest.fixture(autouse=True)
+def _little(monkeypatch):
+    little(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def card(_little) -> PlanCard:
-    return hetero.plan(TWO_KINDS, **ASKED)
+@pytest.fixture
+def card() -> PlanCard:
+    return card_of_two_kinds()
 
 
-@pytest.fixture(scope="module")
-def pair(_little) -> PlanCard:
-    return hetero.plan(PAIR, **AT_VLLM)
+@pytest.fixture
+def pair() -> PlanCard:
+    return card_of_pair()
 
 
 def test_the_plan_uses_gpus_that_are_there_and_carries_what_is_asked(card):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from quick_cards import TWO_KINDS, little
+from quick_cards import two_kinds
 
-import hetero
 from hetero import workload
 from hetero.plots.figures import close
 from pipelines.studies.quickstart import card_figure, served_by_group
 
 
-def test_the_picture_says_what_the_card_says(monkeypatch) -> None:
-    little(monkeypatch)
-    asked = {"model": "Llama-3-8B", "slo": "ttft=2s,tpot=100ms", "rate": 2.0, "engine": "any"}
-    card = hetero.plan(TWO_KINDS, **asked)
+def test_the_picture_says_what_the_card_says() -> None:
+    card = two_kinds()
     run = card.plan.simulate(workload.load("azure2023_conv").head(400).rescale(rate_rps=2.0))
     shares = served_by_group(card, run)
     assert len(shares) == len(card.groups)
