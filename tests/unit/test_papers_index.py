@@ -82,7 +82,6 @@ def test_the_committed_page_is_what_the_docstrings_say():
 
 def test_the_site_leads_to_pages_of_the_api(monkeypatch):
     monkeypatch.setattr(build, "api", lambda: {"api/hetero.routers.rotation.md": ""})
-    monkeypatch.setattr(build, "diagrams", str)
     text = build.generated()["papers.md"]
     assert "[`hetero/routers/rotation.py`](api/hetero.routers.rotation.md) `RoundRobin`" in text
     assert "../" not in text
