@@ -28,18 +28,14 @@ from pipelines.studies.helix_artifact import placement, problem
 # Our planner --------------------------------------------------------------------------------
 
 
-def test_single_cluster_is_proven_optimal() -> None:
-    found = search(problem("single-24", "70B"))
+def test_single_and_small_cluster_are_proven_optimal() -> None:
+    one, small = search(problem("single-24", "70B")), search(problem("small-10", "30B"))
+    assert one.proven
+    assert small.proven
     # The notes' optimum of an aggregated program; 1289.56 in the paper.
-    assert found.tokens_per_s == pytest.approx(2045.641, abs=1e-3)
-    assert found.proven
-
-
-def test_small_cluster_is_proven_optimal() -> None:
-    found = search(problem("small-10", "30B"))
+    assert one.tokens_per_s == pytest.approx(2045.641, abs=1e-3)
     # Proven by the paper's solver after 3803 s.
-    assert found.tokens_per_s == pytest.approx(286.5874, abs=1e-3)
-    assert found.proven
+    assert small.tokens_per_s == pytest.approx(286.5874, abs=1e-3)
 
 
 def test_42_nodes_with_a_bound_of_one_per_cent() -> None:
@@ -367,15 +363,11 @@ network:
     assert "Bottleneck:" in text
 
 
-def test_a_placement_shows_itself() -> None:
+def test_a_plan_shows_itself_and_says_which_nodes_it_leaves_out() -> None:
     found = search(problem("small-10", "30B"))
+    assert isinstance(found.best[0].placement, Placement)
     assert "Idle" not in str(found.best[0].placement)
     assert "bottleneck" in str(found.best[0].flow)
-    assert isinstance(found.best[0].placement, Placement)
-
-
-def test_a_plan_says_which_nodes_it_leaves_out() -> None:
-    found = search(problem("small-10", "30B"))
     assert "leaves out" not in str(found)
     assert "Too small" not in str(found)
     nodes = list(found.problem.nodes)

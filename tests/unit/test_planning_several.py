@@ -8,7 +8,6 @@ import pytest
 from quick_cards import LITTLE, little
 
 from hetero import catalog, workload
-from hetero.apps.cards.answer import answer
 from hetero.apps.cards.request import request
 from hetero.apps.cards.several import (
     SeveralPlans,
@@ -31,14 +30,6 @@ def _little():
     with pytest.MonkeyPatch.context() as patch:
         little(patch)
         patch.setattr("hetero.apps.cards.several.QUICK", LITTLE)
-        # A card for all parts that are equal.
-        known: dict[str, tuple] = {}
-        patch.setattr(
-            "hetero.apps.cards.several.answer",
-            lambda asked, say: (
-                known.get(str(asked)) or known.setdefault(str(asked), answer(asked, say))
-            ),
-        )
         yield
 
 

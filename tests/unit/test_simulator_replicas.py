@@ -113,35 +113,6 @@ def test_eviction_by_recomputation_and_by_swapping() -> None:
     assert swap.replicas["busy_s"][0] == finishes(swap)[1]
 
 
-def test_a_wrong_prediction_reserves_again_or_waits() -> None:
-    class Two:
-        def predict(self, trace, rng):
-            return np.full(len(trace), 2, np.int32)
-
-    predicted = replace(ENGINE, admission="predicted")
-    alone = served(one(predicted, 20), [0.0], [8], [7], predictor=Two())
-    assert alone.requests["preemptions"].tolist() == [0]
-    # 10 + 10 tokens are reserved at first; at two outputs each the older takes nothing more.
-    full = served(one(predicted, 20), [0.0, 0.0], [8, 8], [7, 7], predictor=Two())
-    assert full.requests["preemptions"].sum() > 0
-    assert full.counts == {"finished": 2, "rejected": 0}
-
-
-def test_finished_requests_make_room_before_others_ask_for_more() -> None:
-    class Two:
-        def predict(self, trace, rng):
-            return np.full(len(trace), 2, np.int32)
-
-    # Both have two tokens at once: the younger is complete, the older needs more.
-    predicted = replace(ENGINE, admission="predicted")
-    run = served(one(predicted, 12), [0.0, 0.0], [4, 4], [8, 2], predictor=Two())
-    assert run.requests["preemptions"].tolist() == [0, 0]
-    assert finishes(run)[1] == 2.0 + 1.25
-    # Both need more, and there is room for one: the older has it.
-    run = served(one(predicted, 13), [0.0, 0.0], [4, 4], [5, 5], predictor=Two())
-    assert run.requests["preemptions"].tolist() == [0, 1]
-
-
 def split(link: KvLink, decode_tokens: int = 100, prefill_tokens: int = 100) -> Deployment:
     return Deployment(
         "split",
@@ -351,62 +322,12 @@ def test_blocks_are_found_from_their_step_on_and_taken_in_the_order_of_release()
     assert firsts(run)[:2] == [1 + 12 / 8] * 2
 
 
-def test_running_requests_share_the_blocks_of_a_prompt() -> None:
-    # Six blocks: three for the first, and one more for each that begins with the same two.
-    trace = replace(prefixed([0.0] * 4, [9] * 4, [[1, 2]] * 4), output_tokens=np.full(4, 3))
-    together = simulate(one(CACHING, 24), trace, RoundRobin())
-    assert hits(together) == [0, 8, 8, 8]
-    assert firsts(together) == [1 + 12 / 8] * 4
-    assert finishes(together) == [2.5 + 2 * 1.5] * 4
-    apart = simulate(one(replace(CACHING, prefix_cache=False), 24), trace, RoundRobin())
-    # Two prompts of 9 tokens are more than a step takes, and three blocks each more than there are.
-    assert sorted(set(firsts(apart))) == [2.125, 4.25, 8.875, 11.0]
-
-
-def test_blocks_in_use_are_not_taken_and_cached_ones_never_keep_a_request_out() -> None:
-    # Block 1 stays with the first, which decodes on; what the second leaves goes for the third.
-    chains = [[1], [2, 3], [4, 5], [1]]
-    trace = prefixed([0.0, 2.0, 6.0, 60.0], [4, 8, 8, 5], chains)
-    long = replace(trace, output_tokens=np.array([4, 1, 1, 1]))
-    run = simulate(one(CACHING, 16), long, RoundRobin())
-    assert hits(run) == [0, 0, 0, 4]
-    assert run.requests["preemptions"].sum() == 0
-    plain = simulate(one(replace(CACHING, prefix_cache=False), 16), long, RoundRobin())
-    assert firsts(plain)[:3] == firsts(run)[:3]
-
-
-def test_blocks_of_the_trace_and_of_the_engine_need_not_be_the_same() -> None:
-    # Six tokens in common hold one block of four; twelve of thirteen hold three.
-    trace = prefixed([0.0, 10.0, 20.0], [12, 12, 13], [[1, 2], [1, 3], [1, 2, 5]], block_tokens=6)
-    assert hits(simulate(one(CACHING), trace, RoundRobin())) == [0, 4, 12]
-    large = prefixed([0.0, 10.0], [13, 13], [[1], [1]], block_tokens=512)
-    assert hits(simulate(one(CACHING), large, RoundRobin())) == [0, 12]
-
-
 def test_prompts_that_are_sent_again_are_found() -> None:
     again = Trace(10.0 * np.arange(5), [12, 7, 12, 7, 12], [1] * 5).with_prompts([3, 0, 3, 0, 3])
     run = simulate(one(CACHING), again, RoundRobin())
     assert hits(run) == [0, 0, 8, 4, 8]
     # The dispatcher counts on the same.
     assert run.requests["believed_tokens"].tolist() == hits(run)
-
-
-def test_an_evicted_request_finds_its_prompt_again() -> None:
-    # Both grow out of four blocks; the younger, evicted, finds what nobody has taken of its own.
-    trace = replace(prefixed([0.0, 0.0], [8, 8], [[1, 2], [3, 4]]), output_tokens=np.full(2, 3))
-    run = simulate(one(CACHING, 16), trace, RoundRobin())
-    assert run.requests["preemptions"].tolist() == [0, 1]
-    # The older takes block 4 for its ninth token, so that 3 is left.
-    assert hits(run) == [0, 4]
-    assert finishes(run)[1] == 5.25 + 1 + 5 / 8 + 1.125
-
-
-def test_a_failing_replica_forgets_its_prefixes() -> None:
-    trace = prefixed([0.0, 10.0], [8, 8], [[1, 2], [1, 2]])
-    events = [Event(5.0, "a"), Event(6.0, "a", "recover")]
-    run = simulate(one(CACHING), trace, RoundRobin(), events=events)
-    assert hits(run) == [0, 0]
-    assert hits(simulate(one(CACHING), trace, RoundRobin())) == [0, 4]
 
 
 def test_a_failure_loses_the_step_in_progress_only() -> None:
@@ -469,22 +390,6 @@ def test_outputs_of_zero_and_one_token() -> None:
     assert run.gap_counts.sum() == 0
 
 
-def test_a_long_queue_at_time_0() -> None:
-    count = 200_000
-    run = served(several(), np.zeros(count), np.full(count, 2), np.full(count, 1))
-    # 8 prompts of 2 tokens a step of 3 s on two replicas.
-    assert run.counts["finished"] == count
-    assert run.span_s == count / 16 * 3.0
-
-
-def test_a_replica_may_fail_twice_and_recover_without_having_failed() -> None:
-    events = [Event(1.0, "a", "recover"), Event(2.0, "a"), Event(3.0, "a"), Event(3.0, "b")]
-    run = served(several(), [0.0, 2.5, 4.0], [8, 8, 8], [20, 20, 20], events=events)
-    assert run.counts == {"finished": 0, "rejected": 3}
-    assert run.requests["retries"].tolist() == [2, 1, 0]
-    assert (run.utilisation() <= 1).all()
-
-
 def test_while_all_are_down_requests_wait_at_the_dispatcher() -> None:
     # The first loses its token due at 3.125 with both replicas; the oldest goes first.
     events = [Event(3.0, "a"), Event(3.0, "b"), Event(20.0, "b", "recover")]
@@ -497,14 +402,6 @@ def test_while_all_are_down_requests_wait_at_the_dispatcher() -> None:
         # A prefill takes 16 tokens: the first with the token it has, then the others.
         assert finishes(run) == [20.0 + 1 + 9 / 8, *[22.125 + 1 + 16 / 8] * 2]
         assert firsts(run)[0] == 2.0
-
-
-def test_a_request_waits_for_the_only_replica_that_could_hold_it() -> None:
-    # The second fits b alone; the third fits a and need not wait.
-    events = [Event(0.5, "b"), Event(9.0, "b", "recover")]
-    run = served(several((40, 100)), [0.0, 1.0, 2.0], [8, 80, 8], [1, 1, 1], events=events)
-    assert run.frame().replica.tolist() == ["a", "b", "a"]
-    assert firsts(run)[1:] == [9.0 + 1 + 80 / 8, 2.0 + 1 + 8 / 8]
 
 
 def test_a_replica_that_drains_ends_what_it_has() -> None:
