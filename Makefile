@@ -44,7 +44,7 @@ $(STAMP_TESTS): pyproject.toml constraints.txt tests/constraints.txt pipelines/s
 	@touch $(STAMP) $@
 
 test: setup-tests
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(ARGS)
 
 repro: setup
 	@$(BIN)/hetero repro $(if $(PROFILE),--profile $(PROFILE)) $(if $(SOURCE),--source $(SOURCE))
