@@ -33,17 +33,19 @@ def _others(pair: Deployment, trace: Trace) -> None:
     simulate(pair, trace, _First(), events=[Event(0.5, "a"), Event(0.6, "a", "recover")])
 
 
+_PARTS = {"built-in": _built_in, "others": _others}
+
+
 def main(parts: list[str]) -> None:
-    """Run a few requests, the second half of the kernels in a process of its own."""
+    """Run a few requests: of the parts named, or each part in a process of its own."""
+    if not parts:
+        started = [subprocess.Popen([sys.executable, "-m", __spec__.name, one]) for one in _PARTS]
+        sys.exit(max(one.wait() for one in started))
     step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
     pair = Deployment("pair", tuple(Replica(name, step, kv_tokens=50_000) for name in "ab"))
     trace = Trace(np.arange(9) / 9, np.full(9, 100), np.full(9, 10))
-    if parts:
-        _others(pair, trace)
-        return
-    beside = subprocess.Popen([sys.executable, "-m", __spec__.name, "others"])
-    _built_in(pair, trace)
-    sys.exit(beside.wait())
+    for one in parts:
+        _PARTS[one](pair, trace)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from numba import types
 
-from hetero.engine import compiled
+from hetero.deployment import Deployment, Replica
+from hetero.engine import compiled, failure
+from hetero.latency.step import StepModel
+from hetero.routers import Predictive
+from hetero.simulator import loop, simulate, warm
+from hetero.workload import Trace
 
 TEXT = """
 from hetero.engine.compiled import compiled
@@ -98,3 +103,15 @@ def test_what_kernels_call_is_linked_in_one_form_and_counted_while_it_is_compile
     assert space["both"](np.int32(5), 4) == 5.0
     assert capsys.readouterr().err == ""
     assert space["half"](3.0) == 1.5
+
+
+def test_what_set_up_compiles_is_all_that_other_runs_call() -> None:
+    step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
+    one = Deployment("one", (Replica("a", step, kv_tokens=9_000),))
+    trace = Trace([0, 0, 1], [5, 6, 7], [1, 2, 3], priorities=[0, 1, 0]).closed_loop(2)
+    for part in (["built-in"], ["others"]):
+        warm.main(part)
+    kernels = (loop.drive, loop.missed_for_certain, loop.look, loop.send_from, failure.fail)
+    assert [len(kernel.overloads) for kernel in kernels] == [1] * len(kernels)
+    assert simulate(one, trace, Predictive(), sample_s=1).counts["finished"] == 3
+    assert [len(kernel.overloads) for kernel in kernels] == [1] * len(kernels)
