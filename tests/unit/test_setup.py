@@ -165,6 +165,8 @@ def test_an_altered_file_is_refused_and_a_cut_installation_mended(
     files = tmp_path / "files"
     files.mkdir()
     pin = wheel(files)
+    for name, _ in setup.UV_NAMES.values():
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(files))
     own = setup.Environment(tmp_path / "venv")
