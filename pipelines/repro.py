@@ -48,8 +48,6 @@ def repro(*, profile: str | None = None, traces: str | None = None) -> Progress:
 
     Raises
     ------
-    ParameterError
-        If params.yaml is not valid or does not fit the notebooks; nothing has run then.
     StageError
         If a stage failed; results of the stages before it are new, all others as they were.
     HeteroError

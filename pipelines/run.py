@@ -56,8 +56,6 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
 
     Raises
     ------
-    ParameterError
-        If params.yaml and the parameters cell of the notebook do not agree.
     StageError
         If a cell fails, or the code changed while it ran. Earlier results are untouched.
     """

@@ -72,8 +72,6 @@ def load(
 
     Raises
     ------
-    ParameterError
-        If a name is unknown or missing, or a value has the wrong type or is out of range.
     DataError
         If the file is not plain YAML.
     """

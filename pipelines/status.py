@@ -57,8 +57,6 @@ def status() -> Status:
 
     Raises
     ------
-    ParameterError
-        If params.yaml is not valid.
     HeteroError
         If the pipeline tools are not installed, or this is not a checkout.
     """

@@ -108,8 +108,6 @@ def verify(*, traces: str | None = None, keep: Path | None = None) -> Verified:
 
     Raises
     ------
-    ParameterError
-        If this is no git checkout, or it has no committed results of these traces.
     HeteroError
         If the pipeline fails in the clone.
     """

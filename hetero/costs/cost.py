@@ -285,9 +285,6 @@ class CostModel:
 
         Raises
         ------
-        ParameterError
-            If the stages do not hold the layers of the model, each at least one, or take more
-            GPUs than a machine has.
         InfeasibleError
             If a stage cannot hold its weights.
         """

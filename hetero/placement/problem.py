@@ -113,8 +113,6 @@ class Problem(Shown):
 
         Raises
         ------
-        ParameterError
-            If no time per layer of the model is known for a machine; names the machine.
         CatalogError
             If the cluster states no link between two machines.
         """

@@ -80,8 +80,6 @@ def replicated(
     ------
     CatalogError
         If the cluster has no machine of a name.
-    ParameterError
-        If a machine cannot be divided that way, or no machine is named.
     InfeasibleError
         If the model leaves an instance no room for a KV cache.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ _NONE = np.empty(0, np.int64)
 _CHUNK = 65536  # requests between two reports of progress
 
 
-class Driver:
+class Driver(ABC):
     """What both ways share: which request comes next, and when.
 
     Requests come when the trace says or, in a closed loop, when its clients send them.
@@ -100,25 +101,25 @@ class Driver:
             now_s = max(now_s, last_s, float(self.replicas["clock_s"].max()))
             loop.answered(self.requests, self.engines, self.integers, *self.loop, now_s)
 
+    @abstractmethod
     def route(self, start: int, stop: int) -> None:
         """Route requests as they arrive."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, start: int, stop: int, until: float, inclusive: bool) -> int:
         """Route requests of a closed loop, see :func:`hetero.simulator.loop.closed_loop`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wait(self, until: float) -> None:
         """Offer deferred requests again at every change up to ``until``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def requeue(self, lost: Ints, t: float) -> None:
         """Route requests that lost their replica at ``t``, and those that are held."""
-        raise NotImplementedError
 
+    @abstractmethod
     def advance(self, t: float) -> None:
         """Play all replicas up to ``t``."""
-        raise NotImplementedError
 
 
 class Compiled(Driver):

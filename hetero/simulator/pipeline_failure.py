@@ -20,7 +20,7 @@ from hetero.engine.pipeline_state import (
     WAIT_TAIL,
 )
 from hetero.engine.state import RUNNING, WAITING
-from hetero.simulator.pipeline_loop import admit, start, transmit
+from hetero.simulator.pipeline_loop import admit, leaves, start, transmit
 
 
 @compiled
@@ -30,11 +30,14 @@ def take_out(R, p, V, L, FM, IM, t, held):
     Returns how many there are; ``held`` receives them, the oldest first.
     """
     all_on_their_way(R, p, L, FM, IM)
+    shut = not leaves(p, V, L)
     count = 0
     for r in range(IM[NEXT]):
         if R[r].status != RUNNING:
             continue
         path = p.paths + np.int64(r) * p.depth
+        if shut and R[r].fixed == 0:
+            R[r].lost = 1  # it waits at the coordinator, which no way leaves
         for k in range(R[r].fixed):
             edge = L[IM[path + k]]
             if edge.broken or (edge.target < p.nodes and V[edge.target].mode == DOWN):

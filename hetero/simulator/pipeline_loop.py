@@ -126,6 +126,16 @@ def forward(R, p, V, L, FM, IM, r, i, t):
 
 
 @compiled
+def leaves(p, V, L):
+    """Whether any way leads on from the coordinator."""
+    first = V[p.nodes].out_first
+    for e in range(first, first + V[p.nodes].out_count):
+        if L[e].up:
+            return True
+    return False
+
+
+@compiled
 def start(R, p, V, L, FM, IM, r, t):
     """Begin the prefill of a request, if the router finds a way; say whether it did."""
     R[r].tokens = R[r].input_tokens + R[r].done_tokens
@@ -143,11 +153,7 @@ def start(R, p, V, L, FM, IM, r, t):
             if L[IM[path + k]].target < p.nodes:
                 V[L[IM[path + k]].target].outstanding += 1
     else:
-        found = False
-        for e in range(V[p.nodes].out_first, V[p.nodes].out_first + V[p.nodes].out_count):
-            if L[e].up:
-                found = True
-        if not found:
+        if not leaves(p, V, L):
             return False
     R[r].prompt_tokens = R[r].tokens
     R[r].is_prompt = 1

@@ -132,9 +132,6 @@ def simulate_pipelines(
 
     Raises
     ------
-    ParameterError
-        If a feed has no end, the trace is a closed loop, or an event names what the network does
-        not have.
     InfeasibleError
         If no way leads through every layer.
 

@@ -210,9 +210,6 @@ def replay(
 
     Raises
     ------
-    ParameterError
-        If the shards do not divide the replicas, there are fewer requests than shards, or they are
-        to share a closed loop.
     DataError
         If the file is no Parquet file of a trace.
 
@@ -338,8 +335,6 @@ def read_shard(path: Path, shard: int, shards: int, rows: int = CHUNK_ROWS) -> T
     ------
     DataError
         If the file cannot be read, or lacks a column.
-    ParameterError
-        If there are fewer requests than shards, or the trace breaks a rule of :class:`Trace`.
     """
     seen, parts = 0, []
     for columns in chunks(path, rows):

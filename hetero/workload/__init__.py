@@ -88,8 +88,6 @@ def load(name: str, source: TraceSource = "twin", seed: int = 0) -> Trace:
 
     Raises
     ------
-    ParameterError
-        If the name or source is unknown, or there is no such twin.
     DownloadError
         If the real trace is not here.
 
@@ -134,8 +132,6 @@ def open_trace(
 
     Raises
     ------
-    ParameterError
-        If it is neither, or columns are given of a trace whose columns are known.
     DataError, DownloadError
         If the file is bad, or the real trace is not here.
     """

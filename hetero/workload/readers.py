@@ -63,8 +63,6 @@ def read(path: Path | str, *, columns: str = "", sort: bool = False) -> Trace:
 
     Raises
     ------
-    ParameterError
-        If ``columns`` cannot be read.
     DataError
         If the file cannot be read, is of another kind, or has a bad row.
     """

@@ -217,8 +217,6 @@ def bench(
 
     Raises
     ------
-    ParameterError
-        If the machine has one core, or packages are missing.
     EndpointError
         If a process does not start, or a request is not answered.
     """

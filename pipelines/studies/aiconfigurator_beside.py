@@ -71,8 +71,6 @@ def estimates() -> pd.DataFrame:
     ------
     DownloadError
         If the published runs are not here.
-    ParameterError
-        If aiconfigurator is not.
     """
     runs = asked()
     questions = [question(run) for run in runs]

@@ -147,8 +147,6 @@ def calibrate(tables: Iterable[Measurements], *, hold_out: bool = True) -> Calib
     ------
     FitError
         If the tables come from more than one engine generation.
-    ParameterError
-        If they come from more than one GPU, or there is none to fit.
     """
     every = list(tables)
     engine = one_generation(every)

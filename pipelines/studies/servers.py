@@ -355,8 +355,6 @@ def runs(source: str, *, experts: bool = False) -> tuple[ServerRun, ...]:
     ------
     DownloadError
         If the tables are not here.
-    ParameterError
-        If there is no such source.
     """
     if source not in SOURCES:
         raise ParameterError(

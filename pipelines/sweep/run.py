@@ -91,8 +91,6 @@ def sweep(
 
     Raises
     ------
-    ParameterError
-        If the file does not fit the notebook.
     SweepError
         If the workers die again and again.
     """

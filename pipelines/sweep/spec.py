@@ -177,8 +177,6 @@ def read(path: Path | str) -> Sweep:
     ------
     DataError
         If it is not plain YAML.
-    ParameterError
-        If a name or a value is not as described.
     """
     file = Path(path)
     raw = schema.plain_yaml(file)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,6 +133,16 @@ def test_failures_keep_every_request_and_every_kv_entry(network, trace, router, 
     assert run.decode_count >= (tokens - 1).sum()
     if not len(lost):
         assert run.decode_count == (tokens - 1).sum()
+
+
+@pytest.mark.parametrize("back", [[], [NetworkEvent(2.0, "n0", "recover")]])
+def test_what_waits_at_the_coordinator_is_told_when_no_way_leads_on(back) -> None:
+    network = FlowNetwork(Placement(small_problem([(DEPTH, 1)], DEPTH), ((0, DEPTH),)))
+    trace = Trace(np.zeros(3), np.full(3, 400), np.full(3, 2))
+    events = [NetworkEvent(2.0**-12, "n0", "fail"), *back]
+    run = simulate_pipelines(network, trace, RandomRouter(), events=events)
+    assert run.counts["finished"] == (3 if back else 0)
+    assert run.counts["in flight"] == 0
 
 
 @settings(max_examples=30)

@@ -158,8 +158,6 @@ def day(
 
     Raises
     ------
-    ParameterError
-        If the market was made for a lower rate than the peak of the curve.
     InfeasibleError
         If the machines do not suffice in some hour.
     """

@@ -299,8 +299,6 @@ def cheapest_part(
 
     Raises
     ------
-    ParameterError
-        If a machine has no price.
     InfeasibleError
         If the whole cluster does not carry it, or the cheapest part exceeds the budget.
 

@@ -101,8 +101,6 @@ def spare(
 
     Raises
     ------
-    ParameterError
-        If not all replicas of the plan serve both phases.
     InfeasibleError
         If no set of machines within the limits of the search will do.
     """

@@ -246,8 +246,6 @@ def cheapest_mix(
 
     Raises
     ------
-    ParameterError
-        If the probability is no share below 1, or no machine has a spot price.
     InfeasibleError
         If no mix meets the goal often enough.
     """

@@ -122,8 +122,6 @@ def compared(
     ------
     NoPlanError
         If no plan meets the question as asked.
-    ParameterError
-        If a change is none, or says something wrong.
     """
     question = request(cluster, **asked)
     others: list[tuple[str, CardRequest | InfeasibleError]] = []

@@ -57,9 +57,6 @@ def write(
     ------
     ExportError
         If the tool cannot express the plan.
-    ParameterError
-        If the target is unknown, the folder's parent does not exist, or a file exists and
-        ``force`` is not set or no export wrote it.
 
     Examples
     --------

@@ -34,8 +34,6 @@ def fleet(name: str | Path) -> Cluster:
     ------
     CatalogError
         If there is no such cluster or GPU.
-    ParameterError
-        If a price is unknown.
     InfeasibleError
         If the money buys no GPU of that type, or not so many.
 
@@ -102,8 +100,6 @@ def counterpart(
     ------
     CatalogError
         If the catalog has no such GPU.
-    ParameterError
-        If a price is unknown.
     InfeasibleError
         If the money buys no GPU of that type.
 

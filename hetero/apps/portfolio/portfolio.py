@@ -155,8 +155,6 @@ def portfolio(
     ------
     InfeasibleError
         If no planner has a plan; the text gives the reasons.
-    ParameterError
-        If there is no planner to ask.
     """
     asked = tuple(planners) if planners is not None else all_planners(effort)
     if not asked:

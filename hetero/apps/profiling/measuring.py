@@ -189,8 +189,6 @@ def measure(
 
     Raises
     ------
-    ParameterError
-        If PyTorch or the device is not there, or the model is not dense.
     InfeasibleError
         If the layer does not fit into the device's memory at any setting.
     """

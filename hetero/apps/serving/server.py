@@ -36,8 +36,6 @@ def serve(
     ------
     DataError
         If the file cannot be used.
-    ParameterError
-        If the packages of the server are missing, or the address cannot be bound.
     """
     with packages():
         from hetero.apps.serving.app import Door

@@ -337,8 +337,6 @@ class DeploymentFile(_Strict):
         ------
         DataError
             If a step model cannot be read.
-        ParameterError
-            If two backends have one name.
         """
         # One object per file: engines of one kind are valued once for each request.
         files = {one.step for one in self.backends if one.step}

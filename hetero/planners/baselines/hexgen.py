@@ -166,8 +166,6 @@ def hexgen(
 
     Raises
     ------
-    ParameterError
-        If a number is below 1.
     InfeasibleError
         If the model fits no group of all GPUs.
     """

@@ -73,8 +73,6 @@ def colocated(
 
     Raises
     ------
-    ParameterError
-        If the machines are not alike.
     InfeasibleError
         If the model fits no replica.
 
@@ -138,8 +136,6 @@ def distserve(
 
     Raises
     ------
-    ParameterError
-        If the machines are not alike.
     InfeasibleError
         If no division leaves room for both phases.
     """

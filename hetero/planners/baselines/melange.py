@@ -171,8 +171,6 @@ def cheapest(
 
     Raises
     ------
-    ParameterError
-        If the rate or load is out of range, or a machine has no price.
     InfeasibleError
         If some requests fit no instance under the targets, or all machines do not suffice; the
         text names which, and the largest rate that they serve.

@@ -100,8 +100,6 @@ def fewer(cluster: Cluster, lost: dict[str, int]) -> Cluster:
 
     Raises
     ------
-    ParameterError
-        If a machine has fewer GPUs than it is to lose.
     InfeasibleError
         If nothing is left.
 

@@ -92,8 +92,6 @@ def front(
 
     Raises
     ------
-    ParameterError
-        If a price is missing or a budget is not above 0.
     InfeasibleError
         If no budget buys islands that serve the workload.
 
@@ -195,8 +193,6 @@ def cheapest(
 
     Raises
     ------
-    ParameterError
-        If the load or a price is not above 0.
     InfeasibleError
         If what is on offer cannot carry the load.
     """

@@ -102,8 +102,6 @@ def usable(
 
     Raises
     ------
-    ParameterError
-        If the table lacks a GPU of the inventory.
     InfeasibleError
         If a type has too few GPUs for its smallest island, or no size is left.
     """

@@ -109,8 +109,6 @@ def solve(
 
     Raises
     ------
-    ParameterError
-        If the layout is empty, or names a class that the table lacks.
     InfeasibleError
         If the islands cannot serve every range in both phases. A bound ``tau`` of 0 or more
         can always be met.

@@ -67,9 +67,6 @@ class RateTable(Shown):
 
     Raises
     ------
-    ParameterError
-        If shapes differ, a rate is negative or not finite, a class stands twice, shares do not
-        add up to 1, or a range has no mass.
     InfeasibleError
         If no class can prefill, or decode, some range.
 

@@ -209,8 +209,6 @@ def search(
 
     Raises
     ------
-    ParameterError
-        If batch or iterations are below 1, the method is unknown, or its packages are missing.
     DataError
         If ``state`` belongs to another search.
 

@@ -26,8 +26,6 @@ def within(offer: Cluster, usd_per_h: float) -> list[Cluster]:
 
     Raises
     ------
-    ParameterError
-        If a machine has no price, or there are too many choices.
     InfeasibleError
         If the budget pays for no machine.
 

@@ -94,8 +94,6 @@ def enumerate_all(evaluator: Evaluator, *, limit: int = 200_000, jobs: int = 1) 
 
     Raises
     ------
-    ParameterError
-        If there are more than ``limit``.
     InfeasibleError
         If there is none.
     """

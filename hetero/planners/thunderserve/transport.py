@@ -34,8 +34,6 @@ def transport(gain: Floats, prefill: Floats, decode: Floats, pair: Floats | None
 
     Raises
     ------
-    ParameterError
-        If shapes do not agree, or a capacity is negative.
     SolverError
         If the solver does not return an optimum.
 
