@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from hetero.apps.explorer import explore as explore
     from hetero.cluster import Cluster as Cluster
     from hetero.deployment import Deployment as Deployment
-    from hetero.planners.replicated import replicated as replicated
+    from hetero.engines import EngineSpec as EngineSpec
+    from hetero.engines import replicated as replicated
     from hetero.plans import Plan as Plan
     from hetero.question import Question as Question
     from hetero.simulator import Slo as Slo
@@ -78,6 +79,7 @@ __version__ = "0.1.0"
 LAZY = {
     "Cluster": "hetero.cluster",
     "Deployment": "hetero.deployment",
+    "EngineSpec": "hetero.engines",
     "Plan": "hetero.plans",
     "PlanCard": "hetero.apps.cards.card",
     "Question": "hetero.question",
@@ -86,7 +88,7 @@ LAZY = {
     "explore": "hetero.apps.explorer",
     "metrics": "hetero.simulator.metrics",
     "plan": "hetero.apps.cards.answer",
-    "replicated": "hetero.planners.replicated",
+    "replicated": "hetero.engines",
     "resilience": "hetero.apps.capacity.resilience",
     "simulate": "hetero.simulator",
     "size": "hetero.apps.capacity.sizing",

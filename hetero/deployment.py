@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, TypeAlias
 
-from hetero.catalog import EngineName, Gpu, KvFormula, Llm, serving_engine
+from hetero.catalog import Gpu
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, require, require_not_negative
+from hetero.errors import require, require_not_negative
 from hetero.latency.step import StepModel
-from hetero.memory import Budget
 
 Batching: TypeAlias = Literal["prefill first", "chunked", "static"]
 """How an engine forms steps.
@@ -119,30 +117,6 @@ class Engine:
             f"received '{self.admission}'.",
             resolve="set admission='known', or use another batching.",
         )
-
-
-def engine_on(gpu: Gpu, name: EngineName = "vllm", release: str = "") -> Engine:
-    """An engine with the limits that it starts with on a GPU: prompts in chunks, a paged cache.
-
-    Source: the documentation of the engines, see ``data/engines``.
-
-    Examples
-    --------
-    >>> from hetero.catalog import gpu
-    >>> found = engine_on(gpu("H100-SXM"))
-    >>> found.max_batch, found.max_step_tokens, found.schedule_ahead
-    (1024, 8192, True)
-    """
-    known = serving_engine(name)
-    limits = known.batches_on(gpu)
-    return Engine(
-        batching="chunked",
-        admission="paged",
-        max_batch=limits.max_batch,
-        max_step_tokens=limits.max_step_tokens,
-        schedule_ahead=known.ahead(release),
-        prefix_cache=known.caches(release),
-    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -342,66 +316,3 @@ class Deployment(Shown):
         """Price per hour of all replicas, None if any has no price."""
         prices = [replica.usd_per_h for replica in self.replicas]
         return None if None in prices else sum(price for price in prices if price is not None)
-
-
-def replicas(
-    gpu: Gpu,
-    llm: Llm,
-    step: StepModel,
-    *,
-    count: int = 1,
-    tensor_parallel: int = 1,
-    engine: Engine | None = None,
-    role: Role = "both",
-    name: str | None = None,
-    memory_fraction: float = 0.9,
-    overhead_gib: float = 2.0,
-    usd_per_gpu_h: float | None = None,
-    kv_formula: KvFormula = "model",
-    weight_precision: str = "fp16",
-    kv_precision: str = "fp16",
-    ranks: int = 1,
-) -> Sequence[Replica]:
-    """Equal replicas of a model on GPUs of one type, with the KV cache that memory leaves them.
-
-    Raises
-    ------
-    InfeasibleError
-        If the weights leave no room for a KV cache.
-
-    Notes
-    -----
-    KV cache of a replica: Xiong et al. eq. 1.
-    """
-    budget = Budget(
-        llm,
-        gpu,
-        tensor_parallel=tensor_parallel,
-        memory_fraction=memory_fraction,
-        overhead_gib=overhead_gib,
-        weight_precision=weight_precision,
-        kv_precision=kv_precision,
-        kv_formula=kv_formula,
-        ranks=ranks,
-    )
-    if reason := budget.why_not():
-        raise InfeasibleError(
-            reason,
-            resolve="use more GPUs per replica, a lower precision, or a larger memory fraction.",
-        )
-    price = gpu.usd_per_h if usd_per_gpu_h is None else usd_per_gpu_h
-    label = name or (f"{gpu.name}" if tensor_parallel == 1 else f"{tensor_parallel}x{gpu.name}")
-    return [
-        Replica(
-            name=f"{label}/{k}" if count > 1 or name is None else label,
-            step=step,
-            kv_tokens=budget.max_tokens,
-            kv_bytes_per_token=budget.kv_bytes_per_token,
-            engine=engine or Engine(),
-            role=role,
-            gpu=gpu,
-            gpus=budget.gpus,
-            usd_per_h=None if price is None else price * budget.gpus,
-        )
-        for k in range(count)
-    ]

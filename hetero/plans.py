@@ -140,7 +140,7 @@ class Plan(Shown):
     Examples
     --------
     >>> from hetero import catalog, cluster, workload
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> from hetero.routers import Predictive
     >>> fleet, model = cluster.cluster("thunderserve-a5000-pair"), catalog.llm("Llama-3-8B")
     >>> pair = replicated(fleet, model, {"a5000-1": 1, "a5000-2": 1})

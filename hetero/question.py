@@ -19,18 +19,12 @@ from typing import Final, TypeAlias, cast
 import numpy as np
 
 from hetero.arrays import Floats
-from hetero.catalog import EngineName, Gpu, Llm, serving_engine
+from hetero.catalog import EngineName, Gpu, Llm
 from hetero.catalog.engines import Bits
-from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster
 from hetero.display import Shown, Table
-from hetero.errors import (
-    CatalogError,
-    ParameterError,
-    require,
-    require_positive,
-    require_share,
-)
+from hetero.engines import PAPERS, EngineSpec
+from hetero.errors import CatalogError, ParameterError, require, require_positive
 from hetero.latency.calibration.expected import (
     StepError,
     error_of,
@@ -38,7 +32,6 @@ from hetero.latency.calibration.expected import (
     level_named,
 )
 from hetero.latency.scaled import scaled
-from hetero.latency.speculation import Speculation
 from hetero.latency.step import StepModel
 from hetero.plans import Plan
 from hetero.simulator import Event, Run, Slo
@@ -225,7 +218,7 @@ def sustained_rps(
     Examples
     --------
     >>> from hetero import cluster, catalog, workload
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> from hetero.routers import Predictive
     >>> fleet = cluster.cluster("thunderserve-a5000-pair")
     >>> pair = replicated(fleet, catalog.llm("Llama-3-8B"), {"a5000-1": 1, "a5000-2": 1})
@@ -369,7 +362,7 @@ def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
     A pipeline over several GPU types errs by the mean of their errors, weighted by layers.
     """
     gpus, experts = question.cluster.gpu_types, bool(question.llm.experts)
-    for factors in _factors(plan, gpus, draws, question.seed, question.engine, experts):
+    for factors in _factors(plan, gpus, draws, question.seed, question.engine.name, experts):
         yield rescaled(plan, factors)
 
 
@@ -399,7 +392,7 @@ def sustained_draws(
     Examples
     --------
     >>> from hetero import cluster, catalog, workload
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> from hetero.routers import Predictive
     >>> fleet = cluster.cluster("thunderserve-a5000-pair")
     >>> pair = replicated(fleet, catalog.llm("Llama-3-8B"), {"a5000-1": 1, "a5000-2": 1})
@@ -453,8 +446,6 @@ class Question(Shown):
         Share of the requests that must meet the targets for a rate to count as sustained.
     budget_usd_per_h
         What may be spent; None where the whole cluster may be used.
-    precision
-        Data type of weights, such as ``"fp16"`` or ``"fp8"``.
     least_s
         Time that arrivals last at least where planners compare plans: the requests of the trace
         come again, in their order, until they do.
@@ -462,22 +453,12 @@ class Question(Shown):
         Of everything random.
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
-    engine, release
-        Engine that has to be able to run the plan, see :mod:`hetero.catalog.engines`, and its
-        release; empty for the newest known.
-    memory_fraction, kv_precision
-        Share of each GPU's memory that engines may use, by default the engine's own, and data type
-        of their caches.
-    kv_tokens
-        KV caches that engines print, as (GPU, number of GPUs, tokens).
-    max_step_tokens, schedule_ahead, prefix_cache
-        Of the engines, see :class:`hetero.deployment.Engine`; by default what is assumed of them.
+    engine
+        Engine that has to be able to run the plan; by default what the papers' systems do.
     kv_transfer_bits
         Bits per value in which KV caches may travel; None for what the engine sends.
     process
         How requests come, see :func:`hetero.simulator.sustained.arrivals`.
-    speculation, held_gib
-        See :class:`hetero.costs.cost.CostSettings`.
     split
         Whether prefill and decode may be served apart.
     """
@@ -489,28 +470,15 @@ class Question(Shown):
     slo: Slo = field(default_factory=Slo)
     goal: float = 0.9
     budget_usd_per_h: float | None = None
-    precision: str = "fp16"
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
-    engine: EngineName = "any"
+    engine: EngineSpec = PAPERS
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"
-    release: str = ""
-    memory_fraction: float | None = None
-    kv_precision: str = "fp16"
-    kv_tokens: tuple[tuple[str, int, int], ...] = ()
-    max_step_tokens: int | None = None
-    schedule_ahead: bool | None = None
-    prefix_cache: bool | None = None
-    speculation: Speculation | None = None
-    held_gib: float = 0.0
     split: bool = True
 
     def __post_init__(self) -> None:
-        require_share(memory_fraction=self.memory_share)
-        bytes_of(1, self.kv_precision)
-        serving_engine(self.engine).ahead(self.release)
         if not 0 < self.rate_rps < math.inf:
             raise ParameterError(
                 f"A rate of {self.rate_rps:g} requests/s cannot be planned for.",
@@ -523,7 +491,7 @@ class Question(Shown):
             )
         if self.budget_usd_per_h is not None:
             require_positive(budget_usd_per_h=self.budget_usd_per_h)
-        own, given = serving_engine(self.engine), self.kv_transfer_bits
+        own, given = self.engine.serving, self.kv_transfer_bits
         require(
             given in (None, 16, 8, 4) and (given or 16) >= own.transfer_bits,
             f"KV caches travel in {own.transfer_bits} bits or more between engines of "
@@ -532,16 +500,9 @@ class Question(Shown):
         )
 
     @property
-    def memory_share(self) -> float:
-        """Share of each GPU's memory that engines may use."""
-        own = serving_engine(self.engine).share(self.release)
-        return own if self.memory_fraction is None else self.memory_fraction
-
-    @property
     def transfer_bits(self) -> Bits:
         """Bits per value in which KV caches travel between prefill and decode."""
-        own = serving_engine(self.engine).transfer_bits
-        return self.kv_transfer_bits or cast(Bits, own)
+        return self.kv_transfer_bits or cast(Bits, self.engine.serving.transfer_bits)
 
     @property
     def name(self) -> str:
@@ -586,8 +547,8 @@ class Question(Shown):
             ("offered load", self.rate_rps, "requests/s"),
             *((f"target {name}", value, "s") for name, value in targets.items() if value),
             ("goal", 100 * self.goal, "% of requests within all targets"),
-            ("precision", self.precision, ""),
-            *((("engine", self.engine, ""),) if self.engine != "any" else ()),
+            ("precision", self.engine.precision, ""),
+            *((("engine", self.engine.name, ""),) if self.engine.name != "any" else ()),
             ("seed", self.seed, ""),
         )
         if self.budget_usd_per_h is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import NoReturn
@@ -78,6 +78,15 @@ class Cluster(Shown):
 
     def _refuse(self, what: str, how: str) -> NoReturn:
         raise CatalogError(f"Cluster '{self.name}' {what}.", resolve=f"{how}.")
+
+    def part(self, machines: Iterable[Machine]) -> Cluster:
+        """Some of its machines, with the links between them."""
+        names = {machine.name for machine in machines}
+        kept = tuple(machine for machine in self.machines if machine.name in names)
+        if len(kept) == len(self.machines):
+            return self
+        network = None if self.network is None else self.network.among(kept)
+        return replace(self, machines=kept, network=network)
 
     @classmethod
     def load(cls, path: Path | str) -> Cluster:

@@ -103,7 +103,7 @@ class Decode:
     def of(cls, pipeline: Pipeline, demand: Demand) -> Decode:
         """Figures of a pipeline for a demand; no capacity where not even one request fits."""
         context = demand.context_tokens
-        most = min(float(pipeline.model.settings.max_batch), pipeline.kv_tokens / context)
+        most = min(float(pipeline.max_batch), pipeline.kv_tokens / context)
         batch = np.unique(np.append(np.geomspace(1.0, max(most, 1.0), 16), max(most, 1.0)))
         token = pipeline.decode_step_s(batch, batch * context)
         stay = max(demand.mean_output - 1.0, 1e-9)

@@ -39,7 +39,7 @@ import numpy as np
 
 from hetero import memory
 from hetero.arrays import Floats
-from hetero.catalog import Gpu, Llm, ServingEngine, serving_engine
+from hetero.catalog import Llm, ServingEngine
 from hetero.catalog.engines import EngineOverheads, EngineStage, Misfit
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
@@ -49,6 +49,7 @@ from hetero.errors import InfeasibleError, require
 from hetero.latency.models import efficiencies
 from hetero.latency.models.roofline import Roofline
 from hetero.latency.resolve import ResolvedSteps, calibration_of, measured
+from hetero.workload import Trace
 
 __all__ = ["CostModel", "CostSettings", "Pipeline", "PipelineStage", "Rates"]
 
@@ -67,6 +68,8 @@ class CostModel:
         Machines and links; stages name machines by their number in ``cluster.machines``.
     llm
         The model that groups serve.
+    trace
+        Requests whose ragged batches measured tables account for; without it they are equal.
 
     Examples
     --------
@@ -84,6 +87,7 @@ class CostModel:
     cluster: Cluster
     llm: Llm
     settings: CostSettings = field(default_factory=CostSettings)
+    trace: Trace | None = None
     _rates: dict[tuple[object, ...], Rates] = field(default_factory=dict, repr=False)
 
     @property
@@ -111,67 +115,26 @@ class CostModel:
 
     def measured(self, machine: Machine, gpus: int) -> ResolvedSteps | None:
         """Table of the engine for so many GPUs of a machine and the whole model; None without."""
-        s = self.settings
-        if s.efficiency is not None:
+        spec = self.settings.engine
+        if self.settings.efficiency is not None:
             return None
         return measured(
             machine.linked_gpu,
             self.llm,
             gpus,
-            engine=s.engine,
-            release=s.release,
-            precision=s.precision,
-            kv_precision=s.kv_precision,
+            engine=spec.name,
+            release=spec.release,
+            precision=spec.precision,
+            kv_precision=spec.kv_precision,
+            trace=self.trace,
         )
 
     def overheads(self, table: ResolvedSteps | None) -> EngineOverheads | None:
         """What the engine takes around the kernels of a stage, where its table has it not."""
         if self.settings.efficiency is not None or (table and table.step is table.kernels):
             return None
-        return self.engine.overheads_of(self.settings.release, experts=bool(self.llm.experts))
-
-    def room(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
-        """What the engine takes of the memory of so many GPUs, and holds beside weights."""
-        for name, number, tokens in self.settings.kv_tokens:
-            if name == gpu.name:
-                return self._printed(gpu, llm, number, tokens)
-        share, overhead_gib = self._assumed(gpu, llm, gpus)
-        return memory.Room(share, overhead_gib + self.settings.held_gib / gpus)
-
-    def _printed(self, gpu: Gpu, llm: Llm, gpus: int, tokens: int) -> memory.Room:
-        share = self._assumed(gpu, llm, gpus).memory_fraction
-        empty = memory.Budget(
-            llm,
-            gpu,
-            tensor_parallel=gpus,
-            memory_fraction=share,
-            overhead_gib=0.0,
-            weight_precision=self.settings.precision,
-            kv_precision=self.settings.kv_precision,
-        )
-        held = empty.kv_capacity_bytes - tokens * empty.kv_bytes_per_token
-        require(
-            held >= 0,
-            f"No KV cache of {tokens:,} tokens fits {gpus} x {gpu.name} beside the weights of "
-            f"{llm.name}: {empty.max_tokens:,} do.",
-            resolve="check the data types, and the share of the memory.",
-        )
-        return memory.Room(share, held / gpus / _GIB)
-
-    def _assumed(self, gpu: Gpu, llm: Llm, gpus: int) -> memory.Room:
-        s, rule = self.settings, self.engine.memory_of(self.settings.release)
-        if rule is None:
-            share = self.engine.share() if s.memory_fraction is None else s.memory_fraction
-            return memory.Room(share, s.overhead_gib)
-        return memory.engine_room(
-            rule,
-            gpu,
-            llm,
-            gpus,
-            max_batch=s.max_batch,
-            max_step_tokens=s.max_step_tokens,
-            share=s.memory_fraction,
-        )
+        release = self.settings.engine.release
+        return self.engine.overheads_of(release, experts=bool(self.llm.experts))
 
     def reach_s(self, machine: int) -> float:
         """Way of a request from the coordinator to a machine [s], see `Cluster.reach_s`."""
@@ -180,7 +143,7 @@ class CostModel:
     @cached_property
     def engine(self) -> ServingEngine:
         """Engine whose rules groups keep."""
-        return serving_engine(self.settings.engine)
+        return self.settings.engine.serving
 
     def divides(self, gpus: int) -> bool:
         """Whether every layer can be shared equally by so many GPUs, as the engine does it."""
@@ -224,20 +187,20 @@ class CostModel:
             "cannot share equally.",
             resolve="choose a degree that divides the heads.",
         )
-        s, llm = self.settings, self.llm
+        s, llm = self.settings.engine, self.llm
         table = self.measured(machine, gpus)
         plain = not self.llm.experts and s.precision in ("fp16", "bf16")
-        source = calibration_of(machine.gpu, s.engine, s.release, gpus, plain=plain)
+        source = calibration_of(machine.gpu, s.name, s.release, gpus, plain=plain)
         known = table.efficiency if table else efficiencies.efficiency(machine.gpu, source)
         roofline = Roofline(
             gpu=machine.linked_gpu,
             llm=llm,
-            efficiency=s.efficiency or known,
+            efficiency=self.settings.efficiency or known,
             tensor_parallel=gpus,
             precision=s.precision,
             kv_precision=s.kv_precision,
             layers=1,
-            experts=efficiencies.expert_efficiency(llm, machine.gpu, s.engine, s.precision),
+            experts=efficiencies.expert_efficiency(llm, machine.gpu, s.name, s.precision),
         )
         terms = roofline.terms([0.0, 1.0], 0, [0.0, 1.0], [0.0, 1.0])
         zero = {name: float(values[0]) for name, values in terms.items()}
@@ -247,7 +210,7 @@ class CostModel:
         kv = memory.kv_bytes_per_token(llm, tensor_parallel=gpus, precision=s.kv_precision)
         around = self.overheads(table)
         around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
-        room = self.room(machine.gpu, llm, gpus)
+        room = s.room(machine.gpu, llm, gpus)
         usable = machine.gpu.mem_bytes * room.memory_fraction - room.overhead_gib * _GIB
         return Rates(
             product_s=slope["products"],
@@ -262,6 +225,7 @@ class CostModel:
             usable_bytes=gpus * usable,
             layer_bytes=(whole.weight_bytes - ends) / llm.layers,
             kv_layer_bytes=kv / llm.layers,
+            max_batch=s.limits(machine.gpu).max_batch,
             experts=roofline.experts_by_tokens() if llm.experts else None,
         )
 
@@ -271,7 +235,7 @@ class CostModel:
         params = (llm.embedding_params if first else 0) + (llm.output_params if last else 0)
         # A tied matrix is needed at both ends.
         params += llm.head_params if llm.tied_embeddings and last and not first else 0
-        return bytes_of(params, self.settings.precision)
+        return bytes_of(params, self.settings.engine.precision)
 
     def most_layers(self, machine: int, gpus: int, *, first: bool, last: bool) -> int:
         """Layers whose weights fit a stage beside what its place in the pipeline adds."""

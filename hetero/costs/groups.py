@@ -96,7 +96,7 @@ class Fleet:
     @cached_property
     def needed_bytes(self) -> float:
         """Weights of one copy of the model [bytes]."""
-        return float(self.model.llm.weight_bytes(self.model.settings.precision))
+        return float(self.model.llm.weight_bytes(self.model.settings.engine.precision))
 
     @cached_property
     def gpu_bytes(self) -> tuple[float, ...]:

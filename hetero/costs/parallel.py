@@ -181,7 +181,7 @@ class Configurations:
             / (layers * rate.kv_layer_bytes)
             for s, (rate, layers) in enumerate(zip(rates, held, strict=True))
         )
-        batch = min(model.settings.max_batch, int(free / demand.context_tokens))
+        batch = min(*(rate.max_batch for rate in rates), int(free / demand.context_tokens))
         if batch < 1:
             return -1.0 / max(free, 1e-9)  # even one mean request is too long
         part, cached = batch / count, batch * demand.context_tokens / count

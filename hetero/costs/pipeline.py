@@ -15,6 +15,7 @@ from hetero.arrays import Floats
 from hetero.catalog import Gpu
 from hetero.cluster import Machine
 from hetero.costs.rates import PipelineStage, Rates
+from hetero.deployment import Engine
 from hetero.display import Column, Shown, Table
 
 if TYPE_CHECKING:
@@ -196,9 +197,19 @@ class Pipeline(Shown):
             found.append(free / (stage.layers * rates.kv_layer_bytes))
         return max(0, int(min(found)))
 
+    @cached_property
+    def max_batch(self) -> int:
+        """Requests that its engine decodes together, at most."""
+        return min(rate.max_batch for rate in self.rates)
+
+    @cached_property
+    def engine(self) -> Engine:
+        """How its engine forms steps."""
+        return self.model.settings.engine.limits(*(machine.gpu for machine in self.machines))
+
     def decode_batch(self, context_tokens: float) -> int:
         """Requests of so many tokens that decode at once: what memory and the engine allow."""
-        return min(self.model.settings.max_batch, int(self.kv_tokens / max(context_tokens, 1.0)))
+        return min(self.max_batch, int(self.kv_tokens / max(context_tokens, 1.0)))
 
     def decode_tps(self, context_tokens: float) -> float:
         """Tokens per second with the batch that memory allows (ThunderServe, appendix B)."""

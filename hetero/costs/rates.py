@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from hetero.arrays import Floats
-from hetero.catalog import EngineName
-from hetero.errors import require_not_negative, require_positive, require_share
+from hetero.engines import PAPERS, EngineSpec
+from hetero.errors import require_positive, require_share
 from hetero.latency.models.roofline import Efficiency
-from hetero.latency.speculation import Speculation
-from hetero.latency.step import StepModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +19,8 @@ class CostSettings:
 
     Attributes
     ----------
-    precision, kv_precision
-        Of the weights and of the cache.
-    memory_fraction, overhead_gib
-        Share of each GPU's memory that the engine may use, by default its own, and its static
-        memory per GPU [GiB]; engines of which ``data/engines`` says more take that share of the
-        visible memory, and :func:`hetero.memory.engine_room`.
+    engine
+        What serves, see :class:`hetero.engines.EngineSpec`; by default the papers' systems.
     network_share
         Share of the line rate that a transfer between machines reaches; ThunderServe's Table 8
         moves 1.64 GB in 584 ms over 40 Gbit/s, 56 %.
@@ -36,8 +30,6 @@ class CostSettings:
     kv_tokens
         KV caches that engines of the whole model print, as (GPU, number of GPUs, tokens): what is
         held of such GPUs follows from them.
-    max_batch, max_step_tokens
-        Largest number of requests that decode together, and of tokens in a step.
     max_stages
         Largest number of pipeline stages. Long pipelines pool many GPUs into one queue, and one
         failure stops them all; the paper's plans have up to 2.
@@ -49,51 +41,19 @@ class CostSettings:
         between machines, and the path is the shortest.
     efficiency
         Efficiencies of all GPUs; by default those calibrated for each type.
-    schedule_ahead, prefix_cache
-        Of the engine (:class:`hetero.deployment.Engine`); by default as its release has them.
-    engine, release
-        Engine whose rules groups keep, see :mod:`hetero.catalog.engines`, and its release; empty
-        for the newest known.
-    speculation, held_gib
-        Drafts of decoding, and what every stage holds beside the model's weights [GiB].
     """
 
-    precision: str = "fp16"
-    kv_precision: str = "fp16"
-    memory_fraction: float | None = None
-    overhead_gib: float = 2.0
-    kv_tokens: tuple[tuple[str, int, int], ...] = ()
+    engine: EngineSpec = PAPERS
     network_share: float = 0.56
     inside_share: float = 0.75
-    max_batch: int = 256
-    max_step_tokens: int = 2048
     max_stages: int = 4
     max_gpus: int | None = None
     one_degree: bool = False
     efficiency: Efficiency | None = None
-    engine: EngineName = "any"
-    release: str = ""
-    schedule_ahead: bool | None = None
-    prefix_cache: bool | None = None
-    speculation: Speculation | None = None
-    held_gib: float = 0.0
 
     def __post_init__(self) -> None:
-        require_share(
-            memory_fraction=1.0 if self.memory_fraction is None else self.memory_fraction,
-            network_share=self.network_share,
-            inside_share=self.inside_share,
-        )
-        require_positive(
-            max_batch=self.max_batch,
-            max_step_tokens=self.max_step_tokens,
-            max_stages=self.max_stages,
-        )
-        require_not_negative(overhead_gib=self.overhead_gib, held_gib=self.held_gib)
-
-    def speculated(self, step: StepModel) -> StepModel:
-        """Step times with drafts."""
-        return step if self.speculation is None else self.speculation.applied(step, self.max_batch)
+        require_share(network_share=self.network_share, inside_share=self.inside_share)
+        require_positive(max_stages=self.max_stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +67,7 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Terms of one layer on ``t`` GPUs of one machine, and the memory they have; see the module.
+    """Terms of one layer on ``t`` GPUs of one machine, and what they hold at most; see the module.
 
     ``experts`` are new tokens, and the time of the routed experts of a mixture [s], shape (2, K).
     """
@@ -124,6 +84,7 @@ class Rates:
     usable_bytes: float
     layer_bytes: float
     kv_layer_bytes: float
+    max_batch: int
     experts: Floats | None = field(default=None, compare=False)
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 
 from hetero.arrays import Floats
-from hetero.catalog import serving_engine
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.rates import CostSettings
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Engine, Replica, Role
 from hetero.latency.overheads import with_overheads
@@ -32,7 +31,7 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
     """
     table = pipeline.model.measured(pipeline.machines[0], pipeline.stages[0].gpus)
     if table and len(pipeline.stages) == 1:
-        return pipeline.model.settings.speculated(table.step)
+        return _drafting(pipeline, table.step)
     parts = 1 if role == "prefill" else len(pipeline.stages)
     knots = _knots(pipeline, parts)
     times = pipeline.stage_seconds(knots / parts)
@@ -58,7 +57,12 @@ def step_model(pipeline: Pipeline, role: Role = "both") -> StepModel:
         source=f"roofline of {pipeline.model.llm.name} on {pipeline.label}",
         provenance="derived",
     )
-    return pipeline.model.settings.speculated(around(pipeline, found))
+    return _drafting(pipeline, around(pipeline, found))
+
+
+def _drafting(pipeline: Pipeline, step: StepModel) -> StepModel:
+    gpus = (machine.gpu for machine in pipeline.machines)
+    return pipeline.model.settings.engine.drafting(step, *gpus)
 
 
 def around(pipeline: Pipeline, step: StepModel) -> StepModel:
@@ -104,30 +108,10 @@ def lag(pipeline: Pipeline) -> tuple[float, float]:
     return max(0.0, float(low) - slope * float(prompts[0])), slope
 
 
-@cache
-def engine_of(settings: CostSettings) -> Engine:
-    """Engine of every replica: chunks beside what decodes where it exists, else prompts first."""
-    made = Engine(
-        admission="paged",
-        max_batch=settings.max_batch,
-        max_step_tokens=settings.max_step_tokens,
-    )
-    known = serving_engine(settings.engine)
-    if not known.limited:
-        return made
-    ahead, caches = settings.schedule_ahead, settings.prefix_cache
-    return replace(
-        made,
-        batching="chunked",
-        schedule_ahead=known.ahead(settings.release) if ahead is None else ahead,
-        prefix_cache=known.caches(settings.release) if caches is None else caches,
-    )
-
-
 def replica(
     pipeline: Pipeline, name: str, role: Role = "both", *, engine: Engine | None = None
 ) -> Replica:
-    """A pipeline as a replica that serves a phase, by default under :func:`engine_of`.
+    """A pipeline as a replica that serves a phase, by default under its engine.
 
     Examples
     --------
@@ -140,14 +124,14 @@ def replica(
     >>> mixed.gpus, round(mixed.usd_per_h, 2), mixed.lag_s_per_token > 0
     (4, 1.42, True)
     """
-    settings, ends = pipeline.model.settings, (pipeline.stages[0], pipeline.stages[-1])
+    spec, ends = pipeline.model.settings.engine, (pipeline.stages[0], pipeline.stages[-1])
     fixed, per_token = lag(pipeline) if role == "prefill" else (0.0, 0.0)
     return Replica(
         name=name,
         step=step_model(pipeline, role),
         kv_tokens=pipeline.kv_tokens,
-        kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(settings.kv_precision)),
-        engine=engine or engine_of(settings),
+        kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(spec.kv_precision)),
+        engine=engine or pipeline.engine,
         role=role,
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,
@@ -156,6 +140,77 @@ def replica(
         lag_s_per_token=per_token,
         network_s=sum(pipeline.model.reach_s(one.machine) for one in ends) / 2.0,
     )
+
+
+def compared_replica(pipeline: Pipeline, name: str, role: Role = "both") -> Replica:
+    """A pipeline as a replica that plans are compared by, see :func:`grounded`."""
+    return grounded(replica(pipeline, name, role), pipeline)
+
+
+def grounded(made: Replica, pipeline: Pipeline) -> Replica:
+    r"""A replica of a pipeline as plans are compared by.
+
+    It has its engine's own limits and, where its stages differ, no single slowest one: it takes
+
+    .. math:: S \max_s T_s(n / S)
+
+    over all S stages, so that a plan of mixed stages may be a little slower than a planner that
+    takes one stage for the slowest believes.
+    """
+    made = replace(made, engine=pipeline.engine)
+    if len({(stage.machine, stage.gpus, stage.layers) for stage in pipeline.stages}) == 1:
+        return made
+    return replace(made, step=_slowest_of_all(pipeline, made))
+
+
+def _slowest_of_all(pipeline: Pipeline, made: Replica) -> StepModel:
+    """The step model of a pipeline with the slowest of all its stages at every size of step."""
+    parts = 1 if made.role == "prefill" else len(pipeline.stages)
+    knots = parts * _turns(pipeline)
+    times = pipeline.stage_seconds(knots / parts)
+    idle = pipeline.stage_seconds([0.0])[:, 0]
+    cached = pipeline.stage_seconds([0.0], [1.0])[:, 0] - idle
+    pairs = pipeline.stage_seconds([0.0], [0.0], [1.0])[:, 0] - idle
+    slowest = Piece(
+        knots, parts * times.max(axis=0), np.array([float(cached.max())]), float(pairs.max())
+    )
+    alone = around(pipeline, replace(made.step, pieces=(slowest,)))
+    alone = _drafting(pipeline, alone)
+    return replace(made.step, pieces=(*alone.pieces, *made.step.pieces[1:]))
+
+
+def _turns(pipeline: Pipeline) -> Floats:
+    """New tokens of a stage at which the slowest of all stages may change its slope.
+
+    A stage is the larger of two lines over its new tokens, one for reading weights and one for
+    computing; the largest of all lines turns only where two of them cross. In a mixture of experts
+    a stage has a line from bend to bend.
+    """
+    if pipeline.model.llm.experts:
+        n = np.unique(np.concatenate([rate.bends for rate in pipeline.rates]))
+        turns = [n]
+        for a, b in combinations(pipeline.stage_seconds(n), 2):
+            k = np.flatnonzero((a - b)[:-1] * (a - b)[1:] < 0)
+            share = (a - b)[k] / ((a - b)[k] - (a - b)[k + 1])
+            turns.append(n[k] + share * np.diff(n)[k])
+        return np.unique(np.concatenate(turns))
+    lines = []
+    for stage, rate in zip(pipeline.stages, pipeline.rates, strict=True):
+        fixed = stage.layers * rate.fixed_s
+        lines += [
+            (fixed + stage.layers * rate.weights_s, stage.layers * rate.reduce_s),
+            (
+                fixed + stage.layers * rate.product_s * rate.padding_tokens,
+                stage.layers * (rate.product_s + rate.reduce_s),
+            ),
+        ]
+    lines[0] = (lines[0][0] + pipeline.rates[0].step_s, lines[0][1])
+    lines[1] = (lines[1][0] + pipeline.rates[0].step_s, lines[1][1])
+    lines[-2] = (lines[-2][0] + pipeline.rates[-1].logits_s, lines[-2][1])
+    lines[-1] = (lines[-1][0] + pipeline.rates[-1].logits_s, lines[-1][1])
+    found = [(a - c) / (d - b) for (a, b), (c, d) in combinations(lines, 2) if abs(d - b) > 1e-15]
+    inner = np.unique(np.round([n for n in found if n > 0], 6))
+    return np.concatenate([[0.0], inner, [2.0 * max([*inner, 1.0])]])
 
 
 def split(

@@ -85,7 +85,7 @@ class KvTransfer:
         584
         """
         model = source.model
-        layer = model.llm.kv_bytes_per_token(model.settings.kv_precision) / model.llm.layers
+        layer = model.llm.kv_bytes_per_token(model.settings.engine.kv_precision) / model.llm.layers
         sent: dict[int, float] = {}
         received: dict[int, float] = {}
         latency = 0.0
@@ -110,7 +110,7 @@ class KvTransfer:
         """The same as the KV link of a deployment, its bandwidth being what is left of it all."""
         model = source.model
         latency, per_token = self.seconds(source, target)
-        size = self.ratio * model.llm.kv_bytes_per_token(model.settings.kv_precision)
+        size = self.ratio * model.llm.kv_bytes_per_token(model.settings.engine.kv_precision)
         return KvLink(size / per_token / 1e9, latency, self.ratio, _media(source, target))
 
 

@@ -23,7 +23,7 @@ it in their steps, and layer profiles, for releases that prepare a step while an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Literal, TypeAlias
@@ -81,8 +81,9 @@ class ResolvedSteps(Shown):
         The step model; its ``source`` names table, engine and release.
     kind
         Which of the six.
-    kernels
-        The step model without what the engine takes around its kernels.
+    kernels, equal
+        The step model without what the engine takes around its kernels, and that for requests of
+        equal length.
     key
         GPU, model and degree of the catalog that a measured table is of.
     engine, vendor, experts
@@ -92,6 +93,7 @@ class ResolvedSteps(Shown):
     step: StepModel
     kind: SourceKind
     kernels: StepModel
+    equal: StepModel
     key: tuple[str, str, int] = ("", "", 0)
     engine: EngineName = "vllm"
     vendor: str = ""
@@ -109,7 +111,7 @@ class ResolvedSteps(Shown):
 
         For what the table does not say: parts of the layers, in pipelines.
         """
-        return _nearest(self.kernels.source, self.key, self.kernels)
+        return _nearest(self.equal.source, self.key, self.equal)
 
     @property
     def label(self) -> str:
@@ -234,36 +236,6 @@ def calibration_of(
     return next((one for one in wanted if one in known), None)
 
 
-def resolved_steps(
-    *,
-    engine: EngineName = "vllm",
-    release: str = "",
-    precision: str = "fp16",
-    kv_precision: str = "fp16",
-    own: Mapping[str, StepModel] | None = None,
-    trace: Trace | None = None,
-    expert_ranks: int = 0,
-) -> Callable[[Gpu, Llm, int], StepModel]:
-    """:func:`resolve` as a source of step times, a function of GPU, model and degree."""
-
-    def steps(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
-        found = resolve(
-            gpu,
-            llm,
-            tensor_parallel,
-            engine=engine,
-            release=release,
-            precision=precision,
-            kv_precision=kv_precision,
-            own=own,
-            trace=trace,
-            expert_ranks=expert_ranks,
-        )
-        return found.step
-
-    return steps
-
-
 def measured(
     gpu: Gpu,
     llm: Llm,
@@ -286,6 +258,7 @@ def measured(
         if trace is not None:
             step = found.ragged(longest_over_mean(trace, int(step.max_decoding)))
         kernels = _resolved(step, "layer profile", (gpu.name, found.llm, tensor_parallel))
+        kernels = replace(kernels, equal=found.model)
         if serving_engine(engine).ahead(release):  # as the engine that was profiled
             return kernels
         return _under(kernels, engine, release, llm, tensor_parallel)
@@ -303,7 +276,7 @@ def _resolved(
     if step.provenance == "estimated" and key[0]:  # two GPUs from one: no measurement
         level, step = "calibrated", replace(step, source=f"{step.source}, estimated from one GPU")
     step = replace(step, level=level)
-    return ResolvedSteps(step, kind, step, key)
+    return ResolvedSteps(step, kind, step, step, key)
 
 
 def _under(

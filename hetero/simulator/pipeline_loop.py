@@ -128,11 +128,11 @@ def forward(R, p, V, L, FM, IM, r, i, t):
 @compiled
 def leaves(p, V, L):
     """Whether any way leads on from the coordinator."""
-    first = V[p.nodes].out_first
-    for e in range(first, first + V[p.nodes].out_count):
+    found = False
+    for e in range(V[p.nodes].out_first, V[p.nodes].out_first + V[p.nodes].out_count):
         if L[e].up:
-            return True
-    return False
+            found = True
+    return found
 
 
 @compiled

@@ -17,7 +17,6 @@ import numpy as np
 from scipy.stats import binomtest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.improve import built, layout_of, routers, space
 from hetero.apps.portfolio.planners import planner
 from hetero.apps.portfolio.race import GAIN, OURS, LayoutRace, Race
@@ -27,7 +26,9 @@ from hetero.cluster import Cluster, Machine, Network
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.deployment import Role
 from hetero.display import Column, Table
+from hetero.engines import EngineSpec
 from hetero.errors import HeteroError, InfeasibleError
+from hetero.planners import ground
 from hetero.planners.search.estimates import promising
 from hetero.planners.search.space import ReplicaLayout
 from hetero.plans import Plan
@@ -114,7 +115,7 @@ def questions(count: int, *, most: int = 8, seed: int = 0) -> Iterator[tuple[Que
         name = f"{words}, {model}, {trace.name}, {targets.ttft_s:g} s, {engine}"
         question = Question(
             Cluster(name, machines, network=Network(within_region=link)),
-            catalog.llm(model), trace, 2.0, targets, engine=engine,
+            catalog.llm(model), trace, 2.0, targets, engine=EngineSpec(name=engine),
         )  # fmt: skip
         if sum(sizes) > most:
             continue
@@ -128,7 +129,7 @@ def questions(count: int, *, most: int = 8, seed: int = 0) -> Iterator[tuple[Que
 
 def enumerated(question: Question, base: Plan) -> tuple[float, Plan, int]:
     """The best of all designs with our routers, one after the other, and how many there are."""
-    costs, best, count = assumptions.costs(question), (0.0, base), 0
+    costs, best, count = ground.costs(question), (0.0, base), 0
     bits = space(costs, question).bits
     seen = set[object]()
     for divided in product(*(_divided(costs, m) for m in range(len(costs.machines)))):

@@ -21,7 +21,7 @@ from hetero import catalog, workload
 from hetero.cluster import cluster
 from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Table
-from hetero.planners.replicated import replicated
+from hetero.engines import EngineSpec, replicated
 from hetero.routers import (
     Builtin,
     CacheAware,
@@ -224,7 +224,8 @@ def fleet(replicas: int, engine: Engine | None = None) -> Deployment:
     """Llama 3 8B on H100, A100 and L40S as HeteroServe mixes them, so many of them."""
     machines = cluster("heteroserve-8")
     degrees = {machine.name: 1 for machine in machines.machines}
-    eight = replicated(machines, catalog.llm("Llama-3-8B"), degrees, engine=engine).replicas
+    spec = EngineSpec(rules=engine or Engine(), memory_fraction=0.9, overhead_gib=2.0)
+    eight = replicated(machines, catalog.llm("Llama-3-8B"), degrees, spec).replicas
     chosen = tuple(
         replace(eight[k % len(eight)], name=f"{eight[k % len(eight)].name}/{k}")
         for k in range(replicas)

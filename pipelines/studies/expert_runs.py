@@ -31,7 +31,7 @@ from scipy.special import ndtri
 
 from hetero.arrays import Floats
 from hetero.catalog import EngineName, gpu, llm
-from hetero.deployment import engine_on
+from hetero.engines import EngineSpec
 from hetero.latency.calibration.expected import error_of, level_of
 from hetero.latency.frames import derived_frame
 from hetero.latency.models.efficiencies import die, expert_efficiency
@@ -89,7 +89,7 @@ def inferencemax() -> Iterator[ServerRun]:
         limits = dict(_LAUNCHED[family])
         if of.vendor == "AMD":
             limits["max_step_tokens"] = _CHUNK_OF_AMD
-        engine = replace(engine_on(of, family, release), prefix_cache=False)
+        engine = EngineSpec(name=family, release=release, prefix_cache=False).limits(of)
         yield ServerRun(
             "inferencemax",
             f"{family} {release}",

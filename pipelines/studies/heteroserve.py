@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from hetero import catalog, cluster, routers
 from hetero.catalog import Gpu, Llm
 from hetero.deployment import Deployment, Engine
+from hetero.engines import EngineSpec, StepSource, replicated, roofline_steps
 from hetero.intervals import interval
 from hetero.latency import for_gpu
 from hetero.latency.step import Piece, StepModel
-from hetero.planners.replicated import StepSource, replicated, roofline_steps
 from hetero.simulator import Run, Slo, metrics, simulate
 from hetero.simulator.sustained import saturation
 from hetero.workload import Trace, synthetic
@@ -108,10 +108,13 @@ def fleet(
         machines,
         llm,
         {machine.name: 1 for machine in machines.machines},
-        steps=steps,
-        engine=Engine(admission="predicted", eviction="swap", swap_s_per_gb=swap_s_per_gb),
-        memory_fraction=1e9 / 2**30,
-        overhead_gib=0.0,
+        EngineSpec(
+            name="any",
+            steps=steps,
+            rules=Engine(admission="predicted", eviction="swap", swap_s_per_gb=swap_s_per_gb),
+            memory_fraction=1e9 / 2**30,
+            overhead_gib=0.0,
+        ),
     )
     room = [1e9 * (gpu.mem_gib - WEIGHTS_GB) for gpu in _gpus(whole)]
     counted = tuple(

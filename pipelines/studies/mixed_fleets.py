@@ -15,11 +15,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from hetero.catalog import gpu, llm, serving_engine
-from hetero.deployment import Deployment, Replica, engine_on, replicas
+from hetero.catalog import gpu, llm
+from hetero.deployment import Deployment, Replica
+from hetero.engines import EngineSpec
 from hetero.latency.frames import derived_frame
-from hetero.latency.resolve import resolve
-from hetero.memory import engine_room
 from hetero.routers import Builtin, WeightedRoundRobin
 from hetero.routers.named import factories
 from hetero.simulator import simulate
@@ -86,16 +85,8 @@ def measured() -> pd.DataFrame:
 def replica(name: str) -> Replica:
     """A GPU with the model, as every command takes it."""
     of, model = gpu(name), llm("Llama-2-70B")
-    engine = replace(engine_on(of), max_batch=_BATCH, max_step_tokens=8192)
-    rule = serving_engine("vllm").memory_of("")
-    assert rule is not None  # known of vLLM
-    room = engine_room(rule, of, model, 1, max_batch=_BATCH, max_step_tokens=8192)
-    bits = {"precision": "fp8", "kv_precision": "fp8"}
-    step = resolve(of, model, 1, engine="vllm", release="", **bits).step  # type: ignore[arg-type]
-    (found,) = replicas(
-        of, model, step, tensor_parallel=1, engine=engine, name=name,
-        weight_precision="fp8", kv_precision="fp8", **room._asdict(),
-    )  # fmt: skip
+    engine = EngineSpec(precision="fp8", kv_precision="fp8", max_batch=_BATCH, max_step_tokens=8192)
+    (found,) = engine.on(of, model).replicas(name)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from hetero.catalog import Link, llm
 from hetero.cluster import cluster
 from hetero.deployment import Deployment, Engine
+from hetero.engines import PAPERS, replicated, roofline_steps
 from hetero.intervals import interval, ranking
 from hetero.memory import KvFormula
-from hetero.planners.replicated import replicated, roofline_steps
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
 from hetero.routers import Builtin, Normal, Predictor, Router
@@ -62,9 +62,12 @@ def two_instances(
         cluster("xiong-8xv100"),
         llm("Llama-3-8B"),
         {"v100": (4, 1)},
-        steps=roofline_steps(link=link, **efficiency),
-        engine=engine,
-        kv_formula=kv_formula,
+        replace(
+            PAPERS,
+            steps=roofline_steps(link=link, **efficiency),
+            rules=engine,
+            kv_formula=kv_formula,
+        ),
     )
 
 
@@ -75,9 +78,12 @@ def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "ful
         cluster("xiong-v100-a800"),
         llm("DeepSeek-R1-Distill-Qwen-14B"),
         {"v100": 2, "a800": 1},
-        steps=lambda gpu, model, degree: sources["V100" in gpu.name](gpu, model, degree),
-        engine=engine,
-        kv_formula=kv_formula,
+        replace(
+            PAPERS,
+            steps=lambda gpu, model, degree: sources["V100" in gpu.name](gpu, model, degree),
+            rules=engine,
+            kv_formula=kv_formula,
+        ),
     )
 
 

@@ -36,14 +36,14 @@ from scipy.stats import spearmanr
 
 from hetero.catalog import EngineName, Llm, gpu, huggingface, llm, serving_engine
 from hetero.catalog.engines import EngineOverheads
-from hetero.deployment import Deployment, Engine, replicas
+from hetero.deployment import Deployment, Engine
 from hetero.display import Column, Table
+from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.models.efficiencies import for_gpu
 from hetero.latency.overheads import with_overheads
-from hetero.latency.resolve import ResolvedSteps, resolve
+from hetero.latency.resolve import ResolvedSteps
 from hetero.latency.step import StepModel
-from hetero.memory import engine_room
 from hetero.routers import SingleInstance
 from hetero.simulator import Run, simulate
 from hetero.streams import stream
@@ -168,6 +168,17 @@ class ServerRun:
         return known.ahead_from or found if ahead else found
 
     @property
+    def spec(self) -> EngineSpec:
+        """The engine as it was started."""
+        return EngineSpec(
+            name=self.family,
+            release=self.release,
+            precision=self.precision,
+            kv_precision=self.kv_precision,
+            rules=self.engine,
+        )
+
+    @property
     def name(self) -> str:
         """Source, model, GPU, degree and load."""
         return f"{self.source}: {self.llm.name} on {self.gpu} x{self.tensor_parallel}, {self.load}"
@@ -188,16 +199,7 @@ def kernels(run: ServerRun) -> StepModel:
 
 
 def _resolved(run: ServerRun) -> ResolvedSteps:
-    return resolve(
-        gpu(run.gpu),
-        run.llm,
-        run.tensor_parallel,
-        engine=run.family,
-        release=run.release,
-        precision=run.precision,
-        kv_precision=run.kv_precision,
-        trace=run.trace,
-    )
+    return run.spec.resolved(gpu(run.gpu), run.llm, run.tensor_parallel, run.trace)
 
 
 def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
@@ -208,21 +210,8 @@ def served(run: ServerRun, steps: StepsOfRun = known_best) -> Run:
     InfeasibleError
         If the model does not fit the GPUs by our account of their memory.
     """
-    rule, room = serving_engine(run.family).memory_of(run.release), {}
-    if rule is not None:
-        limits = {name: getattr(run.engine, name) for name in ("max_batch", "max_step_tokens")}
-        room = engine_room(rule, gpu(run.gpu), run.llm, run.tensor_parallel, **limits)._asdict()
-    (replica,) = replicas(
-        gpu(run.gpu),
-        run.llm,
-        steps(run),
-        tensor_parallel=run.tensor_parallel,
-        engine=run.engine,
-        name=run.gpu,
-        weight_precision=run.precision,
-        kv_precision=run.kv_precision,
-        **room,
-    )
+    engine = replace(run.spec, steps=lambda *_: steps(run))
+    (replica,) = engine.on(gpu(run.gpu), run.llm, run.tensor_parallel).replicas(run.gpu)
     return simulate(Deployment(run.name, (replica,)), run.trace, SingleInstance(0))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Final
@@ -18,8 +19,8 @@ from hetero import catalog
 from hetero.catalog import Link, Llm
 from hetero.cluster import Cluster
 from hetero.deployment import Engine
+from hetero.engines import PAPERS, replicated, roofline_steps
 from hetero.memory import KvFormula
-from hetero.planners.replicated import replicated, roofline_steps
 from hetero.planners.xiong.tensor_parallel import DegreeSearch, roofline_source
 from hetero.plots.figures import CYCLE, heat_map, shared_legend
 from hetero.routers import RoundRobin
@@ -104,9 +105,7 @@ def simulations(
             machine,
             model,
             {"v100": t},
-            steps=roofline_steps(link=link),
-            engine=engine,
-            kv_formula=formula,
+            replace(PAPERS, steps=roofline_steps(link=link), rules=engine, kv_formula=formula),
         )
         for seed, work in works.items():
             run = simulate(deployment, work, RoundRobin(), seed=seed)

@@ -31,7 +31,7 @@ from hetero.latency import for_gpu; for_gpu(catalog.gpu("L4"), catalog.llm("Llam
 from hetero.planners.xiong import tensor_parallel
 plan = tensor_parallel.search(fleet, catalog.llm("Llama-3-8B"), chats.head(100)); plan
 plan.best[0]
-from hetero.planners.replicated import replicated
+from hetero.engines import replicated
 deployed = replicated(fleet, catalog.llm("Llama-3-8B"), {"v100": 4}); deployed
 deployed.replicas[0]
 deployed.replicas[0].step

@@ -9,7 +9,7 @@ from hetero.apps.export import Part, ServedEngine, Service
 from hetero.apps.export.service import placed
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, KvLink
-from hetero.planners.replicated import replicated
+from hetero.engines import EngineSpec, replicated
 from hetero.routers import PairShares, Predictive
 
 LLAMA = catalog.llm("Llama-3.1-70B")
@@ -29,7 +29,11 @@ def whole(router=None, engine=None) -> Service:
         fleet,
         SMALL,
         {"v100": (4, 2, 2), "a100": 1},
-        engine=engine or Engine(batching="chunked", admission="paged", max_step_tokens=2048),
+        EngineSpec(
+            rules=engine or Engine(batching="chunked", admission="paged", max_step_tokens=2048),
+            memory_fraction=0.9,
+            overhead_gib=2.0,
+        ),
     )
     return Service.of_deployment(
         plan, SMALL, router or Predictive(), weights="meta-llama/Meta-Llama-3-8B"

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero import catalog, workload
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio import bound as bounds
 from hetero.apps.portfolio.bound import PARTS, Bound, amounts, bound, goodput_bound
 from hetero.apps.portfolio.planners import planner
@@ -19,10 +18,13 @@ from hetero.catalog import EngineName
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
 from hetero.costs.cost import PipelineStage
+from hetero.costs.replicas import compared_replica
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Batching, Deployment, Engine, Role
+from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
 from hetero.latency import for_gpu
+from hetero.planners import ground
 from hetero.question import Question
 from hetero.routers import LeastTokens
 from hetero.simulator import Run, Slo, simulate
@@ -132,7 +134,7 @@ def test_islands_of_the_analytic_model_have_a_bound_on_goodput_alone() -> None:
     question = Question(fleet(("H200-SXM", 32)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert bound(question) is None
     eight = replace(question, cluster=fleet(("H200-SXM", 8)))
-    assert bound(replace(eight, engine="vllm", precision="fp8")) is not None
+    assert bound(replace(eight, engine=EngineSpec(precision="fp8"))) is not None
     limit = goodput_bound(question)
     assert limit is not None
     plan = planner("islands exact").plan(question)
@@ -170,8 +172,8 @@ def test_no_run_exceeds_it(
     """Random replicas, pipelines of mixed stages and split phases, flooded with requests."""
     where = fleet(*kinds)
     trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
-    question = Question(where, EIGHT, trace, 1.0, engine=engine)
-    costs = assumptions.costs(question)
+    question = Question(where, EIGHT, trace, 1.0, engine=EngineSpec(name=engine))
+    costs = ground.costs(question)
     left = [machine.count for machine in where.machines]
     pipelines = []
     if mixed and len(left) > 1:
@@ -196,7 +198,7 @@ def test_no_run_exceeds_it(
     if split and len(pipelines) > 1:
         roles = ["prefill" if k % 2 else "decode" for k in range(len(pipelines))]
     nodes = tuple(
-        assumptions.replica(one, f"r{k}", role)
+        compared_replica(one, f"r{k}", role)
         for k, (one, role) in enumerate(zip(pipelines, roles, strict=True))
     )
     transfer = KvTransfer(bits=4)
@@ -233,10 +235,12 @@ def check_targets(question: Question, run: Run) -> None:
 @pytest.mark.parametrize("engine", ["any", "vllm"])
 def test_it_is_not_far_from_what_a_good_plan_reaches(engine: EngineName) -> None:
     """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
-    question = Question(fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0, engine=engine)
-    costs = assumptions.costs(question)
+    question = Question(
+        fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0, engine=EngineSpec(name=engine)
+    )
+    costs = ground.costs(question)
     nodes = tuple(
-        assumptions.replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), f"r{k}")
+        compared_replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), f"r{k}")
         for k in range(2)
     )
     many = Trace(np.zeros(4000), np.full(4000, 500), np.full(4000, 100))

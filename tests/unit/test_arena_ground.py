@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nodes
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import compared_replica
+from hetero.engines import EngineSpec, replicated, roofline_steps
 from hetero.errors import InfeasibleError
-from hetero.planners.replicated import replicated, roofline_steps
+from hetero.planners import ground
 from hetero.question import MOST_REQUESTS, Question
 from hetero.simulator import Slo
 
@@ -34,11 +35,12 @@ def question() -> Question:
 
 @pytest.mark.parametrize(("machine", "degree"), [("h200", 2), ("h100", 4), ("a100", 8)])
 def test_replicas_are_those_of_the_roofline(question: Question, machine: str, degree: int) -> None:
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     number = [m.name for m in MIXED.machines].index(machine)
-    here = assumptions.replica(costs.pipeline([PipelineStage(number, degree, SEVENTY.layers)]), "r")
+    here = compared_replica(costs.pipeline([PipelineStage(number, degree, SEVENTY.layers)]), "r")
     steps = roofline_steps()
-    there = replicated(MIXED, SEVENTY, {machine: (degree,)}, steps=steps).replicas[0]
+    papers = EngineSpec(name="any", steps=steps)
+    there = replicated(MIXED, SEVENTY, {machine: (degree,)}, papers).replicas[0]
     n = np.array([1.0, 17.0, 300.0, 2048.0])
     for one in ((n, n, 900.0 * n, 0.0), (n, 0, 0.0, n * n / 2)):
         assert here.step.seconds(*one) == pytest.approx(there.step.seconds(*one), rel=1e-8)
@@ -47,13 +49,13 @@ def test_replicas_are_those_of_the_roofline(question: Question, machine: str, de
 
 
 def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(mixed: Question) -> None:
-    costs = assumptions.costs(mixed)
+    costs = ground.costs(mixed)
     held = (mixed.llm.layers - 20, 15, 5) if mixed.llm.experts else (40, 30, 10)
     stages = [
         PipelineStage(m, t, n) for (m, t), n in zip(((0, 2), (2, 4), (3, 4)), held, strict=True)
     ]
     pipeline = Pipeline(costs, tuple(stages))
-    both, prefill = (assumptions.replica(pipeline, "r", role) for role in ("both", "prefill"))
+    both, prefill = (compared_replica(pipeline, "r", role) for role in ("both", "prefill"))
     n = np.unique(np.geomspace(1, 60_000, 200).round())
     third = 3.0 * pipeline.stage_seconds(n / 3.0).max(axis=0)
     assert both.step.pieces[0].seconds(n, 0, 0.0, 0.0) == pytest.approx(third, rel=1e-7)
@@ -65,20 +67,18 @@ def test_no_stage_of_a_mixed_pipeline_is_slower_than_the_pipeline(mixed: Questio
 
 
 def test_equal_stages_are_played_as_they_are_planned(question: Question) -> None:
-    pipeline = assumptions.costs(question).pipeline(
-        [PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)]
-    )
+    pipeline = ground.costs(question).pipeline([PipelineStage(1, 2, 40), PipelineStage(1, 2, 40)])
     from hetero.costs.replicas import step_model
 
     n = np.array([1.0, 64.0, 2000.0])
-    played = assumptions.replica(pipeline, "r").step.seconds(n, n, 500 * n)
+    played = compared_replica(pipeline, "r").step.seconds(n, n, 500 * n)
     assert played == pytest.approx(step_model(pipeline).seconds(n, n, 500 * n), rel=1e-12)
 
 
 def test_layers_of_a_node_take_what_a_replica_takes(question: Question) -> None:
     """All layers on one node: a step of mean contexts as long as the replica's, and its cache."""
-    costs, means = assumptions.costs(question), Means.of(question)
-    alone = assumptions.replica(costs.pipeline([PipelineStage(1, 4, SEVENTY.layers)]), "r")
+    costs, means = ground.costs(question), Means.of(question)
+    alone = compared_replica(costs.pipeline([PipelineStage(1, 4, SEVENTY.layers)]), "r")
     table = latency(costs, 1, 4, means)
     for b in (1.0, 40.0, 256.0):
         layer_ms = float(table.decode_layer_ms(b))
@@ -115,20 +115,20 @@ def test_nodes_divide_machines_and_take_more_weights_where_they_must() -> None:
 
 def test_who_cannot_take_part_says_why() -> None:
     sparse = Question(MIXED, catalog.llm("DeepSeek-V3"), CHATS, 1.0)
-    assert "mixture of experts" in (assumptions.unfit(sparse) or "")
-    low = Question(MIXED, SEVENTY, CHATS, 1.0, precision="fp8")
-    assert assumptions.unfit(low) == ("A100-SXM-80GB of current-mixed-32 do not compute in fp8.")
+    assert "mixture of experts" in (ground.unfit(sparse) or "")
+    low = Question(MIXED, SEVENTY, CHATS, 1.0, engine=EngineSpec(name="any", precision="fp8"))
+    assert ground.unfit(low) == ("A100-SXM-80GB of current-mixed-32 do not compute in fp8.")
     priced = Question(cluster("xiong-8xv100"), EIGHT, CHATS, 1.0, budget_usd_per_h=10.0)
-    assert "machine v100 has none" in (assumptions.unfit(priced) or "")
+    assert "machine v100 has none" in (ground.unfit(priced) or "")
     apart = Question(cluster("heteroserve-8"), EIGHT, CHATS, 1.0)
-    assert "states no network" in (assumptions.unfit_network(apart) or "")
-    assert assumptions.unfit(apart) is None
+    assert "states no network" in (ground.unfit_network(apart) or "")
+    assert ground.unfit(apart) is None
 
 
 def test_planners_get_targets_where_a_case_has_none(question: Question) -> None:
     given = Question(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
-    assert assumptions.targets(given) == Slo(ttft_s=1.0)
-    found = assumptions.targets(question).e2e_s
+    assert ground.targets(given) == Slo(ttft_s=1.0)
+    found = ground.targets(question).e2e_s
     assert found is not None
     # Ten times some 230 tokens at 10 to 30 ms each.
     assert 10.0 < found < 100.0

@@ -16,6 +16,7 @@ from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import ask
 from hetero.apps.portfolio.score import goodput
 from hetero.cluster import cluster
+from hetero.engines import PAPERS
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.plans import Plan
 from hetero.question import Question
@@ -173,8 +174,8 @@ def test_fewer_bytes_per_weight_carry_more() -> None:
     question = Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0,
                 TARGETS, least_s=20.0)  # fmt: skip
     half, full = (
-        planner("tensor-parallel search", LITTLE).plan(replace(question, precision=precision))
-        for precision in ("fp8", "fp16")
+        planner("tensor-parallel search", LITTLE).plan(replace(question, engine=engine))
+        for engine in (replace(PAPERS, precision="fp8"), PAPERS)
     )
     # Half the bytes: the model fits half the GPUs, and twice as many replicas share the load.
     assert len(half.groups) == 2 * len(full.groups)

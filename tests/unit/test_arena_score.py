@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.score import PRECISION, Estimate, goodput, margin, score, screened
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
+from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
+from hetero.planners import ground
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.routers import LeastTokens, RoundRobin
@@ -34,9 +35,9 @@ def question() -> Question:
 
 @pytest.fixture(scope="module")
 def plan(question: Question) -> Plan:
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     pipelines = [costs.pipeline([PipelineStage(m, 1, EIGHT.layers)]) for m in (1, 1, 2)]
-    nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
+    nodes = tuple(compared_replica(one, f"r{k}") for k, one in enumerate(pipelines))
     return plan_of("test", Deployment("test", nodes), pipelines, LeastTokens(), "least tokens")
 
 
@@ -143,9 +144,9 @@ def test_estimates_are_student_intervals() -> None:
 
 def test_load_aware_routing_carries_more_than_rotation(question: Question, plan: Plan) -> None:
     """The score tells routers apart: an L40S beside a pair that shares a replica."""
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     pipelines = [costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), *plan.pipelines]
-    nodes = tuple(assumptions.replica(one, f"r{k}") for k, one in enumerate(pipelines))
+    nodes = tuple(compared_replica(one, f"r{k}") for k, one in enumerate(pipelines))
     made = [
         plan_of("test", Deployment("test", nodes), pipelines, router, "")
         for router in (RoundRobin(), LeastTokens())

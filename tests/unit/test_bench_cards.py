@@ -10,8 +10,7 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
-from hetero.deployment import Engine
-from hetero.planners.replicated import replicated
+from hetero.engines import EngineSpec, replicated
 from hetero.plans import Plan
 from hetero.routers.named import factories
 from hetero.simulator import Slo
@@ -39,10 +38,8 @@ def test_fleets_are_as_varied_as_they_should_be():
 
 @cache
 def pair() -> Plan:
-    engine = Engine(admission="paged", max_batch=64)
-    made = replicated(
-        cluster("xiong-8xv100"), catalog.llm("Llama-3-8B"), {"v100": 4}, engine=engine
-    )
+    engine = EngineSpec(batching="prefill first", max_batch=64)
+    made = replicated(cluster("xiong-8xv100"), catalog.llm("Llama-3-8B"), {"v100": 4}, engine)
     router = factories()["least-tokens"]()
     return Plan("given degrees", (), made, router, router.name, None)
 

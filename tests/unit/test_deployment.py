@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hetero import catalog
-from hetero.deployment import Deployment, Engine, KvLink, Replica, replicas
-from hetero.errors import InfeasibleError, ParameterError
+from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
 
 STEP = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
@@ -54,15 +54,3 @@ def test_table_and_price() -> None:
     assert fleet.usd_per_h == 12.0
     assert "2 x A100-SXM-80GB" in str(fleet)
     assert Deployment("mixed", (*priced, B)).usd_per_h is None
-
-
-def test_replicas_take_the_memory_that_the_weights_leave() -> None:
-    gpu, llm = catalog.gpu("A100-SXM-80GB"), catalog.llm("Llama-2-7B")
-    two = replicas(gpu, llm, STEP, count=2, memory_fraction=0.9, overhead_gib=2.0)
-    assert [r.name for r in two] == ["A100-SXM-80GB/0", "A100-SXM-80GB/1"]
-    free = 0.9 * gpu.mem_bytes - 2.0 * 2**30 - llm.weight_bytes()
-    # 32 layers, keys and values of 4096 numbers of two bytes.
-    assert two[0].kv_bytes_per_token == 32 * 2 * 4096 * 2
-    assert two[0].kv_tokens == pytest.approx(free / (32 * 2 * 4096 * 2), rel=1e-3)
-    with pytest.raises(InfeasibleError, match="Resolve: use more GPUs"):
-        replicas(catalog.gpu("T4"), catalog.llm("Llama-2-70B"), STEP)

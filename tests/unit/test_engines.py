@@ -14,7 +14,6 @@ from test_export_vllm import flags
 from hetero import catalog, memory
 from hetero.apps.cards.request import request
 from hetero.apps.export import Service, kubernetes, routing, vllm
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.planners import planner, planners
 from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
@@ -24,7 +23,9 @@ from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine, Network
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.groups import Fleet
+from hetero.engines import EngineSpec
 from hetero.errors import ExportError, ParameterError
+from hetero.planners import ground
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.simulator import Slo
@@ -51,9 +52,16 @@ MIXED = fleet(
 )
 
 
+def asked_of(asked: Question, **how: Any) -> Question:
+    """A question with other options of its engine, or of its own."""
+    own = {name: how.pop(name) for name in [*how] if name in Question.__dataclass_fields__}
+    name = own.pop("engine", "vllm")
+    return replace(asked, engine=EngineSpec(name=name, **how), **own)
+
+
 def question(cluster: Cluster = MIXED, **how: object) -> Question:
     asked = Question(cluster, THIRTY, CHATS, 2.0, Slo(ttft_s=4.0, tpot_s=0.3), least_s=10.0)
-    return replace(asked, **({"engine": "vllm"} | how))  # type: ignore[arg-type]
+    return asked_of(asked, **how)
 
 
 @lru_cache(maxsize=16)
@@ -133,7 +141,7 @@ def test_what_an_engine_does_not_run_on() -> None:
 
 
 def test_groups_of_a_fleet_keep_the_rules() -> None:
-    settings = CostSettings(engine="vllm")
+    settings = CostSettings(engine=EngineSpec())
     model = CostModel(MIXED, THIRTY, settings)
     free = Fleet(CostModel(MIXED, THIRTY))
     held = Fleet(model)
@@ -233,19 +241,19 @@ def test_mixtures_of_experts_are_judged_by_one_source_of_step_times() -> None:
     words = flags(vllm.commands(service, service.servings[0])[0].argv)
     assert words["--tensor-parallel-size"] == service.servings[0].gpus
     assert "--enable-expert-parallel" not in words
-    papers = replace(here, engine="any")
+    papers = asked_of(here, engine="any")
     assert "analytic model" in ask(planner("tensor-parallel search", LITTLE), papers).reason
     assert ask(planner("islands exact", LITTLE), papers).plan is not None
     # The thesis has no other models: pipelines of them are anybody's.
     others = replace(papers, llm=catalog.llm("Qwen3-30B-A3B"))
-    assert not assumptions.analytic(others)
-    assert assumptions.unfit_layers(others) is None
+    assert not ground.analytic(others)
+    assert ground.unfit_layers(others) is None
 
 
 def test_quantised_experts_are_served_as_they_ship() -> None:
     here = question(fleet(("H200-SXM", 2)), llm=catalog.llm("gpt-oss-120b"))
-    assert assumptions.unfit(here) is None
-    assert "as it is" in (assumptions.unfit(replace(here, precision="fp8")) or "")
+    assert ground.unfit(here) is None
+    assert "as it is" in (ground.unfit(asked_of(here, precision="fp8")) or "")
     found = ask(planner("tensor-parallel search", LITTLE), here)
     assert found.plan is not None
     service = Service.of_plan(found.plan, here.llm, "experts", precision="fp16")
@@ -279,12 +287,11 @@ PAIR = fleet(("RTX-A5000", 2))
 
 
 def a_question(**more: Any) -> Question:
-    given: dict[str, Any] = {"engine": "vllm"} | more
-    return Question(PAIR, catalog.llm("Llama-3-8B"), CHATS, 1.0, **given)
+    return asked_of(Question(PAIR, catalog.llm("Llama-3-8B"), CHATS, 1.0), **more)
 
 
 def kv_tokens(question: Question, gpus: int = 2) -> int:
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     return costs.pipeline([PipelineStage(0, gpus, question.llm.layers)]).kv_tokens
 
 
@@ -308,7 +315,7 @@ def test_printed_caches_take_the_place_of_assumed_ones() -> None:
     asked = request(
         PAIR, model="Llama-3-8B", trace=CHATS, slo="ttft=1s", kv_tokens={"2xRTX-A5000": 123_456}
     ).question
-    assert asked.kv_tokens == (("RTX-A5000", 2, 123_456),)
+    assert asked.engine.kv_tokens == (("RTX-A5000", 2, 123_456),)
     assert kv_tokens(asked) == pytest.approx(123_456, abs=1)
     alias = request(PAIR, model="Llama-3-8B", trace=CHATS, slo="ttft=1s", kv_tokens={"A5000": 9000})
     assert kv_tokens(alias.question, 1) == pytest.approx(9000, abs=1)
@@ -320,14 +327,14 @@ def test_printed_caches_take_the_place_of_assumed_ones() -> None:
 
 
 def test_engines_of_plans_are_as_asked() -> None:
-    made = assumptions.engine(a_question())
+    made = a_question().engine.limits(PAIR.machines[0].gpu)
     assert (made.max_step_tokens, made.schedule_ahead, made.prefix_cache) == (2048, True, True)
     own = a_question(max_step_tokens=512, schedule_ahead=False, prefix_cache=False)
-    made = assumptions.engine(own)
+    made = own.engine.limits(PAIR.machines[0].gpu)
     assert (made.max_step_tokens, made.schedule_ahead, made.prefix_cache) == (512, False, False)
-    old = assumptions.engine(a_question(release="0.6.3"))
+    old = a_question(release="0.6.3").engine.limits(PAIR.machines[0].gpu)
     assert (old.schedule_ahead, old.prefix_cache) == (False, False)
-    assert not assumptions.engine(a_question(engine="any")).prefix_cache
+    assert not a_question(engine="any").engine.limits(PAIR.machines[0].gpu).prefix_cache
 
 
 def test_no_bound_holds_where_prompts_are_found_in_a_cache() -> None:

@@ -17,12 +17,12 @@ from hetero.apps.portfolio.planners import planner
 from hetero.apps.portfolio.portfolio import ask
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica
+from hetero.engines import EngineSpec, replicated
 from hetero.errors import ParameterError
 from hetero.latency import for_gpu
 from hetero.latency.models.roofline import Roofline
 from hetero.latency.overheads import with_overheads
 from hetero.memory import Budget
-from hetero.planners.replicated import replicated
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import LeastTokens
@@ -148,7 +148,8 @@ def test_ranks_hold_a_cache_each_and_share_the_experts() -> None:
     assert eight.max_tokens > 4 * one.max_tokens
     assert eight.max_tokens == 8 * int(eight.kv_capacity_bytes / eight.kv_bytes_per_token)
     machine = Cluster("one", (Machine("m", H200, 8),))
-    found = replicated(machine, DEEPSEEK, {"m": 2}, weight_precision="fp8", ranks=4).replicas
+    spread = EngineSpec(precision="fp8", expert_ranks=4)
+    found = replicated(machine, DEEPSEEK, {"m": 2}, spread).replicas
     assert [(replica.gpus, replica.name) for replica in found] == [(8, "m t=2")]
 
 
@@ -183,7 +184,13 @@ def test_a_planner_spreads_experts_where_that_carries_more() -> None:
     """DeepSeek-V3 on one machine: all its ranks are costed, none beyond the bound, and exported."""
     fleet = Cluster("one", (Machine("m", H200, 8, usd_per_h=32.0), Machine("n", H200, 1)))
     asked = Question(
-        fleet, DEEPSEEK, CHATS, 5.0, Slo(3.0, 0.2), precision="fp8", engine="vllm", least_s=10.0
+        fleet,
+        DEEPSEEK,
+        CHATS,
+        5.0,
+        Slo(3.0, 0.2),
+        engine=EngineSpec(precision="fp8"),
+        least_s=10.0,
     )
     found = {name: ask(planner(name), asked) for name in ("expert parallelism", *OTHERS)}
     best = found["expert parallelism"]
@@ -208,7 +215,9 @@ def test_a_planner_spreads_experts_where_that_carries_more() -> None:
 
 
 def test_who_has_no_experts_to_spread_says_so() -> None:
-    dense = Question(Cluster("one", (Machine("m", H200, 8),)), LLAMA, CHATS, 5.0, engine="vllm")
+    dense = Question(
+        Cluster("one", (Machine("m", H200, 8),)), LLAMA, CHATS, 5.0, engine=EngineSpec()
+    )
     assert "experts of a mixture" in ask(planner("expert parallelism"), dense).reason
     few = replace(dense, llm=catalog.llm("Mixtral-8x22B"), cluster=Cluster("c", (SMALL,)))
     assert "fits no machine" in ask(planner("expert parallelism"), few).reason

@@ -12,9 +12,9 @@ from hetero.apps.explorer import bound_rps, explore
 from hetero.apps.explorer.setting import setting
 from hetero.apps.explorer.view import LOADS
 from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.engines import EngineSpec, replicated
 from hetero.errors import CatalogError, HeteroError, InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
-from hetero.planners.replicated import replicated
 from hetero.routers import LeastTokens, Predictive, RoundRobin
 from hetero.simulator import Slo, simulate
 from hetero.workload import Trace
@@ -87,7 +87,7 @@ def test_no_router_gets_past_the_bound(router: LeastTokens, batching: str) -> No
         cluster.cluster("heteroserve-4"),
         catalog.llm("Llama-3-8B"),
         {machine.name: 1 for machine in cluster.cluster("heteroserve-4").machines},
-        engine=Engine(batching=batching, admission="paged", max_step_tokens=2048),  # type: ignore[arg-type]
+        EngineSpec(batching=batching, max_step_tokens=2048),  # type: ignore[arg-type]
     )
     trace = workload.load("azure2023_conv").sample(600, np.random.default_rng(1))
     run = simulate(found, trace.all_at_once(), router)

@@ -6,8 +6,8 @@ import pytest
 from hetero import workload
 from hetero.catalog import llm
 from hetero.cluster import cluster
+from hetero.engines import replicated
 from hetero.latency.sources import profiles
-from hetero.planners.replicated import replicated
 from hetero.routers import RoundRobin
 from hetero.simulator.uncertainty import Outcomes
 from pipelines.studies import fidelity_figures as study

@@ -13,12 +13,12 @@ from hetero.catalog import gpu, link, llm, serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment
+from hetero.engines import EngineSpec, replicated
 from hetero.latency import for_gpu
 from hetero.latency.calibration.expected import error_of
 from hetero.latency.resolve import resolve
 from hetero.latency.sources.profiles import profiled_step
 from hetero.latency.step import StepModel
-from hetero.planners.replicated import replicated
 from hetero.plans import Plan
 from hetero.question import Question, drawn, step_error
 from hetero.routers import Predictive, RoundRobin
@@ -154,7 +154,7 @@ def test_replicas_have_the_table_by_default(fleet) -> None:
 
 
 def test_costs_follow_the_table_of_the_engine(fleet) -> None:
-    vllm = CostModel(fleet, EIGHT, CostSettings(engine="vllm"))
+    vllm = CostModel(fleet, EIGHT, CostSettings(engine=EngineSpec()))
     stage = PipelineStage(0, 2, EIGHT.layers)
     made = replica(vllm.pipeline([stage]), "one")
     table = resolve(gpu("H100-SXM"), EIGHT, 2).step
@@ -175,8 +175,8 @@ def test_costs_follow_the_table_of_the_engine(fleet) -> None:
 
 def test_no_run_with_measured_steps_exceeds_the_bound(fleet) -> None:
     chats = load("azure2023_conv").sample(400, np.random.default_rng(0)).all_at_once()
-    question = Question(fleet, EIGHT, chats, 1.0, engine="vllm")
-    costs = CostModel(fleet, EIGHT, CostSettings(engine="vllm"))
+    question = Question(fleet, EIGHT, chats, 1.0, engine=EngineSpec())
+    costs = CostModel(fleet, EIGHT, CostSettings(engine=EngineSpec()))
     most = bound(question).rps()
     for degree in (1, 2):
         stages = [PipelineStage(0, degree, EIGHT.layers)] * (2 // degree)
@@ -189,7 +189,7 @@ def test_no_run_with_measured_steps_exceeds_the_bound(fleet) -> None:
 def test_measured_steps_are_drawn_nearer_than_calibrated_ones(fleet) -> None:
     plans = {}
     for name, engine in (("table", "vllm"), ("roofline", "any")):
-        costs = CostModel(fleet, EIGHT, CostSettings(engine=engine))
+        costs = CostModel(fleet, EIGHT, CostSettings(engine=EngineSpec(name=engine)))
         node = replica(costs.pipeline([PipelineStage(0, 1, EIGHT.layers)]), "one")
         plans[name] = Plan("by hand", (), _deployment([node]), Predictive(), "hetero", None)
     question = Question(fleet, EIGHT, Trace([0.0], [100], [10]), 1.0)

@@ -8,6 +8,7 @@ from hetero.cluster import cluster
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import lag, replica, step_model
+from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
 from hetero.latency.resolve import resolve
@@ -38,7 +39,7 @@ def test_one_stage_is_the_roofline_of_the_whole_model(pair):
 )
 def test_one_stage_of_a_mixture_is_what_simulate_plays(engine, model, precision):
     n = np.unique(np.geomspace(1, 500_000, 80).round())
-    settings = CostSettings(engine=engine, precision=precision)
+    settings = CostSettings(engine=EngineSpec(name=engine, precision=precision))
     costs = CostModel(cluster("current-mixed-32"), llm(model), settings)
     for t in (1, 2, 4, 8):
         group = Pipeline(costs, (PipelineStage(0, t, costs.llm.layers),))

@@ -19,7 +19,7 @@ from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, redeployed
 from hetero.apps.cards.difference import difference
 from hetero.apps.cards.limits import BETTER
-from hetero.apps.cards.request import more, part, request
+from hetero.apps.cards.request import more, request
 from hetero.apps.cards.sensitivity import without
 from hetero.apps.export import vllm
 from hetero.apps.export.service import Service
@@ -342,7 +342,7 @@ def test_a_fleet_grows_and_shrinks_with_its_links():
     grown = more(fleet, fleet.machine("a40"), 2)
     assert grown.gpu_counts["A40"] == 24
     assert grown.link("a40", "a40-more-1") == fleet.link("a40", "a6000-1")
-    small = part(fleet, fleet.machines[:2])
+    small = fleet.part(fleet.machines[:2])
     assert small.gpus == 8
     assert small.link("a6000-1", "a6000-2") == fleet.link("a6000-1", "a6000-2")
     geo = cluster.cluster("helix-geo-24")
@@ -415,7 +415,7 @@ def test_the_way_between_regions_is_in_every_answer():
 
     (_, alone), (_, beside), (away, less), (beyond, least) = (
         carried(where)
-        for where in (part(far(0.0), far(0.0).machines[:1]), far(0.0), far(0.5), far(5.0))
+        for where in (far(0.0).part(far(0.0).machines[:1]), far(0.0), far(0.5), far(5.0))
     )
     # Five seconds there and five back: nothing that is served there comes in time.
     assert {machine for group in beyond.groups for machine, *_ in group.stages} == {"near"}

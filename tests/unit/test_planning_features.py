@@ -14,7 +14,6 @@ from hetero import catalog, paths, simulate
 from hetero.apps.cards import features, whatif
 from hetero.apps.cards.answer import _of_engine
 from hetero.apps.cards.request import request
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.apps.portfolio.planners import planner
 from hetero.deployment import Deployment, Engine, Replica
@@ -23,6 +22,7 @@ from hetero.latency.resolve import resolve
 from hetero.latency.speculation import Speculation
 from hetero.latency.step import StepModel
 from hetero.memory import Budget
+from hetero.planners import ground
 from hetero.question import sustained_rps
 from hetero.routers import RoundRobin
 from hetero.workload import Trace
@@ -121,7 +121,7 @@ def test_a_cache_in_fp8_holds_twice_the_tokens_and_is_read_in_half_the_time():
         request("thunderserve-a100-8", **ASKED, engine="sglang", kv_precision=p).question
         for p in ("bf16", "fp8")
     )
-    rates = [assumptions.costs(asked).rates(0, 1) for asked in (one, two)]
+    rates = [ground.costs(asked).rates(0, 1) for asked in (one, two)]
     assert rates[1].kv_layer_bytes == rates[0].kv_layer_bytes / 2
     assert rates[1].cached_s == pytest.approx(rates[0].cached_s / 2, rel=0.2)
 
@@ -145,14 +145,14 @@ def test_adapters_take_what_their_matrices_hold():
     plain = request(PAIR, **ASKED).question
     with_them = request(PAIR, **ASKED, lora="adapters=8,rank=64,on=all").question
     held = 8 * features.adapter_bytes(MODEL, 64, everywhere=True)
-    a, b = (assumptions.costs(asked).rates(0, 1).usable_bytes for asked in (plain, with_them))
+    a, b = (ground.costs(asked).rates(0, 1).usable_bytes for asked in (plain, with_them))
     assert a - b == pytest.approx(held)
 
 
 def test_formats_are_known_by_name():
     fleet = "thunderserve-a100-8"
-    assert request(fleet, **ASKED, precision="awq").question.precision == "int4"
-    assert request(fleet, **ASKED, precision="w8a8").question.precision == "int8"
+    assert request(fleet, **ASKED, precision="awq").question.engine.precision == "int4"
+    assert request(fleet, **ASKED, precision="w8a8").question.engine.precision == "int8"
 
 
 @pytest.mark.parametrize(
@@ -206,9 +206,9 @@ def test_a_comparison_reads_all_changes_before_it_searches():
 
 
 def test_without_drafts_steps_are_as_they_were():
-    own = assumptions.settings(request(PAIR, **ASKED).question)
-    assert own.speculated(STEP) is STEP
-    assert replace(own, speculation=DRAFTS).speculated(STEP) is not STEP
+    own, gpu = request(PAIR, **ASKED).question.engine, catalog.gpu("RTX-A5000")
+    assert own.drafting(STEP, gpu) is STEP
+    assert replace(own, speculation=DRAFTS).drafting(STEP, gpu) is not STEP
 
 
 def test_cards_say_what_experts_come_in():

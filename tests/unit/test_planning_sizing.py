@@ -21,6 +21,7 @@ from hetero.catalog import EngineName
 from hetero.cluster import find
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Engine, Replica
+from hetero.engines import EngineSpec
 from hetero.errors import DataError, InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
 from hetero.plans import Plan
@@ -187,10 +188,15 @@ def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None
 def test_only_gpus_that_compute_in_the_precision_are_offered() -> None:
     listed = prices.from_catalog(["A40", "L40S"], sizes=(1,))
     load = Load(CHATS, 5.0, SLO, precision=0.05)
-    here = Market(listed, MODEL, load, CostSettings(precision="fp8"))
+    here = Market(listed, MODEL, load, CostSettings(engine=EngineSpec(name="any", precision="fp8")))
     assert [offer.gpu.name for offer in here.offers] == ["L40S"]
     with pytest.raises(InfeasibleError, match="computes in fp8"):
-        Market(prices.from_catalog(["A40"]), MODEL, load, CostSettings(precision="fp8"))
+        Market(
+            prices.from_catalog(["A40"]),
+            MODEL,
+            load,
+            CostSettings(engine=EngineSpec(name="any", precision="fp8")),
+        )
 
 
 def test_only_gpus_that_the_engine_runs_on_are_offered() -> None:
@@ -199,14 +205,14 @@ def test_only_gpus_that_the_engine_runs_on_are_offered() -> None:
     load = Load(CHATS, 5.0, SLO, precision=0.05)
 
     def offered(engine: EngineName) -> list[str]:
-        here = Market(listed, MODEL, load, CostSettings(engine=engine))
+        here = Market(listed, MODEL, load, CostSettings(engine=EngineSpec(name=engine)))
         return [offer.gpu.name for offer in here.offers]
 
     assert offered("vllm") == ["L40S", "MI300X"]
     assert offered("trtllm") == ["L40S"]
     few = replace(listed, offers=tuple(machines[1:2]))
     with pytest.raises(InfeasibleError, match="computes in int8 under vLLM"):
-        Market(few, MODEL, load, CostSettings(engine="vllm", precision="int8"))
+        Market(few, MODEL, load, CostSettings(engine=EngineSpec(precision="int8")))
 
 
 def test_a_load_without_targets_must_keep_up() -> None:

@@ -6,16 +6,15 @@ import pytest
 
 from hetero import catalog
 from hetero.cluster import Cluster, Machine, cluster
-from hetero.deployment import Engine
+from hetero.engines import PAPERS, EngineSpec, replicated, roofline_steps
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
-from hetero.planners.replicated import replicated, roofline_steps
 
 LLAMA = catalog.llm("Llama-3-8B")
 V100 = cluster("xiong-8xv100")
 
 
 def test_a_degree_divides_a_machine_into_equal_instances() -> None:
-    found = replicated(V100, LLAMA, {"v100": 2}, engine=Engine(admission="paged"))
+    found = replicated(V100, LLAMA, {"v100": 2}, PAPERS)
     assert [replica.gpus for replica in found.replicas] == [2, 2, 2, 2]
     assert len({replica.name for replica in found.replicas}) == 4
     assert {replica.engine.admission for replica in found.replicas} == {"paged"}
@@ -40,13 +39,13 @@ def test_prices_follow_the_machine() -> None:
 
 def test_link_of_the_machine_and_of_the_caller_change_the_step() -> None:
     nvlink = catalog.link("NVLink2")
-    kernels = roofline_steps()
-    printed = replicated(V100, LLAMA, {"v100": 4}, steps=kernels).replicas[0].step
-    fast = replicated(V100, LLAMA, {"v100": 4}, steps=roofline_steps(link=nvlink)).replicas[0].step
+    kernels, linked_by = roofline_steps(), EngineSpec(steps=roofline_steps(link=nvlink))
+    printed = replicated(V100, LLAMA, {"v100": 4}, EngineSpec(steps=kernels)).replicas[0].step
+    fast = replicated(V100, LLAMA, {"v100": 4}, linked_by).replicas[0].step
     assert float(fast.decode_seconds([512] * 64)) < float(printed.decode_seconds([512] * 64))
     machine = replace(V100.machines[0], link=nvlink)
     linked = Cluster("linked", (machine,))
-    own = replicated(linked, LLAMA, {"v100": 4}, steps=kernels).replicas[0].step
+    own = replicated(linked, LLAMA, {"v100": 4}, EngineSpec(steps=kernels)).replicas[0].step
     assert float(own.decode_seconds([512] * 64)) == float(fast.decode_seconds([512] * 64))
 
 
@@ -79,3 +78,15 @@ def test_heads_that_cannot_be_shared_and_weights_that_do_not_fit() -> None:
         replicated(six, LLAMA, {"m": 6})
     with pytest.raises(InfeasibleError):
         replicated(V100, catalog.llm("LLaMA-2-70B"), {"v100": 1})
+
+
+def test_replicas_take_the_memory_that_the_weights_leave() -> None:
+    gpu, llm = catalog.gpu("A100-SXM-80GB"), catalog.llm("Llama-2-7B")
+    two = PAPERS.on(gpu, llm).replicas("r", 2)
+    assert [r.name for r in two] == ["r/0", "r/1"]
+    free = 0.9 * gpu.mem_bytes - 2.0 * 2**30 - llm.weight_bytes()
+    # 32 layers, keys and values of 4096 numbers of two bytes.
+    assert two[0].kv_bytes_per_token == 32 * 2 * 4096 * 2
+    assert two[0].kv_tokens == pytest.approx(free / (32 * 2 * 4096 * 2), rel=1e-3)
+    with pytest.raises(InfeasibleError, match="Resolve: use more GPUs"):
+        PAPERS.on(catalog.gpu("T4"), catalog.llm("Llama-2-70B")).replicas("r")

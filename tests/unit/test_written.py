@@ -9,9 +9,9 @@ from hetero import catalog, cluster
 from hetero.apps.serving import settings
 from hetero.apps.serving.written import write
 from hetero.deployment import Deployment, KvLink, Replica
+from hetero.engines import replicated
 from hetero.errors import ParameterError
 from hetero.latency.step import StepModel
-from hetero.planners.replicated import replicated
 from hetero.routers import (
     HeteroServe,
     LeastTokens,

@@ -97,7 +97,7 @@ class Policy:
         """From the order of a machine to its first request [s]."""
         start_s = market.prices.start_s
         if self.weights_gbs is not None:
-            weights = market.llm.weight_bytes(market.settings.precision)
+            weights = market.llm.weight_bytes(market.settings.engine.precision)
             start_s += weights / (1e9 * self.weights_gbs)
         require(
             start_s < 3600,

@@ -11,7 +11,7 @@ import numpy as np
 from hetero.apps.capacity.fluid import Counts, Fluid
 from hetero.apps.capacity.prices import Offer, PriceList
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
-from hetero.catalog import Llm, serving_engine
+from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.deployment import Deployment, Replica
@@ -54,7 +54,7 @@ class Market:
         trace, self.notes = within_context(self.load.trace, self.llm)
         self.load = replace(self.load, trace=trace)
         self._drawn: dict[tuple[object, ...], tuple[bool, ...]] = {}
-        precision, engine = self.settings.precision, serving_engine(self.settings.engine)
+        precision, engine = self.settings.engine.precision, self.settings.engine.serving
         offers = tuple(o for o in self.prices.offers if engine.serves(o.gpu, precision))
         if not offers:
             by = f" under {engine.title}" if engine.limited else ""
@@ -272,7 +272,7 @@ class Market:
         key = (*_key(counts, load), draws)
         if key not in self._drawn:
             gpus = {offer.gpu.name: offer.gpu for offer in self.offers}
-            engine, experts = self.settings.engine, bool(self.llm.experts)
+            engine, experts = self.settings.engine.name, bool(self.llm.experts)
             self._drawn[key] = sustained_draws(
                 self.plan(counts), gpus, load, draws=draws, engine=engine, experts=experts
             )

@@ -26,7 +26,6 @@ from hetero.apps.portfolio.base import Planner
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
-from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
 from hetero.question import DRAWS, Load, Question, in_draws, sustained_draws, sustained_rps
 from hetero.simulator import Event
@@ -194,7 +193,7 @@ def resilience(
         question.cluster.gpu_types,
         load,
         draws=draws,
-        engine=question.engine,
+        engine=question.engine.name,
         experts=bool(question.llm.experts),
     )
     found = []
@@ -285,7 +284,7 @@ def without(cluster: Cluster, machine: str) -> Cluster:
         raise InfeasibleError(
             f"{machine} is the only machine of {cluster.name}.", resolve="add a machine."
         )
-    return part_of(cluster, left)
+    return cluster.part(left)
 
 
 def _again(planner: Planner, question: Question, load: Load, machine: str) -> Outcome | None:

@@ -26,13 +26,12 @@ from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.prices import PriceList, from_catalog
 from hetero.apps.capacity.trial import Outcome
-from hetero.apps.portfolio import assumptions
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
+from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
-from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
 from hetero.question import DRAWS, Load, Question, in_draws
 from hetero.simulator import Slo
@@ -179,8 +178,8 @@ class Sizing(Shown):
         quoted = sorted({f"{o.gpu.name}: {market.prices.price_source(o)}" for o in used})
         notes += [f"Prices: {'; '.join(quoted)}.", *market.notes]
         title = (
-            f"{market.llm.name} in {market.settings.precision} at {load.rate_rps:g} requests/s: "
-            f"{self.usd_per_h:.3f} $/h"
+            f"{market.llm.name} in {market.settings.engine.precision} at {load.rate_rps:g} "
+            f"requests/s: {self.usd_per_h:.3f} $/h"
         )
         return Table(title, columns, rows, tuple(notes))
 
@@ -284,7 +283,10 @@ def size(
     """
     load = Load(trace, rate_rps, slo or Slo(), goal, within, seeds, arrivals)
     market = Market(
-        prices or from_catalog(), llm, load, settings or CostSettings(precision=precision)
+        prices or from_catalog(),
+        llm,
+        load,
+        settings or CostSettings(engine=EngineSpec(precision=precision)),
     )
     return cheapest(market, near=near, draws=draws)
 
@@ -318,8 +320,7 @@ def cheapest_part(
     """
     load = question.load(seeds=seeds)
     listed = PriceList.of_cluster(question.cluster)
-    settings = assumptions.settings(question)
-    market = Market(listed, question.llm, load, settings)
+    market = Market(listed, question.llm, load, CostSettings(engine=question.engine))
     found = cheapest(market, near=1.0, progress=progress)
     budget = question.budget_usd_per_h
     if budget is not None and found.usd_per_h > budget:
@@ -330,7 +331,7 @@ def cheapest_part(
         )
     used = {machine for group in found.plan.groups for machine, *_ in group.stages}
     kept = [machine for machine in question.cluster.machines if machine.name in used]
-    return part_of(question.cluster, kept), found
+    return question.cluster.part(kept), found
 
 
 def cheapest(

@@ -20,7 +20,7 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
-from hetero.apps.portfolio import assumptions
+from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.baselines.capacity import buckets, capacity_rps
@@ -111,7 +111,7 @@ def spare(
             resolve="plan whole replicas, such as with Mélange, or look for spares by hand.",
         )
     load = question.load(precision=precision, seeds=seeds)
-    market = Market(prices, question.llm, load, assumptions.settings(question))
+    market = Market(prices, question.llm, load, CostSettings(engine=question.engine))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
     tried = 0
     columns = _undominated(market)

@@ -45,18 +45,18 @@ from hetero.apps.cards.limits import first_missed, limits
 from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
-from hetero.apps.portfolio.assumptions import analytic
 from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.apps.portfolio.effort import EFFORTS as ARENA
 from hetero.apps.portfolio.offers import parts
 from hetero.apps.portfolio.planners import planners
 from hetero.apps.portfolio.portfolio import ask
-from hetero.catalog import EngineName, Llm, gpus, serving_engine
+from hetero.catalog import EngineName, Llm, gpus
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
+from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan
 from hetero.question import Question, drawable, judged, step_error
 from hetero.simulator import Slo
@@ -298,7 +298,7 @@ def _unmet(
 
     if best is None:
         question = asked.question
-        fits = question.llm.weight_bytes(question.precision) <= question.cluster.mem_bytes
+        fits = question.llm.weight_bytes(question.engine.precision) <= question.cluster.mem_bytes
         rows = [ask(one, question) for one in planners(ARENA[asked.effort_name]) if fits]
         reasons = [(one.planner, reason_of(one)) for one in rows if one.plan is None]
         return NoPlanError.of(explain(asked, question, None, reasons, replan))
@@ -325,7 +325,9 @@ def _card(
     others = [
         one
         for one in found
-        if one.question.precision == question.precision and one.asked.plan and one is not best
+        if one.question.engine.precision == question.engine.precision
+        and one.asked.plan
+        and one is not best
     ]
     others.sort(key=lambda one: one.key, reverse=True)
     pool = [plan, *(one.plan for one in others[:_POOL] if drawable(one.plan))]
@@ -334,8 +336,8 @@ def _card(
     worse = {id(one): _worse(one, question, carried, asked) for one in _runners(best, others)}
     slo = question.slo
     notes = [*plan.notes, *asked.cluster.notes, *asked.notes]
-    if question.precision != "fp16":
-        weights = f"Weights in {question.precision}"
+    if question.engine.precision != "fp16":
+        weights = f"Weights in {question.engine.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
     if asked.choose != "nominal" and best is max(found, key=lambda one: one.key):
         notes.append(f"The {asked.choose} over step times is that of the nominal ones: same plan.")
@@ -362,16 +364,16 @@ def _card(
             choose=asked.choose,
             seed=question.seed,
             requests=len(question.load().trace),
-            engine=question.engine,
+            engine=question.engine.name,
             arrivals=question.process,
-            release=question.release,
-            memory_fraction=question.memory_share,
-            kv_precision=question.kv_precision,
+            release=question.engine.release,
+            memory_fraction=question.engine.memory_share,
+            kv_precision=question.engine.kv_precision,
             speculate=asked.speculate,
             lora=asked.lora,
         ),
         planner=best.asked.planner,
-        precision="fp8" if analytic(question) else question.precision,
+        precision="fp8" if analytic(question) else question.engine.precision,
         groups=grouped(plan.groups, plan.deployment),
         idle=_idle(plan, asked.cluster),
         routing=plan.routing,
@@ -399,18 +401,18 @@ def _card(
 
 def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
     """Which engine runs the plan, which GPUs it leaves, and how KV caches travel."""
-    engine, precision = serving_engine(question.engine), question.precision
+    spec = question.engine
+    engine, precision = spec.serving, spec.precision
     found = [
-        f"Engine: {engine.title} {question.release or engine.version}; every replica keeps its "
-        "rules."
+        f"Engine: {engine.title} {spec.release or engine.version}; every replica keeps its rules."
         if engine.limited
         else "Engine: any; no released one has to run this plan, so that an export may refuse it."
     ]
     gpus = offered.gpu_types.values()
-    if engine.memory_of(question.release) is not None:
+    if engine.memory_of(spec.release) is not None:
         found.append(
-            f"KV caches are what {100 * question.memory_share:g} % of the visible memory leaves "
-            "beside the weights and the engine's profiling run."
+            f"KV caches are what {100 * spec.memory_share:g} % of the visible memory leaves beside "
+            "the weights and the engine's profiling run."
         )
     if coded := question.llm.expert_bits:
         found.append(f"Routed experts come in {coded:g} bits, all other weights in {precision}.")
@@ -539,7 +541,7 @@ def _tried(one: Contender, worse: str) -> TriedPlanner:
     asked, score = one.asked, one.asked.score
     return TriedPlanner(
         asked.planner,
-        one.question.precision,
+        one.question.engine.precision,
         one.rate_rps,
         score.usd_per_h if score else None,
         asked.plan.bound_rps if asked.plan else None,
@@ -570,7 +572,8 @@ def _sources(plan: Plan, cluster: Cluster, question: Question) -> tuple[Source, 
         tables, levels = _step_times(plan, name)
         experts = bool(question.llm.experts)
         errors = [
-            step_error(machine.gpu, level, question.engine, experts=experts) for level in levels
+            step_error(machine.gpu, level, question.engine.name, experts=experts)
+            for level in levels
         ]
         each = None if machine.usd_per_h is None else machine.usd_per_h / machine.count
         listed = each is not None and machine.gpu.usd_per_h == each

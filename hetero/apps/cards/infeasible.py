@@ -290,19 +290,19 @@ def _classes(question: Question, run: Run, idle: Run) -> Iterator[Missed]:
 def _unplanned(
     asked: CardRequest, question: Question, tried: Sequence[tuple[str, str]], replan: Replan
 ) -> Explanation:
-    weights = question.llm.weight_bytes(question.precision)
+    weights = question.llm.weight_bytes(question.engine.precision)
     memory = question.cluster.mem_bytes
     gib, where, name = 2.0**30, question.cluster.name, question.llm.name
     if weights > memory:
         reason = "memory"
         sentence = (
-            f"{name} in {question.precision} has {weights / gib:,.1f} GiB of weights, the "
+            f"{name} in {question.engine.precision} has {weights / gib:,.1f} GiB of weights, the "
             f"{question.cluster.gpus} GPUs of {where} together hold {memory / gib:,.1f} GiB"
         )
     else:
         reason = "planners"
         sentence = (
-            f"No planner has a plan for {name} in {question.precision} on {where} "
+            f"No planner has a plan for {name} in {question.engine.precision} on {where} "
             f"({memory / gib:,.1f} GiB, {weights / gib:,.1f} GiB of weights)"
         )
         if question.budget_usd_per_h is not None:

@@ -120,7 +120,7 @@ def by_rate(best: Plan, question: Question, idle: float, effort: CardEffort) -> 
 
 def suffices(question: Question, replan: Replan) -> bool:
     """Whether a changed case has a plan that meets it."""
-    if question.llm.weight_bytes(question.precision) > question.cluster.mem_bytes:
+    if question.llm.weight_bytes(question.engine.precision) > question.cluster.mem_bytes:
         return False
     try:
         plan = replan(question)
@@ -135,7 +135,7 @@ def by_precision(asked: CardRequest, question: Question, replan: Replan) -> Iter
         return
     for other in PRECISIONS[1:]:
         changed = asked.at(other)
-        if other == question.precision or changed is None:
+        if other == question.engine.precision or changed is None:
             continue
         changed = replace(changed, rate_rps=question.rate_rps)
         if suffices(changed, replan):

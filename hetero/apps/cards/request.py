@@ -18,8 +18,9 @@ from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import EngineName, Llm, serving_engine
 from hetero.catalog.engines import Bits
 from hetero.catalog.precision import PRECISION_BITS
-from hetero.cluster import Cluster, Machine, Network
+from hetero.cluster import Cluster, Machine
 from hetero.display import Column, Shown, Table
+from hetero.engines import EngineSpec
 from hetero.errors import CatalogError, ParameterError
 from hetero.question import Question, within_context
 from hetero.simulator import Slo
@@ -85,10 +86,11 @@ class CardRequest(Shown):
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
-        machines = able(self.cluster, self.question.engine, precision)
+        machines = able(self.cluster, self.question.engine.name, precision)
         if not machines:
             return None
-        return replace(self.question, cluster=part(self.cluster, machines), precision=precision)
+        engine = replace(self.question.engine, precision=precision)
+        return replace(self.question, cluster=self.cluster.part(machines), engine=engine)
 
     def table(self) -> Table:
         """What is asked, in a line each."""
@@ -104,7 +106,7 @@ class CardRequest(Shown):
             ("share of requests that meet them", f"{100 * question.goal:g} %"),
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
             ("precision", self.precision),
-            ("engine", serving_engine(question.engine).title),
+            ("engine", question.engine.serving.title),
             ("rule", self.choose),
         )
         return Table("Question", (Column("what"), Column("asked")), rows)
@@ -210,6 +212,19 @@ def request(
             "Drafts and adapters are features of engines that exist.",
             resolve="plan for vllm, sglang or trtllm.",
         )
+    spec = EngineSpec(
+        name=engine,
+        release=release,
+        precision=usable[0],
+        kv_precision=kv_precision,
+        memory_fraction=memory_fraction,
+        kv_tokens=_printed(offered, kv_tokens or {}),
+        max_step_tokens=max_step_tokens,
+        schedule_ahead=schedule_ahead,
+        prefix_cache=prefix_cache,
+        speculation=next((one.speculation for one in stated if one.speculation), None),
+        held_gib=sum(one.held_gib for one in stated),
+    )
     question = Question(
         offered,
         llm,
@@ -218,22 +233,12 @@ def request(
         targets,
         goal,
         budget,
-        usable[0],
         least_s=_SCREENED_S,
         seed=seed,
         drawn_from=whole,
-        engine=engine,
+        engine=spec,
         kv_transfer_bits=kv_transfer_bits,
         process=arrivals,
-        release=release,
-        memory_fraction=memory_fraction,
-        kv_precision=kv_precision,
-        kv_tokens=_printed(offered, kv_tokens or {}),
-        max_step_tokens=max_step_tokens,
-        schedule_ahead=schedule_ahead,
-        prefix_cache=prefix_cache,
-        speculation=next((one.speculation for one in stated if one.speculation), None),
-        held_gib=sum(one.held_gib for one in stated),
         split=split,
     )
     made = CardRequest(
@@ -288,13 +293,6 @@ def counts(gpus: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in gpus.items())
 
 
-def part(cluster: Cluster, machines: tuple[Machine, ...]) -> Cluster:
-    """Some machines of a cluster, with the links between them."""
-    if len(machines) == len(cluster.machines):
-        return cluster
-    return replace(cluster, machines=machines, network=_kept(cluster.network, machines))
-
-
 def more(cluster: Cluster, like: Machine, count: int = 1) -> Cluster:
     """The cluster with more machines like one of it, linked as that one is."""
     names = {m.name for m in cluster.machines}
@@ -331,20 +329,6 @@ def _inside(
     best = max(known, key=lambda link: link.bandwidth_gbs)
     alike = [like, *added]
     return {frozenset((a.name, b.name)): best for k, a in enumerate(alike) for b in alike[k + 1 :]}
-
-
-def _kept(network: Network | None, machines: tuple[Machine, ...]) -> Network | None:
-    if network is None:
-        return None
-    names, regions = {m.name for m in machines}, {m.region for m in machines}
-    at = network.coordinator_region
-    return replace(
-        network,
-        machines={p: link for p, link in network.machines.items() if p <= names},
-        regions={p: link for p, link in network.regions.items() if p <= regions | {at}},
-        coordinator_region=at if at in regions else "",
-        coordinator=network.coordinator,
-    )
 
 
 def _one_of(what: str, value: object, allowed: object) -> None:

@@ -49,7 +49,7 @@ def estimate(
 
     from hetero import catalog
     from hetero import cluster as clusters
-    from hetero.latency.resolve import resolved_steps
+    from hetero.engines import EngineSpec
     from hetero.planners.xiong import tensor_parallel
 
     requested = options.opened(trace, source, seed, columns)
@@ -58,7 +58,7 @@ def estimate(
         clusters.find(cluster),
         catalog.find_llm(model),
         sample,
-        latency=tensor_parallel.padded(resolved_steps()),
+        latency=tensor_parallel.padded(EngineSpec().source()),
         scaling=scaling,
         kv_formula=kv_formula,
         overhead_per=overhead_per,

@@ -57,7 +57,8 @@ def resilience(
     from hetero import cluster as clusters
     from hetero.apps.capacity import resilience as losses
     from hetero.apps.capacity.spare import spare as find_spare
-    from hetero.apps.cards.request import able, part
+    from hetero.apps.cards.request import able
+    from hetero.engines import EngineSpec
     from hetero.errors import require
     from hetero.progress import progress
     from hetero.question import Question, within_context
@@ -77,15 +78,14 @@ def resilience(
         resolve="choose another precision, or --engine any.",
     )
     question = Question(
-        part(where, machines),
+        where.part(machines),
         llm,
         requested,
         offered or 0.0,
         slo,
         goal,
-        precision=precision,
         seed=seed,
-        engine=engine,
+        engine=EngineSpec(name=engine, precision=precision),
         process=process,
     )
     each = tuple(range(seed, seed + seeds))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +14,10 @@ import typer
 from hetero.apps.cli import options
 
 if TYPE_CHECKING:
-    from hetero.catalog import Gpu, Llm
     from hetero.cluster import Cluster
-    from hetero.deployment import Engine
     from hetero.display import Table
-    from hetero.latency.resolve import ResolvedSteps
+    from hetero.engines import EngineSpec
     from hetero.latency.step import StepModel
-    from hetero.memory import RoomSource
-    from hetero.planners.replicated import StepSource
     from hetero.plans import Plan
     from hetero.routers import Builtin
     from hetero.routers.pipelines import PipelineRouter
@@ -81,12 +76,12 @@ def simulate(
         ),
     ] = "",
     batching: Annotated[
-        str,
+        str | None,
         options.one_of(
             "hetero.apps.cli.simulate:BATCHING",
-            "How engines form steps: 'chunked' or 'prefill-first'.",
+            "How engines form steps: 'chunked', as those that exist do, or 'prefill-first'.",
         ),
-    ] = "chunked",
+    ] = None,
     max_batch: Annotated[
         int | None,
         typer.Option(
@@ -157,11 +152,8 @@ def simulate(
     """
     from hetero import catalog
     from hetero import cluster as clusters
-    from hetero.deployment import engine_on
+    from hetero.engines import EngineSpec, replicated
     from hetero.errors import CatalogError, DataError, require
-    from hetero.latency.resolve import resolve
-    from hetero.memory import Room, engine_room
-    from hetero.planners.replicated import replicated
     from hetero.plans import Plan
     from hetero.progress import progress
     from hetero.question import within_context
@@ -172,7 +164,6 @@ def simulate(
     options.new_file(output, force, *options.TABLES)
     if figures is not None and not figures.is_dir():
         raise DataError("The folder does not exist.", path=figures, resolve="create it first.")
-    steps_of = BATCHING[batching]
     known = factories()
     asked = dict.fromkeys(router or _DEFAULT)
     chosen: list[Builtin | PipelineRouter] = [
@@ -201,8 +192,8 @@ def simulate(
     notes: list[str] = []
     if card is not None:
         require(
-            (degree, steps_of, engine, kv_tokens, precision, kv_precision)
-            == ("best", "chunked", ("vllm", ""), "", "fp16", "fp16")
+            (degree, batching, engine, kv_tokens, precision, kv_precision)
+            == ("best", None, ("vllm", ""), "", "fp16", "fp16")
             and not (steps or max_batch or chunk or enable_expert_parallel)
             and (memory, schedule_ahead, prefix_cache) == (None, None, None),
             "A plan card says itself how its machines are divided and what its engines do.",
@@ -245,69 +236,24 @@ def simulate(
             resolve="choose another precision or engine.",
         )
 
-        @cache
-        def resolved(gpu: Gpu, llm: Llm, tensor_parallel: int) -> ResolvedSteps:
-            return resolve(
-                gpu,
-                llm,
-                tensor_parallel,
-                engine=engine[0],
-                release=engine[1],
-                precision=precision,
-                kv_precision=kv_precision,
-                own=own,
-                trace=requested,
-                expert_ranks=ranks * enable_expert_parallel,
-            )
-
-        def times(gpu: Gpu, llm: Llm, tensor_parallel: int) -> StepModel:
-            return resolved(gpu, llm, tensor_parallel).step
-
-        @cache
-        def made(gpu: Gpu) -> Engine:
-            own, chunked = engine_on(gpu, *engine), steps_of == "chunked"
-            return replace(
-                own,
-                batching=steps_of,  # type: ignore[arg-type]
-                max_batch=max_batch or own.max_batch,
-                max_step_tokens=chunk or (own.max_step_tokens if chunked else 8192),
-                schedule_ahead=own.schedule_ahead and chunked
-                if schedule_ahead is None
-                else schedule_ahead,
-                prefix_cache=own.prefix_cache if prefix_cache is None else prefix_cache,
-            )
-
-        rule = serving.memory_of(engine[1])
-
-        def room(gpu: Gpu, llm: Llm, tensor_parallel: int) -> Room:
-            if rule is None:
-                return Room(0.9 if memory is None else memory, 2.0)
-            limits = made(gpu)
-            return engine_room(
-                rule,
-                gpu,
-                llm,
-                tensor_parallel,
-                max_batch=limits.max_batch,
-                max_step_tokens=limits.max_step_tokens,
-                share=memory,
-            )
-
-        degrees, notes = _degrees(
-            machines, llm, degree, requested, seed, times, room, precision, kv_precision
-        )
-        notes += too_long
-        deployment = replicated(
-            machines,
-            llm,
-            degrees,
-            steps=times,
-            engine=made,
-            room=room,
-            weight_precision=precision,
+        spec = EngineSpec(
+            name=engine[0],
+            release=engine[1],
+            precision=precision,
             kv_precision=kv_precision,
-            ranks=ranks,
+            memory_fraction=memory,
+            batching=batching and BATCHING[batching],  # type: ignore[arg-type]
+            max_batch=max_batch,
+            max_step_tokens=chunk,
+            schedule_ahead=schedule_ahead,
+            prefix_cache=prefix_cache,
+            expert_ranks=ranks * enable_expert_parallel,
+            own=tuple(own.items()),
         )
+
+        degrees, notes = _degrees(machines, llm, degree, requested, seed, spec)
+        notes += too_long
+        deployment = replicated(machines, llm, degrees, spec, trace=requested)
         if prefix_cache and requested.prefix_ids is None:
             notes.append("Nothing is cached: the trace names no blocks that prompts share.")
         given = _by_machine("--kv-tokens", kv_tokens, machines) if kv_tokens else {}
@@ -318,16 +264,17 @@ def simulate(
         deployment = replace(deployment, replicas=tuple(replicas))
         for name, count in degrees.items():
             gpu = machines.machine(name).linked_gpu
-            limits = made(gpu)
+            here = spec.on(gpu, llm, count, requested)
+            limits = spec.limits(gpu)
             ahead = ", the next step prepared ahead" if limits.schedule_ahead else ""
             if limits.prefix_cache and requested.prefix_ids is not None:
                 ahead += ", prompts that share blocks found in the cache"
             held = next(r for r in deployment.replicas if r.name.startswith(f"{name} t=")).kv_tokens
-            share, rest_gib = room(gpu, llm, count)
+            share, rest_gib = here.room
             left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
             left = "as given" if name in given else left
             said = [
-                f"Step times of {gpu.name} x{count * ranks}: {resolved(gpu, llm, count).label}.",
+                f"Step times of {gpu.name} x{count * ranks}: {here.label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
                 f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"
                 f"{ahead}.",
@@ -336,7 +283,7 @@ def simulate(
             notes += [one for one in said if one not in notes]
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
-        about = steps_of
+        about = steps_of = deployment.replicas[0].engine.batching
     found, frames, runs = [], [], []
     sample_s = None
     if figures is not None:
@@ -397,10 +344,7 @@ def _degrees(
     text: str,
     trace: Trace,
     seed: int,
-    steps: StepSource,
-    room: RoomSource,
-    precision: str,
-    kv_precision: str,
+    engine: EngineSpec,
 ) -> tuple[dict[str, int], list[str]]:
     """Degree of each machine, and what a reader should know of the choice."""
     from hetero.planners.xiong import tensor_parallel
@@ -412,10 +356,10 @@ def _degrees(
             machines,
             llm,
             sample,
-            latency=tensor_parallel.padded(steps),
-            room=room,
-            weight_precision=precision,
-            kv_precision=kv_precision,
+            latency=tensor_parallel.padded(engine.source(trace)),
+            room=engine.room,
+            weight_precision=engine.precision,
+            kv_precision=engine.kv_precision,
             require_longest=False,
         ).best
         degrees = {one.machine.name: one.tensor_parallel for one in best}

@@ -130,6 +130,7 @@ def size(
     from hetero.apps.capacity.load_curve import LoadCurve
     from hetero.apps.capacity.market import Market
     from hetero.costs.cost import CostSettings
+    from hetero.engines import EngineSpec
     from hetero.errors import require
     from hetero.progress import progress
     from hetero.question import Load
@@ -167,7 +168,7 @@ def size(
     each = tuple(range(seed, seed + seeds))
     load = Load(requested, offered, slo, goal, seeds=each, process=process)
     offers = listed(prices, gpu, most, within)
-    settings = CostSettings(precision=precision, engine=engine)
+    settings = CostSettings(engine=EngineSpec(name=engine, precision=precision))
     market = Market(offers, catalog.find_llm(model), load, settings)
     with progress(None, "size", unit="steps") as advance:
         if spot is not None:
@@ -232,7 +233,7 @@ def _about(market: Market) -> dict[str, Any]:
     load = market.load
     return {
         "model": market.llm.name,
-        "precision": market.settings.precision,
+        "precision": market.settings.engine.precision,
         "trace": load.trace.source,
         "goal": load.goal,
         "slo": {name: value for name, value in asdict(load.slo).items() if value is not None},

@@ -11,16 +11,13 @@ from hetero import cluster as clusters
 from hetero.apps.explorer.bound import bound_rps
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.deployment import Deployment, Engine
+from hetero.deployment import Deployment
 from hetero.display import Shown, Table
+from hetero.engines import EngineSpec, replicated
 from hetero.errors import ParameterError
-from hetero.latency.resolve import resolved_steps
-from hetero.planners.replicated import replicated
 from hetero.planners.xiong import tensor_parallel
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
-
-ENGINE = Engine(batching="chunked", admission="paged", max_batch=256, max_step_tokens=2048)
 
 _SAMPLE = 200  # requests that the degrees are chosen for, as Xiong et al. do
 _KEPT = 16
@@ -33,8 +30,8 @@ class Exploration(Shown):
     Attributes
     ----------
     deployment
-        Replicas of the best tensor-parallel degree of each machine (Xiong et al.), engines with
-        chunked prefill and a paged KV cache; or the deployment that was given.
+        Replicas of the best tensor-parallel degree of each machine (Xiong et al.) under vLLM as it
+        starts; or the deployment that was given.
     requests
         Lengths that are played; arrivals are drawn for each rate.
     bound_rps
@@ -119,10 +116,17 @@ def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: in
         deployment = at
     else:
         sample = requests.head(_SAMPLE)
-        known = tensor_parallel.padded(resolved_steps())
-        found = tensor_parallel.search(at, llm, sample, latency=known, require_longest=False)
+        engine = EngineSpec()
+        found = tensor_parallel.search(
+            at,
+            llm,
+            sample,
+            latency=tensor_parallel.padded(engine.source(requests)),
+            room=engine.room,
+            require_longest=False,
+        )
         degrees = {best.machine.name: best.tensor_parallel for best in found.best}
-        deployment = replicated(at, llm, degrees, engine=ENGINE)
+        deployment = replicated(at, llm, degrees, engine, trace=requests)
         idle = [machine.name for machine in at.machines if machine.name not in degrees]
         if idle:
             shown = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")

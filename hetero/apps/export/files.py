@@ -61,7 +61,7 @@ def write(
     Examples
     --------
     >>> from hetero import catalog, cluster
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> llm = catalog.llm("Llama-3-8B")
     >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": 4})
     >>> out = Path(tempfile.mkdtemp()) / "plan"

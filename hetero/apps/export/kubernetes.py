@@ -36,7 +36,7 @@ def manifests(service: Service) -> dict[str, list[Manifest]]:
     Examples
     --------
     >>> from hetero import catalog, cluster
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> llm = catalog.llm("Llama-3-8B")
     >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": 2})
     >>> found = manifests(Service.of_deployment(plan, llm))

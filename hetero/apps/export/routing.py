@@ -94,7 +94,7 @@ def table(service: Service, addresses: Mapping[str, str]) -> RoutingTable:
     Examples
     --------
     >>> from hetero import catalog, cluster
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> from hetero.routers import Predictive
     >>> llm = catalog.llm("Llama-3-8B")
     >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": 4})

@@ -152,7 +152,7 @@ class Service(Shown):
     Examples
     --------
     >>> from hetero import catalog, cluster
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> llm = catalog.llm("Llama-3-8B")
     >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": (4, 1)})
     >>> service = Service.of_deployment(plan, llm)
@@ -307,7 +307,7 @@ class Service(Shown):
         Examples
         --------
         >>> from hetero import catalog, cluster
-        >>> from hetero.planners.replicated import replicated
+        >>> from hetero.engines import replicated
         >>> llm = catalog.llm("Llama-3-8B")
         >>> plan = replicated(cluster.cluster("xiong-v100-a800"), llm, {"v100": 2, "a800": 1})
         >>> {name: len(same) for name, same in Service.of_deployment(plan, llm).families().items()}

@@ -34,7 +34,7 @@ def tasks(service: Service) -> dict[str, Task]:
     Examples
     --------
     >>> from hetero import catalog, cluster
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> llm = catalog.llm("Llama-3-8B")
     >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": 2})
     >>> task = tasks(Service.of_deployment(plan, llm))["v100-sxm2-32gb-tp2"]

@@ -92,7 +92,7 @@ def commands(service: Service, serving: ServedEngine) -> tuple[Command, ...]:
     Examples
     --------
     >>> from hetero import catalog, cluster
-    >>> from hetero.planners.replicated import replicated
+    >>> from hetero.engines import replicated
     >>> llm = catalog.llm("Llama-3-8B")
     >>> plan = replicated(cluster.cluster("xiong-8xv100"), llm, {"v100": (4,)})
     >>> service = Service.of_deployment(plan, llm, weights="meta-llama/Meta-Llama-3-8B")

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from hetero.apps.portfolio import assumptions, offers
+from hetero.apps.portfolio import offers
 from hetero.apps.portfolio.effort import NORMAL, Effort
 from hetero.errors import InfeasibleError
+from hetero.planners import ground
 from hetero.plans import Plan
 from hetero.question import Question
 
@@ -56,7 +57,7 @@ class Adapter(ABC):
 
     def unfit(self, question: Question) -> str | None:
         """Why it cannot take a case, in one sentence; None if it can."""
-        return assumptions.unfit(question)
+        return ground.unfit(question)
 
     def plan(self, question: Question) -> Plan:
         """Its best plan; within a budget that of the best part of the offer.
@@ -70,7 +71,7 @@ class Adapter(ABC):
             raise InfeasibleError(
                 f"{self.name}: {reason}", resolve="ask another planner, or change the case."
             )
-        return self._within_budget(assumptions.within_reach(question))
+        return self._within_budget(ground.within_reach(question))
 
     def _within_budget(self, question: Question) -> Plan:
         return offers.best_of(question, self.effort.parts, self._plan)

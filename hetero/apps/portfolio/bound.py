@@ -45,14 +45,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
-from hetero.apps.portfolio import assumptions
 from hetero.costs.ceiling import StepKind, most_rps
 from hetero.costs.rates import PipelineStage, Rates
+from hetero.costs.replicas import compared_replica
 from hetero.deployment import Engine, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
+from hetero.planners import ground
 from hetero.planners.rignall import replay
+from hetero.planners.rignall.model import island_inventory, island_model
 from hetero.planners.rignall.rates import PHASES
 from hetero.programs import Program
 from hetero.question import Question
@@ -152,7 +154,7 @@ class Bound(Shown):
 
 
 def bound(question: Question) -> Bound | None:
-    """The bound of a case; None for :func:`~assumptions.analytic` ones.
+    """The bound of a case; None for :func:`~ground.analytic` ones.
 
     None as well where prefix caches shorten prompts by as much as the router makes of them.
 
@@ -169,10 +171,9 @@ def bound(question: Question) -> Bound | None:
     >>> bool(5.0 < limit.rps() < limit.rps(0.9) < 50.0)
     True
     """
-    if assumptions.analytic(question):
+    if ground.analytic(question):
         return None
-    shared = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
-    return None if shared else _bound(question)
+    return None if ground.shares_prefixes(question) else _bound(question)
 
 
 def goodput_bound(question: Question, served: float = 1.0) -> float | None:
@@ -186,7 +187,7 @@ def goodput_bound(question: Question, served: float = 1.0) -> float | None:
     served
         Share that a plan serves at all: who turns requests away may leave the largest out.
     """
-    if assumptions.analytic(question):
+    if ground.analytic(question):
         return _ceiling(question) if served == 1.0 else None
     limit = bound(question)
     if limit is None:
@@ -199,17 +200,18 @@ def _ceiling(question: Question) -> float:
     drawn, counts = question.drawn_from or question.trace, question.cluster.gpu_counts
     # A plan with drafts, slowed down by their gain, is one without.
     gain, tpot_s = _gain(question), question.slo.tpot_s
-    if assumptions.analytic(question):
+    if ground.analytic(question):
         kinds = tuple(_islands(question))
     else:
-        kinds = tuple(_kinds(replace(question, speculation=None) if gain != 1.0 else question))
+        plain = replace(question.engine, speculation=None)
+        kinds = tuple(_kinds(replace(question, engine=plain) if gain != 1.0 else question))
     goal, slowed_s = question.goal, tpot_s and gain * tpot_s
     return gain * most_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
 
 
 def _gain(question: Question) -> float:
     """Times that drafts make a token cheaper at most."""
-    return max(1.0, question.speculation.gain) if question.speculation else 1.0
+    return max(1.0, question.engine.speculation.gain) if question.engine.speculation else 1.0
 
 
 def _kinds(question: Question) -> Iterator[StepKind]:
@@ -217,15 +219,16 @@ def _kinds(question: Question) -> Iterator[StepKind]:
 
     Engines that exist join GPUs of one type and degree; any others may be parts of one pipeline.
     """
-    costs, engine, llm = assumptions.costs(question), assumptions.engine(question), question.llm
-    limited, chunked = costs.engine.limited, engine.batching == "chunked"
-    # Searches choose the size of chunks; plans of layers keep to the usual steps.
-    sizes = assumptions.STEP_TOKENS if chunked else (assumptions.ENGINE.max_step_tokens,)
-    most = float(max(*sizes, engine.max_step_tokens))
+    costs, llm = ground.costs(question), question.llm
+    limited = costs.engine.limited
     for number in {
         (one.gpu, one.link, one.count): k for k, one in enumerate(costs.machines)
     }.values():
         machine = costs.machines[number]
+        engine = question.engine.limits(machine.gpu)
+        chunked = engine.batching == "chunked"
+        # Searches choose the size of chunks; plans of layers keep to the usual steps.
+        most = float(max(engine.max_step_tokens, *(ground.STEP_TOKENS if chunked else (0,))))
         name, there = machine.gpu.name, question.cluster.gpu_counts[machine.gpu.name]
         for gpus in filter(costs.divides, range(1, machine.count + 1)):
             pool = f"{gpus} x {name}" if limited else ""
@@ -251,8 +254,8 @@ def _kinds(question: Question) -> Iterator[StepKind]:
 
 def _islands(question: Question) -> Iterator[StepKind]:
     """Steps of islands of every size and parallelism: prompts one by one, or decode batches."""
-    model = assumptions.island_model(question)
-    for name, count in assumptions.island_inventory(question).items():
+    model = island_model(question)
+    for name, count in island_inventory(question).items():
         degrees = ((size, tp) for size in range(1, count + 1) for tp in range(1, size + 1))
         for size, tp in (one for one in degrees if one[0] % one[1] == 0):
             for phase in PHASES:
@@ -269,30 +272,32 @@ def _islands(question: Question) -> Iterator[StepKind]:
 
 def _whole(question: Question, number: int, gpus: int) -> Iterator[Replica]:
     """Replicas of one stage, of one rank or of several that share the experts."""
-    costs, machine = assumptions.costs(question), question.cluster.machines[number]
+    costs, machine = ground.costs(question), question.cluster.machines[number]
     if costs.most_layers(number, gpus, first=True, last=True) >= question.llm.layers:
         alone = costs.pipeline([PipelineStage(number, gpus, question.llm.layers)])
-        yield assumptions.replica(alone, machine.name)
+        yield compared_replica(alone, machine.name)
     ranks = range(2, machine.count // gpus + 1) if question.llm.experts else ()
     for count in (n for n in ranks if machine.count % (n * gpus) == 0):
         with suppress(InfeasibleError, ParameterError):
-            yield assumptions.in_ranks(question, {machine.name: gpus}, count).replicas[0]
+            yield ground.in_ranks(question, {machine.name: gpus}, count).replicas[0]
 
 
 @lru_cache(maxsize=32)
 def _bound(question: Question) -> Bound:
-    costs, engine = assumptions.costs(question), assumptions.engine(question)
-    if engine.batching == "chunked":
-        most = max(engine.max_step_tokens, *assumptions.STEP_TOKENS)
-        engine = replace(engine, max_step_tokens=most)
-    if question.llm.experts:  # each of a machine's ranks has limits of its own
-        most = max(machine.count for machine in costs.machines)
-        tokens, batch = most * engine.max_step_tokens, most * engine.max_batch
-        engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
+    costs = ground.costs(question)
+    # Each of a machine's ranks has limits of its own.
+    ranks = max(machine.count for machine in costs.machines) if question.llm.experts else 1
     rates: dict[str, Floats] = {}
     cost: dict[str, Floats] = {}
     longest = float((question.drawn_from or question.trace).input_tokens.max())
     for number, machine in enumerate(costs.machines):
+        engine = question.engine.limits(machine.gpu)
+        tokens = max(
+            engine.max_step_tokens,
+            *(ground.STEP_TOKENS if engine.batching == "chunked" else (0,)),
+        )
+        batch = ranks * engine.max_batch
+        engine = replace(engine, max_step_tokens=ranks * tokens, max_batch=batch)
         # Tables were measured under an engine, each for one degree.
         degrees = range(1, machine.count + 1) if costs.engine.limited else (1,)
         for gpus in degrees:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetero.apps.portfolio import assumptions
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import grounded
 from hetero.deployment import Deployment
 from hetero.planners.baselines.plan import BaselinePlan
 from hetero.plans import Group, Plan
@@ -37,7 +37,7 @@ def plan_of(
     played = Deployment(
         deployment.name,
         tuple(
-            assumptions.grounded(one, pipeline)
+            grounded(one, pipeline)
             for one, pipeline in zip(deployment.replicas, pipelines, strict=True)
         ),
         deployment.links,

@@ -15,20 +15,19 @@ from functools import partial
 
 import numpy as np
 
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import goodput_bound
 from hetero.apps.portfolio.build import plan_of
 from hetero.apps.portfolio.race import Change, LayoutRace, Race, Ruled
 from hetero.apps.portfolio.score import goodput
 from hetero.costs.cost import CostModel
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import split
+from hetero.costs.replicas import compared_replica, split
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Role
+from hetero.planners import ground
 from hetero.planners.search.estimates import promising
 from hetero.planners.search.prices import WorkPrices
 from hetero.planners.search.space import Parts, ReplicaLayout, ReplicaSpace, contents
-from hetero.planners.thunderserve.budget import part_of
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Builtin, Predictive
@@ -128,10 +127,10 @@ def _times_part(search: LayoutRace, layouts: Sequence[ReplicaLayout], jobs: int)
     # Machines that are alike and do the same are neighbours; one of as many as parts stays.
     ranked = [sorted(of, key=lambda m: str(contents(layouts[0], m))) for of in whole.kinds]
     kept = [of[times // 2 :: times] or of[:1] for of in ranked]
-    cluster = part_of(costs.cluster, [costs.cluster.machines[m] for of in kept for m in of])
+    cluster = costs.cluster.part([costs.cluster.machines[m] for of in kept for m in of])
     rate_rps = question.rate_rps / times
     asked = replace(question, cluster=cluster, rate_rps=rate_rps, budget_usd_per_h=None)
-    part = space(assumptions.costs(asked), asked)
+    part = space(ground.costs(asked), asked)
     names = {one.name: m for m, one in enumerate(part.costs.machines)}
     place = {m: names[costs.machines[m].name] for of in kept for m in of}
 
@@ -195,11 +194,11 @@ def space(costs: CostModel, question: Question) -> ReplicaSpace:
     >>> from hetero.cluster import cluster
     >>> chats = workload.load("azure2023_conv")
     >>> one = Question(cluster("thunderserve-a5000-pair"), catalog.llm("Llama-3-8B"), chats, 2.0)
-    >>> space(assumptions.costs(one), one).count
+    >>> space(ground.costs(one), one).count
     10
     """
     rates = [costs.rates(m, 1) for m in range(len(costs.machines))]
-    cached = question.trace.prefix_ids is not None and assumptions.engine(question).prefix_cache
+    cached = ground.shares_prefixes(question)
     prices = WorkPrices.of(
         question.load(),
         pairs=float(np.mean([one.pair_s / one.product_s for one in rates])),
@@ -207,7 +206,7 @@ def space(costs: CostModel, question: Question) -> ReplicaSpace:
     )
     least: tuple[Bits, ...] = (question.transfer_bits,)
     bits = least if question.kv_transfer_bits or least == (16,) else (*least, 16)
-    return ReplicaSpace(costs, bits, prices, assumptions.replica, question.split)
+    return ReplicaSpace(costs, bits, prices, compared_replica, question.split)
 
 
 def layout_of(plan: Plan) -> ReplicaLayout:
@@ -301,13 +300,13 @@ def _steps(race: Race) -> None:
     made = race.plan.deployment
     if made is None or made.replicas[0].engine.batching != "chunked":
         return
-    if race.question.max_step_tokens is not None:
+    if race.question.engine.max_step_tokens is not None:
         return
     known = {one.gpu: one.engine.max_step_tokens for one in made.replicas if one.role != "decode"}
     for gpu, tokens in known.items():
         for factor in (0.5, 2.0):
             size = round(factor * tokens)
-            while gpu is not None and size in assumptions.STEP_TOKENS:
+            while gpu is not None and size in ground.STEP_TOKENS:
                 what = f"steps of {size:,} tokens on {gpu.name}"
                 if race.attempt(what, partial(_sized, race.plan, {gpu.name: size})) <= 0:
                     break

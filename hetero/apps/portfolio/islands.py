@@ -7,15 +7,19 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
 
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
-from hetero.catalog import serving_engine
 from hetero.errors import InfeasibleError
+from hetero.planners import ground
 from hetero.planners.rignall import replay
 from hetero.planners.rignall.assignment import Assignment
 from hetero.planners.rignall.divider import Divider
 from hetero.planners.rignall.exact import exact
-from hetero.planners.rignall.model import IslandModel
+from hetero.planners.rignall.model import (
+    SMALLEST_ISLAND,
+    IslandModel,
+    island_inventory,
+    island_model,
+)
 from hetero.planners.rignall.parallelism import Benchmark
 from hetero.planners.rignall.rates import PHASES, IslandClass, Phase
 from hetero.planners.rignall.search import Objective, search
@@ -32,7 +36,7 @@ class Islands(Adapter):
     """Islands of equal GPUs with expert parallelism, that prefill or decode ranges of lengths.
 
     Step times are those of the thesis's latency model at FP8, which no other planner here uses:
-    they are for :func:`~hetero.apps.portfolio.assumptions.analytic` cases alone.
+    they are for :func:`~hetero.apps.portfolio.ground.analytic` cases alone.
 
     Parameters
     ----------
@@ -52,33 +56,33 @@ class Islands(Adapter):
         """Dense models have no experts to divide, and GPUs need figures of the latency model."""
         if not question.llm.experts:
             return f"{question.llm.name} is dense: it has no experts for islands to divide."
-        if not assumptions.analytic(question):
+        if not ground.analytic(question):
             return (
                 f"Islands have step times of an analytic model, and plans of {question.llm.name} "
-                f"for {serving_engine(question.engine).title} are judged by the roofline's."
+                f"for {question.engine.serving.title} are judged by the roofline's."
             )
-        if question.precision not in ("fp16", "fp8"):
-            return f"Islands serve {question.llm.name} in FP8, not in {question.precision}."
-        if not assumptions.island_inventory(question):
+        if question.engine.precision not in ("fp16", "fp8"):
+            return f"Islands serve {question.llm.name} in FP8, not in {question.engine.precision}."
+        if not island_inventory(question):
             return (
                 f"The latency model of islands has no figures for "
                 f"{', '.join(question.cluster.gpu_types)}, or fewer than "
-                f"{assumptions.SMALLEST_ISLAND} of each."
+                f"{SMALLEST_ISLAND} of each."
             )
         if self.method == "BO" and find_spec("botorch") is None:
             return "Bayesian search needs the package botorch, which is not installed."
-        return assumptions.unfit_budget(question)
+        return ground.unfit_budget(question)
 
     def _plan(self, question: Question) -> Plan:
-        held, model = assumptions.island_inventory(question), assumptions.island_model(question)
+        held, model = island_inventory(question), island_model(question)
         if self.method == "exact":
             classes = [(gpu, 2**k) for gpu, n in held.items() for k in range(1, 8) if 2**k <= n]
-            plan = exact(model.rates(classes), held, minimum=assumptions.SMALLEST_ISLAND)
+            plan = exact(model.rates(classes), held, minimum=SMALLEST_ISLAND)
         else:
-            every = range(assumptions.SMALLEST_ISLAND, max(held.values()) + 1)
+            every = range(SMALLEST_ISLAND, max(held.values()) + 1)
             rates = model.rates([(gpu, s) for gpu, n in held.items() for s in every if s <= n])
             searched = search(
-                Divider(held, minimum=assumptions.SMALLEST_ISLAND),
+                Divider(held, minimum=SMALLEST_ISLAND),
                 Objective(rates),
                 "bo",
                 batch=_BATCH,

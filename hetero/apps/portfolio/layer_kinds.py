@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.bound import amounts
 from hetero.catalog.precision import bytes_of
 from hetero.costs.cost import CostModel
@@ -31,6 +30,7 @@ from hetero.latency.models.layers import LayerLatency
 from hetero.placement import Links, Problem
 from hetero.placement.machines import BLOCK_TOKENS, MachineKind
 from hetero.placement.throughput import OperatingPoint
+from hetero.planners import ground
 from hetero.question import Question
 
 Floats = NDArray[np.float64]
@@ -71,7 +71,7 @@ def latency(costs: CostModel, machine: int, gpus: int, means: Means) -> LayerLat
         return np.asarray(1e3 * (one.products_s(n) + rest + one.fixed_s + ends))
 
     prompts = np.unique([1.0, *np.clip(one.bends, 1.0, _LONGEST), _LONGEST])
-    most = float(assumptions.ENGINE.max_batch)
+    most = float(one.max_batch)
     decodes = np.unique([1.0, *np.clip(one.bends, 1.0, most), most])
     where = costs.machines[machine]
     return LayerLatency(
@@ -96,7 +96,7 @@ def kind(
         Largest share of its memory that weights may take; the rest is KV cache.
     """
     one, llm = costs.rates(machine, gpus), costs.llm
-    ends = bytes_of(llm.embedding_params + llm.output_params, costs.settings.precision)
+    ends = bytes_of(llm.embedding_params + llm.output_params, costs.settings.engine.precision)
     layer_bytes = one.layer_bytes + ends / llm.layers
     held = np.arange(1, llm.layers + 1)
     free = one.usable_bytes - held * layer_bytes
@@ -105,7 +105,7 @@ def kind(
     if not good[0]:
         return None
     held, blocks = held[good], (tokens[good] // BLOCK_TOKENS).astype(np.int64)
-    batch = np.full(len(held), assumptions.ENGINE.max_batch, np.int64)
+    batch = np.full(len(held), one.max_batch, np.int64)
     return MachineKind(
         gpu=costs.machines[machine].gpu.name,
         tensor_parallel=gpus,
@@ -140,7 +140,7 @@ def degrees(question: Question) -> tuple[int, ...]:
     >>> degrees(Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), chats, 1.0))
     (4, 2, 1)
     """
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     found = {
         _degree(costs, machine, cap)
         for machine in range(len(costs.machines))
@@ -165,7 +165,7 @@ def nodes(question: Question, cap: int) -> Nodes:
     InfeasibleError
         If the nodes together hold too few layers.
     """
-    costs, means = assumptions.costs(question), Means.of(question)
+    costs, means = ground.costs(question), Means.of(question)
     point = OperatingPoint(
         max(1, round(means.input_tokens)), max(1, round(means.output_tokens)), 0.3
     )

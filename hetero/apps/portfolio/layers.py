@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.layer_kinds import Nodes, degrees, nodes
 from hetero.apps.portfolio.score import margin, screened
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork, Placement
-from hetero.planners import helix
+from hetero.planners import ground, helix
 from hetero.planners.helix import heuristics
 from hetero.plans import Group, Layers, Plan
 from hetero.question import Question
@@ -33,7 +32,7 @@ class LayerPlacement(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """Engines of one's own, and a network for activations."""
-        return assumptions.unfit_layers(question)
+        return ground.unfit_layers(question)
 
     def _plan(self, question: Question) -> Plan:
         effort = helix.PlacementEffort(
@@ -89,7 +88,7 @@ class Heuristics(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """Engines of one's own, and a network for activations."""
-        return assumptions.unfit_layers(question)
+        return ground.unfit_layers(question)
 
     def _plan(self, question: Question) -> Plan:
         def placed(where: Nodes) -> list[Plan]:
@@ -138,7 +137,7 @@ def _best(question: Question, effort: Effort, placed: Callable[[Nodes], list[Pla
         raise reason
     if len(found) == 1:
         return found[0]
-    short = assumptions.short(question, effort.requests)
+    short = ground.short(question, effort.requests)
     best, value = found[0], -1.0
     for one in found:
         # Most cannot reach the best so far: one run shows it.
@@ -163,8 +162,8 @@ def plan_of_layers(
     bound_rps: float | None = None,
 ) -> Plan:
     """A plan of layers placed over a network, played by the simulator of pipelines."""
-    costs, placement = assumptions.costs(question), network.placement
-    engine = assumptions.ENGINE
+    costs, placement = ground.costs(question), network.placement
+    engine = question.engine.limits(*(machine.gpu for machine in costs.machines))
     prompt_tokens = engine.max_step_tokens / float(engine.max_batch)
     groups, price = [], 0.0
     known = True

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import idle, of_baseline, plan_of
 from hetero.apps.portfolio.effort import Effort
 from hetero.apps.portfolio.replicas import only
 from hetero.apps.portfolio.score import margin, screened
-from hetero.catalog import serving_engine
 from hetero.catalog.engines import EngineStage
 from hetero.costs.cost import PipelineStage
 from hetero.costs.transfer import KvTransfer
 from hetero.errors import InfeasibleError
+from hetero.planners import ground
 from hetero.planners.baselines.hexgen import hexgen
 from hetero.planners.thunderserve import plan as phase_plan
 from hetero.planners.thunderserve.tabu import TabuSettings
@@ -46,9 +45,9 @@ class PhaseSplitting(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        reason = assumptions.unfit(question) or assumptions.unfit_split(question)
+        reason = ground.unfit(question) or ground.unfit_split(question)
         if reason is None and not _platforms(question):
-            engine = serving_engine(question.engine).title
+            engine = question.engine.serving.title
             gpus = ", ".join(question.cluster.gpu_types)
             return f"{engine} has no connector that moves KV caches between {gpus}."
         return reason
@@ -69,7 +68,7 @@ class PhaseSplitting(Adapter):
             plan = plan if whole else _within(question, numbers, plan)
             value = -1.0
             if len(parts) > 1:
-                short = assumptions.short(question, self.effort.requests)
+                short = ground.short(question, self.effort.requests)
                 value = screened(plan, short, question.seed, precision=0.05)
             if best is None or value > best[0]:
                 best = value, plan
@@ -82,10 +81,10 @@ class PhaseSplitting(Adapter):
         found = phase_plan.plan(
             question.cluster,
             question.llm,
-            assumptions.demand(question),
-            assumptions.targets(question),
+            ground.demand(question),
+            ground.targets(question),
             search=self.search,
-            settings=assumptions.costs(question).settings,
+            settings=ground.costs(question).settings,
             transfer=KvTransfer(bits=question.transfer_bits),
             tabu=TabuSettings(
                 steps=self.effort.tabu_steps,
@@ -101,7 +100,7 @@ class PhaseSplitting(Adapter):
         title = f"{self.name} on {question.cluster.name}"
         return plan_of(
             self.name,
-            found.deployment(engine=assumptions.engine(question), name=title),
+            found.deployment(name=title),
             [*found.prefill, *found.decode],
             found.router(),
             "fixed shares of pairs of replicas, in rotation",
@@ -125,7 +124,7 @@ class HexGen(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """Groups span machines."""
-        return assumptions.unfit(question) or assumptions.unfit_network(question)
+        return ground.unfit(question) or ground.unfit_network(question)
 
     def _plan(self, question: Question) -> Plan:
         try:
@@ -135,10 +134,10 @@ class HexGen(Adapter):
 
     def _at_rate(self, question: Question) -> Plan:
         found = hexgen(
-            assumptions.costs(question),
-            assumptions.demand(question),
-            assumptions.requests(question, self.effort.requests),
-            assumptions.targets(question),
+            ground.costs(question),
+            ground.demand(question),
+            ground.requests(question, self.effort.requests),
+            ground.targets(question),
             generations=self.effort.generations,
             population=self.effort.population,
             children=2 * self.effort.population,
@@ -149,7 +148,7 @@ class HexGen(Adapter):
 
 def _platforms(question: Question) -> tuple[tuple[int, ...], ...]:
     """Numbers of the machines between which KV caches can be sent, platform by platform."""
-    machines, engine = question.cluster.machines, serving_engine(question.engine)
+    machines, engine = question.cluster.machines, question.engine.serving
     found: dict[object, list[int]] = {}
     for number, machine in enumerate(machines):
         seen = EngineStage(number, machine.gpu.name, machine.gpu.vendor, 1)
@@ -161,7 +160,7 @@ def _platforms(question: Question) -> tuple[tuple[int, ...], ...]:
 
 def _within(question: Question, numbers: tuple[int, ...], plan: Plan) -> Plan:
     """A plan of some of the machines as one of the whole cluster, whose other GPUs are idle."""
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     pipelines = tuple(
         costs.pipeline([PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages])
         for one in plan.pipelines
@@ -172,12 +171,12 @@ def _within(question: Question, numbers: tuple[int, ...], plan: Plan) -> Plan:
 
 def _why(question: Question, error: InfeasibleError) -> InfeasibleError:
     """The error, or that pipelines would be too long where memory as such suffices."""
-    costs = assumptions.costs(question)
+    costs = ground.costs(question)
     usable = sum(
         machine.count * costs.rates(number, 1).usable_bytes
         for number, machine in enumerate(costs.machines)
     )
-    if usable < 2 * question.llm.weight_bytes(question.precision):
+    if usable < 2 * question.llm.weight_bytes(question.engine.precision):
         return error
     return InfeasibleError(
         f"{question.llm.name} fits too few groups of {question.cluster.name} in pipelines of at "
@@ -196,7 +195,7 @@ def _over_rates(question: Question, effort: Effort, plan: Callable[[Question], P
     most = limit.rps() if limit else asked
     rates = [asked, *(share * most for share in _SHARES if share * most > asked)]
     best = plan(question)
-    short = assumptions.short(question, effort.requests)
+    short = ground.short(question, effort.requests)
     value = screened(best, short, question.seed, precision=0.05)
     for rate in rates[1 : effort.rates]:
         one = plan(replace(question, rate_rps=rate))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from hetero.apps.portfolio import assumptions
 from hetero.apps.portfolio.base import Adapter
 from hetero.apps.portfolio.bound import bound
 from hetero.apps.portfolio.build import of_baseline, plan_of
@@ -14,12 +13,13 @@ from hetero.apps.portfolio.score import Rank, score
 from hetero.cluster import Cluster, Machine
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
+from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError
+from hetero.planners import ground
 from hetero.planners.baselines import melange
 from hetero.planners.baselines.homogeneous import colocated, distserve
 from hetero.planners.baselines.plan import BaselinePlan
-from hetero.planners.thunderserve.budget import part_of
 from hetero.planners.xiong import tensor_parallel
 from hetero.plans import Group, Plan
 from hetero.question import Question
@@ -38,7 +38,7 @@ class TensorParallelSearch(Adapter):
         return "tensor-parallel search"
 
     def _plan(self, question: Question) -> Plan:
-        costs = assumptions.costs(question)
+        costs = ground.costs(question)
         kinds = alike(question.cluster)
         one_each = Cluster(
             question.cluster.name, tuple(_linked(question.cluster.machines[of[0]]) for of in kinds)
@@ -47,10 +47,10 @@ class TensorParallelSearch(Adapter):
             found = tensor_parallel.search(
                 one_each,
                 question.llm,
-                assumptions.requests(question, 200),
-                latency=tensor_parallel.padded(assumptions.steps(question)),
-                weight_precision=question.precision,
-                room=costs.room,
+                ground.requests(question, 200),
+                latency=tensor_parallel.padded(question.engine.source(question.trace)),
+                weight_precision=question.engine.precision,
+                room=question.engine.room,
                 require_longest=False,
                 divides=costs.divides,
             )
@@ -70,9 +70,7 @@ class TensorParallelSearch(Adapter):
                 for k in range(costs.machines[m].count // degree):
                     stage = PipelineStage(m, degree, question.llm.layers)
                     pipelines.append(costs.pipeline([stage]))
-                    nodes.append(
-                        assumptions.replica(pipelines[-1], f"{costs.machines[m].name}/{k}")
-                    )
+                    nodes.append(compared_replica(pipelines[-1], f"{costs.machines[m].name}/{k}"))
         estimate = sum(
             len(numbers) * one.system_tps
             for numbers in kinds
@@ -103,7 +101,7 @@ class Melange(Adapter):
         return self._plan(question)
 
     def _plan(self, question: Question) -> Plan:
-        costs = assumptions.costs(question)
+        costs = ground.costs(question)
         found = melange.fastest(
             question.cluster,
             question.llm,
@@ -118,7 +116,7 @@ class Melange(Adapter):
             for machine, degree, _ in found.places()
         ]
         nodes = [
-            assumptions.replica(one, label)
+            compared_replica(one, label)
             for one, (_, _, label) in zip(pipelines, found.places(), strict=True)
         ]
         if not nodes:
@@ -163,7 +161,7 @@ class DistServe(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """No network, no KV cache on its way."""
-        return assumptions.unfit(question) or assumptions.unfit_split(question)
+        return ground.unfit(question) or ground.unfit_split(question)
 
     def _plan(self, question: Question) -> Plan:
         return _best_kind(question, self.name, self.effort.requests, distserve)
@@ -180,9 +178,9 @@ class ExpertRanks(Adapter):
 
     def unfit(self, question: Question) -> str | None:
         """Dense models have no experts to spread, and the papers' systems no ranks."""
-        if not question.llm.experts or question.engine == "any":
+        if not question.llm.experts or question.engine.name == "any":
             return "Ranks spread the experts of a mixture, under an engine that exists."
-        return assumptions.unfit(question)
+        return ground.unfit(question)
 
     def _plan(self, question: Question) -> Plan:
         nodes: list[Replica] = []
@@ -206,12 +204,12 @@ class ExpertRanks(Adapter):
 
 def _spread(question: Question, ranks: int, name: str) -> Plan | None:
     """Every machine as one replica of so many ranks; None where the model does not fit."""
-    costs, machines = assumptions.costs(question), question.cluster.machines
+    costs, machines = ground.costs(question), question.cluster.machines
     tensor = machines[0].count // ranks
     if not costs.divides(tensor) or machines[0].count > question.llm.experts:
         return None
     try:
-        found = assumptions.in_ranks(question, {one.name: tensor for one in machines}, ranks)
+        found = ground.in_ranks(question, {one.name: tensor for one in machines}, ranks)
     except InfeasibleError:
         return None
     nodes = [replace(one, step=replace(one.step, level="")) for one in found.replicas]
@@ -236,13 +234,13 @@ def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
 def only(question: Question, numbers: tuple[int, ...]) -> Question:
     """The case on some of its machines alone."""
     machines = [question.cluster.machines[number] for number in numbers]
-    return replace(question, cluster=part_of(question.cluster, machines))
+    return replace(question, cluster=question.cluster.part(machines))
 
 
 def _best_kind(question: Question, name: str, requests: int, ask: Equal) -> Plan:
     """The plan of the kind of machines that carries most; goodput by the planner's own account."""
-    slo = assumptions.targets(question)
-    costs = assumptions.costs(question)
+    slo = ground.targets(question)
+    costs = ground.costs(question)
     best: tuple[float, BaselinePlan] | None = None
     reasons: list[InfeasibleError] = []
     kinds = alike(question.cluster)
@@ -253,7 +251,7 @@ def _best_kind(question: Question, name: str, requests: int, ask: Equal) -> Plan
             found = ask(
                 part.cluster,
                 question.llm,
-                assumptions.requests(question, requests),
+                ground.requests(question, requests),
                 slo,
                 goal=question.goal,
                 most_rps=limit.rps(question.goal) if limit else float("inf"),

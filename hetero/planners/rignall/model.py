@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -23,8 +24,14 @@ from hetero.planners.rignall.parallelism import (
     benchmark_prefill,
 )
 from hetero.planners.rignall.rates import IslandClass, Phase, RateTable, occupied
+from hetero.question import Question
 from hetero.workload.lengths import LengthRanges, Source, ranges
 from hetero.workload.trace import Trace
+
+SMALLEST_ISLAND: Final = 2
+"""GPUs of an island at least."""
+_RANGES = 12  # ranges of input lengths of islands, as far as the shortest range allows
+_SHORTEST = 400  # range [tokens]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,3 +265,31 @@ def devices_of(cluster: Cluster) -> tuple[MoeDevice, ...]:
         for name in cluster.gpu_types
         if own(name)
     )
+
+
+def island_model(question: Question) -> IslandModel:
+    """Latency and throughput of islands of the GPUs of a case, for its requests."""
+    longest = int(question.trace.input_tokens.max())
+    return IslandModel.of_trace(
+        question.trace,
+        max(_SHORTEST, -(-longest // _RANGES)),
+        model=question.llm,
+        devices=devices_of(question.cluster),
+    )
+
+
+def island_inventory(question: Question) -> dict[str, int]:
+    """GPUs that the latency model knows, by the name of their device."""
+    own = {device.name for device in devices_of(question.cluster)}
+    return {
+        name: count
+        for name, count in question.cluster.gpu_counts.items()
+        if count >= SMALLEST_ISLAND and (name in own or _known(name))
+    }
+
+
+def _known(name: str) -> bool:
+    try:
+        return moe_device(name).name == name
+    except CatalogError:
+        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 
 from hetero.catalog import Llm
@@ -69,17 +68,9 @@ def within(offer: Cluster, usd_per_h: float) -> list[Cluster]:
             resolve="raise the budget, or offer cheaper machines.",
         )
     return [
-        part_of(offer, [m for n, some in zip(c, alike.values(), strict=True) for m in some[:n]])
+        offer.part(m for n, some in zip(c, alike.values(), strict=True) for m in some[:n])
         for c in choices
     ]
-
-
-def part_of(offer: Cluster, machines: list[Machine]) -> Cluster:
-    """The offer with only these machines and the links between them."""
-    network = None if offer.network is None else offer.network.among(machines)
-    names = {machine.name for machine in machines}
-    kept = tuple(machine for machine in offer.machines if machine.name in names)
-    return replace(offer, machines=kept, network=network)
 
 
 def best_part(

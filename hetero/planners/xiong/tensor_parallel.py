@@ -11,12 +11,12 @@ import numpy as np
 from hetero.catalog import Gpu, KvFormula, Link, Llm
 from hetero.cluster import Cluster, Machine
 from hetero.display import Column, Shown, Table
+from hetero.engines import StepSource, roofline_steps
 from hetero.errors import InfeasibleError
 from hetero.latency.models.affine import Affine
 from hetero.latency.models.fitting import Weights
 from hetero.latency.models.phase import fit_phase
 from hetero.memory import Budget, OverheadPer, Room, RoomSource
-from hetero.planners.replicated import StepSource, roofline_steps
 from hetero.planners.xiong import estimate
 from hetero.planners.xiong.estimate import BatchEstimate, BatchLatency, Padded, Scaling
 from hetero.workload import Trace
