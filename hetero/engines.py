@@ -71,7 +71,7 @@ class EngineSpec:
     >>> from hetero.catalog import gpu, llm
     >>> found = EngineSpec().on(gpu("H100-SXM"), llm("Llama-3.1-8B"))
     >>> found.limits.max_step_tokens, found.kv_tokens, found.label[:10]
-    (8192, 424698, 'calibrated')
+    (8192, 457550, 'operators:')
     """
 
     name: EngineName = "vllm"

@@ -136,6 +136,8 @@ class Plan(Shown):
     pipelines
         How the planner costed each replica, in their order, for searches that change the plan; no
         part of its value.
+    evidence
+        What the planner found on the way, in words of its own; no part of its value.
 
     Examples
     --------
@@ -163,6 +165,7 @@ class Plan(Shown):
     notes: tuple[str, ...] = ()
     options: Mapping[str, float | str] = field(default_factory=dict)
     pipelines: tuple[Any, ...] = field(default=(), compare=False)
+    evidence: Any = field(default=None, compare=False)
 
     @property
     def deployment(self) -> Deployment | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from hetero.cluster import Cluster
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.deployment import Deployment
@@ -80,6 +81,21 @@ def in_ranks(question: Question, tensor: Mapping[str, int], ranks: int) -> Deplo
     """
     spread = replace(question.engine, expert_ranks=ranks)
     return replicated(question.cluster, question.llm, tensor, spread, trace=question.trace)
+
+
+def alike(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Numbers of machines with the same GPUs, link and price, kind by kind."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number, machine in enumerate(cluster.machines):
+        key = (machine.gpu, machine.count, machine.link, machine.usd_per_h)
+        found.setdefault(key, []).append(number)
+    return tuple(tuple(numbers) for numbers in found.values())
+
+
+def only(question: Question, numbers: tuple[int, ...]) -> Question:
+    """The case on some of its machines alone."""
+    machines = [question.cluster.machines[number] for number in numbers]
+    return replace(question, cluster=question.cluster.part(machines))
 
 
 def requests(question: Question, most: int) -> Trace:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hetero.apps.portfolio.effort import EFFORTS
-from hetero.apps.portfolio.planners import planners
-from hetero.apps.portfolio.portfolio import portfolio
 from hetero.errors import InfeasibleError
+from hetero.planners.effort import EFFORTS
+from hetero.search.planners import planners
+from hetero.search.portfolio import portfolio
 from hetero.timings import Timing
 from pipelines.bench.measured import Say, Times, silent, stopwatch
 from pipelines.studies.contest import Match, Rules, case_of

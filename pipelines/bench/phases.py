@@ -14,7 +14,7 @@ from hetero.costs.groups import Design
 from hetero.display import Column, Table
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.patterns import polish
-from hetero.planners.thunderserve.plan import PhasePlan, keep, replan
+from hetero.planners.thunderserve.phases import PhasePlan, keep, replan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.timings import Timing
 from pipelines.bench.measured import Measured, Say, silent, stopwatch

@@ -17,10 +17,6 @@ import numpy as np
 from scipy.stats import binomtest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio.improve import built, layout_of, routers, space
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.race import GAIN, OURS, LayoutRace, Race
-from hetero.apps.portfolio.score import goodput
 from hetero.catalog import EngineName
 from hetero.cluster import Cluster, Machine, Network
 from hetero.costs.cost import CostModel, PipelineStage
@@ -29,10 +25,14 @@ from hetero.display import Column, Table
 from hetero.engines import EngineSpec
 from hetero.errors import HeteroError, InfeasibleError
 from hetero.planners import ground
-from hetero.planners.search.estimates import promising
-from hetero.planners.search.space import ReplicaLayout
+from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question
+from hetero.search.estimates import promising
+from hetero.search.improve import built, layout_of, routers, space
+from hetero.search.planners import planner
+from hetero.search.race import GAIN, OURS, LayoutRace, Race
+from hetero.search.space import ReplicaLayout
 from hetero.simulator import Slo
 from hetero.streams import stream
 from pipelines.bench.measured import Measured, Say, silent, stopwatch

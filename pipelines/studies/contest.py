@@ -18,21 +18,21 @@ import pandas as pd
 from hetero import catalog, workload
 from hetero.apps.export import vllm
 from hetero.apps.export.service import Service
-from hetero.apps.portfolio.base import Planner
-from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.fleets import AS, fleet
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
-from hetero.apps.portfolio.score import Estimate, Score, goodput, score
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.cluster.fleets import AS, fleet
 from hetero.errors import ExportError, HeteroError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
+from hetero.planners.base import Planner
+from hetero.planners.bound import bound
+from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.score import Estimate, Score, goodput, score
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Builtin
 from hetero.routers.named import factories
+from hetero.search.planners import planner
+from hetero.search.portfolio import Tried, ask, portfolio
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
@@ -53,7 +53,7 @@ _SAMPLED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A case by names: a fleet of :mod:`hetero.apps.portfolio.fleets`, a model and a workload."""
+    """A case by names: a fleet of :mod:`hetero.cluster.fleets`, a model and a workload."""
 
     cluster: str
     model: str

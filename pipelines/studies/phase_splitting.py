@@ -27,7 +27,7 @@ from hetero.costs.transfer import KvTransfer
 from hetero.errors import require
 from hetero.intervals import interval, ranking
 from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.plan import PhasePlan, plan
+from hetero.planners.thunderserve.phases import PhasePlan, phases
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.plots import figures
 from hetero.simulator import metrics, simulate
@@ -281,7 +281,7 @@ class PhaseStudy:
             named = gpus_of(reading)
             machines = tuple(replace(m, gpu=named[m.gpu.name]) for m in fleet.machines)
             demand = Demand.of(self.traces[name], rate_rps)
-            made = plan(
+            made = phases(
                 replace(fleet, machines=machines), large, demand,
                 scaled(reference(large, demand), self.slo_scale), seed=self.seeds[0],
                 settings=CostSettings(max_stages=depth, one_degree=True, max_gpus=4),

@@ -30,7 +30,7 @@ from hetero.planners.baselines.homogeneous import Shape, colocated, distserve
 from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.exact import enumerate_all
-from hetero.planners.thunderserve.plan import PhasePlan, plan
+from hetero.planners.thunderserve.phases import PhasePlan, phases
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.routers import PairShares
 from hetero.routers.base import Builtin, Router
@@ -176,7 +176,7 @@ class ThunderServeStudy:
     def ours(self, name: str, rate_rps: float) -> PhasePlan:
         """Our search over ThunderServe's designs: degrees by machine, groups of any size."""
         asked, slo = self.demand(name, rate_rps), self.target(name)
-        return plan(self.cloud, self.llm, asked, slo, tabu=self.steps, settings=self.settings)
+        return phases(self.cloud, self.llm, asked, slo, tabu=self.steps, settings=self.settings)
 
     def plan(
         self, name: str, rate_rps: float, seed: int, cloud: Cluster | None = None

@@ -22,7 +22,7 @@ from hetero.planners.reschedule.episode import Episode, Era, play
 from hetero.planners.reschedule.policy import Policy, Rescheduling, reschedule
 from hetero.planners.reschedule.reload import Disk, Reads, reload
 from hetero.planners.reschedule.service import PhaseService
-from hetero.planners.thunderserve.plan import PhasePlan
+from hetero.planners.thunderserve.phases import PhasePlan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.workload import Trace

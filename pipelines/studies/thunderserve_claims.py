@@ -16,7 +16,7 @@ from hetero.errors import DataError
 from hetero.intervals import interval, ranking
 from hetero.planners.reschedule.policy import Policy
 from hetero.planners.reschedule.service import PhaseService
-from hetero.planners.thunderserve.plan import PhasePlan
+from hetero.planners.thunderserve.phases import PhasePlan
 from pipelines.studies.results import claim_rows
 from pipelines.studies.thunderserve import (
     GRID,

@@ -17,7 +17,7 @@ from matplotlib.patches import Patch, Rectangle
 from hetero.intervals import interval
 from hetero.planners.reschedule.episode import Episode
 from hetero.planners.reschedule.policy import Policy
-from hetero.planners.thunderserve.plan import PhasePlan
+from hetero.planners.thunderserve.phases import PhasePlan
 from hetero.plots import figures
 from pipelines.studies import thunderserve
 from pipelines.studies.thunderserve import (

@@ -9,11 +9,11 @@ import numpy as np
 from hetero import catalog, workload
 from hetero.apps.cards.request import request
 from hetero.apps.export import Service
-from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.cluster import Cluster, Machine, Network
+from hetero.planners.effort import Effort
 from hetero.question import Question
+from hetero.search.planners import planner
+from hetero.search.portfolio import Tried, ask, portfolio
 from hetero.simulator import Slo
 
 LITTLE = Effort(

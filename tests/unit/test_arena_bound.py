@@ -10,10 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetero import catalog, workload
-from hetero.apps.portfolio import bound as bounds
-from hetero.apps.portfolio.bound import PARTS, Bound, amounts, bound, goodput_bound
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.score import score
 from hetero.catalog import EngineName
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.cluster.network import Network
@@ -24,9 +20,13 @@ from hetero.deployment import Batching, Deployment, Engine, Role
 from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
 from hetero.latency import for_gpu
+from hetero.planners import bound as bounds
 from hetero.planners import ground
+from hetero.planners.bound import PARTS, Bound, amounts, bound, goodput_bound
+from hetero.planners.score import score
 from hetero.question import Question
 from hetero.routers import LeastTokens
+from hetero.search.planners import planner
 from hetero.simulator import Run, Slo, simulate
 from hetero.workload import Trace
 

@@ -9,17 +9,17 @@ import pandas as pd
 import pytest
 from joblib import parallel_config
 
-from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.fleets import fleet
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.score import Estimate, Score, goodput, score
 from hetero.catalog import llm
+from hetero.cluster.fleets import fleet
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency import for_gpu
+from hetero.planners.bound import bound
+from hetero.planners.effort import Effort
+from hetero.planners.score import Estimate, Score, goodput, score
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import LeastTokens, RoundRobin
+from hetero.search.planners import planner
 from hetero.simulator import Slo
 from hetero.workload import Trace
 from pipelines.studies import contest as arena_contest

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from hetero.apps.portfolio.fleets import counterpart, fleet, gpu_prices, priced
 from hetero.cluster import Cluster, cluster
+from hetero.cluster.fleets import counterpart, fleet, gpu_prices, priced
 from hetero.errors import CatalogError, InfeasibleError, ParameterError
 
 MIXED = ("heteroserve-8", "thunderserve-cloud-32", "helix-single-24", "current-mixed-32")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio.layer_kinds import Means, degrees, kind, latency, nodes
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
@@ -14,6 +13,7 @@ from hetero.costs.replicas import compared_replica
 from hetero.engines import EngineSpec, replicated, roofline_steps
 from hetero.errors import InfeasibleError
 from hetero.planners import ground
+from hetero.planners.helix.nodes import Means, degrees, kind, latency, nodes
 from hetero.question import MOST_REQUESTS, Question
 from hetero.simulator import Slo
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio.base import Planner
-from hetero.apps.portfolio.bound import bound, goodput_bound
-from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.planners import planner, planners
-from hetero.apps.portfolio.portfolio import ask
-from hetero.apps.portfolio.score import goodput
 from hetero.cluster import cluster
 from hetero.engines import PAPERS
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.base import Planner
+from hetero.planners.bound import bound, goodput_bound
+from hetero.planners.effort import Effort
+from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question
+from hetero.search.planners import planner, planners
+from hetero.search.portfolio import ask
 from hetero.simulator import Slo
 
 LITTLE = Effort(
@@ -180,7 +180,7 @@ def test_fewer_bytes_per_weight_carry_more() -> None:
     # Half the bytes: the model fits half the GPUs, and twice as many replicas share the load.
     assert len(half.groups) == 2 * len(full.groups)
     assert goodput(half, question)[0] > 1.2 * goodput(full, question)[0]
-    reason = planner("Mélange").unfit(replace(DENSE, precision="fp8"))
+    reason = planner("Mélange").unfit(replace(DENSE, engine=replace(PAPERS, precision="fp8")))
     assert reason is not None
     assert "do not compute in fp8" in reason
 

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.improve import improve
-from hetero.apps.portfolio.planners import planner, planners
-from hetero.apps.portfolio.portfolio import IMPROVED, Portfolio, portfolio
-from hetero.apps.portfolio.score import PRECISION, goodput, score
 from hetero.cluster import Cluster, Machine, cluster
+from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.effort import Effort
+from hetero.planners.score import PRECISION, goodput, score
 from hetero.question import Question
+from hetero.search.improve import improve
+from hetero.search.planners import planner, planners
+from hetero.search.portfolio import IMPROVED, Portfolio, portfolio
 from hetero.simulator import Slo
 
 LITTLE = Effort(
@@ -131,7 +132,7 @@ def test_steps_are_as_large_as_targets_allow() -> None:
             llm=catalog.llm("Llama-3.1-8B"),
             rate_rps=10.0,
             slo=Slo(ttft_s=0.5, tpot_s=tpot_s),
-            engine="vllm",
+            engine=EngineSpec(),
         )
         one = portfolio(question, effort=LITTLE)
         (node,) = one.plan.deployment.replicas

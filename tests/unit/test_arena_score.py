@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from hetero import catalog, workload
-from hetero.apps.portfolio.bound import bound, goodput_bound
-from hetero.apps.portfolio.build import plan_of
-from hetero.apps.portfolio.score import PRECISION, Estimate, goodput, margin, score, screened
 from hetero.cluster import cluster
 from hetero.costs.cost import PipelineStage
 from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError
 from hetero.planners import ground
+from hetero.planners.base import plan_of
+from hetero.planners.bound import bound, goodput_bound
+from hetero.planners.score import PRECISION, Estimate, goodput, margin, score, screened
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.routers import LeastTokens, RoundRobin

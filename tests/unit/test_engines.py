@@ -14,9 +14,6 @@ from test_export_vllm import flags
 from hetero import catalog, memory
 from hetero.apps.cards.request import request
 from hetero.apps.export import Service, kubernetes, routing, vllm
-from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.planners import planner, planners
-from hetero.apps.portfolio.portfolio import Tried, ask, portfolio
 from hetero.catalog import serving_engine
 from hetero.catalog.engines import EngineStage, serving_engines
 from hetero.catalog.precision import PRECISION_BITS
@@ -26,8 +23,11 @@ from hetero.costs.groups import Fleet
 from hetero.engines import EngineSpec
 from hetero.errors import ExportError, ParameterError
 from hetero.planners import ground
+from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.question import Question
+from hetero.search.planners import planner, planners
+from hetero.search.portfolio import Tried, ask, portfolio
 from hetero.simulator import Slo
 
 THIRTY = catalog.llm("LLaMA-1-30B")

@@ -12,9 +12,6 @@ from test_export_vllm import flags
 from hetero import catalog, workload
 from hetero.apps.cli import main
 from hetero.apps.export import Service, vllm
-from hetero.apps.portfolio.bound import bound
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.portfolio import ask
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.engines import EngineSpec, replicated
@@ -23,9 +20,12 @@ from hetero.latency import for_gpu
 from hetero.latency.models.roofline import Roofline
 from hetero.latency.overheads import with_overheads
 from hetero.memory import Budget
+from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import LeastTokens
+from hetero.search.planners import planner
+from hetero.search.portfolio import ask
 from hetero.simulator import Slo, simulate
 from hetero.simulator.sustained import arrivals
 
@@ -211,7 +211,7 @@ def test_a_planner_spreads_experts_where_that_carries_more() -> None:
     assert words["--tensor-parallel-size"] * words["--data-parallel-size"] == 8
     assert words["--enable-expert-parallel"]
     assert words["--max-num-seqs"] * copies == best.plan.deployment.replicas[0].engine.max_batch
-    assert words["--max-num-batched-tokens"] == 2048
+    assert words["--max-num-batched-tokens"] == 8192
 
 
 def test_who_has_no_experts_to_spread_says_so() -> None:

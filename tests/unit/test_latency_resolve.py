@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from hetero import cluster
-from hetero.apps.portfolio.bound import bound
 from hetero.catalog import gpu, link, llm, serving_engine
 from hetero.costs.cost import CostModel, CostSettings, PipelineStage
 from hetero.costs.replicas import replica
@@ -19,6 +18,7 @@ from hetero.latency.calibration.expected import error_of
 from hetero.latency.resolve import resolve
 from hetero.latency.sources.profiles import profiled_step
 from hetero.latency.step import StepModel
+from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.question import Question, drawn, step_error
 from hetero.routers import Predictive, RoundRobin

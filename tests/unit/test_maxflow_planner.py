@@ -14,7 +14,7 @@ from hetero.cluster import cluster
 from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
-from hetero.planners.helix import PlacementEffort, plan, search, with_partial_inference
+from hetero.planners.helix import PlacementEffort, place, search, with_partial_inference
 from hetero.planners.helix.blocks import Pool, line
 from hetero.planners.helix.bound import flow_bound, simple_bound
 from hetero.planners.helix.chains import chain
@@ -114,13 +114,13 @@ def test_same_seed_same_plan() -> None:
 
 def test_plan_of_a_cluster_is_the_search_of_its_problem() -> None:
     fleet, model = cluster("helix-10"), llm("LLaMA-1-30B")
-    assert plan(fleet, model).tokens_per_s == search(Problem.of(fleet, model)).tokens_per_s
+    assert place(fleet, model).tokens_per_s == search(Problem.of(fleet, model)).tokens_per_s
 
 
 def test_errors_name_what_is_too_small_and_what_has_no_bandwidth() -> None:
     fleet = cluster("helix-10")
     with pytest.raises(InfeasibleError, match=r"hold at most 52 of the 80 layers .*'l4-1' with 7"):
-        plan(fleet, llm("Llama-2-70B"))
+        place(fleet, llm("Llama-2-70B"))
     whole = Problem.of(fleet, llm("LLaMA-1-30B"))
     none = Links(np.zeros_like(whole.links.bandwidth_bytes_s), whole.links.latency_s)
     with pytest.raises(InfeasibleError, match="coordinator of helix-10"):

@@ -11,11 +11,11 @@ from hetero.apps.capacity.prices import from_catalog
 from hetero.apps.capacity.resilience import resilience
 from hetero.apps.cards import delivery
 from hetero.apps.explorer import explore
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.score import score
 from hetero.cluster import cluster
+from hetero.planners.score import score
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
+from hetero.search.planners import planner
 from hetero.simulator import Slo
 from hetero.simulator.sustained import saturation
 

@@ -22,7 +22,7 @@ from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.exact import designs, enumerate_all, partitions
 from hetero.planners.thunderserve.moves import neighbours
 from hetero.planners.thunderserve.patterns import columns, sizes, solve, starts
-from hetero.planners.thunderserve.plan import PhasePlan, keep, plan, replan
+from hetero.planners.thunderserve.phases import PhasePlan, keep, phases, replan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
@@ -244,7 +244,7 @@ def test_a_fleet_too_small_says_what_is_missing():
 
 def plan_for(name: str, search, **options) -> PhasePlan:
     one = evaluator(name, 1.0)
-    return plan(cluster(name), one.model.llm, one.demand, one.slo, search=search, **options)
+    return phases(cluster(name), one.model.llm, one.demand, one.slo, search=search, **options)
 
 
 # Plans ----------------------------------------------------------------------------------------

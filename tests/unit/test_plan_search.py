@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero import catalog, workload
-from hetero.apps.portfolio.improve import built, improve, routers, space
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.race import SLACK, Race
-from hetero.apps.portfolio.score import goodput
 from hetero.cluster import Cluster, Machine, Network
-from hetero.planners.search.estimates import promising
-from hetero.planners.search.space import ReplicaSpace, best_first
+from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question, judged
 from hetero.routers import PowerOfTwo, Predictive
+from hetero.search.estimates import promising
+from hetero.search.improve import built, improve, routers, space
+from hetero.search.planners import planner
+from hetero.search.race import SLACK, Race
+from hetero.search.space import ReplicaSpace, best_first
 from hetero.simulator import Run, Slo
 from hetero.workload import Trace
 from pipelines.bench.search import compared, questions
@@ -128,8 +128,8 @@ def test_the_same_plan_with_any_number_of_processes() -> None:
 def test_a_large_fleet_begins_with_what_is_best_for_a_part_of_it(
     most: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hetero.apps.portfolio.improve._PARTS", 2)
-    monkeypatch.setattr("hetero.apps.portfolio.improve._PART_DESIGNS", 20)
+    monkeypatch.setattr("hetero.search.improve._PARTS", 2)
+    monkeypatch.setattr("hetero.search.improve._PART_DESIGNS", 20)
     large = replace(QUESTION, cluster=fleet(*4 * [("A100-SXM-80GB", 4)], *16 * [("L40S", 1)]))
     plan = planner("tensor-parallel search").plan(large)
     begin = (plan, goodput(plan, large))

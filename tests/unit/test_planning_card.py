@@ -23,13 +23,13 @@ from hetero.apps.cards.request import more, request
 from hetero.apps.cards.sensitivity import without
 from hetero.apps.export import vllm
 from hetero.apps.export.service import Service
-from hetero.apps.portfolio.planners import planner
 from hetero.catalog import Link
 from hetero.deployment import Deployment, KvLink
 from hetero.errors import DataError, ParameterError
 from hetero.plans import Group
 from hetero.question import drawn, judged, rescaled, sustained_rps
 from hetero.routers import Predictive
+from hetero.search.planners import planner
 from hetero.simulator import Slo
 from hetero.simulator.sustained import steady_s
 from hetero.workload import datasets

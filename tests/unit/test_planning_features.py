@@ -14,8 +14,6 @@ from hetero import catalog, paths, simulate
 from hetero.apps.cards import features, whatif
 from hetero.apps.cards.answer import _of_engine
 from hetero.apps.cards.request import request
-from hetero.apps.portfolio.bound import bound, goodput_bound
-from hetero.apps.portfolio.planners import planner
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.errors import ParameterError
 from hetero.latency.resolve import resolve
@@ -23,8 +21,10 @@ from hetero.latency.speculation import Speculation
 from hetero.latency.step import StepModel
 from hetero.memory import Budget
 from hetero.planners import ground
+from hetero.planners.bound import bound, goodput_bound
 from hetero.question import sustained_rps
 from hetero.routers import RoundRobin
+from hetero.search.planners import planner
 from hetero.workload import Trace
 
 MODEL, PAIR = catalog.llm("Llama-3-8B"), "thunderserve-a5000-pair"

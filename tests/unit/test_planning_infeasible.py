@@ -8,9 +8,9 @@ from quick_cards import little
 import hetero
 from hetero.apps.cards.infeasible import NoPlanError
 from hetero.apps.cards.request import request
-from hetero.apps.portfolio.planners import planner
 from hetero.cluster import cluster
 from hetero.question import judged
+from hetero.search.planners import planner
 from hetero.simulator import Slo
 
 PAIR = "thunderserve-a5000-pair"

@@ -16,13 +16,13 @@ from hetero.apps.capacity.resilience import kinds_of_loss, resilience, without
 from hetero.apps.capacity.spare import spare
 from hetero.apps.capacity.trial import dispatcher, outcome
 from hetero.apps.cli import main
-from hetero.apps.portfolio.planners import planner
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.deployment import Deployment
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.plans import Group, Plan
 from hetero.question import DRAWS, Load, Question
 from hetero.routers import RoundRobin
+from hetero.search.planners import planner
 from hetero.simulator import Event, Slo, simulate
 
 MODEL = catalog.llm("Llama-3-8B")

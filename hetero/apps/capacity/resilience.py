@@ -22,10 +22,10 @@ from functools import partial
 import numpy as np
 
 from hetero.apps.capacity.trial import Outcome, outcome
-from hetero.apps.portfolio.base import Planner
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.planners.base import Planner
 from hetero.plans import Plan
 from hetero.question import DRAWS, Load, Question, in_draws, sustained_draws, sustained_rps
 from hetero.simulator import Event
@@ -166,7 +166,7 @@ def resilience(
     Examples
     --------
     >>> from hetero import catalog, cluster, workload
-    >>> from hetero.apps.portfolio.planners import planner
+    >>> from hetero.search.planners import planner
     >>> from hetero.simulator import Slo
     >>> case = Question(
     ...     cluster.cluster("xiong-v100-a800"),

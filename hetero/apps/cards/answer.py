@@ -45,20 +45,20 @@ from hetero.apps.cards.limits import first_missed, limits
 from hetero.apps.cards.remedies import part_that_does
 from hetero.apps.cards.request import CardRequest, counts, request
 from hetero.apps.cards.sensitivity import changes
-from hetero.apps.portfolio.bound import bound, goodput_bound
-from hetero.apps.portfolio.effort import EFFORTS as ARENA
-from hetero.apps.portfolio.offers import parts
-from hetero.apps.portfolio.planners import planners
-from hetero.apps.portfolio.portfolio import ask
 from hetero.catalog import EngineName, Llm, gpus
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
+from hetero.planners.base import parts
+from hetero.planners.bound import bound, goodput_bound
+from hetero.planners.effort import EFFORTS as ARENA
 from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan
 from hetero.question import Question, drawable, judged, step_error
+from hetero.search.planners import planners
+from hetero.search.portfolio import ask
 from hetero.simulator import Slo
 from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule

@@ -12,16 +12,15 @@ import numpy as np
 from hetero.apps.cards.delivery import goodput
 from hetero.apps.cards.request import CardRequest
 from hetero.apps.cards.sensitivity import steps
-from hetero.apps.portfolio.effort import EFFORTS as ARENA
-from hetero.apps.portfolio.effort import Effort
-from hetero.apps.portfolio.layers import Heuristics, LayerPlacement
-from hetero.apps.portfolio.planners import planner, planners
-from hetero.apps.portfolio.portfolio import Portfolio, ask, portfolio
-from hetero.apps.portfolio.portfolio import Tried as Asked
-from hetero.apps.portfolio.score import Rank, score
 from hetero.errors import InfeasibleError
+from hetero.planners.effort import EFFORTS as ARENA
+from hetero.planners.effort import Effort
+from hetero.planners.score import Rank, score
 from hetero.plans import Plan
 from hetero.question import Question, drawable
+from hetero.search.planners import planner, planners
+from hetero.search.portfolio import Portfolio, ask, portfolio
+from hetero.search.portfolio import Tried as Asked
 from hetero.simulator.saturation import attainment
 from hetero.simulator.uncertainty import Outcomes
 
@@ -104,7 +103,7 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
     much, so that a quick card asks them only where no other plan meets the targets.
     """
     known = planners(effort, experts=bool(question.llm.experts))
-    later = [one for one in known if isinstance(one, LayerPlacement | Heuristics)]
+    later = [one for one in known if one.name in _BLIND]
     if asked.effort_name != "quick":
         later = []
     first = [one for one in known if one not in later]

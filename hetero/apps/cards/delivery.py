@@ -56,7 +56,7 @@ EFFORTS = {
     "normal": CardEffort(),
     "thorough": CardEffort(requests=8000, seeds=10, draws=200, precision=0.005),
 }
-"""By name, as those of :mod:`hetero.apps.portfolio.effort`."""
+"""By name, as those of :mod:`hetero.planners.effort`."""
 
 
 def redeployed(plan: Plan, deployment: Deployment) -> Plan:

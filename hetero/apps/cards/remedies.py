@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from hetero.apps.cards.delivery import LATENCIES, CardEffort
 from hetero.apps.cards.request import PRECISIONS, CardRequest, more
 from hetero.apps.cards.sensitivity import machines
-from hetero.apps.portfolio.bound import bound
 from hetero.cluster import Machine
 from hetero.errors import HeteroError
+from hetero.planners.bound import bound
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps
 from hetero.routers import Predictive

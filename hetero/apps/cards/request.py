@@ -14,11 +14,11 @@ import numpy as np
 from hetero import catalog, workload
 from hetero.apps.cards import features
 from hetero.apps.cards.delivery import EFFORTS, CardEffort
-from hetero.apps.portfolio.fleets import fleet, linked
 from hetero.catalog import EngineName, Llm, serving_engine
 from hetero.catalog.engines import Bits
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine
+from hetero.cluster.fleets import fleet, linked
 from hetero.display import Column, Shown, Table
 from hetero.engines import EngineSpec
 from hetero.errors import CatalogError, ParameterError

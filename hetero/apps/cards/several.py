@@ -23,15 +23,15 @@ from hetero.apps.cards.answer import answer
 from hetero.apps.cards.card import PlanCard
 from hetero.apps.cards.contenders import Progress
 from hetero.apps.cards.request import CardRequest, counts, request
-from hetero.apps.portfolio.bound import goodput_bound
-from hetero.apps.portfolio.effort import QUICK
-from hetero.apps.portfolio.planners import planner
-from hetero.apps.portfolio.portfolio import ask
-from hetero.apps.portfolio.replicas import alike
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
+from hetero.planners.bound import goodput_bound
+from hetero.planners.effort import QUICK
+from hetero.planners.ground import alike
 from hetero.question import Question
+from hetero.search.planners import planner
+from hetero.search.portfolio import ask
 
 MOST: Final = 300
 """Divisions at most; GPUs are divided in larger grains where there are more."""

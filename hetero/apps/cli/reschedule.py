@@ -75,7 +75,7 @@ def reschedule(
     from hetero.planners.reschedule.comparison import compare, joined
     from hetero.planners.reschedule.service import PhaseService
     from hetero.planners.thunderserve.budget import best_part
-    from hetero.planners.thunderserve.plan import plan
+    from hetero.planners.thunderserve.phases import phases
     from hetero.planners.thunderserve.tabu import TabuSettings
     from hetero.simulator import Slo
     from hetero.streams import stream
@@ -111,7 +111,7 @@ def reschedule(
                 resolve=f"choose one of {', '.join(rented)}, or another budget.",
             )
     tabu = None if steps is None else TabuSettings(steps=steps)
-    made = plan(fleet, llm, demand, target, settings=settings, tabu=tabu, seed=seed)
+    made = phases(fleet, llm, demand, target, settings=settings, tabu=tabu, seed=seed)
     service = PhaseService.of(made, "service")
     later = options.opened(shift, source, seed, columns) if shift else None
     change = _change(service, lose or [], lose_gpu, slow, shift)

@@ -12,7 +12,7 @@ from hetero.apps.cli.size import Goal, Gpus, Most, Precision, Prices, listed, sh
 
 if TYPE_CHECKING:
     from hetero.apps.capacity.resilience import Loss
-    from hetero.apps.portfolio.base import Planner
+    from hetero.planners.base import Planner
     from hetero.plans import Plan
     from hetero.question import Question
 
@@ -130,8 +130,8 @@ def resilience(
 
 def _plan(name: str, question: Question) -> tuple[Plan, Planner]:
     """The plan of a planner, and the planner that plans again: of the best, the one that won."""
-    from hetero.apps.portfolio.planners import planner, planners
-    from hetero.apps.portfolio.portfolio import portfolio
+    from hetero.search.planners import planner, planners
+    from hetero.search.portfolio import portfolio
 
     known = {_slug(one.name): one.name for one in planners()}
     chosen = options.choice("--planner", _slug(name), ["best", *known])

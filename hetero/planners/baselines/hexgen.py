@@ -13,7 +13,7 @@ that both plan here with :mod:`hetero.costs.cost`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -25,8 +25,13 @@ from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica
 from hetero.deployment import Deployment, Replica
 from hetero.errors import InfeasibleError, require_positive
+from hetero.planners import ground
+from hetero.planners.base import best_over_rates, planner, too_few_groups
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
-from hetero.planners.baselines.plan import BaselinePlan, attained
+from hetero.planners.baselines.plan import BaselinePlan, attained, plan_of_baseline
+from hetero.planners.effort import NORMAL, Effort
+from hetero.plans import Plan
+from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -276,3 +281,26 @@ def _exchange(parts: list[Group], rng: np.random.Generator) -> list[Group] | Non
 
 
 _CHANGES = (_merge, _split, _move, _exchange)
+
+
+@planner("HexGen", lambda question: ground.unfit(question) or ground.unfit_network(question))
+def plan(question: Question, effort: Effort = NORMAL) -> Plan:
+    """Groups of mixed GPUs that serve both phases, by genetic search (HexGen)."""
+    try:
+        return best_over_rates(question, effort, partial(_at_rate, effort=effort))
+    except InfeasibleError as error:
+        raise too_few_groups(question, error) from None
+
+
+def _at_rate(question: Question, effort: Effort) -> Plan:
+    found = hexgen(
+        ground.costs(question),
+        ground.demand(question),
+        ground.requests(question, effort.requests),
+        ground.targets(question),
+        generations=effort.generations,
+        population=effort.population,
+        children=2 * effort.population,
+        seed=question.seed,
+    )
+    return plan_of_baseline(plan.name, found, routing="shares by capacity, in rotation")

@@ -9,8 +9,8 @@ have it, and do not span machines.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product, starmap
 
 import numpy as np
@@ -24,8 +24,14 @@ from hetero.costs.replicas import replica, split
 from hetero.costs.transfer import KvTransfer
 from hetero.deployment import Deployment, Role
 from hetero.errors import InfeasibleError, require
+from hetero.planners import ground
+from hetero.planners.base import planner
 from hetero.planners.baselines.kinds import DEGREES
-from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps
+from hetero.planners.baselines.plan import BaselinePlan, attained, goodput_rps, plan_of_baseline
+from hetero.planners.bound import bound
+from hetero.planners.effort import NORMAL, Effort
+from hetero.plans import Plan
+from hetero.question import Question
 from hetero.simulator import Slo
 from hetero.workload import Trace
 
@@ -270,3 +276,57 @@ def _divided(
         for role, shape, count in roles
     )
     return label, deployment, tuple(pipeline for _, pipeline, _ in parts), weights
+
+
+@planner("vLLM homogeneous")
+def plan(question: Question, effort: Effort = NORMAL) -> Plan:
+    """Equal replicas on machines of one kind; of a mixed cluster its best kind."""
+    return _best_kind(question, plan.name, effort.requests, colocated)
+
+
+@planner("DistServe", lambda question: ground.unfit(question) or ground.unfit_split(question))
+def split_plan(question: Question, effort: Effort = NORMAL) -> Plan:
+    """Replicas of one phase each on machines of one kind; of a mixed cluster its best kind."""
+    return _best_kind(question, split_plan.name, effort.requests, distserve)
+
+
+def _best_kind(
+    question: Question, name: str, requests: int, ask: Callable[..., BaselinePlan]
+) -> Plan:
+    """The plan of the kind of machines that carries most; goodput by the planner's own account."""
+    slo = ground.targets(question)
+    costs = ground.costs(question)
+    best: tuple[float, BaselinePlan] | None = None
+    reasons: list[InfeasibleError] = []
+    kinds = ground.alike(question.cluster)
+    for numbers in kinds:
+        part = ground.only(question, numbers)
+        limit = bound(part)
+        try:
+            found = ask(
+                part.cluster,
+                question.llm,
+                ground.requests(question, requests),
+                slo,
+                goal=question.goal,
+                most_rps=limit.rps(question.goal) if limit else float("inf"),
+                settings=costs.settings,
+                seed=question.seed,
+            )
+        except InfeasibleError as error:
+            reasons.append(error)
+            continue
+        if best is None or found.value > best[0]:
+            # The same pipelines as parts of the whole cluster.
+            stages = (
+                [PipelineStage(numbers[s.machine], s.gpus, s.layers) for s in one.stages]
+                for one in found.pipelines
+            )
+            best = found.value, replace(found, pipelines=tuple(map(costs.pipeline, stages)))
+    if best is None:
+        raise reasons[0]
+    note = ""
+    if len(kinds) > 1:
+        used = best[1].pipelines[0]
+        note = f"The best of {len(kinds)} kinds of machines: {', '.join(used.gpu_counts)}."
+    return plan_of_baseline(name, best[1], routing="in turn", notes=(note,))

@@ -31,14 +31,20 @@ from numpy.typing import ArrayLike
 from hetero.arrays import Ints
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.costs.cost import CostSettings
+from hetero.costs.cost import CostSettings, PipelineStage
+from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, SolverError, require, require_positive, require_share
+from hetero.planners import ground
+from hetero.planners.base import plan_of, planner
 from hetero.planners.baselines.capacity import Bucket, buckets, capacity_rps
 from hetero.planners.baselines.kinds import Kind
 from hetero.planners.baselines.kinds import kinds as find_kinds
+from hetero.planners.effort import NORMAL, Effort
+from hetero.plans import Plan
 from hetero.programs import Program, Solver, SolverLimits
+from hetero.question import Question
 from hetero.routers import RangeShares
 from hetero.simulator import Slo
 from hetero.workload import Trace
@@ -390,3 +396,43 @@ class MelangeProgram:
                 if values[z] > 1e-9 * scale
             ),
         )
+
+
+@planner("Mélange", rents=True)
+def plan(question: Question, effort: Effort = NORMAL) -> Plan:
+    """Instances of many sizes for requests of many sizes, by integer program (Mélange)."""
+    costs = ground.costs(question)
+    found = fastest(
+        question.cluster,
+        question.llm,
+        question.trace,
+        slo=question.slo,
+        usd_per_h=question.budget_usd_per_h,
+        settings=costs.settings,
+    )
+    numbers = {machine.name: k for k, machine in enumerate(costs.machines)}
+    pipelines = [
+        costs.pipeline([PipelineStage(numbers[machine], degree, question.llm.layers)])
+        for machine, degree, _ in found.places()
+    ]
+    nodes = [
+        compared_replica(one, label)
+        for one, (_, _, label) in zip(pipelines, found.places(), strict=True)
+    ]
+    if not nodes:
+        raise InfeasibleError(
+            f"{question.cluster.name} has no machine that serves {question.llm.name} within "
+            "the targets and the budget.",
+            resolve="relax the targets, raise the budget, or offer larger GPUs.",
+        )
+    return plan_of(
+        plan.name,
+        Deployment(f"{plan.name} on {question.cluster.name}", tuple(nodes)),
+        pipelines,
+        found.router(),
+        "fixed shares by length of the input",
+        bound_rps=found.bound,
+        bound="largest rate of its integer program at 85 % load",
+        notes=(f"{found.rate_rps:.4g} requests/s by the program, {found.status}.",),
+        evidence=found,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,8 @@ from hetero.costs.pipeline import Pipeline, table_of_shares
 from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.errors import require, require_positive, require_share
+from hetero.planners.base import plan_of
+from hetero.plans import Plan
 from hetero.routers import PairShares
 from hetero.simulator import Run, Slo, simulate
 from hetero.simulator.saturation import attainment, largest_rate
@@ -129,3 +131,24 @@ def goodput_rps(
         resolve="give a longer trace, or targets that bind.",
     )
     return found
+
+
+def plan_of_baseline(
+    planner: str, plan: BaselinePlan, *, routing: str = "", notes: Sequence[str] = ()
+) -> Plan:
+    """A baseline's plan with its fixed shares."""
+    total = sum(plan.weights.values())
+    shares: dict[str, float] = {}
+    for (a, b), weight in plan.weights.items():
+        for name in {a, b}:
+            shares[name] = shares.get(name, 0.0) + weight / total
+    return plan_of(
+        planner,
+        plan.deployment,
+        plan.pipelines,
+        plan.router(),
+        routing or "fixed shares in rotation",
+        shares=shares,
+        notes=(f"{plan.objective}: {plan.value:.4g} by the planner's own account.", *notes),
+        evidence=plan,
+    )

@@ -9,7 +9,7 @@ from hetero.planners.helix.planner import (
     FlowPlan,
     PlacementCandidate,
     PlannerStep,
-    plan,
+    place,
     search,
     with_partial_inference,
 )
@@ -20,7 +20,7 @@ __all__ = [
     "PlacementCandidate",
     "PlacementEffort",
     "PlannerStep",
-    "plan",
+    "place",
     "search",
     "with_partial_inference",
 ]

@@ -148,7 +148,7 @@ class FlowPlan(Shown):
         )
 
 
-def plan(
+def place(
     cluster: Cluster,
     llm: Llm,
     *,

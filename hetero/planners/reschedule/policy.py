@@ -16,7 +16,7 @@ from hetero.planners.reschedule.change import ClusterChange
 from hetero.planners.reschedule.episode import Ending, Episode, Era, play
 from hetero.planners.reschedule.reload import Disk, Reload, reload
 from hetero.planners.reschedule.service import PhaseService, moved
-from hetero.planners.thunderserve.plan import Search, plan, replan
+from hetero.planners.thunderserve.phases import Search, phases, replan
 from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.workload import Trace
 
@@ -159,7 +159,7 @@ def reschedule(
     >>> demand = Demand.of(chats, 4.0)
     >>> fleet = cluster("thunderserve-a5000-12")
     >>> target, short = scaled(reference(model, demand), 6.0), CostSettings(max_stages=1)
-    >>> running = PhaseService.of(plan(fleet, model, demand, target, settings=short))
+    >>> running = PhaseService.of(phases(fleet, model, demand, target, settings=short))
     >>> less = lose_gpu(running, running.groups[-1].name)
     >>> found = reschedule(running, less, "light")
     >>> len(found.after.groups) == len(running.groups) - 1, found.reload_s
@@ -179,7 +179,7 @@ def reschedule(
         old = {one.name: one.phase for one in service.groups}
         turned = tuple(one.name for one in after.groups if old.get(one.name) != one.phase)
         return Rescheduling(policy, service, change, between, after, turned, None)
-    made = plan(
+    made = phases(
         change.cluster,
         service.model.llm,
         wanted,

@@ -19,7 +19,7 @@ from hetero.deployment import Deployment, Role
 from hetero.display import Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.plan import PhasePlan
+from hetero.planners.thunderserve.phases import PhasePlan
 from hetero.routers import PairShares
 from hetero.simulator import Slo
 

@@ -21,11 +21,11 @@ def layers(
     from hetero import catalog
     from hetero.apps.capacity.draws import flow_draws, middle
     from hetero.cluster import find
-    from hetero.planners.helix import plan
+    from hetero.planners.helix import place
 
     options.new_file(figure, force, *options.PICTURES)
     llm = catalog.find_llm(model)
-    found = plan(find(cluster), llm, seed=seed)
+    found = place(find(cluster), llm, seed=seed)
     best = found.best[0]
     drawn = flow_draws(best, seed=seed)
     title = f"{llm.name} on {best.placement.problem.name}: {best.flow.tokens_per_s:,.0f} tokens/s"

@@ -11,7 +11,7 @@ from hetero.apps.cli import options
 
 if TYPE_CHECKING:
     from hetero.deployment import Deployment
-    from hetero.planners.thunderserve.plan import PhasePlan
+    from hetero.planners.thunderserve.phases import PhasePlan
     from hetero.simulator.uncertainty import Choice, Rule
     from hetero.workload import Trace
 
@@ -30,7 +30,7 @@ def phases(
     search: Annotated[
         Any,
         options.one_of(
-            "hetero.planners.thunderserve.plan:Search",
+            "hetero.planners.thunderserve.phases:Search",
             "'patterns' (ours), 'tabu' (the paper's) or 'exact' (small fleets).",
         ),
     ] = "patterns",
@@ -73,7 +73,7 @@ def phases(
     from hetero.costs.transfer import KvTransfer
     from hetero.files import writing
     from hetero.planners.thunderserve.budget import best_part
-    from hetero.planners.thunderserve.plan import plan
+    from hetero.planners.thunderserve.phases import phases
     from hetero.planners.thunderserve.tabu import TabuSettings
     from hetero.progress import progress
     from hetero.simulator import Slo
@@ -92,7 +92,7 @@ def phases(
     seeds = [seed] if choose == "nominal" else [seed, seed + 1, seed + 2]
     with progress(count * len(seeds), f"{search} search", unit="steps") as advance:
         plans = {
-            f"seed {each}": plan(
+            f"seed {each}": phases(
                 fleet,
                 llm,
                 demand,

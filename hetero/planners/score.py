@@ -9,10 +9,10 @@ from functools import cached_property, total_ordering
 
 import numpy as np
 
-from hetero.apps.portfolio.bound import bound, goodput_bound
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.intervals import interval
+from hetero.planners.bound import bound, goodput_bound
 from hetero.plans import Plan
 from hetero.question import MOST_REQUESTS, Question, judged, sustained_rps
 from hetero.simulator import Slo

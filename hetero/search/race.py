@@ -8,7 +8,7 @@ same designs, and what is found never falls.
 
 Beside the best plan stand its neighbours, other routers, and whatever else a caller tries; where
 none is better, the layouts of the whole fleet follow by their bounds
-(:mod:`hetero.planners.search.space`). Once the bound of all that are left is below the best plan,
+(:mod:`hetero.search.space`). Once the bound of all that are left is below the best plan,
 it is the best of them.
 """
 
@@ -22,12 +22,12 @@ from itertools import islice
 
 import numpy as np
 
-from hetero.apps.portfolio.score import PRECISION, goodput
 from hetero.errors import HeteroError
-from hetero.planners.search.space import ReplicaLayout, ReplicaSpace
+from hetero.planners.score import PRECISION, goodput
 from hetero.plans import Plan
 from hetero.question import Question, judged, sustained_rps, sustains
 from hetero.routers import Builtin
+from hetero.search.space import ReplicaLayout, ReplicaSpace
 from hetero.simulator import Slo
 from hetero.simulator.watch import MissedError
 

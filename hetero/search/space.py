@@ -26,8 +26,8 @@ from hetero.costs.replicas import replica
 from hetero.costs.transfer import Bits
 from hetero.deployment import Replica, Role
 from hetero.errors import HeteroError
-from hetero.planners.search.prices import MOST_STEP_TOKENS, WorkPrices
 from hetero.question import Load
+from hetero.search.prices import MOST_STEP_TOKENS, WorkPrices
 
 Parts: TypeAlias = tuple[tuple[Pipeline, Role], ...]
 Division: TypeAlias = tuple[tuple[int, int, Role], ...]

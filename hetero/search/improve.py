@@ -1,6 +1,6 @@
 """The best plan near those of all planners and over all layouts of the fleet.
 
-Layouts, phases, KV data types and routers are raced (:mod:`hetero.apps.portfolio.race`); where none
+Layouts, phases, KV data types and routers are raced (:mod:`hetero.search.race`); where none
 is better, so are sizes of steps. Everything is tried in a fixed order and counted, so that the same
 case gives the same plan.
 """
@@ -15,23 +15,23 @@ from functools import partial
 
 import numpy as np
 
-from hetero.apps.portfolio.bound import goodput_bound
-from hetero.apps.portfolio.build import plan_of
-from hetero.apps.portfolio.race import Change, LayoutRace, Race, Ruled
-from hetero.apps.portfolio.score import goodput
 from hetero.costs.cost import CostModel
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import compared_replica, split
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Role
 from hetero.planners import ground
-from hetero.planners.search.estimates import promising
-from hetero.planners.search.prices import WorkPrices
-from hetero.planners.search.space import Parts, ReplicaLayout, ReplicaSpace, contents
+from hetero.planners.base import plan_of
+from hetero.planners.bound import goodput_bound
+from hetero.planners.score import goodput
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Builtin, Predictive
 from hetero.routers.named import factories
+from hetero.search.estimates import promising
+from hetero.search.prices import WorkPrices
+from hetero.search.race import Change, LayoutRace, Race, Ruled
+from hetero.search.space import Parts, ReplicaLayout, ReplicaSpace, contents
 
 _PROMISING = 24  # layouts that are raced before what is near the planners' plans
 _PART = 16  # GPUs of a part of a fleet that is searched by itself, at least

@@ -154,7 +154,7 @@ class Bound(Shown):
 
 
 def bound(question: Question) -> Bound | None:
-    """The bound of a case; None for :func:`~ground.analytic` ones.
+    """The bound of a case; None for :func:`~hetero.planners.ground.analytic` ones.
 
     None as well where prefix caches shorten prompts by as much as the router makes of them.
 

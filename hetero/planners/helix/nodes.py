@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetero.apps.portfolio.bound import amounts
 from hetero.catalog.precision import bytes_of
 from hetero.costs.cost import CostModel
 from hetero.errors import CatalogError, InfeasibleError
@@ -31,6 +30,7 @@ from hetero.placement import Links, Problem
 from hetero.placement.machines import BLOCK_TOKENS, MachineKind
 from hetero.placement.throughput import OperatingPoint
 from hetero.planners import ground
+from hetero.planners.bound import amounts
 from hetero.question import Question
 
 Floats = NDArray[np.float64]

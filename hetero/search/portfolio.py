@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hetero.apps.portfolio.base import Planner
-from hetero.apps.portfolio.bound import Bound, bound
-from hetero.apps.portfolio.effort import NORMAL, Effort
-from hetero.apps.portfolio.improve import improve
-from hetero.apps.portfolio.planners import planners as all_planners
-from hetero.apps.portfolio.race import Change
-from hetero.apps.portfolio.score import Rank, Score, score
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
+from hetero.planners.base import Planner
+from hetero.planners.bound import Bound, bound
+from hetero.planners.effort import NORMAL, Effort
+from hetero.planners.score import Rank, Score, score
 from hetero.plans import Plan
 from hetero.question import Question
+from hetero.search.improve import improve
+from hetero.search.planners import planners as all_planners
+from hetero.search.race import Change
 
 
 @dataclass(frozen=True, slots=True, eq=False)

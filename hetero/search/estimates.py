@@ -16,7 +16,7 @@ over their links, on which a request takes :math:`l_i` seconds out and :math:`l'
         \sum_i \min(p_i - h_i, 1 / l_i),\; \sum_i \min(d_i - h_i, 1 / l'_i)\Big),
     \qquad h_i = \min(p_i, d_i)
 
-No bound: that is :mod:`hetero.planners.search.prices`. It says which layouts to race first.
+No bound: that is :mod:`hetero.search.prices`. It says which layouts to race first.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hetero.arrays import Floats
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Replica, Role
-from hetero.planners.search.space import ReplicaLayout, ReplicaSpace, best_first
 from hetero.question import Load
+from hetero.search.space import ReplicaLayout, ReplicaSpace, best_first
 
 _MARGIN = 0.9  # of the target for the time per token
 _SHARES = np.linspace(0.0, 1.0, 11)  # of the price of a request that its prefill is worth
