@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 BATCHING = {"chunked": "chunked", "prefill-first": "prefill first"}
 _DEFAULT = ("round-robin", "least-tokens", "power-of-two", "hetero")
-_SAMPLE = 200  # requests of the trace that the search for the best degree estimates with
 
 
 def simulate(
@@ -347,22 +346,11 @@ def _degrees(
     engine: EngineSpec,
 ) -> tuple[dict[str, int], list[str]]:
     """Degree of each machine, and what a reader should know of the choice."""
-    from hetero.planners.xiong import tensor_parallel
-    from hetero.streams import stream
+    from hetero.planners.xiong import plan as xiong
 
     if text == "best":
-        sample = trace.sample(min(_SAMPLE, len(trace)), stream(seed, "degrees"))
-        best = tensor_parallel.search(
-            machines,
-            llm,
-            sample,
-            latency=tensor_parallel.padded(engine.source(trace)),
-            room=engine.room,
-            weight_precision=engine.precision,
-            kv_precision=engine.kv_precision,
-            require_longest=False,
-        ).best
-        degrees = {one.machine.name: one.tensor_parallel for one in best}
+        found = xiong.search(machines, llm, trace, engine, seed=seed)
+        degrees = xiong.degrees(machines, found)
         why = f"{llm.name} does not fit"
     else:
         degrees = _by_machine("--degree", text, machines)

@@ -15,11 +15,10 @@ from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.engines import EngineSpec, replicated
 from hetero.errors import ParameterError
-from hetero.planners.xiong import tensor_parallel
+from hetero.planners.xiong import plan as xiong
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
 
-_SAMPLE = 200  # requests that the degrees are chosen for, as Xiong et al. do
 _KEPT = 16
 
 
@@ -115,17 +114,8 @@ def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: in
     if isinstance(at, Deployment):
         deployment = at
     else:
-        sample = requests.head(_SAMPLE)
         engine = EngineSpec()
-        found = tensor_parallel.search(
-            at,
-            llm,
-            sample,
-            latency=tensor_parallel.padded(engine.source(requests)),
-            room=engine.room,
-            require_longest=False,
-        )
-        degrees = {best.machine.name: best.tensor_parallel for best in found.best}
+        degrees = xiong.degrees(at, xiong.search(at, llm, requests, engine, seed=seed))
         deployment = replicated(at, llm, degrees, engine, trace=requests)
         idle = [machine.name for machine in at.machines if machine.name not in degrees]
         if idle:

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetero.cluster import Cluster, Machine
+from hetero.catalog import Llm
+from hetero.cluster import Cluster
 from hetero.costs.cost import PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import compared_replica
 from hetero.deployment import Deployment, Replica
+from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
 from hetero.planners import ground
 from hetero.planners.base import plan_of, planner
 from hetero.planners.effort import NORMAL, Effort
 from hetero.planners.xiong import tensor_parallel
+from hetero.planners.xiong.tensor_parallel import DegreeSearch
 from hetero.plans import Plan
 from hetero.question import Question
 from hetero.routers import Workload
+from hetero.streams import stream
+from hetero.workload import Trace
 
 NAME = "tensor-parallel search"
+_SAMPLE = 200  # requests, as in the paper
 
 
 @planner(NAME)
@@ -26,30 +32,19 @@ def plan(question: Question, effort: Effort = NORMAL) -> Plan:
     """The degree of every machine by estimate, requests by workload (Xiong et al.)."""
     costs = ground.costs(question)
     kinds = ground.alike(question.cluster)
-    one_each = Cluster(
-        question.cluster.name, tuple(_linked(question.cluster.machines[of[0]]) for of in kinds)
-    )
+    asked = (question.cluster, question.llm, question.trace, question.engine)
     try:
-        found = tensor_parallel.search(
-            one_each,
-            question.llm,
-            ground.requests(question, 200),
-            latency=tensor_parallel.padded(question.engine.source(question.trace)),
-            weight_precision=question.engine.precision,
-            room=question.engine.room,
-            require_longest=False,
-            divides=costs.divides,
-        )
+        found = search(*asked, seed=question.seed)
     except InfeasibleError as error:
         raise InfeasibleError(
             f"{question.llm.name} fits no machine of {question.cluster.name} on its own.",
             resolve=error.resolve,
         ) from None
-    degrees = {degree.machine.name: degree.tensor_parallel for degree in found.best}
+    chosen = degrees(question.cluster, found)
     pipelines: list[Pipeline] = []
     nodes: list[Replica] = []
     for numbers in kinds:
-        degree = degrees.get(costs.machines[numbers[0]].name)
+        degree = chosen.get(costs.machines[numbers[0]].name)
         if degree is None:
             continue
         for m in numbers:
@@ -74,6 +69,49 @@ def plan(question: Question, effort: Effort = NORMAL) -> Plan:
     )
 
 
-def _linked(machine: Machine) -> Machine:
-    """The machine with its link among the figures of its GPU, where estimates look for it."""
-    return replace(machine, gpu=machine.linked_gpu)
+def search(
+    cluster: Cluster, llm: Llm, trace: Trace, engine: EngineSpec, *, seed: int = 0
+) -> DegreeSearch:
+    """Algorithm 1 on one machine of each kind of a cluster, for 200 requests of a trace.
+
+    Raises
+    ------
+    InfeasibleError
+        If the model fits no machine on its own.
+    """
+    linked = (
+        replace(cluster.machines[of[0]], gpu=cluster.machines[of[0]].linked_gpu)
+        for of in ground.alike(cluster)
+    )
+    sample = trace.sample(min(_SAMPLE, len(trace)), stream(seed, "planning"))
+    return tensor_parallel.search(
+        Cluster(cluster.name, tuple(linked)),
+        llm,
+        sample,
+        latency=tensor_parallel.padded(engine.source(trace)),
+        weight_precision=engine.precision,
+        kv_precision=engine.kv_precision,
+        room=engine.room,
+        require_longest=False,
+        divides=lambda gpus: engine.serving.divides(llm, gpus),
+    )
+
+
+def degrees(cluster: Cluster, found: DegreeSearch) -> dict[str, int]:
+    """Degree of every machine of a cluster by name; machines that the model does not fit are out.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster, workload
+    >>> fleet, model = cluster.cluster("xiong-v100-a800"), catalog.llm("Llama-3-8B")
+    >>> chats = workload.load("azure2023_conv")
+    >>> degrees(fleet, search(fleet, model, chats, EngineSpec()))
+    {'v100': 1, 'a800': 1}
+    """
+    best = {one.machine.name: one.tensor_parallel for one in found.best}
+    chosen: dict[str, int] = {}
+    for numbers in ground.alike(cluster):
+        first = cluster.machines[numbers[0]].name
+        if first in best:
+            chosen |= {cluster.machines[m].name: best[first] for m in numbers}
+    return {m.name: chosen[m.name] for m in cluster.machines if m.name in chosen}
