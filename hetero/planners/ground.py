@@ -26,6 +26,8 @@ from hetero.workload import Trace
 
 STEP_TOKENS: Final = (512, 1024, 2048, 4096, 8192)
 """Sizes of steps that are tried where prompts are cut into chunks."""
+BATCHES: Final = (64, 128, 256, 512, 1024)
+"""Requests of a batch that are tried there."""
 _SHORT_S = 20.0
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,7 @@ _PART = 16  # GPUs of a part of a fleet that is searched by itself, at least
 _PARTS = 4  # in a fleet at least; links hold smaller ones back less
 _PART_DESIGNS = 300  # raced for a part at most
 _IN_CELLS = ", cells: "
+_LIMITS = ("max_step_tokens", "max_batch")
 _CELL = 4  # decode replicas of a cell at least
 _MUCH = 1.05  # times what a part carried, from which on the whole fleet is tried again
 
@@ -240,8 +242,15 @@ def built(base: Plan, layout: ReplicaLayout, routing: str, router: Builtin) -> P
         bound=base.bound,
         options=base.options,
     )
-    known = ((one.gpu, one.engine.max_step_tokens) for one in base.deployment.replicas)
-    plan = _sized(plan, {gpu.name: tokens for gpu, tokens in known if gpu is not None})
+    known = (
+        (
+            one.gpu.name,
+            {name: getattr(one.engine, name) for name in ("max_step_tokens", "max_batch")},
+        )
+        for one in base.deployment.replicas
+        if one.gpu is not None
+    )
+    plan = _sized(plan, dict(known))
     return _celled(plan, _cells(base) if layout.split else 1)
 
 
@@ -280,7 +289,7 @@ def _celled(plan: Plan, cells: int) -> Plan:
 
 
 def _polish(race: Race) -> None:
-    """Try twice and half as many cells, then sizes of steps."""
+    """Try twice and half as many cells, then sizes of steps and batches."""
     made = race.plan.deployment
     most = sum(one.role == "decode" for one in made.replicas) // _CELL if made else 0
     for factor in (2.0, 0.5):
@@ -293,32 +302,38 @@ def _polish(race: Race) -> None:
 
 
 def _steps(race: Race) -> None:
-    """Try steps of half and of twice as many tokens, one GPU type after the other.
+    """Try half and twice as many tokens of a step, and fewer requests of a batch, by GPU type.
 
-    Large ones prefill more at once, small ones keep those that decode waiting for less.
+    Large steps prefill more at once, small ones keep those that decode waiting for less; small
+    batches let requests wait for their first token, and no longer for each that follows.
     """
-    made = race.plan.deployment
+    made, asked = race.plan.deployment, race.question.engine
     if made is None or made.replicas[0].engine.batching != "chunked":
         return
-    if race.question.engine.max_step_tokens is not None:
-        return
-    known = {one.gpu: one.engine.max_step_tokens for one in made.replicas if one.role != "decode"}
-    for gpu, tokens in known.items():
+    tokens = {one.gpu: one.engine.max_step_tokens for one in made.replicas if one.role != "decode"}
+    for gpu, now in tokens.items() if asked.max_step_tokens is None else ():
         for factor in (0.5, 2.0):
-            size = round(factor * tokens)
+            size = round(factor * now)
             while gpu is not None and size in ground.STEP_TOKENS:
                 what = f"steps of {size:,} tokens on {gpu.name}"
-                if race.attempt(what, partial(_sized, race.plan, {gpu.name: size})) <= 0:
+                change = partial(_sized, race.plan, {gpu.name: {"max_step_tokens": size}})
+                if race.attempt(what, change) <= 0:
                     break
                 size = round(factor * size)
+    gpus = {one.gpu for one in made.replicas if one.role != "prefill" and one.gpu is not None}
+    for gpu in sorted(gpus if asked.max_batch is None else (), key=lambda one: one.name):
+        # Bounds know no batches above the engine's own.
+        for size in (n for n in ground.BATCHES if n < asked.limits(gpu).max_batch):
+            change = partial(_sized, race.plan, {gpu.name: {"max_batch": size}})
+            race.attempt(f"batches of {size:,} requests on {gpu.name}", change)
 
 
-def _sized(plan: Plan, sizes: dict[str, int]) -> Plan:
-    """The plan with steps of so many tokens by GPU type."""
+def _sized(plan: Plan, sizes: Mapping[str, Mapping[str, Any]]) -> Plan:
+    """The plan with other limits of the engines on GPU types."""
     made = plan.deployment
     assert made is not None
     nodes = tuple(
-        replace(one, engine=replace(one.engine, max_step_tokens=sizes[one.gpu.name]))
+        replace(one, engine=replace(one.engine, **sizes[one.gpu.name]))
         if one.gpu is not None and one.gpu.name in sizes
         else one
         for one in made.replicas

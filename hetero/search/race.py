@@ -228,11 +228,15 @@ class LayoutRace:
         better: ReplicaLayout | None = layout
         general = routers[0]
         while better is not None and self.race.left:
-            layout = better
-            for ruled in routers:
-                if self._attempt("", layout, ruled) > 0:
-                    general = ruled
-            self.polish(self.race)
+            layout, tried = better, -1
+            while len(self.race.changes) != tried and self.race.left:
+                for ruled in routers:
+                    if self._attempt("", layout, ruled) > 0:
+                        general = ruled
+                tried = len(self.race.changes)
+                self.polish(self.race)
+                if len(self.race.changes) != tried:  # no router was tried with these limits yet
+                    self._raced -= {(self.space.key(layout), ruled[0]) for ruled in routers}
             near = (one for one in self.space.neighbours(layout) if not self._worse(one[1]))
             won = (one for what, one in near if self._attempt(what, one, general) > 0)
             better = next(won, None)
