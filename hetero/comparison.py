@@ -39,7 +39,8 @@ Draw: TypeAlias = Callable[[float, int], Trace]
 """Makes requests of a rate [requests/s] and a seed."""
 Measure: TypeAlias = Callable[[Run], Mapping[str, Any]]
 
-KEYS: Final = ("plan", "router", "rate_rps", "seed")
+KEYS: Final = ("plan", "rate_rps", "router", "seed")
+"""Columns of a comparison that say what a row is of."""
 _SHOWN: Final = ("attainment", "within_targets_rps", "ttft_p95_s", "tpot_p95_s", "output_tps")
 _LOWER: Final = ("ttft", "tpot", "e2e", "rejected")
 
@@ -51,8 +52,7 @@ class Comparison(Shown):
     Attributes
     ----------
     frame
-        A row per plan, rate, seed and router, in columns ``plan``, ``router``, ``rate_rps`` and
-        ``seed``, and then the metrics.
+        A row per plan, rate, seed and router: columns :data:`KEYS`, and then the metrics.
     note
         Predictor, engine, arrivals, order of the requests and seeds in a line.
     """
@@ -113,7 +113,7 @@ class Comparison(Shown):
         """By rate: -1 where less is better, else 1; and values by seed and system."""
         metric = metric or str(self.frame.columns[len(KEYS)])
         sign = -1.0 if (metric.startswith(_LOWER) if lower is None else lower) else 1.0
-        differ = [key for key in KEYS[:2] if self.frame[key].nunique() > 1] or ["router"]
+        differ = [key for key in KEYS[:3:2] if self.frame[key].nunique() > 1] or ["router"]
         named = self.frame.assign(system=self.frame[differ].astype(str).agg(", ".join, axis=1))
         for rate, rows in named.groupby("rate_rps", sort=False):
             wide = rows.pivot(index="seed", columns="system", values=metric)
@@ -201,7 +201,6 @@ def compare(
     require(bool(numbers), "No seeds are given.", resolve="give one or more.")
     if isinstance(trace, Trace):
         block = round(math.sqrt(len(trace))) if resample is True else int(resample)
-        require(block >= 0, f"A block has {block} requests.", resolve="give a number above 0.")
         came = ARRIVING[process] if asked else "arrivals of the trace"
         came += f", requests drawn in blocks of {block}" if block else ", requests in its order"
         draw: Draw = partial(_drawn, trace, block, process if asked else "")
@@ -246,7 +245,7 @@ def _play(
             run: Run = served.simulate(requests, seed)
         else:  # a router of plain Python may remember what it has seen
             run = simulate(served, requests, deepcopy(router), predictor=predictor, seed=seed)
-        rows.append(dict(zip(KEYS, (name, label, rate_rps, seed), strict=True)) | {**measure(run)})
+        rows.append(dict(zip(KEYS, (name, rate_rps, label, seed), strict=True)) | {**measure(run)})
     return rows
 
 

@@ -31,9 +31,7 @@ def interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]
     return mean - half, mean + half
 
 
-def ranking(
-    samples: Mapping[str, ArrayLike], confidence: float = 0.95, space: str = ""
-) -> str:
+def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95, space: str = "") -> str:
     """Names from the largest mean to the smallest, as far as the seeds tell them apart.
 
     ``a>b`` stands where the intervals of the paired differences between ``a``, or anything above

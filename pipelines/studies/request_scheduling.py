@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hetero.catalog import Link, llm
 from hetero.cluster import cluster
+from hetero.comparison import compare
 from hetero.deployment import Deployment, Engine
 from hetero.engines import PAPERS, replicated, roofline_steps
 from hetero.intervals import interval, ranking
@@ -164,22 +165,17 @@ class Workbench:
         The columns ``done, <replica> [s]`` say when each replica was through with its requests.
         """
         predictors = predictors or {"normal (paper)": Normal()}
-        rows = []
-        settings = list(product(deployments.items(), predictors.items(), rates))
-        with progress(len(settings), "rates", unit="rates", show=self.show) as advance:
-            for ((link, engine), deployment), (told, predictor), rate in settings:
-                labels = {"link": link, "engine": engine, "predictor": told, RATE: rate}
-                done = [f"done, {replica.name} [s]" for replica in deployment.replicas]
-                for seed in self.seeds:
-                    trace = self.trace(seed, rate, factor)
-                    for name, router in routers.items():
-                        run = simulate(deployment, trace, router, predictor=predictor, seed=seed)
-                        ends = run.completion_s()
-                        row = {**labels, "strategy": name, "seed": seed}
-                        row |= {TPS: metrics(run).total_tps, **dict(zip(done, ends, strict=True))}
-                        rows.append(row | {GAP: float(np.nanmax(ends) - np.nanmin(ends))})
-                advance(1)
-        return pd.DataFrame(rows)
+        cells, parts = list(product(deployments.items(), predictors.items())), {}
+        total = len(cells) * len(rates) * len(self.seeds) * len(routers)
+        with progress(total, "routers", unit="runs", show=self.show) as advance:
+            for ((link, engine), deployment), (told, predictor) in cells:
+                parts[link, engine, told] = compare(
+                    deployment, routers, lambda rate, seed: self.trace(seed, rate, factor), rates,
+                    self.seeds, predictor=predictor, measure=through, progress=advance,
+                ).frame.drop(columns="plan")  # fmt: skip
+        labels = ["link", "engine", "predictor"]
+        found = pd.concat(parts, names=labels).reset_index(labels).reset_index(drop=True)
+        return found.rename(columns={"rate_rps": RATE, "router": "strategy"})
 
     def sensitivity(self, routers: Routers, overheads_ms: Sequence[float]) -> pd.DataFrame:
         """Orders, and the gain of OS over RR, by link, KV cache, input length and step overhead."""
@@ -205,6 +201,14 @@ class Workbench:
                 }
             )
         return pd.DataFrame(rows)
+
+
+def through(run: Run) -> dict[str, float]:
+    """Throughput, when each replica was through, and how far apart the first and the last were."""
+    ends = run.completion_s()
+    done = (f"done, {replica.name} [s]" for replica in run.deployment.replicas)
+    gap = float(np.nanmax(ends) - np.nanmin(ends))
+    return {TPS: metrics(run).total_tps, **dict(zip(done, ends, strict=True)), GAP: gap}
 
 
 def pick(frame: pd.DataFrame, rate_rps: float | None = None, **labels: str) -> pd.DataFrame:
