@@ -11,8 +11,9 @@ from the ground up; a module imports only from those before its own:
     Step times: ``models``, ``sources`` of measurements, ``calibration``; weights and KV cache.
 ``placement``, ``deployment``, ``engine``
     Layers on nodes; replicas on GPUs; what one does, compiled.
-``routers``, ``simulator``
-    Which replica serves a request; what every request sees then. A router is a file here.
+``routers``, ``simulator``, ``comparison``
+    Which replica serves a request; what every request sees then; both compared, rate by rate. A
+    router is a file here.
 ``costs``, ``planners``
     What groups of mixed GPUs cost and serve; one folder per system: ``xiong``, ``rignall``,
     ``helix``, ``thunderserve``, and ``baselines``, ``reschedule``.
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from hetero.apps.cards.card import PlanCard as PlanCard
     from hetero.apps.explorer import explore as explore
     from hetero.cluster import Cluster as Cluster
+    from hetero.comparison import compare as compare
     from hetero.deployment import Deployment as Deployment
     from hetero.engines import EngineSpec as EngineSpec
     from hetero.engines import replicated as replicated
@@ -85,6 +87,7 @@ LAZY = {
     "Question": "hetero.question",
     "Slo": "hetero.simulator",
     "Trace": "hetero.workload",
+    "compare": "hetero.comparison",
     "explore": "hetero.apps.explorer",
     "metrics": "hetero.simulator.metrics",
     "plan": "hetero.apps.cards.answer",

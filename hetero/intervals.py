@@ -31,7 +31,7 @@ def interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]
     return mean - half, mean + half
 
 
-def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95) -> str:
+def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95, space: str = "") -> str:
     """Names from the largest mean to the smallest, as far as the seeds tell them apart.
 
     ``a>b`` stands where the intervals of the paired differences between ``a``, or anything above
@@ -42,6 +42,8 @@ def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95) -> str:
     ----------
     samples
         Values by name, of the same seeds in the same order.
+    space
+        What parts names from the signs between them.
 
     Examples
     --------
@@ -64,9 +66,9 @@ def ranking(samples: Mapping[str, ArrayLike], confidence: float = 0.95) -> str:
 
     text = names[0]
     for i, j in pairwise(range(size)):
-        text += (">" if strict(i, j) else ">=") + names[j]
+        text += space + (">" if strict(i, j) else ">=") + space + names[j]
     for i, j in combinations(range(size), 2):
         inner = [pair for pair in combinations(range(i, j + 1), 2) if pair != (i, j)]
         if j > i + 1 and strict(i, j) and not any(strict(*pair) for pair in inner):
-            text += f", {names[i]}>{names[j]}"
+            text += f", {names[i]}{space}>{space}{names[j]}"
     return text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hetero import routers
-from hetero.routers.base import Builtin
+from hetero.errors import ParameterError, require
+from hetero.routers.base import Builtin, Router
 
 
 def factories() -> dict[str, Callable[..., Builtin]]:
@@ -32,3 +33,31 @@ def factories() -> dict[str, Callable[..., Builtin]]:
         routers.Predictive,
     ]
     return {kind().name.lower().replace(" ", "-"): kind for kind in kinds}
+
+
+def router_of(given: object) -> Router | Builtin:
+    """A router as it is, or made: by its name, by its class or by a function.
+
+    Examples
+    --------
+    >>> router_of("round-robin") == router_of(routers.RoundRobin) == routers.RoundRobin()
+    True
+    """
+    if isinstance(given, str):
+        known = factories()
+        require(
+            given in known,
+            f"No router is called '{given}'.",
+            resolve=f"use one of {', '.join(known)}.",
+        )
+        return known[given]()
+    # A class has the attributes of its instances.
+    made = given
+    if callable(given) and (isinstance(given, type) or not isinstance(given, Builtin | Router)):
+        made = given()
+    if isinstance(made, Builtin | Router):
+        return made
+    raise ParameterError(
+        f"{made!r} is no router.",
+        resolve="pass a name, or an object with a name and choose(request, fleet).",
+    )

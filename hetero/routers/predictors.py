@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,10 @@ class Oracle:
     def predict(self, trace: Trace, rng: np.random.Generator) -> Ints32:
         """True output tokens, at least 1."""
         return np.maximum(trace.output_tokens, 1)
+
+
+DEFAULT: Final[Predictor] = Oracle()
+"""What is believed where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)

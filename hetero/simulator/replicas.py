@@ -16,7 +16,7 @@ from hetero.engine.failure import fail, recover
 from hetero.engine.limits import limits_of
 from hetero.errors import require, require_not_negative, require_positive
 from hetero.routers.base import Builtin, Router
-from hetero.routers.predictors import Oracle, Predictor
+from hetero.routers.predictors import DEFAULT, Predictor
 from hetero.simulator.drivers import Compiled, Driver, Plain, Progress
 from hetero.simulator.run import Run
 from hetero.simulator.samples import Sampler
@@ -100,7 +100,7 @@ def simulate(
     >>> run.counts
     {'finished': 1000, 'rejected': 0}
     """
-    predicted = (predictor or Oracle()).predict(trace, stream(seed, "predictor"))
+    predicted = (predictor or DEFAULT).predict(trace, stream(seed, "predictor"))
     requests = state.requests(
         trace.arrival_s, trace.input_tokens, trace.output_tokens, predicted, trace.priorities
     )

@@ -28,7 +28,7 @@ goal by more than chance, in runs of :data:`LOWER_PART` as many requests.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
@@ -263,12 +263,7 @@ def arrivals(
     """
     if kind == "scaled":
         order = (np.arange(count) + stream(seed, "requests").integers(len(trace))) % len(trace)
-        gap_s = np.diff(trace.arrival_s, prepend=trace.arrival_s[0])
-        gap_s[0] = trace.arrival_s[-1] - trace.arrival_s[0]
-        gap_s[0] /= max(len(trace) - 1, 1)
-        came_s = np.cumsum(gap_s[order])
-        taken = trace.all_at_once().take(order)
-        return replace(taken, arrival_s=came_s - came_s[0]).rescale(rate_rps=rate_rps)
+        return trace.reordered(order).rescale(rate_rps=rate_rps)
     return _ordered(trace, count, seed).poisson(rate_rps, stream(seed, "arrivals"))
 
 

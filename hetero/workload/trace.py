@@ -319,6 +319,23 @@ class Trace(Shown):
             )
         return self.take(np.sort(rng.choice(len(self), size=count, replace=False)))
 
+    def reordered(self, order: ArrayLike) -> Trace:
+        """Requests by position in any order, each as long after the one before it as it came.
+
+        The first of the trace comes a mean gap after the one before it.
+
+        Examples
+        --------
+        >>> three = Trace([0.0, 1.0, 4.0], [80, 40, 9], [5, 5, 5])
+        >>> three.reordered([1, 2, 0, 1]).arrival_s.tolist()
+        [0.0, 3.0, 5.0, 6.0]
+        """
+        gap_s = np.diff(self.arrival_s, prepend=self.arrival_s[0])
+        gap_s[0] = (self.arrival_s[-1] - self.arrival_s[0]) / max(len(self) - 1, 1)
+        came_s = np.cumsum(gap_s[order])
+        taken = self.all_at_once().take(order)
+        return taken._arriving(came_s - came_s[0], self.clients, self.think_s)
+
     def duplicate(self, copies: int) -> Trace:
         """Every request ``copies`` times in a row: r1, .., r1, r2, .., r2 (Xiong, section 5.1).
 

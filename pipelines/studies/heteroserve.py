@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, Final
 
@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from hetero import catalog, cluster, routers
 from hetero.catalog import Gpu, Llm
+from hetero.comparison import compare
 from hetero.deployment import Deployment, Engine
 from hetero.engines import EngineSpec, StepSource, replicated, roofline_steps
 from hetero.intervals import interval
 from hetero.latency import for_gpu
 from hetero.latency.step import Piece, StepModel
-from hetero.simulator import Run, Slo, metrics, simulate
+from hetero.simulator import Run, Slo, metrics
 from hetero.simulator.sustained import saturation
 from hetero.workload import Trace, synthetic
 from hetero.workload.lengths import percentile_edges
@@ -50,6 +51,7 @@ COV, PASSED, EFFICIENCY = "CoV [%]", "passed [%]", "scaling efficiency [%]"
 
 MODEL: Final = catalog.llm("LLaMA-1-13B")
 WEIGHTS_GB: Final = 26.0  # as section 4.1 rounds them: 54 and 22 GB are left for the KV cache
+LIMITS: Final = partial(routers.batch_limits, sequence_tokens=910.0 + 256.0)  # at the mean length
 _GROUPED: Final = replace(MODEL, name="13B with 8 KV heads", kv_heads=8)
 DEVICES: Final = "heteroserve-8"
 #: Clusters of fig. 8; the paper names no mixes.
@@ -98,9 +100,7 @@ WORKLOADS: Final[dict[str, tuple[LengthDistribution, LengthDistribution]]] = {
 
 
 @cache
-def fleet(
-    decode: str, devices: str = DEVICES, safety: float = 0.1, swap_s_per_gb: float = 2.0
-) -> Deployment:
+def fleet(decode: str, devices: str = DEVICES, swap_s_per_gb: float = 2.0) -> Deployment:
     """One engine per device, its batch limited at the mean length (HeteroServe eq. 6)."""
     llm, steps = DECODES[decode]
     machines = cluster.cluster(devices)
@@ -121,8 +121,7 @@ def fleet(
         replace(replica, kv_tokens=int(free / replica.kv_bytes_per_token))
         for replica, free in zip(whole.replicas, room, strict=True)
     )
-    whole = replace(whole, replicas=counted)
-    return routers.batch_limits(whole, safety=safety, sequence_tokens=910.0 + 256.0)
+    return LIMITS(replace(whole, replicas=counted))
 
 
 class LongToFastest(routers.HeteroServe):
@@ -268,22 +267,26 @@ class Study:
             lengths = synthetic.Bimodal(long_share=workload), HETEROSERVE_OUTPUT
         return synthetic.synthetic(count or self.requests, *lengths, rate_rps=rate_rps, seed=seed)
 
-    def play(
+    def compared(
         self,
-        decode: str,
-        scheduler: Scheduler,
+        setting: Setting,
+        schedulers: Mapping[Any, Scheduler],
         rate_rps: float,
-        seed: int,
+        measure: Callable[[Run], Mapping[str, Any]] = measured,
         *,
         workload: Workload = "lognormal",
         count: int = 0,
         **engine: Any,
-    ) -> Run:
-        """Simulate one workload with one scheduler; ``engine`` are options of :func:`fleet`."""
-        router, limits = scheduler
-        trace = self.trace(workload, rate_rps, seed, count)
-        deployment = limits(fleet(decode, **engine))
-        return simulate(deployment, trace, router, predictor=P90, seed=seed)
+    ) -> pd.DataFrame:
+        """A row per scheduler and seed at a rate; ``engine`` are options of :func:`fleet`."""
+        whole = fleet(setting[0], **engine)
+        systems = {name: (limits(whole), router) for name, (router, limits) in schedulers.items()}
+        found = compare(
+            systems, None, lambda rate, seed: self.trace(workload, rate, seed, count), rate_rps,
+            self.seeds, predictor=P90, measure=measure,
+        ).frame.rename(columns={"plan": "scheduler"})  # fmt: skip
+        found = found.drop(columns=["rate_rps", "router"])
+        return pd.DataFrame(_labels(setting), found.index).join(found)
 
     @cache  # noqa: B019 - by value, and few
     def saturated_rps(
@@ -332,30 +335,24 @@ class Study:
         """Every scheduler under every setting, at ``load`` times the nominal rate.
 
         The rate is that of ``devices`` or, where given, of the cluster ``rated``; ``options`` are
-        those of :meth:`play`.
+        those of :meth:`compared`.
         """
         options |= {"workload": workload, "devices": devices}
-        return pd.DataFrame(
-            _labels(setting)
-            | {"scheduler": name, "seed": seed}
-            | measured(self.play(setting[0], scheduler, rate, seed, **options))
-            for setting in settings
-            for rate in [load * self.nominal_rps(setting, workload, rated or devices)]
-            for name, scheduler in schedulers.items()
-            for seed in self.seeds
-        )
+        rates = ((one, self.nominal_rps(one, workload, rated or devices)) for one in settings)
+        parts = (self.compared(one, schedulers, load * rate, **options) for one, rate in rates)
+        return pd.concat(parts, ignore_index=True)
 
     def windowed(self, duration_s: float) -> pd.DataFrame:
         """The paper's schedulers over ``duration_s`` of arrivals, a sixth of it warm-up."""
-        rows = []
-        for setting in SETTINGS:
-            rate = self.nominal_rps(setting)
-            for (name, scheduler), seed in product(PAPER.items(), self.seeds):
-                run = self.play(setting[0], scheduler, rate, seed, count=int(rate * duration_s))
-                until_s = float(np.ptp(run.requests["arrival_s"]))
-                counted = measured(run, warmup_s=duration_s / 6, until_s=until_s)
-                rows.append(_labels(setting) | {"scheduler": name} | counted)
-        return pd.DataFrame(rows)
+        return pd.concat(
+            self.compared(
+                setting, PAPER, rate, count=int(rate * duration_s), measure=lambda run: measured(
+                    run, duration_s / 6, float(np.ptp(run.requests["arrival_s"]))
+                ),
+            )
+            for setting in SETTINGS
+            for rate in [self.nominal_rps(setting)]
+        )  # fmt: skip
 
     def ablation(self) -> pd.DataFrame:
         """HeteroServe with each part switched off at 0.9 of the nominal rate (fig. 5)."""
@@ -412,17 +409,19 @@ class Study:
             "K": ("bins_tokens", edges),
             "K, long to H100": ("bins_tokens", edges),
         }
-        rows = []
+        parts = []
         for setting, (name, (option, given)) in product(SETTINGS, changes.items()):
-            rate = self.nominal_rps(setting)
-            # delta enters the batch limits (eq. 6) as well.
-            engines = [{"safety": value} if name == "delta" else {} for value in given]
-            for (value, engine), seed in product(zip(given, engines, strict=True), self.seeds):
-                router = _kind(name)(queue="outstanding", **{option: given[value]})
-                run = self.play(setting[0], (router, as_is), rate, seed, **engine)
-                row = {"swept": name, "value": value, COV: load_cov(run), PASSED: passed_best(run)}
-                rows.append(_labels(setting) | row | measured(run))
-        return pd.DataFrame(rows)
+            tried: dict[Any, Scheduler] = {}
+            for value, chosen in given.items():
+                # delta enters the batch limits (eq. 6) as well.
+                limits = partial(LIMITS, safety=value) if name == "delta" else as_is
+                tried[value] = _kind(name)(queue="outstanding", **{option: chosen}), limits
+            found = self.compared(
+                setting, tried, self.nominal_rps(setting),
+                lambda run: {COV: load_cov(run), PASSED: passed_best(run), **measured(run)},
+            )  # fmt: skip
+            parts.append(found.rename(columns={"scheduler": "value"}).assign(swept=name))
+        return pd.concat(parts)
 
     def contest(
         self, setting: Setting, rivals: pd.DataFrame, where: str, load: float, **options: Any

@@ -134,10 +134,10 @@ def first_tokens(study: hs.Study, settings: Sequence[Setting]) -> Figure:
     """Distribution of the time to first token over all seeds, a panel per setting (fig. 4)."""
     fig, axes = plt.subplots(1, len(settings), figsize=(10, 3.8), sharey=True)
     for axis, setting in zip(axes, settings, strict=True):
+        schedulers, rate = hs.PAPER | hs.OURS, study.nominal_rps(setting)
+        runs = study.compared(setting, schedulers, rate, lambda run: {"ttft_s": run.ttft_s})
         for name, colour in _COLOURS.items():
-            rate = study.nominal_rps(setting)
-            runs = [study.play(setting[0], hs.ALL[name], rate, seed) for seed in study.seeds]
-            ttft_s = np.concatenate([run.ttft_s for run in runs])
+            ttft_s = np.concatenate(values(runs, "ttft_s", scheduler=name))
             sns.ecdfplot(x=ttft_s, stat="percent", color=colour, label=name, ax=axis)
         axis.axvline(0.5, color=figures.CYCLE[4], linestyle="--", linewidth=1)
         axis.set(xscale="log", xlim=(0.01, 2000), xlabel="time to first token [s]", ylim=(0, 101))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from hetero.catalog import Link, llm
 from hetero.cluster import cluster
+from hetero.comparison import compare
 from hetero.deployment import Deployment, Engine
 from hetero.engines import PAPERS, replicated, roofline_steps
 from hetero.intervals import interval, ranking
@@ -26,7 +28,7 @@ from hetero.memory import KvFormula
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
 from hetero.routers import Builtin, Normal, Predictor, Router
-from hetero.simulator import Run, Slo, metrics, simulate
+from hetero.simulator import Run, Slo, metrics
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import (
     ENGINES,
@@ -164,22 +166,17 @@ class Workbench:
         The columns ``done, <replica> [s]`` say when each replica was through with its requests.
         """
         predictors = predictors or {"normal (paper)": Normal()}
-        rows = []
-        settings = list(product(deployments.items(), predictors.items(), rates))
-        with progress(len(settings), "rates", unit="rates", show=self.show) as advance:
-            for ((link, engine), deployment), (told, predictor), rate in settings:
-                labels = {"link": link, "engine": engine, "predictor": told, RATE: rate}
-                done = [f"done, {replica.name} [s]" for replica in deployment.replicas]
-                for seed in self.seeds:
-                    trace = self.trace(seed, rate, factor)
-                    for name, router in routers.items():
-                        run = simulate(deployment, trace, router, predictor=predictor, seed=seed)
-                        ends = run.completion_s()
-                        row = {**labels, "strategy": name, "seed": seed}
-                        row |= {TPS: metrics(run).total_tps, **dict(zip(done, ends, strict=True))}
-                        rows.append(row | {GAP: float(np.nanmax(ends) - np.nanmin(ends))})
-                advance(1)
-        return pd.DataFrame(rows)
+        cells, parts = list(product(deployments.items(), predictors.items())), {}
+        total = len(cells) * len(rates) * len(self.seeds) * len(routers)
+        with progress(total, "routers", unit="runs", show=self.show) as advance:
+            for ((link, engine), deployment), (told, predictor) in cells:
+                parts[link, engine, told] = compare(
+                    deployment, routers, lambda rate, seed: self.trace(seed, rate, factor), rates,
+                    self.seeds, predictor=predictor, measure=through, progress=advance,
+                ).frame.drop(columns="plan")  # fmt: skip
+        labels = ["link", "engine", "predictor"]
+        found = pd.concat(parts, names=labels).reset_index(labels).reset_index(drop=True)
+        return found.rename(columns={"rate_rps": RATE, "router": "strategy"})
 
     def sensitivity(self, routers: Routers, overheads_ms: Sequence[float]) -> pd.DataFrame:
         """Orders, and the gain of OS over RR, by link, KV cache, input length and step overhead."""
@@ -205,6 +202,14 @@ class Workbench:
                 }
             )
         return pd.DataFrame(rows)
+
+
+def through(run: Run) -> dict[str, float]:
+    """Throughput, when each replica was through, and how far apart the first and the last were."""
+    ends = run.completion_s()
+    done = (f"done, {replica.name} [s]" for replica in run.deployment.replicas)
+    gap = float(np.nanmax(ends) - np.nanmin(ends))
+    return {TPS: metrics(run).total_tps, **dict(zip(done, ends, strict=True)), GAP: gap}
 
 
 def pick(frame: pd.DataFrame, rate_rps: float | None = None, **labels: str) -> pd.DataFrame:
@@ -299,41 +304,39 @@ def by_rate(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return means.rename(columns=lambda rate: f"{rate_name(rate)} [tokens/s]").reset_index()
 
 
+def latencies(run: Run, slo: Slo) -> dict[str, Any]:
+    """Latencies, goodput, throughput and prompts that were cached."""
+    result = metrics(run, slo)
+    ttft, tpot = result.percentiles["ttft_s"], result.percentiles["tpot_s"]
+    hits, inputs = (run.requests[key].sum() for key in ("hit_tokens", "input_tokens"))
+    return {
+        CACHED: 100 * hits / inputs,
+        TPS: result.total_tps,
+        "TTFT P50 [s]": ttft[50],
+        "TTFT P95 [s]": ttft[95],
+        "TPOT P95 [ms]": 1e3 * tpot[95],
+        "SLO met [%]": 100 * result.attainment["joint"],
+        "goodput [req/s]": result.goodput_rps,
+    }
+
+
 def compare_routers(runs: Mapping[str, Run], slo: Slo) -> pd.DataFrame:
-    """Latencies, goodput, throughput and prompts that were cached, of a run per router."""
-    rows = []
-    for name, run in runs.items():
-        result = metrics(run, slo)
-        ttft, tpot = result.percentiles["ttft_s"], result.percentiles["tpot_s"]
-        hits, inputs = (run.requests[key].sum() for key in ("hit_tokens", "input_tokens"))
-        rows.append(
-            {
-                "router": name,
-                CACHED: 100 * hits / inputs,
-                TPS: result.total_tps,
-                "TTFT P50 [s]": ttft[50],
-                "TTFT P95 [s]": ttft[95],
-                "TPOT P95 [ms]": 1e3 * tpot[95],
-                "SLO met [%]": 100 * result.attainment["joint"],
-                "goodput [req/s]": result.goodput_rps,
-            }
-        )
-    return pd.DataFrame(rows)
+    """:func:`latencies` of a run per router."""
+    return pd.DataFrame({"router": name} | latencies(run, slo) for name, run in runs.items())
 
 
 def compare_caches(
     deployment: Deployment, recorded: Trace, choices: Sequence[Router | Builtin], seed: int
 ) -> pd.DataFrame:
     """What routers find cached of past prompts, at the recorded rate and at four times that."""
-    parts = []
-    for faster in (1.0, 4.0):
-        trace = recorded.rescale(rate_rps=faster * len(recorded) / np.ptp(recorded.arrival_s))
-        runs = {r.name: simulate(deployment, trace, r, seed=seed) for r in choices}
-        part = compare_routers(runs, Slo(ttft_s=2.0))
-        parts.append(part.assign(rate=f"{faster:g} x recorded"))
-    table = pd.concat(parts, ignore_index=True).rename(columns={"SLO met [%]": "TTFT < 2 s [%]"})
-    latencies = ["TTFT P50 [s]", "TTFT P95 [s]", "TTFT < 2 s [%]"]
-    return table[["rate", "router", CACHED, *latencies, TPS]]
+    own = len(recorded) / np.ptp(recorded.arrival_s)
+    table = compare(
+        deployment, choices, recorded, [own, 4.0 * own], [seed], process="scaled", resample=False,
+        measure=partial(latencies, slo=Slo(ttft_s=2.0)),
+    ).frame.rename(columns={"SLO met [%]": "TTFT < 2 s [%]"})  # fmt: skip
+    table["rate"] = [f"{rate / own:g} x recorded" for rate in table["rate_rps"]]
+    times = ["TTFT P50 [s]", "TTFT P95 [s]", "TTFT < 2 s [%]"]
+    return table[["rate", "router", CACHED, *times, TPS]]
 
 
 def throughput_figure(frame: pd.DataFrame, bench: Workbench) -> Figure:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,13 +14,14 @@ from numpy.typing import NDArray
 from hetero.apps.explorer.setting import Exploration, setting
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.comparison import compare
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.plans import Plan
 from hetero.question import Load, sustained_rps
 from hetero.routers import Builtin, Router
-from hetero.routers.named import factories
+from hetero.routers.named import router_of
 from hetero.simulator import Metrics, Run, Slo, metrics, simulate
 from hetero.simulator.sustained import SustainedRule, arrivals, life_s, steady_s
 from hetero.workload import Trace, TraceSource
@@ -216,25 +216,26 @@ def explore(
         raise ParameterError(
             f"A rate of {rate_rps:g} requests/s cannot be served.", resolve="give one above 0."
         )
-    chosen = _router(router)
+    chosen = router_of(router)
     where = setting(cluster, llm, workload, source=source, count=requests, seed=seed)
-    rates = [load * (where.bound_rps or 0.0) for load in LOADS]
-    others = (_play(where, rate, chosen(), seed) for rate in rates if rate > 0)
-    curve = tuple(_point(run, rate, slo) for run, rate in zip(others, rates, strict=False))
-    run = _play(where, rate_rps, chosen(), seed, samples=_SAMPLES)
+    draw, curve = partial(_arriving, where), list[Point]()
+    if rates := [load * where.bound_rps for load in LOADS] if where.bound_rps else []:
+        counted = partial(_counted, slo=slo)
+        others = compare(where.deployment, chosen, draw, rates, [seed], measure=counted).frame
+        curve = [*map(Point, others["rate_rps"], others["served_rps"], others["met_rps"])]
+    trace = draw(rate_rps, seed)
+    sample_s = max(float(np.ptp(trace.arrival_s)), 1e-9) / _SAMPLES
+    run = simulate(where.deployment, trace, deepcopy(chosen), seed=seed, sample_s=sample_s)
     begin_s, end_s = steady_s(run)
     seen = metrics(
         run, slo, warmup_s=begin_s, until_s=max(end_s, math.nextafter(begin_s, math.inf))
     )
-    return View(where, slo, run, seen, chosen(), _point(run, rate_rps, slo), curve)
+    here = Point(rate_rps, **_counted(run, slo))
+    return View(where, slo, run, seen, chosen, here, tuple(curve))
 
 
-def _play(
-    where: Exploration, rate_rps: float, router: Router | Builtin, seed: int, samples: int = 0
-) -> Run:
-    trace = arrivals(where.requests, min(_needed(where, rate_rps), _MOST), rate_rps, seed)
-    sample_s = max(float(np.ptp(trace.arrival_s)), 1e-9) / samples if samples else None
-    return simulate(where.deployment, trace, router, seed=seed, sample_s=sample_s)
+def _arriving(where: Exploration, rate_rps: float, seed: int) -> Trace:
+    return arrivals(where.requests, min(_needed(where, rate_rps), _MOST), rate_rps, seed)
 
 
 def _needed(where: Exploration, rate_rps: float) -> int:
@@ -264,19 +265,7 @@ def _goodput_rps(asked: _Asked) -> float:
     return sustained_rps(plan, load, 0)
 
 
-def _router(router: Router | Builtin | str) -> Callable[[], Router | Builtin]:
-    if not isinstance(router, str):
-        # A router of plain Python may remember what it has seen.
-        return lambda: deepcopy(router)
-    known = factories()
-    if router not in known:
-        raise ParameterError(
-            f"No router is called '{router}'.", resolve=f"use one of {', '.join(known)}."
-        )
-    return known[router]
-
-
-def _point(run: Run, rate_rps: float, slo: Slo) -> Point:
+def _counted(run: Run, slo: Slo) -> dict[str, float]:
     """Requests that finish in the part of a run that counts."""
     start_s, last_s = (float(run.requests["arrival_s"][0]) + one for one in steady_s(run))
     finish_s = run.requests["finish_s"]
@@ -291,4 +280,5 @@ def _point(run: Run, rate_rps: float, slo: Slo) -> Point:
             # Replies of one token have no TPOT and cannot miss it.
             good &= ~(times_s > target_s)
     length_s = max(last_s - start_s, math.ulp(last_s))
-    return Point(rate_rps, float(done.sum()) / length_s, float(good.sum()) / length_s)
+    counts = {"served_rps": done, "met_rps": good}
+    return {name: float(which.sum()) / length_s for name, which in counts.items()}

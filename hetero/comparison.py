@@ -1,0 +1,285 @@
+"""The grid of a comparison: plans and routers, rate by rate and seed by seed, paired.
+
+In one seed all get the same requests at the same moments (common random numbers), so differences
+are of pairs, and their intervals those of a paired t-test. By default each seed draws the requests
+anew in blocks (circular block bootstrap: Politis and Romano, 1992): an interval then speaks of
+requests such as these, where serving the same ones again would only show what routers draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter, itemgetter
+from typing import Any, Final, TypeAlias
+
+import joblib
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
+
+from hetero.deployment import Deployment
+from hetero.display import Column, Shown, Table
+from hetero.errors import ParameterError, require
+from hetero.intervals import interval, ranking
+from hetero.plans import Plan
+from hetero.routers import Oracle, Predictor
+from hetero.routers.named import router_of
+from hetero.routers.predictors import DEFAULT
+from hetero.simulator import Run, Slo, metrics, simulate
+from hetero.simulator.sustained import ARRIVING, Arrivals
+from hetero.streams import stream
+from hetero.workload import Trace
+from hetero.workload.statistics import rate_rps as mean_rps
+
+Draw: TypeAlias = Callable[[float, int], Trace]
+"""Makes requests of a rate [requests/s] and a seed."""
+Measure: TypeAlias = Callable[[Run], Mapping[str, Any]]
+
+KEYS: Final = ("plan", "rate_rps", "router", "seed")
+"""Columns of a comparison that say what a row is of."""
+_SHOWN: Final = ("attainment", "within_targets_rps", "ttft_p95_s", "tpot_p95_s", "output_tps")
+_LOWER: Final = ("ttft", "tpot", "e2e", "rejected")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Shown):
+    """What :func:`compare` found; its first metric is meant where none is named.
+
+    Attributes
+    ----------
+    frame
+        A row per plan, rate, seed and router: columns :data:`KEYS`, and then the metrics.
+    note
+        Predictor, engine, arrivals, order of the requests and seeds in a line.
+    """
+
+    frame: pd.DataFrame
+    note: str
+
+    def summary(
+        self, metric: str = "", *, baseline: str = "", lower: bool | None = None
+    ) -> pd.DataFrame:
+        """Mean by rate and system, and its paired difference to a baseline with 95 % interval.
+
+        A system is what differs of plan and router; of one seed the interval is NaN.
+
+        Parameters
+        ----------
+        baseline
+            A system, by default the best by mean at each rate.
+        lower
+            Whether lower values are better, by default of times and rejected requests.
+        """
+        rows = []
+        for rate, sign, wide in self._wide(metric, lower):
+            best = baseline or str((sign * wide.mean()).idxmax())
+            for name in wide:
+                gain = wide[name] - wide[best]
+                ends = interval(gain) if len(gain) > 1 else (math.nan, math.nan)
+                rows.append((rate, name, wide[name].mean(), best, gain.mean(), *ends))
+        columns = ["rate_rps", "system", "mean", "baseline", "difference", "low", "high"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def ranking(self, metric: str = "", *, lower: bool | None = None) -> str:
+        """Systems from the best to the worst, a line per rate (:func:`hetero.intervals.ranking`).
+
+        ``>`` stands where paired intervals leave 0 out, and so never for one seed.
+        """
+        texts = {}
+        for rate, sign, wide in self._wide(metric, lower):
+            text = ranking({str(name): sign * wide[name] for name in wide}, space=" ")
+            texts[rate] = text if len(wide) > 1 else text.replace(" > ", " >= ")
+        lines = [f"{rate:.4g} requests/s: {text}" for rate, text in texts.items()]
+        return "\n".join(lines if len(lines) > 1 else texts.values())
+
+    def table(self) -> Table:
+        """Means over the seeds, and the order by the first metric."""
+        shown = [name for name in _SHOWN if name in self.frame] or [
+            *self.frame.columns[len(KEYS) :]
+        ]
+        means = self.frame.groupby(["rate_rps", "plan", "router"], sort=False)[shown].mean()
+        cells = means.reset_index()
+        one = self.frame["seed"].nunique() == 1
+        alone = ["One seed: no interval, the order may be chance."] * one
+        order = (f"By {self.frame.columns[len(KEYS)]}:", *self.ranking().splitlines())
+        columns, rows = tuple(Column(str(name)) for name in cells), cells.to_numpy().tolist()
+        return Table("", columns, tuple(map(tuple, rows)), (*order, *alone, self.note))
+
+    def _wide(self, metric: str, lower: bool | None) -> Iterator[tuple[float, Any, Any]]:
+        """By rate: -1 where less is better, else 1; and values by seed and system."""
+        metric = metric or str(self.frame.columns[len(KEYS)])
+        sign = -1.0 if (metric.startswith(_LOWER) if lower is None else lower) else 1.0
+        differ = [key for key in KEYS[:3:2] if self.frame[key].nunique() > 1] or ["router"]
+        named = self.frame.assign(system=self.frame[differ].astype(str).agg(", ".join, axis=1))
+        for rate, rows in named.groupby("rate_rps", sort=False):
+            wide = rows.pivot(index="seed", columns="system", values=metric)
+            yield float(str(rate)), sign, wide[[*rows["system"].unique()]]
+
+
+def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
+    """Metrics of a whole run, see :mod:`hetero.simulator.metrics`; those of targets come first."""
+    seen = metrics(run, slo)
+    found: dict[str, float] = {}
+    if seen.goodput_rps is not None:
+        found = {"attainment": seen.attainment["joint"], "within_targets_rps": seen.goodput_rps}
+    for kind in ("ttft", "tpot", "e2e"):
+        found[f"{kind}_mean_s"] = seen.means[f"{kind}_s"]
+        found |= {f"{kind}_p{p}_s": seen.percentiles[f"{kind}_s"][p] for p in (50, 95, 99)}
+    counts = {"finished": seen.finished, "rejected": seen.rejected}
+    return found | {"output_tps": seen.output_tps, **counts}
+
+
+def compare(
+    plans: Any,
+    routers: Any,
+    trace: Trace | Draw,
+    rates: ArrayLike | None = None,
+    seeds: int | Sequence[int] = 5,
+    *,
+    slo: Slo | None = None,
+    process: Arrivals = "poisson",
+    resample: bool | int = True,
+    predictor: Predictor | None = None,
+    measure: Measure | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Comparison:
+    """Serve the same requests with every plan and router, rate by rate and seed by seed.
+
+    Parameters
+    ----------
+    plans
+        One, several, or by name: plans, deployments, pairs of a deployment and its router.
+    routers
+        One, several, or by name: names of built-in routers, routers, their classes or functions
+        that make them; each run has a copy of its own. None for those that plans have, as plans of
+        layers over a network always do.
+    trace
+        Requests; or a function that makes them of a rate and a seed, and alone says how they come.
+    rates
+        Requests per second, infinite for all at once; by default as the trace says.
+    seeds
+        So many from 0 on, or these: of arrivals, resampling, and the draws of routers.
+    slo
+        Targets.
+    process
+        How requests come at a rate, see :func:`hetero.simulator.sustained.arrivals`.
+    resample
+        Requests of a block, True for the root of the trace's; False for the trace as it is.
+    predictor
+        See :func:`hetero.simulator.simulate`.
+    measure
+        What is noted of a run, by default :func:`measured`.
+    jobs
+        Processes, by default as joblib's context says: ``with joblib.parallel_config("dask")``
+        carries the runs to a cluster.
+    progress
+        Called with the number of runs that are handed out.
+
+    Examples
+    --------
+    >>> from hetero import catalog, cluster, workload
+    >>> from hetero.engines import replicated
+    >>> fleet, model = cluster.cluster("heteroserve-4"), catalog.llm("Llama-3-8B")
+    >>> four = replicated(fleet, model, {machine.name: 1 for machine in fleet.machines})
+    >>> chats = workload.load("azure2023_conv").head(400)
+    >>> found = compare(four, ["round-robin", "hetero"], chats, 30.0, 4, slo=Slo(ttft_s=0.5))
+    >>> found.ranking()
+    'hetero > round robin'
+    """
+    systems = _named(plans, "plan", _system, itemgetter(0))
+    chosen = None if routers is None else _named(routers, "router", router_of, attrgetter("name"))
+    asked: list[float] = [] if rates is None else np.atleast_1d(rates).tolist()
+    for rate in asked:
+        what = f"A rate of {rate:g} requests/s cannot be played."
+        require(rate > 0, what, resolve="give one above 0, infinite for all at once.")
+    numbers = tuple(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
+    require(bool(numbers), "No seeds are given.", resolve="give one or more.")
+    if isinstance(trace, Trace):
+        block = round(math.sqrt(len(trace))) if resample is True else int(resample)
+        came = ARRIVING[process] if asked else "arrivals of the trace"
+        came += f", requests drawn in blocks of {block}" if block else ", requests in its order"
+        draw: Draw = partial(_drawn, trace, block, process if asked else "")
+        asked = asked or [mean_rps(trace.arrival_s)]
+    else:
+        require(callable(trace), f"{trace!r} is no trace.", resolve="pass a hetero.Trace.")
+        require(bool(asked), "Requests are made of no rates.", resolve="give one or more.")
+        draw, came = trace, "requests as a function makes them"
+    play = joblib.delayed(partial(_play, draw, predictor, measure or partial(measured, slo=slo)))
+
+    grid: list[tuple[Any, ...]] = []
+    for name, (_, served, own) in systems.items():
+        what = f"{name} has no router of its own."
+        require(chosen is not None or own is not None, what, resolve="give one or more.")
+        mine = {own.name: own} if chosen is None or isinstance(served, Plan) else chosen
+        grid += [(name, served, mine, rate, seed) for rate in asked for seed in numbers]
+
+    def calls() -> Iterator[Any]:
+        for cell in grid:
+            yield play(cell)
+            if progress:
+                progress(len(cell[2]))
+
+    rows = [row for part in joblib.Parallel(n_jobs=jobs)(calls()) for row in part]
+    every = (one for _, served, *_ in grid for one in getattr(served, "replicas", ()))
+    ways = dict.fromkeys(f"{r.engine.batching}, {r.engine.admission} admission" for r in every)
+    told, engine = predictor or DEFAULT, " or ".join(ways) or "layers over a network"
+    truth = ", the true lengths" if isinstance(told, Oracle) else ""
+    numbered = ", ".join(map(str, numbers))
+    note = f"Predictor {told}{truth}; engine {engine}; {came}; seeds {numbered}."
+    return Comparison(pd.DataFrame(rows), note)
+
+
+def _play(
+    draw: Draw, predictor: Predictor | None, measure: Measure, cell: tuple[Any, ...]
+) -> list[dict[str, Any]]:
+    """Rows of the runs that have their requests in common."""
+    name, served, routers, rate_rps, seed = cell
+    requests, rows = draw(rate_rps, seed), []
+    for label, router in routers.items():
+        if isinstance(served, Plan):
+            run: Run = served.simulate(requests, seed)
+        else:  # a router of plain Python may remember what it has seen
+            run = simulate(served, requests, deepcopy(router), predictor=predictor, seed=seed)
+        rows.append(dict(zip(KEYS, (name, rate_rps, label, seed), strict=True)) | {**measure(run)})
+    return rows
+
+
+def _drawn(trace: Trace, block: int, process: str, rate_rps: float, seed: int) -> Trace:
+    if block:
+        starts = stream(seed, "blocks").integers(len(trace), size=-(-len(trace) // block))
+        order = np.add.outer(starts, np.arange(block)).ravel() % len(trace)
+        trace = trace.reordered(order[: len(trace)])
+    if process and math.isinf(rate_rps):
+        return trace.all_at_once()
+    if process == "scaled":
+        return trace.rescale(rate_rps=rate_rps)
+    return trace.poisson(rate_rps, stream(seed, "arrivals")) if process else trace
+
+
+def _system(one: object) -> tuple[str, Plan | Deployment, Any]:
+    """Name; replicas, or a plan of layers; and the router that comes with them."""
+    if isinstance(one, Plan):
+        return one.planner, one.deployment or one, one.router
+    deployment, own = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
+    if isinstance(deployment, Deployment):
+        return deployment.name, deployment, own and router_of(own)
+    what = f"{one!r} is no plan and no deployment."
+    raise ParameterError(what, resolve="pass what hetero.plan or hetero.replicated gives.")
+
+
+def _named(given: Any, what: str, read: Any, name: Any) -> dict[Any, Any]:
+    """What is given by its own name, or by that in a mapping."""
+    if isinstance(given, Mapping):
+        found = [(key, read(one)) for key, one in given.items()]
+    else:
+        several = isinstance(given, Iterable) and not isinstance(given, str)
+        found = [(name(one), one) for one in map(read, given if several else [given])]
+    require(bool(found), f"No {what}s are given.", resolve="give one or more.")
+    once = len(dict(found)) == len(found)
+    require(once, f"Two {what}s have one name.", resolve="give them names in a mapping.")
+    return dict(found)
