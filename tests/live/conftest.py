@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from pipelines.bench.engines import Running, engine, write_model
 from tests.serving import Served
 
 
@@ -16,6 +17,15 @@ def _installed() -> None:
     for name in ("openai", "starlette", "transformers"):
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name}, of the extras serving and dev, is not installed")
+
+
+@pytest.fixture(scope="package")
+def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A real engine, which takes seconds to start: one for all files."""
+    folder = tmp_path_factory.mktemp("model")
+    write_model(folder, hidden=64, layers=2)
+    with engine(folder) as found:
+        yield found
 
 
 TWO = pytest.param(2, marks=pytest.mark.slow, id="two processes")

@@ -18,24 +18,15 @@ from hetero.apps.cli import main
 from hetero.apps.profiling import Endpoint, ProfileLimits, Reply, Setting
 from hetero.apps.profiling.rounds import steps
 from hetero.errors import DataError, EndpointError, ParameterError
-from pipelines.bench.engines import engine, write_model
 from tests.serving import Paced, running
 
 SETTINGS = profiling.grid([1, 2, 3], [16, 64], [12])
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    write_model(folder, hidden=64, layers=2)
-    with engine(folder) as found:
-        yield found
-
-
-def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
+def test_a_profile_of_a_real_engine_is_fitted(small_engine, tmp_path, capsys):
     file, fit = tmp_path / "steps.csv", tmp_path / "model.json"
     call = [
-        *("profile", server.url, "--model", server.model, "--output", str(file)),
+        *("profile", small_engine.url, "--model", small_engine.model, "--output", str(file)),
         *("--batch", "1,2,3", "--input", "16,64", "--tokens", "64", "--repeats", "2"),
         *("--fit", str(fit), "--check", "5"),
     ]
@@ -71,9 +62,9 @@ def test_a_profile_of_a_real_engine_is_fitted(server, tmp_path, capsys):
     assert f"{error:.3g}" in str(result)
 
 
-def test_a_stopped_profile_goes_on_without_asking_again(server, tmp_path):
+def test_a_stopped_profile_goes_on_without_asking_again(small_engine, tmp_path):
     file = tmp_path / "steps.csv"
-    endpoint = Endpoint(server.url, server.model)
+    endpoint = Endpoint(small_engine.url, small_engine.model)
     first = profiling.profile(
         endpoint, SETTINGS, file, repeats=1, warm_up=0, limits=ProfileLimits(tokens=800)
     )
@@ -89,12 +80,12 @@ def test_a_stopped_profile_goes_on_without_asking_again(server, tmp_path):
     assert len(asked) == len(set(asked)) == 6
     assert profiling.profile(endpoint, SETTINGS, file, repeats=1).sent == 0
     with pytest.raises(DataError, match="not of 'other'"):
-        profiling.profile(Endpoint(server.url, "other"), SETTINGS, file)
+        profiling.profile(Endpoint(small_engine.url, "other"), SETTINGS, file)
 
 
-def test_a_profile_from_before_checks_goes_on(server, tmp_path):
+def test_a_profile_from_before_checks_goes_on(small_engine, tmp_path):
     file = tmp_path / "steps.csv"
-    endpoint = Endpoint(server.url, server.model)
+    endpoint = Endpoint(small_engine.url, small_engine.model)
     profiling.profile(endpoint, SETTINGS[:2], file, repeats=1, warm_up=0)
     file.write_text(file.read_text().replace(",kept_for\n", "\n").replace(",fit\n", "\n"))
     found = profiling.profile(endpoint, SETTINGS[:3], file, repeats=1, warm_up=0)

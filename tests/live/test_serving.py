@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import numpy as np
 import pandas as pd
@@ -13,7 +11,7 @@ import pytest
 
 from hetero.apps.cli import main
 from hetero.workload import Trace
-from pipelines.bench.engines import Running, engine, write_model
+from pipelines.bench.engines import engine, write_model
 from tests.serving import Served, running, wait_until
 
 # An engine that computes answers nothing else, and on a busy machine not for long.
@@ -22,24 +20,17 @@ ROUTERS = ("round-robin", "workload", "hetero")
 
 
 @pytest.fixture(scope="module")
-def fleet(tmp_path_factory):
+def fleet(tmp_path_factory, small_engine):
     import openai
 
     folder = tmp_path_factory.mktemp("fleet")
-    sizes = {"small": (64, 2), "large": (128, 4)}
-    for name, (hidden, layers) in sizes.items():
-        (folder / name).mkdir()
-        write_model(folder / name, hidden=hidden, layers=layers)
-    with ExitStack() as ends, ThreadPoolExecutor(2) as both:
-
-        def start(name: str) -> Running:
-            one = ends.enter_context(engine(folder / name))
+    write_model(folder, hidden=128, layers=4)
+    with engine(folder) as large:
+        small = small_engine
+        for one in (small, large):
             # The first request takes such an engine seconds, in which it answers nothing else.
             with openai.OpenAI(base_url=f"{one.url}/v1", api_key="none") as client:
                 client.completions.create(model=one.model, prompt="hello", max_tokens=2)
-            return one
-
-        small, large = both.map(start, sizes)
         urls = {"small": small.url, "large": large.url}
         models = {"small": small.model, "large": large.model}
         served = Served(folder, urls, models=models, router="workload", limits=PATIENT)

@@ -8,7 +8,9 @@ import pytest
 from quick_cards import LITTLE, little
 
 from hetero import catalog, workload
-from hetero.apps.cards.request import request
+from hetero.apps.cards.answer import answer
+from hetero.apps.cards.card import PlanCard
+from hetero.apps.cards.request import CardRequest, request
 from hetero.apps.cards.several import (
     SeveralPlans,
     best_division,
@@ -40,7 +42,19 @@ def fleet(**gpus: int) -> Cluster:
 
 @pytest.fixture(scope="module")
 def twins(_little) -> SeveralPlans:
-    return several(fleet(L4=2), [("Llama-3.1-8B", 1.0), ("Llama-3.1-8B", 1.0)], **ASKED)
+    cards = {}
+
+    def once(asked: CardRequest, _: object) -> tuple[PlanCard]:
+        """Equal questions have one card."""
+        question = asked.question
+        known = (question.llm.name, question.rate_rps, *asked.cluster.gpu_counts.items())
+        if known not in cards:
+            cards[known] = answer(asked)[0]
+        return (cards[known],)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hetero.apps.cards.several.answer", once)
+        return several(fleet(L4=2), [("Llama-3.1-8B", 1.0), ("Llama-3.1-8B", 1.0)], **ASKED)
 
 
 def test_two_equal_models_get_equal_parts(twins):
