@@ -332,8 +332,9 @@ class Trace(Shown):
         """
         gap_s = np.diff(self.arrival_s, prepend=self.arrival_s[0])
         gap_s[0] = (self.arrival_s[-1] - self.arrival_s[0]) / max(len(self) - 1, 1)
-        came_s = np.cumsum(gap_s[order])
-        taken = self.all_at_once().take(order)
+        at = np.asarray(order, np.int64)
+        came_s = np.cumsum(gap_s[at])
+        taken = self.all_at_once().take(at)
         return taken._arriving(came_s - came_s[0], self.clients, self.think_s)
 
     def duplicate(self, copies: int) -> Trace:
