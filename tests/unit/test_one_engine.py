@@ -1,0 +1,104 @@
+"""One replica has the same step times, room and limits behind every door, and one maker."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero import catalog, workload
+from hetero.apps.cards.request import request
+from hetero.apps.cli import main
+from hetero.apps.explorer.setting import setting
+from hetero.apps.serving.written import write
+from hetero.cluster import Cluster, Machine
+from hetero.deployment import Replica
+from hetero.planners.xiong import plan as xiong
+from hetero.routers import LeastTokens
+
+CHATS = workload.load("azure2023_conv").head(400)
+CASES: list[tuple[str, int, str, dict[str, Any]]] = [
+    ("H100-SXM", 1, "Llama-3.1-8B", {}),
+    ("RTX-PRO-6000-Server", 1, "Llama-3.1-8B", {}),  # a layer profile, whose batches are ragged
+    ("L4", 2, "Llama-3.1-8B", {}),
+    ("A100-SXM-80GB", 2, "Llama-3.1-70B", {"precision": "int4"}),
+    ("MI300X", 1, "Qwen2.5-14B", {"release": "0.6.3"}),
+    ("H100-SXM", 2, "Qwen2.5-14B", {"engine": "sglang", "precision": "fp8"}),
+    ("L40S", 2, "Qwen2.5-7B", {"engine": "trtllm", "kv_precision": "fp8"}),
+    ("A40", 1, "Llama-3-8B", {"engine": "any"}),
+    ("H100-SXM", 1, "Qwen3-30B-A3B", {"memory_fraction": 0.85, "schedule_ahead": False}),
+    ("H200-SXM", 1, "gpt-oss-20b", {"max_step_tokens": 1024, "prefix_cache": False}),
+]
+OPTIONS = {"memory_fraction": "--memory", "max_step_tokens": "--chunk"}
+
+
+def told(one: Replica) -> tuple[float, ...]:
+    """What a replica does and holds."""
+    n, b = np.array([1.0, 40.0, 700.0, 5000.0]), np.array([1, 40, 60, 0])
+    limits = (one.engine.max_batch, one.engine.max_step_tokens)
+    return (*one.step.seconds(n, b, 900.0 * b, n).tolist(), one.kv_tokens, *limits)
+
+
+def options(own: dict[str, Any]) -> list[str]:
+    words = ["--engine", f"{own.get('engine', 'vllm')}@{own.get('release', '')}".rstrip("@")]
+    for name, value in own.items():
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
+        elif name not in ("engine", "release"):
+            words += [OPTIONS.get(name, f"--{name.replace('_', '-')}"), str(value)]
+    return words
+
+
+@pytest.mark.parametrize(("gpu", "count", "model", "own"), CASES)
+def test_every_door_gives_one_replica_the_same(gpu, count, model, own, tmp_path, capsys) -> None:
+    fleet, llm = Cluster("one", (Machine("m", catalog.gpu(gpu), count),)), catalog.llm(model)
+    question = request(fleet, model=llm, trace=CHATS, slo="ttft=2s", rate=1.0, **own).question
+    planned = xiong.plan(question).deployment
+    assert planned is not None
+    here, degree = planned.replicas[0], count // len(planned.replicas)
+    known = hetero.replicated(fleet, llm, {"m": degree}, question.engine, trace=question.trace)
+    assert told(known.replicas[0]) == pytest.approx(told(here), rel=1e-6)
+    assert known.replicas[0].engine == here.engine
+    served = write(known, tmp_path / "d.yaml", model="m", router=LeastTokens()).deployment()
+    assert told(served.replicas[0]) == pytest.approx(told(here), rel=1e-6)
+    compared = hetero.compare(known, [LeastTokens()], CHATS.head(40), seeds=1, resample=False)
+    run = hetero.simulate(known, CHATS.head(40), LeastTokens())
+    assert compared.frame["ttft_mean_s"].iloc[0] == hetero.metrics(run).means["ttft_s"]
+    if not own:
+        explored = setting(fleet, llm, question.trace).deployment
+        assert told(explored.replicas[0]) == told(known.replicas[0])
+    (tmp_path / "f.yaml").write_text(f"machines: [{{name: m, gpu: {gpu}, count: {count}}}]\n")
+    words = [str(tmp_path / "f.yaml"), "--model", model, "--degree", str(degree), "--requests", "9"]
+    with pytest.raises(SystemExit):
+        main(["simulate", *words, "--router", "least-tokens", *options(own), "--json"])
+    notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
+    kv, batch, tokens = (
+        int(re.search(pattern, notes)[1].replace(",", ""))
+        for pattern in (r": ([\d,]+) tokens", r"most ([\d,]+) req", r"and ([\d,]+) tokens a step")
+    )
+    assert (kv, batch, tokens) == (here.kv_tokens, here.engine.max_batch, told(here)[-1])
+
+
+def test_replicas_are_made_of_facts_in_one_place() -> None:
+    """Others cost a pipeline or an island, or read what an engine or a file says of itself."""
+    makers = set()
+    for path in Path(hetero.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Replica":
+                makers.add(path.relative_to(Path(hetero.__file__).parent).as_posix())
+    assert makers == {
+        "engines.py",
+        "costs/replicas.py",
+        "planners/rignall/replay.py",
+        "simulator/pipeline_run.py",
+        "simulator/warm.py",
+        "apps/serving/settings.py",
+        "apps/serving/replay.py",
+        "apps/cli/observe.py",
+    }
