@@ -98,16 +98,15 @@ class Comparison(Shown):
 
     def table(self) -> Table:
         """Means over the seeds, and the order by the first metric."""
-        shown = [name for name in _SHOWN if name in self.frame] or [
-            *self.frame.columns[len(KEYS) :]
-        ]
+        found = [str(name) for name in self.frame.columns[len(KEYS) :]]
+        shown = [name for name in _SHOWN if name in found] or found
         means = self.frame.groupby(["rate_rps", "plan", "router"], sort=False)[shown].mean()
-        cells = means.reset_index()
-        one = self.frame["seed"].nunique() == 1
-        alone = ["One seed: no interval, the order may be chance."] * one
-        order = (f"By {self.frame.columns[len(KEYS)]}:", *self.ranking().splitlines())
-        columns, rows = tuple(Column(str(name)) for name in cells), cells.to_numpy().tolist()
-        return Table("", columns, tuple(map(tuple, rows)), (*order, *alone, self.note))
+        rows = means.reset_index()
+        notes = [f"By {found[0]}:", *self.ranking().splitlines(), self.note]
+        if self.frame["seed"].nunique() == 1:
+            notes[-1:] = ["One seed: no interval, the order may be chance.", self.note]
+        columns = tuple(Column(str(name)) for name in rows)
+        return Table("", columns, tuple(map(tuple, rows.to_numpy().tolist())), tuple(notes))
 
     def _wide(self, metric: str, lower: bool | None) -> Iterator[tuple[float, Any, Any]]:
         """By rate: -1 where less is better, else 1; and values by seed and system."""
@@ -195,8 +194,7 @@ def compare(
     chosen = None if routers is None else _named(routers, "router", router_of, attrgetter("name"))
     asked: list[float] = [] if rates is None else np.atleast_1d(rates).tolist()
     for rate in asked:
-        what = f"A rate of {rate:g} requests/s cannot be played."
-        require(rate > 0, what, resolve="give one above 0, infinite for all at once.")
+        require(rate > 0, f"A rate of {rate:g} requests/s.", resolve="give one above 0, or inf.")
     numbers = tuple(dict.fromkeys(range(seeds) if isinstance(seeds, int) else seeds))
     require(bool(numbers), "No seeds are given.", resolve="give one or more.")
     if isinstance(trace, Trace):
@@ -267,7 +265,7 @@ def _system(one: object) -> tuple[str, Plan | Deployment, Any]:
         return one.planner, one.deployment or one, one.router
     deployment, own = one if isinstance(one, tuple) and len(one) == 2 else (one, None)
     if isinstance(deployment, Deployment):
-        return deployment.name, deployment, own and router_of(own)
+        return deployment.name, deployment, None if own is None else router_of(own)
     what = f"{one!r} is no plan and no deployment."
     raise ParameterError(what, resolve="pass what hetero.plan or hetero.replicated gives.")
 

@@ -352,7 +352,7 @@ class Study:
             )
             for setting in SETTINGS
             for rate in [self.nominal_rps(setting)]
-        )  # fmt: skip
+        ).reset_index(drop=True)  # fmt: skip
 
     def ablation(self) -> pd.DataFrame:
         """HeteroServe with each part switched off at 0.9 of the nominal rate (fig. 5)."""
@@ -421,7 +421,7 @@ class Study:
                 lambda run: {COV: load_cov(run), PASSED: passed_best(run), **measured(run)},
             )  # fmt: skip
             parts.append(found.rename(columns={"scheduler": "value"}).assign(swept=name))
-        return pd.concat(parts)
+        return pd.concat(parts, ignore_index=True)
 
     def contest(
         self, setting: Setting, rivals: pd.DataFrame, where: str, load: float, **options: Any
