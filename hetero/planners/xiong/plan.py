@@ -72,7 +72,7 @@ def plan(question: Question, effort: Effort = NORMAL) -> Plan:
 def search(
     cluster: Cluster, llm: Llm, trace: Trace, engine: EngineSpec, *, seed: int = 0
 ) -> DegreeSearch:
-    """Algorithm 1 on one machine of each kind of a cluster, for 200 requests of a trace.
+    """Degrees of one machine of each kind by Xiong et al., for 200 requests of a trace.
 
     Raises
     ------
