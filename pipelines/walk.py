@@ -80,7 +80,7 @@ def card(_: Steps, folder: Path) -> None:
 
 
 def bar(steps: Steps, _: Path) -> None:
-    """A trace to the bars of Fig. 5 of Xiong et al., by the cells of the notebook before the next figure."""
+    """A trace to the bars of Fig. 5 of Xiong et al., by the notebook's cells up to there."""
     told, text = dict[str, object](), source.code(source.notebook_path("04_request_scheduling"))
     steps.entered.clear()
     for cell in re.split("(?m)^# %%.*$", text.partition("fig5_completion")[0])[:-1]:
