@@ -18,8 +18,6 @@ import pytest
 
 from tests.serving import Paced, Served, get, running, wait_until
 
-pytestmark = pytest.mark.usefixtures("processes")
-
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3}
 SAID = [
@@ -200,7 +198,7 @@ def test_responses_are_passed_through_under_the_name_that_was_asked_for(tmp_path
             assert seen[-1][2] == body | {"model": "its own"}
             assert found == RESPONSE.replace('"model": "its own"', '"model": "m"')
             log = tmp_path / "log.jsonl"
-            wait_until(lambda: log.read_text().endswith("\n"))  # the next may have another process
+            wait_until(lambda: log.read_text().endswith("\n"))  # so that it is the first
             status, _, plain = post(served.url, "/v1/responses", body | {"stream": False})
             assert (status, plain["model"]) == (200, "m")
             assert post(served.url, "/v1/responses", {"model": "m", "prompt": "x"})[0] == 400
