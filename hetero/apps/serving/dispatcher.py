@@ -27,7 +27,6 @@ from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
 from hetero.apps.serving.settings import ANYONE, Client, DeploymentFile
-from hetero.apps.serving.spans import Spans
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
@@ -109,7 +108,6 @@ class Dispatcher:
         settings = self.settings = first.settings
         self.meters = Meters(self)
         self.request_log: RequestLog | None = None
-        self.spans: Spans | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
         self.accounts: dict[bytes, Account] = {}
@@ -134,7 +132,6 @@ class Dispatcher:
 
     def _install(self, new: Prepared, why: str = "this deployment") -> None:
         settings = new.settings
-        before_url = None if self.spans is None else self.settings.spans
         books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
         engines = []
@@ -155,10 +152,6 @@ class Dispatcher:
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
-        if before_url != settings.spans:
-            if self.spans is not None:
-                self.spans.send()  # what waits belongs to the collector before
-            self.spans = None if settings.spans is None else Spans(settings.spans)
         self._plan(why)
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
@@ -264,8 +257,6 @@ class Dispatcher:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        if self.spans is not None:
-            await self.spans.close()
         self.pool.sweep(all_of_them=True)
 
     async def _watching(self) -> None:
@@ -280,8 +271,6 @@ class Dispatcher:
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
         self.pool.sweep()
-        if self.spans is not None:
-            self.spans.send()
         self.follow_lengths()
         await self.learn()
         self.offer()
@@ -541,8 +530,6 @@ class Dispatcher:
             self.mend()
         if self.request_log is not None:
             self.request_log.write(ticket, outcome, outputs, now_s)
-        if self.spans is not None:
-            self.spans.add(ticket, outcome, outputs, now_s)
         if ticket not in self.tickets:
             return
         self._stop_waiting(ticket)

@@ -94,9 +94,6 @@ class Meters(Collector):
         yield _counter("hetero_attempts", "Requests sent", self._attempts, "engine", "outcome")
         yield _counter("hetero_tokens", "Tokens served", self._tokens, "engine", "kind")
         yield _counter("hetero_plan_mends", "Times that the plan followed", self._mends, "cause")
-        if (spans := dispatcher.spans) is not None:
-            ends = {"sent": spans.sent, "dropped": spans.dropped}
-            yield _counter("hetero_spans", "Spans by their end", ends, "outcome")
         for k, (name, what) in enumerate(
             (
                 ("hetero_ttft_seconds", "Arrival to first token"),

@@ -16,7 +16,6 @@ from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Events, Usage
 from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lines import EngineLine
-from hetero.apps.serving.spans import child
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 
 _PASSED = {b"content-type", b"retry-after"}
@@ -63,9 +62,6 @@ class Relay:
         asked.headers = names
         client.body = bytearray()
         ticket = Ticket(asked, client.account, self._path, house.now_s())
-        if house.settings.spans is not None:
-            ticket.parent = names.get("traceparent", "")
-            names["traceparent"] = child(ticket.parent)
         try:
             usage = await self._attempts(ticket, client)
         except Refusal as refusal:

@@ -33,6 +33,7 @@ _TYPICAL = StepModel.affine(
 _RESOLVE = "see the example in `hetero serve --help`."
 #: Fields that there were once, and what to do instead.
 _GONE = {
+    "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
     "workers": "leave it out; where one process is too few, run several `hetero serve` on ports of "
     "their own behind a balancer.",
 }
@@ -269,8 +270,6 @@ class DeploymentFile(_Strict):
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
-    spans
-        Collector of OpenTelemetry, as ``http://127.0.0.1:4318``, that gets a span of every request.
     tls_cert, tls_key
         Files of the certificate and its key, in PEM: what is served is HTTPS then.
     """
@@ -288,7 +287,6 @@ class DeploymentFile(_Strict):
     admin_key_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
-    spans: Annotated[Line, Field(pattern=r"^https?://[^\s/@?#]+/?$")] | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     limits: DispatcherLimits = DispatcherLimits()

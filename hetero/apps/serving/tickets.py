@@ -26,8 +26,6 @@ class Ticket:
         Who asks.
     path
         What of an engine it asks for.
-    parent
-        The span of its client, as its ``traceparent`` was, where it has a span itself.
     row
         Its row in the books; -1 until it is let in.
     engine
@@ -54,7 +52,6 @@ class Ticket:
     account: Account
     path: str
     arrival_s: float
-    parent: str = ""
     input_tokens: int = 0
     predicted_tokens: int = 0
     row: int = -1
