@@ -133,16 +133,9 @@ class Hostile(Process):
 
 
 class Served(Process):
-    """`hetero serve` on a deployment file.
-
-    Attributes
-    ----------
-    workers
-        Processes that listen; the fixture `processes` runs tests with one and with two.
-    """
+    """`hetero serve` on a deployment file."""
 
     key = ""
-    workers = 1
 
     def __init__(self, folder: Path, urls: dict[str, str], **settings: Any) -> None:
         self.file = folder / "deployment.yaml"
@@ -159,16 +152,10 @@ class Served(Process):
             log=folder / "serve.log",
         )
 
-    def ready(self) -> Served:
-        """Wait until every worker listens: one that has no address yet is not watched either."""
-        wait_until(lambda: self._ended() or " serves " in self.log.read_text())
-        super().ready()
-        return self
-
     def write(self, urls: dict[str, str], **settings: Any) -> None:
         drained = settings.pop("drained", ())
         models = settings.pop("models", {})
-        text = {"model": "m", "router": "least-requests", "workers": self.workers} | settings
+        text = {"model": "m", "router": "least-requests"} | settings
         text["backends"] = [
             {"name": name, "url": url, "step": "step.json", "kv_tokens": 20_000}
             | {"drain": name in drained}

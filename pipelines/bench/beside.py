@@ -33,7 +33,7 @@ from pipelines.bench.serve import ServeBench
 _LONG = "word " * 44_000
 _FIRST = {"model": "m", "prompt": "one two three", "max_tokens": 4, "stream": True}
 #: Bodies by name: prompt, words, whether they are streamed.
-CASES = {
+_CASES = {
     "plain": ("one two three", 1, False),
     "stream of 32 chunks": ("one two three", 32, True),
     "220 KB plain": (_LONG, 1, False),
@@ -69,7 +69,7 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
     rows: list[tuple[str, float, str, int]] = []
     with contextlib.ExitStack() as ends:
         folder = Path(ends.enter_context(tempfile.TemporaryDirectory()))
-        urls = [engine(ends, folder, k) for k in range(2)]
+        urls = [_engine(ends, folder, k) for k in range(2)]
         routers: dict[str, tuple[str, psutil.Process]] = {}
         for name, command in _commands(folder, urls).items():
             port = free_port()
@@ -78,13 +78,13 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
             run = started([part.replace("PORT", str(port)) for part in command], url, log)
             routers[name] = (url, psutil.Process(ends.enter_context(run).pid))
             rows.append((f"{name}: listens after", time.monotonic() - began_s, "s", 1))
-        for case, (prompt, words, stream) in CASES.items():
+        for case, (prompt, words, stream) in _CASES.items():
             body = {"model": "m", "prompt": prompt, "max_tokens": words, "stream": stream}
             spent: dict[str, list[float]] = {name: [] for name in routers}
             for turn in range(rounds + 1):
                 for name, (url, process) in routers.items():
                     before_s = cpu_s(process)
-                    asyncio.run(ask(url, body, requests))
+                    asyncio.run(_ask(url, body, requests))
                     if turn:  # the first warms up
                         spent[name].append((cpu_s(process) - before_s) / requests)
             for name, found in spent.items():
@@ -94,7 +94,7 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
             first_s: dict[str, list[float]] = {name: [] for name in routers}
             for turn in range(rounds + 1):
                 for name, (url, _) in routers.items():
-                    found = asyncio.run(ask(url, _FIRST, count, clients))
+                    found = asyncio.run(_ask(url, _FIRST, count, clients))
                     first_s[name] += found if turn else []
             for name, found in first_s.items():
                 for q, of in ((50, "P50"), (99, "P99")):
@@ -116,7 +116,7 @@ def bench(*, requests: int = 400, rounds: int = 5, progress: Say = silent) -> Se
     return ServeBench(tuple(rows), (), (how, shares, load))
 
 
-def engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:
+def _engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:
     """Address of an engine that answers at once, started."""
     url = f"http://127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "pipelines.bench.paced", "--step-ms", "0", "--first-ms", "0"]
@@ -125,7 +125,7 @@ def engine(ends: contextlib.ExitStack, folder: Path, k: int) -> str:
     return url
 
 
-def served(folder: Path, urls: list[str]) -> list[str]:
+def _served(folder: Path, urls: list[str]) -> list[str]:
     """The command of `hetero serve` in front of engines, but for its port."""
     step = StepModel.affine(floor_s=0.01, per_token_s=1e-6, per_cached_token_s=0.0)
     storage.save(step, folder / "step.json")
@@ -139,7 +139,7 @@ def served(folder: Path, urls: list[str]) -> list[str]:
 
 def _commands(folder: Path, urls: list[str]) -> Mapping[str, list[str]]:
     """Commands that start what is installed; their port is written PORT."""
-    found = {"hetero serve": [*served(folder, urls), "PORT"]}
+    found = {"hetero serve": [*_served(folder, urls), "PORT"]}
     tools = paths.root() / "pipelines/build/tools"
     for name in ("vllm_router", "sglang_router"):
         if any(tools.glob(f"lib/python*/site-packages/{name}")):
@@ -148,7 +148,9 @@ def _commands(folder: Path, urls: list[str]) -> Mapping[str, list[str]]:
     return found
 
 
-async def ask(url: str, body: Mapping[str, object], requests: int, at_once: int = 8) -> list[float]:
+async def _ask(
+    url: str, body: Mapping[str, object], requests: int, at_once: int = 8
+) -> list[float]:
     """Send so many requests, some at once; times to their first bytes, but for those that connect.
 
     The times [s] are from the request to the first byte of the body.

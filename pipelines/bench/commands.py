@@ -222,9 +222,6 @@ def serve(
     learning: Annotated[
         bool, typer.Option("--learning", help="After how many answers an engine is known.")
     ] = False,
-    workers: Annotated[
-        int | None, typer.Option(min=2, help="Processor of so many processes beside one.")
-    ] = None,
     backends: Annotated[
         int | None, typer.Option(min=4, help="Only decide, for so many simulated engines.")
     ] = None,
@@ -238,9 +235,8 @@ def serve(
     P99 of the time to the first token, between tokens and to the end, streams held at once, and
     memory. --soak 100000 instead sends so many requests and prints the memory on the way; --beside
     asks for processor and first bytes of the routers of vLLM and SGLang as well, in turns;
-    --workers 2 for that of one process and of two, and says what these could carry; --learning has
-    simulated engines serve that the dispatcher is told nothing of; --backends 200 sends 2.5
-    requests per second and engine to simulated ones, by one process and by several.
+    --learning has simulated engines serve that the dispatcher is told nothing of; --backends 200
+    sends 2.5 requests per second and engine to simulated ones, by one dispatcher and by several.
     """
     from pipelines.bench import serve as benches
 
@@ -250,10 +246,6 @@ def serve(
 
         rate_rps = 2.5 * backends
         found = decision_bench(backends=backends, router=router, rate_rps=rate_rps, progress=_log)
-    elif workers is not None:
-        from pipelines.bench.workers import bench as workers_bench
-
-        found = workers_bench(workers, progress=_log)
     elif learning:
         from pipelines.bench.learning import bench as learning_bench
 

@@ -1,10 +1,9 @@
 """Decisions on a large fleet: processor time of each, and how well several dispatchers choose.
 
 The engines are simulated; every decision is made on the books that a dispatcher keeps of what it
-sees of them. Several processes on one port each get a part of the requests by lot. They may know
-nothing of each other's, or hear of it after a while: of what was sent where, of first tokens, of
-ends. The owner of workers decides alone, but is told of first tokens and ends late, and of later
-tokens once in a while; the latter come at the mean pace that each request had with one process.
+sees of them. Several dispatchers behind a balancer each get a part of the requests by lot. They
+know nothing of each other's; beside that stands what it would be worth to hear after a while of
+what was sent where, of first tokens, of ends.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetero import catalog, workload
 from hetero.apps.serving.books import Books
@@ -43,21 +41,15 @@ _TIMED: Final = (
     "from hetero.engine.compiled import interpret; interpret(); "
     "from pipelines.bench.decisions import main; main()"
 )
-#: What processes hear of each other: how many there are, and after how long [s]; None: never.
+#: What dispatchers hear of each other: how many there are, and after how long [s]; None: never.
 WAYS: Final = {
-    "one process": (1, 0.0),
+    "one": (1, 0.0),
     "two, at once": (2, 0.0),
     "two, after 1 ms": (2, 0.001),
     "two, after 20 ms": (2, 0.02),
     "two, after 200 ms": (2, 0.2),
     "two, never": (2, None),
     "four, after 1 ms": (4, 0.001),
-}
-#: The same of an owner, and how old its counts of later tokens may be [s].
-OWNERS: Final = {
-    "owner, at once": (0.0, 0.0),
-    "owner, after 1 ms": (0.001, 0.01),
-    "owner, after 20 ms": (0.02, 0.02),
 }
 
 
@@ -72,7 +64,7 @@ class _News(NamedTuple):
     credit: float = 0.0
 
 
-class _Process:
+class _Dispatcher:
     """A dispatcher's books, and what it has not heard of yet."""
 
     def __init__(self, deployment: Deployment, trace: Trace, router: str) -> None:
@@ -80,7 +72,6 @@ class _Process:
         self.router = factories()[router]().live(deployment, np.random.default_rng(0))
         self.up = [True] * len(deployment.replicas)
         self.news: deque[_News] = deque()
-        self._told: dict[int, tuple[float, int]] = {}  # when the first token came, and how many
         self._rows: dict[int, int] = {}
         self._inputs, self._outputs = trace.input_tokens.tolist(), trace.output_tokens.tolist()
 
@@ -93,20 +84,10 @@ class _Process:
             books.send(r, news.engine, news.at_s)
         elif news.kind == _FIRST:
             books.first_token(self._rows[k], news.at_s)
-            self._told[k] = news.at_s, 1
         else:
             r = self._rows.pop(k)
-            self._told.pop(k, None)
             books.first_token(r, news.at_s)
             books.close(r, news.at_s, self._inputs[k], self._outputs[k])
-
-    def gather(self, now_s: float, tpot_s: NDArray[np.float64]) -> None:
-        """Enter the tokens that have come by now, by the time per later token of each request."""
-        for k, (first_s, told) in self._told.items():
-            come = min(1 + int((now_s - first_s) / tpot_s[k]), self._outputs[k])
-            if come > told:
-                self.books.more_tokens(self._rows[k], come - told)
-                self._told[k] = first_s, come
 
     def open(self, index: int, predicted: int, now_s: float) -> int:
         """Enter a request."""
@@ -123,13 +104,12 @@ class _Process:
 
 
 class Dispatchers:
-    """Processes on one port as one router: each decides on books of its own.
+    """Dispatchers behind a balancer as one router: each decides on books of its own.
 
     Parameters
     ----------
     delay_s
-        After how long each hears of what the others did and saw; None: never. One alone hears of
-        first tokens and ends.
+        After how long each hears of what the others did and saw; None: never.
 
     Attributes
     ----------
@@ -142,32 +122,21 @@ class Dispatchers:
         deployment: Deployment,
         trace: Trace,
         router: str,
-        processes: int,
+        count: int,
         delay_s: float | None,
         seed: int = 0,
     ) -> None:
-        self._tpot_s: NDArray[np.float64] | None = None
-        self._gather_s = self._gathered_s = 0.0
-        self.name = f"{processes} processes"
-        self._processes = [_Process(deployment, trace, router) for _ in range(processes)]
-        self._lot: list[int] = (
-            stream(seed, "processes").integers(processes, size=len(trace)).tolist()
-        )
+        self.name = f"{count} dispatchers"
+        self._all = [_Dispatcher(deployment, trace, router) for _ in range(count)]
+        self._lot: list[int] = stream(seed, "processes").integers(count, size=len(trace)).tolist()
         self._delay_s = delay_s
         self.log: list[_News] = []
 
-    def gather(self, tpot_s: NDArray[np.float64], every_s: float) -> None:
-        """Be told of later tokens, by the time per token of each request, once in a while."""
-        self._tpot_s, self._gather_s = tpot_s, every_s
-
     def choose(self, request: Request, fleet: FleetState) -> int:
-        """As the process decides that got the request."""
-        one, now_s, k = self._processes[self._lot[request.index]], fleet.now_s, request.index
+        """As the one decides that got the request."""
+        one, now_s, k = self._all[self._lot[request.index]], fleet.now_s, request.index
         while one.news and one.news[0].at_s + (self._delay_s or 0.0) <= now_s:
             one.take(one.news.popleft())
-        if self._tpot_s is not None and now_s - self._gathered_s >= self._gather_s:
-            one.gather(now_s, self._tpot_s)
-            self._gathered_s = now_s
         r = one.open(k, request.predicted_tokens, now_s)
         choice = one.decide(r, now_s)
         if choice >= 0:
@@ -185,17 +154,13 @@ class Dispatchers:
         self._seen(_News(now_s, _ENDED, index))
 
     def _seen(self, news: _News) -> None:
-        one = self._processes[self._lot[news.request]]
-        if len(self._processes) == 1 and self._delay_s:
-            one.news.append(news)
-        else:
-            one.take(news)
+        self._all[self._lot[news.request]].take(news)
         self._tell(news)
 
     def _tell(self, news: _News) -> None:
         self.log.append(news)
         if self._delay_s is not None:
-            for p, other in enumerate(self._processes):
+            for p, other in enumerate(self._all):
                 if p != self._lot[news.request]:
                     other.news.append(news)
 
@@ -207,9 +172,9 @@ class DecisionBench(Measured):
     Attributes
     ----------
     rows
-        Processes and what they hear of each other; mean time to the first token, its 99th
+        Dispatchers and what they hear of each other; mean time to the first token, its 99th
         percentile, mean time per later token [ms], mean time to the end [s], and time to the first
-        token and to the end over those of one process [%].
+        token and to the end over those of one alone [%].
     decision_us
         Processor time of looking, deciding and sending, median and mean [us].
     note
@@ -228,8 +193,8 @@ class DecisionBench(Measured):
             Column("TTFT, P99", "ms", 4),
             Column("TPOT", "ms", 4),
             Column("E2E", "s", 4),
-            Column("TTFT over one process", "%", 2),
-            Column("E2E over one process", "%", 2),
+            Column("TTFT over one", "%", 2),
+            Column("E2E over one", "%", 2),
         )
         median, mean = self.decision_us
         spent = f"processor time of a decision: median {median:.0f} us, mean {mean:.0f} us"
@@ -259,12 +224,8 @@ def bench(
     rows: list[tuple[object, ...]] = []
     first: tuple[float, ...] = ()
     decision_us = (0.0, 0.0)
-    tpot_s: NDArray[np.float64] = np.empty(0)
-    ways = WAYS | {way: (1, delay_s) for way, (delay_s, _) in OWNERS.items()}
-    for way, (processes, delay_s) in ways.items():
-        dispatchers = Dispatchers(fleet, trace, router, processes, delay_s, seed)
-        if way in OWNERS:
-            dispatchers.gather(tpot_s, OWNERS[way][1])
+    for way, (count, delay_s) in WAYS.items():
+        dispatchers = Dispatchers(fleet, trace, router, count, delay_s, seed)
         run = simulate(fleet, trace, dispatchers)
         means = tuple(float(np.nanmean(x)) for x in (run.ttft_s, run.tpot_s, run.e2e_s))
         first = first or means
@@ -273,7 +234,6 @@ def bench(
         rows.append((way, 1e3 * means[0], 1e3 * late_s, 1e3 * means[1], means[2], *over))
         progress(f"{way}: {means[2]:.3f} s to the end")
         if len(rows) == 1:
-            tpot_s = np.where(run.tpot_s > 0.0, run.tpot_s, np.nanmean(run.tpot_s))
             decision_us = _timed(case, router, dispatchers.log)
     note = (
         f"{requests:,} requests at {rate_rps:g}/s, {100 * rate_rps / plan.capacity_rps:.0f} % of "
@@ -314,7 +274,7 @@ def _timed(case: tuple[int, float, int, int], router: str, log: list[_News]) -> 
 def main() -> None:
     """Time the decisions of a log that :func:`bench` has written."""
     case, router, log = json.loads(Path(sys.argv[1]).read_text())
-    one, spent = _Process(*_case(*case), router), []
+    one, spent = _Dispatcher(*_case(*case), router), []
     for news in map(_News._make, log):
         if news.kind != _SENT:
             one.take(news)

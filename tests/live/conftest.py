@@ -1,4 +1,4 @@
-"""Tests of `hetero serve` that one process and several pass alike."""
+"""What the tests of `hetero serve` need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from pipelines.bench.engines import Running, engine, write_model
-from tests.serving import Served
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,14 +25,3 @@ def small_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     write_model(folder, hidden=64, layers=2)
     with engine(folder) as found:
         yield found
-
-
-TWO = pytest.param(2, marks=pytest.mark.slow, id="two processes")
-
-
-@pytest.fixture(scope="module", params=(pytest.param(1, id="one process"), TWO))
-def processes(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many processes of `hetero serve` listen."""
-    Served.workers = request.param
-    yield request.param
-    Served.workers = 1

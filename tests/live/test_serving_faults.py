@@ -16,8 +16,6 @@ import pytest
 from pipelines.bench.engines import free_port
 from tests.serving import Paced, Served, get, running, wait_until
 
-pytestmark = pytest.mark.usefixtures("processes")
-
 # Soon in what a test waits for, patient in what a busy machine may delay.
 QUICK = {
     "health_s": 0.2,

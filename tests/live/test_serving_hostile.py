@@ -15,8 +15,6 @@ from tests.hostile import FAULTS, asked, completion, connect, ended, request
 from tests.live.test_serving_faults import QUICK, ask, client_of
 from tests.serving import Hostile, Paced, Served, get, running, wait_until
 
-pytestmark = pytest.mark.usefixtures("processes")
-
 LIMITS = QUICK | {"request_s": 20.0, "head_s": 1.0, "send_s": 1.5}
 # Health checks do not interfere here, and a busy machine is no fault.
 CALM = {
@@ -29,7 +27,7 @@ CALM = {
 
 
 @pytest.fixture(scope="module")
-def engines(processes):
+def engines():
     found = Hostile(), Hostile()
     with running(*found):
         yield dict(zip("ab", found, strict=True))

@@ -21,8 +21,6 @@ from tests.hostile import FAULTS, completion, connect, request
 from tests.live.test_serving_faults import QUICK
 from tests.serving import Hostile, Served, running, wait_until
 
-pytestmark = pytest.mark.usefixtures("processes")
-
 REQUESTS = int(os.environ.get("HETERO_STORM", "500"))
 STREAMS = int(os.environ.get("HETERO_STREAMS", "300"))
 CLIENTS = ("one", "surrogate", "large", "unread", "silent", "head", "half", "leaves")
@@ -50,7 +48,7 @@ async def stopped(self):
     left = {name: books.replicas[name].astype(float).tolist() for name in names}
     left |= {name: getattr(books, name) for name in ("_cached", "_decoding", "_pending_tokens")}
     left["pending"] = [len(one) for one in books._pending]
-    left["house"] = [len(self.tickets), len(self.held), self.desk.away, self.bodies.count]
+    left["house"] = [len(self.tickets), len(self.held), self.away, self.bodies.count]
     left["deferred"] = [int(books.integers[state.DEFERRED])]
     with open(sys.argv.pop(), "w") as out:
         json.dump(left, out)

@@ -38,7 +38,7 @@ try:
     main(["serve", sys.argv[1], "--check"])
 except SystemExit as done:
     assert not done.code
-import hetero.apps.serving.owner, hetero.apps.serving.worker
+import hetero.apps.serving.app
 print(*sys.modules, sep="\\n")
 """
 

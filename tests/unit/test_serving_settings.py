@@ -190,6 +190,8 @@ def test_the_dispatcher_follows_the_addresses_of_a_name(folder, monkeypatch):
         ("model: tiny", f"model: [{'1, ' * 100_000}]", "characters"),
         ("model: tiny", 'model: "a\\nb"', "line break"),
         ("model: tiny", "model: tiny\nseed: -1", "seed"),
+        ("model: tiny", "model: tiny\nworkers: 2", r"workers: there is no .* behind a balancer"),
+        ("model: tiny", "model: tiny\nspans: http://a:4318", r"spans: there is no .* trace ids"),
         ("kv_tokens: 500", f"kv_tokens: {10**20}", r"backends\.1\.kv_tokens"),
         ("kv_tokens: 500", f"kv_tokens: {2**31}", r"backends\.1\.kv_tokens"),
         ("max_batch: 4", f"max_batch: {2**40}", r"backends\.1\.max_batch"),

@@ -14,9 +14,6 @@ def serve(
         str | None, typer.Option(help="Address to listen on; by default this machine only.")
     ] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535)] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Processes that listen; by default 1.")
-    ] = None,
     check: Annotated[
         bool,
         typer.Option(
@@ -56,4 +53,4 @@ def serve(
         print(f"Router: {settings.chosen().name}.\n")
         print(FleetPlan.of(settings.deployment(), *settings.outputs.typical).table())
         return
-    run(deployment, host=host, port=port, workers=workers)
+    run(deployment, host=host, port=port)

@@ -1,4 +1,4 @@
-"""A dispatcher that listens itself, and its pages: what it tells, and how it is changed."""
+"""The address of a dispatcher, and its pages: what it tells, and how it is changed."""
 
 from __future__ import annotations
 
@@ -133,24 +133,24 @@ class Pages:
 
 
 class Door:
-    """The address, served by this process."""
+    """Where the dispatcher listens."""
 
     def __init__(
         self, dispatcher: Dispatcher, address: tuple[str, int], context: ssl.SSLContext | None
     ) -> None:
         listener = Listener(dispatcher, Pages(dispatcher).answer)
         self._connections = Connections(listener, lambda: dispatcher.settings.limits)
-        dispatcher.desk.room = self._connections.room
+        dispatcher.room = self._connections.room
         self._address, self._context = address, context
 
     async def open(self) -> None:
         """Listen."""
-        address = self._address
+        host, port = self._address
         try:
-            self._server = await self._connections.listen(*address, ssl=self._context)
+            self._server = await self._connections.listen(host, port, self._context)
         except OSError as error:
             raise ParameterError(
-                f"The address {address[0]}:{address[1]} cannot be bound ({error.strerror}).",
+                f"The address {host}:{port} cannot be bound ({error.strerror}).",
                 resolve="choose another with --port, or stop what listens there.",
             ) from None
         self._watching = asyncio.create_task(self._connections.watch())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import ssl
 import sys
 import time
 from collections import deque
@@ -169,11 +170,11 @@ class Connections:
         """Requests that may be at engines at once."""
         return max(self._files - len(self.open), 1)
 
-    async def listen(self, *address: Any, **where: Any) -> asyncio.Server:
-        """Take connections at an address, or on a socket that is bound to one."""
+    async def listen(self, host: str, port: int, context: ssl.SSLContext | None) -> asyncio.Server:
+        """Take connections at an address."""
         loop = asyncio.get_running_loop()
         make = partial(Guarded, self, loop)
-        return await loop.create_server(make, *address, backlog=2048, **where)
+        return await loop.create_server(make, host, port, ssl=context, backlog=2048)
 
     async def watch(self) -> None:
         """End connections that dally, until cancelled."""

@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import logging
 import operator
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -26,8 +27,7 @@ from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
 from hetero.apps.serving.settings import ANYONE, Client, DeploymentFile
-from hetero.apps.serving.spans import Spans
-from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Desk, Ticket
+from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
 
@@ -95,6 +95,11 @@ class Dispatcher:
     ----------
     first
         The deployment to begin with.
+
+    Attributes
+    ----------
+    away, room
+        Requests at engines, and how many may be: there are descriptors for so many.
     """
 
     plan: FleetPlan
@@ -103,16 +108,15 @@ class Dispatcher:
         settings = self.settings = first.settings
         self.meters = Meters(self)
         self.request_log: RequestLog | None = None
-        self.spans: Spans | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
         self.accounts: dict[bytes, Account] = {}
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
         self.bodies = Held()
-        self.desk = Desk()  # for requests that this process relays itself
+        self.away = 0
+        self.room: Callable[[], int] = lambda: sys.maxsize
         self.pool = EnginePool()
-        self.reloaded: Callable[[], None] = lambda: None
         self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
@@ -128,7 +132,6 @@ class Dispatcher:
 
     def _install(self, new: Prepared, why: str = "this deployment") -> None:
         settings = new.settings
-        before_url = None if self.spans is None else self.settings.spans
         books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
         engines = []
@@ -149,10 +152,6 @@ class Dispatcher:
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
-        if before_url != settings.spans:
-            if self.spans is not None:
-                self.spans.send()  # what waits belongs to the collector before
-            self.spans = None if settings.spans is None else Spans(settings.spans)
         self._plan(why)
         for ticket in sorted(self.tickets, key=lambda one: one.row):
             ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
@@ -184,7 +183,6 @@ class Dispatcher:
             self.lengths = LengthEstimates(new.settings.outputs)
         self._install(new)
         log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
-        self.reloaded()
         self.offer()
 
     def _plan(self, why: str) -> None:
@@ -259,8 +257,6 @@ class Dispatcher:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        if self.spans is not None:
-            await self.spans.close()
         self.pool.sweep(all_of_them=True)
 
     async def _watching(self) -> None:
@@ -275,8 +271,6 @@ class Dispatcher:
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
         self.pool.sweep()
-        if self.spans is not None:
-            self.spans.send()
         self.follow_lengths()
         await self.learn()
         self.offer()
@@ -345,25 +339,21 @@ class Dispatcher:
             If the house or its queue is full, no engine takes it in time, or all that could have
             failed it.
         """
-        chosen, deferred = self.placed(ticket, anew=anew)
-        return chosen or await self.wait(ticket, deferred=deferred)
-
-    def placed(self, ticket: Ticket, *, anew: bool) -> tuple[Seen | None, bool]:
-        """The engine for a request as :meth:`place`, if there is one now, or whether to defer."""
         if anew:
             ticket.avoid.clear()
         if ticket.row < 0:
             self._admit(ticket)
-        return self._choose(ticket)
+        chosen, deferred = self._choose(ticket)
+        return chosen or await self._wait(ticket, deferred=deferred)
 
-    async def wait(self, ticket: Ticket, *, deferred: bool) -> Seen:
-        """The engine for a request as :meth:`place`, once there is one."""
+    async def _wait(self, ticket: Ticket, *, deferred: bool) -> Seen:
+        """The engine for a request, once there is one."""
         if len(self.held) >= self.settings.limits.max_queue:
             raise self._crowded("held requests", len(self.held))
         if not deferred:  # an engine that failed it may be the first that comes back
             ticket.avoid.clear()
         self.books.hold(ticket.row, deferred=deferred)
-        bisect.insort(self.held, ticket, key=turn)
+        bisect.insort(self.held, ticket, key=_turn)
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
@@ -390,7 +380,7 @@ class Dispatcher:
         """An engine, or None and whether the router deferred the request."""
         began = time.perf_counter()
         now_s = self.now_s()
-        if ticket.desk.away >= ticket.desk.room():
+        if self.away >= self.room():
             return None, False
         model = ticket.asked.model
         usable = self._usable.get(model) or [x.serves(model) for x in self.engines]
@@ -417,7 +407,7 @@ class Dispatcher:
         ticket.engine, ticket.sent_s = seen, now_s
         ticket.beside = self.books.beside(choice)
         seen.tickets.add(ticket)
-        ticket.desk.away += 1
+        self.away += 1
         ticket.account.away += 1
         return seen, False
 
@@ -465,16 +455,15 @@ class Dispatcher:
             firsts.values(), key=lambda one: (one.asked.priority, one.account.load), default=None
         )
 
-    def piece(self, ticket: Ticket, pieces: int, at_s: float | None = None) -> None:
-        """So many pieces of an answer have come by now, the last of them at a time."""
+    def piece(self, ticket: Ticket, pieces: int) -> None:
+        """So many pieces of an answer have come by now."""
         more = pieces - ticket.pieces
         if more <= 0:
             return
         now_s = time.monotonic() - self._start_s
-        at_s = now_s if at_s is None else at_s
         seen = ticket.engine
         if ticket.pieces == 0:
-            ticket.first_s = at_s
+            ticket.first_s = now_s
             if seen is not None and seen.position >= 0:
                 self.books.first_token(ticket.row, now_s)
                 self.books.more_tokens(ticket.row, more - 1)
@@ -484,7 +473,7 @@ class Dispatcher:
         elif seen is not None and seen.position >= 0:
             self.books.more_tokens(ticket.row, more)
         ticket.pieces = pieces
-        ticket.last_s = at_s
+        ticket.last_s = now_s
 
     async def failed(self, ticket: Ticket, fault: Fault, *, again: bool) -> None:
         """An attempt failed before its client got anything: the request may go elsewhere.
@@ -512,7 +501,7 @@ class Dispatcher:
         if ticket.engine is not None:
             ticket.engine.tickets.discard(ticket)
             ticket.engine = None
-            ticket.desk.away -= 1
+            self.away -= 1
             ticket.account.away -= 1
 
     def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
@@ -541,8 +530,6 @@ class Dispatcher:
             self.mend()
         if self.request_log is not None:
             self.request_log.write(ticket, outcome, outputs, now_s)
-        if self.spans is not None:
-            self.spans.add(ticket, outcome, outputs, now_s)
         if ticket not in self.tickets:
             return
         self._stop_waiting(ticket)
@@ -579,7 +566,7 @@ class Dispatcher:
             seen.learner.answer(later_s, outputs - 1, begin, seen.load.mark())
 
 
-def turn(ticket: Ticket) -> tuple[int, int]:
+def _turn(ticket: Ticket) -> tuple[int, int]:
     """By what requests that are held stand in order."""
     return ticket.asked.priority, ticket.row
 

@@ -1,4 +1,4 @@
-"""What a process that listens answers itself, and what it passes on: requests, and pages."""
+"""What comes in: requests for engines, pages, and what is refused at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import BodyShare
 from hetero.apps.serving.connections import Exchange
+from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.relay import RESPONSES, Relay
-from hetero.apps.serving.tickets import House
 
 #: Paths that engines answer, and what a request has to have one of.
 ANSWERED = {
@@ -33,7 +33,7 @@ class Listener:
         Answers what engines do not, by method, path, ``authorization`` and body.
     """
 
-    def __init__(self, house: House, page: Asking) -> None:
+    def __init__(self, house: Dispatcher, page: Asking) -> None:
         self._house, self._page = house, page
         self._relays = {path: Relay(house, path, needs) for path, needs in ANSWERED.items()}
 

@@ -49,7 +49,6 @@ class Meters(Collector):
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self.received = 0
-        self.restarted = 0  # processes that listen
         self._ended = dict.fromkeys(OUTCOMES, 0)
         self._mends = dict.fromkeys(("engines", "lengths", "steps"), 0)
         self._attempts: dict[tuple[str, str], int] = {}
@@ -91,14 +90,10 @@ class Meters(Collector):
         """What has been counted, and what the dispatcher holds now."""
         dispatcher, plan = self._dispatcher, self._dispatcher.plan
         yield _counter("hetero_requests_received", "Requests that came in", {(): self.received})
-        yield _counter("hetero_worker_restarts", "Workers that died or hung", {(): self.restarted})
         yield _counter("hetero_requests", "Requests by how they ended", self._ended, "outcome")
         yield _counter("hetero_attempts", "Requests sent", self._attempts, "engine", "outcome")
         yield _counter("hetero_tokens", "Tokens served", self._tokens, "engine", "kind")
         yield _counter("hetero_plan_mends", "Times that the plan followed", self._mends, "cause")
-        if (spans := dispatcher.spans) is not None:
-            ends = {"sent": spans.sent, "dropped": spans.dropped}
-            yield _counter("hetero_spans", "Spans by their end", ends, "outcome")
         for k, (name, what) in enumerate(
             (
                 ("hetero_ttft_seconds", "Arrival to first token"),

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from hetero.apps.serving.bodies import Asked, parsed
 from hetero.apps.serving.connections import Exchange
+from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Events, Usage
 from hetero.apps.serving.faults import Failed, Fault, Refusal
 from hetero.apps.serving.lines import EngineLine
-from hetero.apps.serving.spans import child
-from hetero.apps.serving.tickets import WITHOUT_OUTPUT, House, Ticket
+from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 
 _PASSED = {b"content-type", b"retry-after"}
 # What of the headers of a request is passed on, and how it has to look.
@@ -43,7 +43,7 @@ class Relay:
         Fields of which a request has to have one.
     """
 
-    def __init__(self, house: House, path: str, needs: tuple[str, ...]) -> None:
+    def __init__(self, house: Dispatcher, path: str, needs: tuple[str, ...]) -> None:
         self._house, self._path, self._needs = house, path, needs
 
     async def answer(self, client: Exchange) -> None:
@@ -61,10 +61,7 @@ class Relay:
             return
         asked.headers = names
         client.body = bytearray()
-        ticket = Ticket(asked, client.account, house.desk, self._path, house.now_s())
-        if house.settings.spans is not None:
-            ticket.parent = names.get("traceparent", "")
-            names["traceparent"] = child(ticket.parent)
+        ticket = Ticket(asked, client.account, self._path, house.now_s())
         try:
             usage = await self._attempts(ticket, client)
         except Refusal as refusal:

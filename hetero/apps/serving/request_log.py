@@ -32,6 +32,7 @@ class RequestLog:
         line = {
             "time": round(time.time(), 3),
             "id": ticket.asked.headers.get("x-request-id", ""),
+            "trace_id": ticket.asked.headers.get("traceparent", "")[3:35] or None,
             "path": ticket.path,
             "client": ticket.account.client.name,
             "model": ticket.asked.model,

@@ -10,24 +10,15 @@ import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hetero.apps.serving.settings import DeploymentFile, load
 from hetero.errors import HeteroError, ParameterError
 
-if TYPE_CHECKING:
-    from hetero.apps.serving.owner import Owner
-
 log = logging.getLogger("hetero.apps.serving")
 
 
-def serve(
-    path: Path | str,
-    *,
-    host: str | None = None,
-    port: int | None = None,
-    workers: int | None = None,
-) -> None:
+def serve(path: Path | str, *, host: str | None = None, port: int | None = None) -> None:
     """Serve a deployment file until SIGINT or SIGTERM; SIGHUP reads it again.
 
     Requests under way are finished before the server ends, or goes over to another deployment.
@@ -42,17 +33,10 @@ def serve(
         from hetero.apps.serving.dispatcher import Dispatcher, Prepared
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = load(path)
-    context = tls(settings)  # workers make one of their own
+    context = _tls(settings)
     dispatcher = Dispatcher(Prepared.of(settings))
     address = (host or settings.host, port or settings.port)
-    count = workers or settings.workers
-    door: Door | Owner
-    if count == 1:
-        door = Door(dispatcher, address, context)
-    else:
-        from hetero.apps.serving.owner import Owner
-
-        door = Owner(dispatcher, address, count)
+    door = Door(dispatcher, address, context)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -91,7 +75,7 @@ def serve(
         reloading.cancel()
         await dispatcher.stop()
 
-    with asyncio.Runner(loop_factory=fastest_loop()) as runner:
+    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
         runner.run(run())
 
 
@@ -107,7 +91,7 @@ def packages() -> Iterator[None]:
         ) from error
 
 
-def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """The fastest event loop that is installed."""
     try:
         import uvloop
@@ -116,7 +100,7 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def tls(settings: DeploymentFile) -> ssl.SSLContext | None:
+def _tls(settings: DeploymentFile) -> ssl.SSLContext | None:
     """The certificate that is shown, if there is one."""
     if settings.tls_cert is None:
         return None

@@ -31,6 +31,12 @@ _TYPICAL = StepModel.affine(
     floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7, source="assumed, for any engine"
 )
 _RESOLVE = "see the example in `hetero serve --help`."
+#: Fields that there were once, and what to do instead.
+_GONE = {
+    "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
+    "workers": "leave it out; where one process is too few, run several `hetero serve` on ports of "
+    "their own behind a balancer.",
+}
 
 
 class _Strict(BaseModel):
@@ -264,10 +270,6 @@ class DeploymentFile(_Strict):
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
-    spans
-        Collector of OpenTelemetry, as ``http://127.0.0.1:4318``, that gets a span of every request.
-    workers
-        Processes that listen; with more than one, another one decides for all.
     tls_cert, tls_key
         Files of the certificate and its key, in PEM: what is served is HTTPS then.
     """
@@ -279,14 +281,12 @@ class DeploymentFile(_Strict):
     router: str | dict[str, Any] = "hetero"
     host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    workers: Annotated[int, Field(ge=1, le=256)] = 1
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
     clients: tuple[Client, ...] = Field(default=(), max_length=4096)
     admin_key_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
-    spans: Annotated[Line, Field(pattern=r"^https?://[^\s/@?#]+/?$")] | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     limits: DispatcherLimits = DispatcherLimits()
@@ -521,6 +521,8 @@ def _theirs(other: DeploymentFile, engines: tuple[Backend, ...]) -> list[dict[st
 
 def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
     """A deployment of plain values, tried out; errors as :func:`load` has them."""
+    if (name := next((one for one in _GONE if one in raw), None)) is not None:
+        raise DataError(f"{name}: there is no such field any more.", path=path, resolve=_GONE[name])
     try:
         settings = DeploymentFile.model_validate(raw)
     except ValidationError as error:

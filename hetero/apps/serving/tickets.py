@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
 
 from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Asked
@@ -15,23 +12,8 @@ from hetero.apps.serving.faults import Blame
 from hetero.apps.serving.learning import Mark
 from hetero.apps.serving.lines import EngineLine
 
-if TYPE_CHECKING:
-    from hetero.apps.serving.dispatcher import Dispatcher
-    from hetero.apps.serving.worker import Worker
-
 #: Paths that engines answer without generating anything.
 WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
-
-
-@dataclass(eq=False, slots=True)
-class Desk:
-    """A process that relays requests: how many of its own are at engines, and may be.
-
-    It has descriptors for so many.
-    """
-
-    room: Callable[[], int] = lambda: sys.maxsize
-    away: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -42,10 +24,8 @@ class Ticket:
     ----------
     account
         Who asks.
-    desk, path
-        Which process relays it, and what of an engine it asks for.
-    parent
-        The span of its client, as its ``traceparent`` was, where it has a span itself.
+    path
+        What of an engine it asks for.
     row
         Its row in the books; -1 until it is let in.
     engine
@@ -70,10 +50,8 @@ class Ticket:
 
     asked: Asked
     account: Account
-    desk: Desk
     path: str
     arrival_s: float
-    parent: str = ""
     input_tokens: int = 0
     predicted_tokens: int = 0
     row: int = -1
@@ -107,7 +85,3 @@ class Ticket:
         elif self.scope is not None and not self.scope.expired():
             self.lost = True
             self.scope.reschedule(0.0)
-
-
-House: TypeAlias = "Dispatcher | Worker"
-"""What relays ask: the dispatcher in their process, or the worker that asks it in another."""
