@@ -223,6 +223,7 @@ def test_a_file_with_everything(tmp_path: Path) -> None:
     assert fleet.link("big", "big").bandwidth_gbs == 450
     text = str(fleet)
     assert "small-1 ... small-3" in text
+    assert "17 GPUs, 968 GiB, price unknown." in text
     assert "Network eu and us: 0.125 GB/s (1 Gbit/s), 90 ms." in text
     assert "<table>" in fleet._repr_html_()
     assert find(tmp_path / "fleet.yaml") == find(str(tmp_path / "fleet.yaml")) == fleet

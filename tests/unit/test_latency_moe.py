@@ -238,6 +238,14 @@ def test_k_an_island_within_a_node_needs_no_network() -> None:
     assert not model("H200").decode(100, 8, **few).fits
 
 
+def test_the_table_shows_the_steps_that_it_names() -> None:
+    own = model("H200")
+    first = own.table().rows[3]
+    assert first[:2] == ("decode, 16 x 4,096", "tp1, 32 GPUs")
+    whole = own.decode(4096, 16, tp=1, gpus=32, output_tokens=512).tpot_ms
+    assert first[-1] == pytest.approx(float(whole), nan_ok=True)
+
+
 def test_switches_have_letters() -> None:
     assert "".join(LETTERS) == "abcdefghijk"
     assert FAITHFUL.kept == "abcdefghijk"

@@ -277,6 +277,7 @@ def test_orchestration_keeps_to_capacities_and_settles(cloud, conversation):
     )
     found = orchestrate(pairs, iterations=20)
     assert found.settled
+    assert orchestrate(pairs, iterations=1).iterations == 1
     assert (found.share.sum(axis=1) <= pairs.prefill_share + 1e-9).all()
     assert (found.share.sum(axis=0) <= pairs.decode_share + 1e-9).all()
     loads = demand.rate_rps * found.share.sum(axis=1), demand.rate_rps * found.share.sum(axis=0)

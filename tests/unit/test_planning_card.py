@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from hetero.apps.cards.answer import grouped
 from hetero.apps.cards.card import PlanCard, Sampled
 from hetero.apps.cards.delivery import SHARES, goodput, redeployed
 from hetero.apps.cards.difference import difference
-from hetero.apps.cards.limits import BETTER
+from hetero.apps.cards.limits import BETTER, first_missed
 from hetero.apps.cards.request import more, request
 from hetero.apps.cards.sensitivity import without
 from hetero.apps.export import vllm
@@ -144,6 +145,14 @@ def test_more_of_everything_carries_a_tenth_more_when_all_times_shrink(card):
     assert rows["compute of prefill"] > 0 or rows["bandwidth of decode"] > 0
     assert card.limits.first_missed in ("ttft", "tpot")
     assert "binds" in card.limits.sentence
+
+
+def test_a_latency_of_its_target_is_no_miss():
+    asked = SimpleNamespace(slo=Slo(ttft_s=2.0))
+    run = SimpleNamespace(ttft_s=np.array([1.0, 2.0]), finished=np.ones(2, bool))
+    assert first_missed(run, asked) == ""
+    run.finished = np.array([True, False])
+    assert first_missed(run, asked) == "ttft"
 
 
 def test_changes_go_the_way_they_must(card):

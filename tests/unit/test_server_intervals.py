@@ -69,6 +69,18 @@ def test_intervals_of_ttft_hold_what_they_say(found) -> None:
     assert kept.groupby("test")["covered"].mean().min() >= 0.85
 
 
+def test_every_pair_of_mixtures_weighs_as_all_dense_models(monkeypatch) -> None:
+    known, beyond = expected._of_tables("calibrated", None).decode_sd, 0.04
+
+    def squared(pairs: int) -> float:
+        own = pd.Series([known**2 + beyond] * pairs)
+        monkeypatch.setattr(expected, "_mixtures", lambda *_: own)
+        return expected._engine_part.__wrapped__("calibrated", "vllm", "NVIDIA", None, True)[0] ** 2
+
+    assert 0.0 < squared(1) != pytest.approx(beyond)
+    assert squared(3) == pytest.approx((squared(1) + beyond) / 2)
+
+
 def test_few_chips_or_models_widen_a_quantile() -> None:
     rows = pd.DataFrame({"gpu": ["A40", "A40", "L4"], "llm": ["a", "b", "c"]})
     of = expected._few(rows, "carried", "NVIDIA", None), expected._few(rows, "measured", "", None)

@@ -218,6 +218,11 @@ def test_a_wrong_unit_is_noticed_by_the_rate(tmp_path: Path, meant: str, said: s
     assert len(read_own(said, plausible_rps=(0, np.inf))(path)) == 30
 
 
+def test_a_thousand_requests_per_second_are_plausible_and_more_are_not(tmp_path: Path) -> None:
+    assert len(read_own("s")(own(tmp_path, [k / 900 for k in range(30)]))) == 30
+    refused(own(tmp_path, [k / 1100 for k in range(30)]), read_own("s"))
+
+
 def test_stamps_since_1970_need_rebase(tmp_path: Path) -> None:
     path = own(tmp_path, [1_700_000_000 + k for k in range(30)])
     assert "rebase=True" in refused(path, read_own("s")).resolve
