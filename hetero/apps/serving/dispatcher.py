@@ -353,7 +353,7 @@ class Dispatcher:
         if not deferred:  # an engine that failed it may be the first that comes back
             ticket.avoid.clear()
         self.books.hold(ticket.row, deferred=deferred)
-        bisect.insort(self.held, ticket, key=_turn)
+        bisect.insort(self.held, ticket, key=turn)
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
@@ -566,7 +566,7 @@ class Dispatcher:
             seen.learner.answer(later_s, outputs - 1, begin, seen.load.mark())
 
 
-def _turn(ticket: Ticket) -> tuple[int, int]:
+def turn(ticket: Ticket) -> tuple[int, int]:
     """By what requests that are held stand in order."""
     return ticket.asked.priority, ticket.row
 
