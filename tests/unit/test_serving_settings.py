@@ -46,14 +46,7 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
     with pytest.raises(ParameterError, match="holds no key"):
         settings.keys()
     monkeypatch.setenv("HETERO_TEST_KEYS", "x, y")
-    assert [*settings.keys()] == [b"x", b"y"]
-    monkeypatch.setenv("HETERO_TEST_OTHER", "y")
-    clients = "clients: [{name: c, key_env: HETERO_TEST_OTHER, rps: 2, weight: 3}]\n"
-    file.write_text(file.read_text() + clients)
-    assert {key: one.name for key, one in load(file).keys().items()} == {b"x": "key 1", b"y": "c"}
-    file.write_text(file.read_text().replace("rps: 2", "rps: 0"))
-    with pytest.raises(DataError, match=r"clients\.0\.rps"):
-        load(file)
+    assert settings.keys() == {b"x": "key 1", b"y": "key 2"}
 
 
 def test_deployments_of_several_models_stand_behind_one_address(folder):
@@ -192,6 +185,7 @@ def test_the_dispatcher_follows_the_addresses_of_a_name(folder, monkeypatch):
         ("model: tiny", "model: tiny\nseed: -1", "seed"),
         ("model: tiny", "model: tiny\nworkers: 2", r"workers: there is no .* behind a balancer"),
         ("model: tiny", "model: tiny\nspans: http://a:4318", r"spans: there is no .* trace ids"),
+        ("model: tiny", "model: tiny\nclients: []", r"clients: there is no .* a gateway in front"),
         ("kv_tokens: 500", f"kv_tokens: {10**20}", r"backends\.1\.kv_tokens"),
         ("kv_tokens: 500", f"kv_tokens: {2**31}", r"backends\.1\.kv_tokens"),
         ("max_batch: 4", f"max_batch: {2**40}", r"backends\.1\.max_batch"),

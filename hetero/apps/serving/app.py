@@ -58,7 +58,7 @@ class Pages:
             raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
         else:
             if path not in OPEN:
-                known(self._dispatcher.accounts, authorization)
+                known(self._dispatcher.keys, authorization)
             status, found = self._pages[path](authorization)
         if isinstance(found, bytes):
             return status, CONTENT_TYPE_LATEST, found
@@ -74,7 +74,7 @@ class Pages:
         good = any(engines.values())
         said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
         with suppress(Refusal):  # balancers need none of this
-            known(self._dispatcher.accounts, authorization)
+            known(self._dispatcher.keys, authorization)
             said |= {"router": self._dispatcher.router.name, "engines": engines}
         return (200 if good else 503), said
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
@@ -26,7 +25,7 @@ from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
-from hetero.apps.serving.settings import ANYONE, Client, DeploymentFile
+from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
@@ -44,7 +43,7 @@ class Prepared:
     learners: tuple[StepLearner, ...]
     deployment: Deployment
     router: Live
-    keys: dict[bytes, Client]
+    keys: dict[bytes, str]
     admin_key: bytes | None
     request_log: RequestLog | None
 
@@ -110,7 +109,6 @@ class Dispatcher:
         self.request_log: RequestLog | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
-        self.accounts: dict[bytes, Account] = {}
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
         self.bodies = Held()
@@ -145,10 +143,7 @@ class Dispatcher:
             gone.position = -1
         self._prepared, self.settings, self.books, self.engines = new, settings, books, engines
         self.router, self.admin_key, self.models = new.router, new.admin_key, settings.models
-        before, self.accounts = self.accounts, {}
-        for key, client in (new.keys or {b"": ANYONE}).items():
-            account = self.accounts[key] = before.get(key) or Account(client)
-            account.client = client
+        self.keys = new.keys
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
@@ -306,10 +301,8 @@ class Dispatcher:
         ticket.predicted_tokens = self.lengths.output(
             asked.allowed, asked.copies, endless=asked.endless
         )
-        free = self.settings.limits.max_requests - len(self.tickets)
-        if free <= 0:
+        if len(self.tickets) >= self.settings.limits.max_requests:
             raise self._crowded("requests", len(self.tickets))
-        ticket.account.check(free, alone=len(self.accounts) == 1)
         if self.books.full:
             by = self.books.compact()
             self.router.renumber(by)
@@ -317,7 +310,6 @@ class Dispatcher:
                 other.row -= by
         ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
         self.tickets.add(ticket)
-        ticket.account.inside += 1
 
     def _crowded(self, what: str, count: int) -> Refusal:
         # A tenth of what is in the house has left by then, as planned.
@@ -408,7 +400,6 @@ class Dispatcher:
         ticket.beside = self.books.beside(choice)
         seen.tickets.add(ticket)
         self.away += 1
-        ticket.account.away += 1
         return seen, False
 
     def _has_engine(self, ticket: Ticket) -> bool:
@@ -438,22 +429,10 @@ class Dispatcher:
                 waits.set_result(seen)
 
     def _first(self, stuck: set[str]) -> Ticket | None:
-        """The held request whose turn it is.
-
-        That is one of the smallest priority, and of those the oldest of the client that is served
-        least.
-        """
-        if not self.held or len(stuck) >= len(self.models):
+        """The held request whose turn it is: of the smallest priority, the oldest."""
+        if len(stuck) >= len(self.models):
             return None
-        firsts: dict[Account, Ticket] = {}
-        for ticket in self.held:
-            if ticket.asked.model not in stuck:
-                firsts.setdefault(ticket.account, ticket)
-                if len(firsts) == len(self.accounts):
-                    break
-        return min(
-            firsts.values(), key=lambda one: (one.asked.priority, one.account.load), default=None
-        )
+        return next((one for one in self.held if one.asked.model not in stuck), None)
 
     def piece(self, ticket: Ticket, pieces: int) -> None:
         """So many pieces of an answer have come by now."""
@@ -502,7 +481,6 @@ class Dispatcher:
             ticket.engine.tickets.discard(ticket)
             ticket.engine = None
             self.away -= 1
-            ticket.account.away -= 1
 
     def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
         """A request that has asked for a place has ended.
@@ -534,7 +512,6 @@ class Dispatcher:
             return
         self._stop_waiting(ticket)
         self.tickets.discard(ticket)
-        ticket.account.inside -= 1
         self._back(ticket)
         self.books.close(
             ticket.row, now_s, ticket.input_tokens, outputs, finished=usage is not None

@@ -33,6 +33,8 @@ _TYPICAL = StepModel.affine(
 _RESOLVE = "see the example in `hetero serve --help`."
 #: Fields that there were once, and what to do instead.
 _GONE = {
+    "clients": "leave it out, and give their keys in the variable that api_keys_env names; rates "
+    "and shares by key are the business of a gateway in front.",
     "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
     "workers": "leave it out; where one process is too few, run several `hetero serve` on ports of "
     "their own behind a balancer.",
@@ -127,34 +129,6 @@ class Backend(_Strict):
     def served(self, model: str) -> dict[str, str]:
         """Names that clients may ask it for, ``model`` by default, and the engine's own."""
         return self.models or {model: self.model or model}
-
-
-class Client(_Strict):
-    """Who has a key of its own.
-
-    Attributes
-    ----------
-    name
-        What logs and errors call it.
-    key_env
-        Environment variable that holds the key.
-    rps
-        Requests per second, with as many at once as in one second; None for any number.
-    concurrent
-        Requests in the house at once; None for any number.
-    weight
-        Its part where clients ask for more than there is.
-    """
-
-    name: Annotated[Line, Field(min_length=1, max_length=64)]
-    key_env: Line
-    rps: Positive | None = None
-    concurrent: Count | None = None
-    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-
-
-#: Who asks where there are no keys.
-ANYONE = Client(name="anyone", key_env="")
 
 
 class DispatcherLimits(_Strict):
@@ -262,8 +236,6 @@ class DeploymentFile(_Strict):
         that come and go.
     api_keys_env
         Environment variable with the keys that clients may use, by commas; none admits everyone.
-    clients
-        Those with a key of their own, with limits.
     admin_key_env
         Environment variable with the key for ``/admin/backends``; without, there is no such page.
     learn
@@ -283,7 +255,6 @@ class DeploymentFile(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
-    clients: tuple[Client, ...] = Field(default=(), max_length=4096)
     admin_key_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
@@ -383,21 +354,13 @@ class DeploymentFile(_Strict):
         """Names that clients may ask for, in order."""
         return {name: None for one in self.backends for name in one.served(self.model)}
 
-    def keys(self) -> dict[bytes, Client]:
-        """Keys that clients may use, and whose they are; empty where everyone may ask."""
-        found: dict[bytes, Client] = {}
-        for client in self.clients:
-            key = _secret(client.key_env)
-            if key in found:
-                raise ParameterError(
-                    f"The clients {found[key].name} and {client.name} have the same key.",
-                    resolve="give each client a key of its own.",
-                )
-            found[key] = client
-        if self.api_keys_env is not None:
-            for k, part in enumerate(_secret(self.api_keys_env).split(b",")):
-                if key := part.strip():
-                    found.setdefault(key, Client(name=f"key {k + 1}", key_env=self.api_keys_env))
+    def keys(self) -> dict[bytes, str]:
+        """Keys that clients may use, and what logs call them; empty where everyone may ask."""
+        parts = [] if self.api_keys_env is None else _secret(self.api_keys_env).split(b",")
+        found: dict[bytes, str] = {}
+        for k, part in enumerate(parts, 1):
+            if key := part.strip():
+                found.setdefault(key, f"key {k}")
         return found
 
     def admin_key(self) -> bytes | None:
