@@ -233,40 +233,6 @@ def test_several_models_and_adapters_behind_one_address(tmp_path):
             assert {body["model"] for _, _, body in at_one} == {"sql-lora"}
 
 
-def test_engines_are_added_drained_and_removed_by_those_who_may(tmp_path, monkeypatch):
-    monkeypatch.setenv("HETERO_TEST_ADMIN", "the-admin-key")
-    page = "/admin/backends"
-    with engine() as (one, _), engine() as (two, at_two):
-        served = Served(tmp_path, {"a": one}, admin_key_env="HETERO_TEST_ADMIN")
-        new = {"name": "b", "url": two, "step": "step.json", "kv_tokens": 20_000}
-
-        def ask(method, path=page, body=None, key="the-admin-key"):
-            status, _, found = post(served.url, path, body, bearer(key), method=method)
-            return status, found
-
-        with running(served):
-            wait_until(lambda: served.up()["a"])
-            assert ask("POST", body=new, key="wrong")[0] == 401
-            status, found = ask("POST", body=new)
-            assert (status, [x["name"] for x in found["backends"]]) == (200, ["a", "b"])
-            status, found = ask("POST", body=new)
-            assert status == 400
-            assert "b" in found["error"]["message"]
-            assert ask("POST", body={"name": "c"})[0] == 400
-            assert ask("PATCH", f"{page}/a", {"drain": True})[0] == 200
-            wait_until(lambda: served.up() == {"b": True, "a": False})
-            status, _, _ = post(served.url, "/v1/completions", {"model": "m", "prompt": "x"})
-            assert (status, len(at_two)) == (200, 1)
-            assert ask("DELETE", f"{page}/a")[0] == 200
-            assert [x["name"] for x in ask("GET")[1]["backends"]] == ["b"]
-            assert ask("DELETE", f"{page}/b")[0] == 400  # the last one
-            assert ask("DELETE", f"{page}/c")[0] == 404
-            assert ask("PUT")[0] == 405
-        served = Served(tmp_path, {"a": one})  # without a key for it there is no such page
-        with running(served):
-            assert ask("GET")[0] == 404
-
-
 def test_clients_need_one_of_the_keys(tmp_path, monkeypatch):
     monkeypatch.setenv("HETERO_TEST_KEYS", "one,two")
     body = {"model": "m", "prompt": "x"}

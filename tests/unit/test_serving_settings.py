@@ -185,6 +185,7 @@ def test_the_dispatcher_follows_the_addresses_of_a_name(folder, monkeypatch):
         ("model: tiny", "model: tiny\nseed: -1", "seed"),
         ("model: tiny", "model: tiny\nworkers: 2", r"workers: there is no .* behind a balancer"),
         ("model: tiny", "model: tiny\nspans: http://a:4318", r"spans: there is no .* trace ids"),
+        ("model: tiny", "model: tiny\nadmin_key_env: K", r"admin_key_env: there is .* SIGHUP"),
         ("model: tiny", "model: tiny\nclients: []", r"clients: there is no .* a gateway in front"),
         ("kv_tokens: 500", f"kv_tokens: {10**20}", r"backends\.1\.kv_tokens"),
         ("kv_tokens: 500", f"kv_tokens: {2**31}", r"backends\.1\.kv_tokens"),

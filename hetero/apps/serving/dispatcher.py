@@ -44,7 +44,6 @@ class Prepared:
     deployment: Deployment
     router: Live
     keys: dict[bytes, str]
-    admin_key: bytes | None
     request_log: RequestLog | None
 
     @classmethod
@@ -63,11 +62,10 @@ class Prepared:
             StepLearner.of(replica.step, known.get((backend.name, backend.url)))
             for backend, replica in zip(settings.backends, told.replicas, strict=True)
         )
-        keys, admin = settings.keys(), settings.admin_key()
         file = settings.request_log
         log = RequestLog(settings.folder / file) if file is not None else None
         deployment, router = _learnt(settings, told, learners)
-        return cls(settings, learners, deployment, router, keys, admin, log)
+        return cls(settings, learners, deployment, router, settings.keys(), log)
 
     def learnt(self) -> Prepared:
         """The same with what has been learnt of its engines since."""
@@ -142,8 +140,7 @@ class Dispatcher:
         for gone in known.values():
             gone.position = -1
         self._prepared, self.settings, self.books, self.engines = new, settings, books, engines
-        self.router, self.admin_key, self.models = new.router, new.admin_key, settings.models
-        self.keys = new.keys
+        self.router, self.keys, self.models = new.router, new.keys, settings.models
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log

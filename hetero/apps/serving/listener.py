@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from hetero.apps.serving.bodies import BodyShare
 from hetero.apps.serving.connections import Exchange
@@ -20,7 +20,7 @@ ANSWERED = {
     "/tokenize": ("prompt", "messages"),
 }
 #: How a page is asked for, and its status, its type and what is on it.
-Asking = Callable[[str, str, str, bytes], Awaitable[tuple[int, str, bytes]]]
+Asking = Callable[[str, str, str], tuple[int, str, bytes]]
 
 
 class Listener:
@@ -29,7 +29,7 @@ class Listener:
     Parameters
     ----------
     page
-        Answers what engines do not, by method, path, ``authorization`` and body.
+        Answers what engines do not, by method, path and ``authorization``.
     """
 
     def __init__(self, house: Dispatcher, page: Asking) -> None:
@@ -63,20 +63,20 @@ class Listener:
             if exchange.context is not None:
                 await exchange.context.answer(exchange)
             else:
-                await self._other(exchange)
+                self._other(exchange)
         finally:
             if exchange.share is not None:
                 exchange.share.leave()
 
-    async def _other(self, exchange: Exchange) -> None:
+    def _other(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
         try:
             if exchange.refusal is not None:
                 raise exchange.refusal
             if path in self._relays:
                 raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
-            asked = method, path, exchange.field(b"authorization"), bytes(exchange.body)
-            status, kind, content = await self._page(*asked)
+            asked = method, path, exchange.field(b"authorization")
+            status, kind, content = self._page(*asked)
         except Refusal as refusal:
             allowed = b"POST" if path in self._relays else b"GET, HEAD"
             exchange.refuse(refusal, [(b"allow", allowed)] if refusal.status == 405 else [])
@@ -85,7 +85,7 @@ class Listener:
 
 
 def known(keys: Mapping[bytes, str], authorization: str) -> str:
-    """What logs call who asks.
+    """What logs call who asks; the time does not tell which key was near.
 
     Raises
     ------
@@ -94,15 +94,9 @@ def known(keys: Mapping[bytes, str], authorization: str) -> str:
     """
     if not keys:
         return "anyone"
-    found = match(authorization, keys)
-    if found is None:
-        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
-    return keys[found]
-
-
-def match(authorization: str, keys: Iterable[bytes]) -> bytes | None:
-    """The key of these that a request has; the time does not tell which one was near."""
     kind, _, given = authorization.partition(" ")
     mine = given.strip().encode()
-    good = [key for key in keys if hmac.compare_digest(mine, key)]
-    return good[0] if good and kind.lower() == "bearer" else None
+    good = [name for key, name in keys.items() if hmac.compare_digest(mine, key)]
+    if not good or kind.lower() != "bearer":
+        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
+    return good[0]

@@ -33,6 +33,7 @@ _TYPICAL = StepModel.affine(
 _RESOLVE = "see the example in `hetero serve --help`."
 #: Fields that there were once, and what to do instead.
 _GONE = {
+    "admin_key_env": "leave it out; to add, drain or remove engines edit backends and send SIGHUP.",
     "clients": "leave it out, and give their keys in the variable that api_keys_env names; rates "
     "and shares by key are the business of a gateway in front.",
     "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
@@ -236,8 +237,6 @@ class DeploymentFile(_Strict):
         that come and go.
     api_keys_env
         Environment variable with the keys that clients may use, by commas; none admits everyone.
-    admin_key_env
-        Environment variable with the key for ``/admin/backends``; without, there is no such page.
     learn
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
@@ -255,7 +254,6 @@ class DeploymentFile(_Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
-    admin_key_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
     tls_cert: Path | None = None
@@ -362,10 +360,6 @@ class DeploymentFile(_Strict):
             if key := part.strip():
                 found.setdefault(key, f"key {k}")
         return found
-
-    def admin_key(self) -> bytes | None:
-        """The key for changes, if there is one."""
-        return None if self.admin_key_env is None else _secret(self.admin_key_env)
 
 
 def _addresses(one: Backend, known: list[Backend]) -> list[Backend]:
