@@ -117,7 +117,6 @@ class Dispatcher:
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
-        self._names_s = first.settings.discover_s  # when names are looked up again
         self._install(first)
 
     def now_s(self) -> float:
@@ -156,8 +155,8 @@ class Dispatcher:
             books.hold(ticket.row, deferred=False)
         books.loads = [seen.load for seen in engines]  # what was entered again is in them
 
-    async def change(self, change: Callable[[DeploymentFile], DeploymentFile]) -> None:
-        """Go over to what ``change`` makes of the present settings, in a thread: streams flow on.
+    async def change(self, read: Callable[[], DeploymentFile]) -> None:
+        """Go over to the settings that ``read`` gives, in a thread: streams flow on.
 
         Raises
         ------
@@ -166,7 +165,7 @@ class Dispatcher:
         """
         async with self._changing:
             engines = list(self.engines)
-            make = lambda: Prepared.of(change(self.settings), engines)  # noqa: E731
+            make = lambda: Prepared.of(read(), engines)  # noqa: E731
             self.reload(await asyncio.to_thread(make))
 
     def reload(self, new: Prepared) -> None:
@@ -210,19 +209,6 @@ class Dispatcher:
         self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
         self.meters.mended("lengths")
 
-    async def follow_names(self) -> None:
-        """Go over to the engines that names under ``discover`` stand for now, if they changed."""
-        if not self.settings.discover or self.now_s() < self._names_s:
-            return
-        self._names_s = self.now_s() + self.settings.discover_s
-        found = await asyncio.to_thread(self.settings.found)
-        if {one.url for one in found.backends} == {one.url for one in self.settings.backends}:
-            return
-        if not found.backends:
-            log.error("The old engines stay: no name has an address.")
-            return
-        await self.change(lambda settings: settings.found())
-
     async def learn(self) -> None:
         """Go over to the step times that answers tell, where these are expected better."""
         found = []
@@ -256,7 +242,6 @@ class Dispatcher:
             await asyncio.sleep(self.settings.limits.health_s)
             try:
                 await self._check()
-                await self.follow_names()
             except Exception:
                 log.exception("a round of health checks failed")
 
