@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import json
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
 from hetero.apps.serving.bodies import Asked, parsed
+from hetero.apps.serving.dispatcher import Dispatcher, _turn
 from hetero.apps.serving.faults import Refusal
 
 PIECES = st.lists(
@@ -53,3 +56,24 @@ def test_a_long_string_is_not_written_anew():
     prompt = "a\\u00e9\\/" * 1000
     asked = Asked.of(*parsed(bytearray(f'{{"prompt": "{prompt}", "n": 1}}'.encode())))
     assert prompt.encode() in asked.rest
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [(3, 3), (-2, 0), (True, 0), ("1", 0), (10**9, 2**15 - 1)]
+)
+def test_a_request_may_only_stand_back(given, found):
+    assert Asked.of({"model": "m", "prompt": "x", "priority": given}).priority == found
+
+
+def test_of_what_is_held_small_priorities_go_first_then_the_oldest():
+    house = SimpleNamespace(held=[], models={"m": None, "n": None})
+    for priority, row, model in ((0, 1, "m"), (0, 0, "m"), (1, 2, "m"), (0, 3, "n"), (2, 4, "n")):
+        asked = SimpleNamespace(model=model, priority=priority)
+        bisect.insort(house.held, SimpleNamespace(row=row, asked=asked), key=_turn)
+    assert Dispatcher._first(house, {"m"}).row == 3
+    assert Dispatcher._first(house, {"m", "n"}) is None
+    left = []
+    while (one := Dispatcher._first(house, set())) is not None:
+        left.append(one.row)
+        house.held.remove(one)
+    assert left == [0, 1, 3, 2, 4]

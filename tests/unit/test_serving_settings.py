@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -9,6 +8,7 @@ pytest.importorskip("prometheus_client", reason="the serving extra is not instal
 
 from hetero.apps import cli
 from hetero.apps.serving import load
+from hetero.apps.serving.dispatcher import Dispatcher, Prepared
 from hetero.apps.serving.events import Events
 from hetero.apps.serving.lengths import LengthEstimates, size
 from hetero.apps.serving.settings import Outputs
@@ -46,14 +46,7 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
     with pytest.raises(ParameterError, match="holds no key"):
         settings.keys()
     monkeypatch.setenv("HETERO_TEST_KEYS", "x, y")
-    assert [*settings.keys()] == [b"x", b"y"]
-    monkeypatch.setenv("HETERO_TEST_OTHER", "y")
-    clients = "clients: [{name: c, key_env: HETERO_TEST_OTHER, rps: 2, weight: 3}]\n"
-    file.write_text(file.read_text() + clients)
-    assert {key: one.name for key, one in load(file).keys().items()} == {b"x": "key 1", b"y": "c"}
-    file.write_text(file.read_text().replace("rps: 2", "rps: 0"))
-    with pytest.raises(DataError, match=r"clients\.0\.rps"):
-        load(file)
+    assert settings.keys() == {b"x": "key 1", b"y": "key 2"}
 
 
 def test_deployments_of_several_models_stand_behind_one_address(folder):
@@ -88,88 +81,22 @@ def test_deployments_of_several_models_stand_behind_one_address(folder):
             load(file)
 
 
-def test_each_address_of_a_name_is_an_engine(folder, monkeypatch):
-    known = {"four": ["10.0.0.2", "10.0.0.1"], "six": ["fd00::1"]}
-
-    def look_up(host, port, **_):
-        if host not in known:
-            raise socket.gaierror(socket.EAI_NONAME, "unknown")
-        places = [(socket.AF_INET6, 1, 6, "", ("fd00::9", port, 0, 0))] if host == "four" else []
-        kinds = {True: socket.AF_INET6, False: socket.AF_INET}
-        return places + [(kinds[":" in at], 1, 6, "", (at, port)) for at in known[host]]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+def test_a_reload_keeps_what_is_known_of_engines_that_stay(folder):
     file = folder / "d.yaml"
-    names = """
-discover:
-  - {name: x, url: "http://four:8001/one", kv_tokens: 1000, step: s.json}
-  - {name: y, url: "http://six", kv_tokens: 1000, drain: true}
-"""
-    file.write_text(TEXT + names)
-    settings = load(file)
-    assert {one.name: one.url for one in settings.backends[2:]} == {
-        "x 10.0.0.1": "http://10.0.0.1:8001/one",
-        "x 10.0.0.2": "http://10.0.0.2:8001/one",
-        "y fd00::1": "http://[fd00::1]",
-    }
-    assert [one.drain for one in settings.backends] == [False] * 4 + [True]
-    assert len(settings.deployment().replicas) == 5
-    del known["six"]  # which says nothing of the engines behind it
-    known["four"] = ["10.0.0.1", "10.0.0.3"]
-    again = settings.found()
-    assert [one.name for one in again.backends] == [
-        "a",
-        "b",
-        "x 10.0.0.1",
-        "x 10.0.0.3",
-        "y fd00::1",
-    ]
-    (folder / "all.yaml").write_text("include: [d.yaml]\nrouter: hetero\n")
-    known["six"] = ["10.0.0.6"]
-    assert [one.name for one in load(folder / "all.yaml").backends[2:]] == [
-        *("x 10.0.0.1", "x 10.0.0.3", "y 10.0.0.6"),
-    ]
-    file.write_text("model: m" + names.replace("http", "https"))
-    with pytest.raises(DataError, match="certificates"):
-        load(file)
-    known.clear()
-    file.write_text("model: m" + names)
-    with pytest.raises(DataError, match="no engine"):
-        load(file)
-
-
-def test_the_dispatcher_follows_the_addresses_of_a_name(folder, monkeypatch):
-    from hetero.apps.serving.dispatcher import Dispatcher, Prepared
-
-    now = ["10.0.0.1"]
-
-    def look_up(host, port, **_):
-        return [(socket.AF_INET, 1, 6, "", (at, port)) for at in now]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    file = folder / "d.yaml"
-    file.write_text(
-        "model: m\nrouter: round-robin\ndiscover_s: 1.0e-9\n"
-        'discover: [{name: x, url: "http://x:1", kv_tokens: 1000}]\n'
-    )
+    file.write_text(TEXT)
     dispatcher = Dispatcher(Prepared.of(load(file)))
-    (first,) = dispatcher.engines
-
-    async def follow(*addresses):
-        now[:] = addresses
-        await dispatcher.follow_names()
-        return [one.backend.url for one in dispatcher.engines]
-
-    assert asyncio.run(follow("10.0.0.2", "10.0.0.1")) == ["http://10.0.0.1:1", "http://10.0.0.2:1"]
-    assert dispatcher.engines[0] is first  # with its circuit breaker and its requests
-    assert asyncio.run(follow("10.0.0.2")) == ["http://10.0.0.2:1"]
-    assert first.position == -1
-    assert asyncio.run(follow()) == ["http://10.0.0.2:1"]  # rather than none
+    gone, kept = dispatcher.engines
+    file.write_text(TEXT.replace("name: a", "name: c"))
+    asyncio.run(dispatcher.change(lambda: load(file)))
+    assert [one.backend.name for one in dispatcher.engines] == ["c", "b"]
+    assert dispatcher.engines[1] is kept  # with its circuit breaker and its requests
+    assert gone.position == -1
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
+        (TEXT[TEXT.index("backends") :], "", "backends: there is no engine"),
         ("model: tiny", "model: [", "Not valid YAML"),
         ("kv_tokens: 500", "kv_tokens: 0", r"backends\.1\.kv_tokens"),
         ("name: b", "name: a", "stands twice"),
@@ -191,7 +118,10 @@ def test_the_dispatcher_follows_the_addresses_of_a_name(folder, monkeypatch):
         ("model: tiny", 'model: "a\\nb"', "line break"),
         ("model: tiny", "model: tiny\nseed: -1", "seed"),
         ("model: tiny", "model: tiny\nworkers: 2", r"workers: there is no .* behind a balancer"),
+        ("model: tiny", "model: tiny\ndiscover: []", r"discover: there is no .* under backends"),
         ("model: tiny", "model: tiny\nspans: http://a:4318", r"spans: there is no .* trace ids"),
+        ("model: tiny", "model: tiny\nadmin_key_env: K", r"admin_key_env: there is .* SIGHUP"),
+        ("model: tiny", "model: tiny\nclients: []", r"clients: there is no .* a gateway in front"),
         ("kv_tokens: 500", f"kv_tokens: {10**20}", r"backends\.1\.kv_tokens"),
         ("kv_tokens: 500", f"kv_tokens: {2**31}", r"backends\.1\.kv_tokens"),
         ("max_batch: 4", f"max_batch: {2**40}", r"backends\.1\.max_batch"),

@@ -24,8 +24,8 @@ def serve(
     """Dispatch requests to OpenAI-compatible engines: vLLM, SGLang, TensorRT-LLM, transformers.
 
     Serves /v1/completions, /v1/chat/completions, /v1/responses, /v1/embeddings, /tokenize,
-    /v1/models, /live, /ready, /health, /metrics, /admin/backends and /plan, the planned share of
-    each engine, mended when engines are lost or come back. SIGHUP reads the file again without
+    /v1/models, /live, /ready, /health, /metrics and /plan, the planned share of each
+    engine, mended when engines are lost or come back. SIGHUP reads the file again without
     dropping a request: add or drain engines, change the router. The file names the model, the
     router and the engines, each with address, KV cache and the step model that
     `hetero profile --fit` wrote; without one, its step times are learnt while it serves:

@@ -1,4 +1,4 @@
-"""The address of a dispatcher, and its pages: what it tells, and how it is changed."""
+"""The address of a dispatcher, and its pages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from hetero.apps.serving.connections import Connections
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.faults import Refusal
-from hetero.apps.serving.listener import Listener, known, match
-from hetero.apps.serving.settings import DeploymentFile, checked
-from hetero.errors import HeteroError, ParameterError
+from hetero.apps.serving.listener import Listener, known
+from hetero.errors import ParameterError
 
-#: The pages with which engines are changed.
-ADMIN = "/admin/backends"
 #: The pages that take no key: balancers have none.
 OPEN = ("/health", "/live", "/ready")
 Page = Callable[[str], tuple[int, Any]]
@@ -40,9 +37,7 @@ class Pages:
             "/metrics": lambda _: (200, dispatcher.meters.text()),
         }
 
-    async def answer(
-        self, method: str, path: str, authorization: str, body: bytes
-    ) -> tuple[int, str, bytes]:
+    def answer(self, method: str, path: str, authorization: str) -> tuple[int, str, bytes]:
         """A page: its status, its type and what is on it.
 
         Raises
@@ -50,16 +45,13 @@ class Pages:
         Refusal
             If there is no such page, or not for this client or method.
         """
-        if path.startswith(ADMIN):
-            status, found = await self._admin(method, path, authorization, body)
-        elif path not in self._pages:
+        if path not in self._pages:
             raise Refusal(404, "not_found", "Not Found; see /v1/models.")
-        elif method not in ("GET", "HEAD"):
+        if method not in ("GET", "HEAD"):
             raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
-        else:
-            if path not in OPEN:
-                known(self._dispatcher.accounts, authorization)
-            status, found = self._pages[path](authorization)
+        if path not in OPEN:
+            known(self._dispatcher.keys, authorization)
+        status, found = self._pages[path](authorization)
         if isinstance(found, bytes):
             return status, CONTENT_TYPE_LATEST, found
         return status, "application/json", json.dumps(found, separators=(",", ":")).encode()
@@ -74,62 +66,13 @@ class Pages:
         good = any(engines.values())
         said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
         with suppress(Refusal):  # balancers need none of this
-            known(self._dispatcher.accounts, authorization)
+            known(self._dispatcher.keys, authorization)
             said |= {"router": self._dispatcher.router.name, "engines": engines}
         return (200 if good else 503), said
 
     def _ready(self, _: str) -> tuple[int, Any]:
         good = any(one.open for one in self._dispatcher.engines)
         return (200 if good else 503), {"ready": good}
-
-    async def _admin(
-        self, method: str, path: str, authorization: str, body: bytes
-    ) -> tuple[int, Any]:
-        """Show, add, drain and remove engines, until the file is read again."""
-        dispatcher = self._dispatcher
-        if dispatcher.admin_key is None:
-            raise Refusal(404, "not_found", "Not Found; the file names no admin_key_env.")
-        if match(authorization, [dispatcher.admin_key]) is None:
-            raise Refusal(401, "invalid_api_key", "The admin key is missing or wrong.")
-        name = path.removeprefix(ADMIN).lstrip("/")
-        engines = {one.backend.name: one for one in dispatcher.engines}
-        if name and name not in engines:
-            raise Refusal(404, "not_found", f"There is no backend '{name}'.")
-        if method not in (("PATCH", "DELETE") if name else ("GET", "POST")):
-            raise Refusal(405, "method_not_allowed", "GET and POST all, PATCH and DELETE one.")
-        if method != "GET":
-            try:
-                given = {} if method == "DELETE" else json.loads(body)
-                if not isinstance(given, dict) or (method == "PATCH" and set(given) != {"drain"}):
-                    raise ValueError
-            except (ValueError, RecursionError):
-                text = "Give a backend as an object of JSON, or for PATCH its 'drain' alone."
-                raise Refusal(400, "invalid_request", text) from None
-
-            def change(settings: DeploymentFile) -> DeploymentFile:
-                left = [one.model_dump() for one in settings.backends if one.name != name]
-                new = [one.model_dump() | given for one in settings.backends if one.name == name]
-                new = [] if method == "DELETE" else new or [given]
-                raw = settings.model_dump() | {"backends": [*left, *new]}
-                return checked(raw | {"folder": settings.folder}, settings.folder)
-
-            try:
-                await dispatcher.change(change)
-            except HeteroError as error:
-                text = error.what.removeprefix(f"{dispatcher.settings.folder}: ")
-                raise Refusal(400, "invalid_request", text) from None
-        found = [
-            {
-                "name": one.backend.name,
-                "url": one.backend.url,
-                "models": [*one.names],
-                "up": one.up,
-                "drain": one.backend.drain,
-                "requests": len(one.tickets),
-            }
-            for one in dispatcher.engines
-        ]
-        return 200, {"backends": found}
 
 
 class Door:

@@ -45,14 +45,14 @@ class Exchange:
         What it is refused for, before it is whole.
     keep
         Whether the connection may go on afterwards.
-    context, account
+    context, client
         The application's own: what answers it, and who asks.
     """
 
     refusal: Refusal | None = None
     share: BodyShare | None = None
     context: Any = None
-    account: Any = None
+    client: str = ""
     keep, _head = True, b""
     whole = started = ended = _chunked = False
 

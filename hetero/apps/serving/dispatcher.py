@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
 from hetero.apps.serving.engines import Seen, probe
@@ -26,7 +25,7 @@ from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
-from hetero.apps.serving.settings import ANYONE, Client, DeploymentFile
+from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 from hetero.deployment import Deployment
 from hetero.routers.base import DEFER, Live
@@ -44,8 +43,7 @@ class Prepared:
     learners: tuple[StepLearner, ...]
     deployment: Deployment
     router: Live
-    keys: dict[bytes, Client]
-    admin_key: bytes | None
+    keys: dict[bytes, str]
     request_log: RequestLog | None
 
     @classmethod
@@ -64,11 +62,10 @@ class Prepared:
             StepLearner.of(replica.step, known.get((backend.name, backend.url)))
             for backend, replica in zip(settings.backends, told.replicas, strict=True)
         )
-        keys, admin = settings.keys(), settings.admin_key()
         file = settings.request_log
         log = RequestLog(settings.folder / file) if file is not None else None
         deployment, router = _learnt(settings, told, learners)
-        return cls(settings, learners, deployment, router, keys, admin, log)
+        return cls(settings, learners, deployment, router, settings.keys(), log)
 
     def learnt(self) -> Prepared:
         """The same with what has been learnt of its engines since."""
@@ -110,7 +107,6 @@ class Dispatcher:
         self.request_log: RequestLog | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
-        self.accounts: dict[bytes, Account] = {}
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
         self.bodies = Held()
@@ -121,7 +117,6 @@ class Dispatcher:
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
         self._watch: asyncio.Task[None] | None = None
-        self._names_s = first.settings.discover_s  # when names are looked up again
         self._install(first)
 
     def now_s(self) -> float:
@@ -144,11 +139,7 @@ class Dispatcher:
         for gone in known.values():
             gone.position = -1
         self._prepared, self.settings, self.books, self.engines = new, settings, books, engines
-        self.router, self.admin_key, self.models = new.router, new.admin_key, settings.models
-        before, self.accounts = self.accounts, {}
-        for key, client in (new.keys or {b"": ANYONE}).items():
-            account = self.accounts[key] = before.get(key) or Account(client)
-            account.client = client
+        self.router, self.keys, self.models = new.router, new.keys, settings.models
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
@@ -164,8 +155,8 @@ class Dispatcher:
             books.hold(ticket.row, deferred=False)
         books.loads = [seen.load for seen in engines]  # what was entered again is in them
 
-    async def change(self, change: Callable[[DeploymentFile], DeploymentFile]) -> None:
-        """Go over to what ``change`` makes of the present settings, in a thread: streams flow on.
+    async def change(self, read: Callable[[], DeploymentFile]) -> None:
+        """Go over to the settings that ``read`` gives, in a thread: streams flow on.
 
         Raises
         ------
@@ -174,7 +165,7 @@ class Dispatcher:
         """
         async with self._changing:
             engines = list(self.engines)
-            make = lambda: Prepared.of(change(self.settings), engines)  # noqa: E731
+            make = lambda: Prepared.of(read(), engines)  # noqa: E731
             self.reload(await asyncio.to_thread(make))
 
     def reload(self, new: Prepared) -> None:
@@ -218,19 +209,6 @@ class Dispatcher:
         self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
         self.meters.mended("lengths")
 
-    async def follow_names(self) -> None:
-        """Go over to the engines that names under ``discover`` stand for now, if they changed."""
-        if not self.settings.discover or self.now_s() < self._names_s:
-            return
-        self._names_s = self.now_s() + self.settings.discover_s
-        found = await asyncio.to_thread(self.settings.found)
-        if {one.url for one in found.backends} == {one.url for one in self.settings.backends}:
-            return
-        if not found.backends:
-            log.error("The old engines stay: no name has an address.")
-            return
-        await self.change(lambda settings: settings.found())
-
     async def learn(self) -> None:
         """Go over to the step times that answers tell, where these are expected better."""
         found = []
@@ -264,7 +242,6 @@ class Dispatcher:
             await asyncio.sleep(self.settings.limits.health_s)
             try:
                 await self._check()
-                await self.follow_names()
             except Exception:
                 log.exception("a round of health checks failed")
 
@@ -306,10 +283,8 @@ class Dispatcher:
         ticket.predicted_tokens = self.lengths.output(
             asked.allowed, asked.copies, endless=asked.endless
         )
-        free = self.settings.limits.max_requests - len(self.tickets)
-        if free <= 0:
+        if len(self.tickets) >= self.settings.limits.max_requests:
             raise self._crowded("requests", len(self.tickets))
-        ticket.account.check(free, alone=len(self.accounts) == 1)
         if self.books.full:
             by = self.books.compact()
             self.router.renumber(by)
@@ -317,7 +292,6 @@ class Dispatcher:
                 other.row -= by
         ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
         self.tickets.add(ticket)
-        ticket.account.inside += 1
 
     def _crowded(self, what: str, count: int) -> Refusal:
         # A tenth of what is in the house has left by then, as planned.
@@ -408,7 +382,6 @@ class Dispatcher:
         ticket.beside = self.books.beside(choice)
         seen.tickets.add(ticket)
         self.away += 1
-        ticket.account.away += 1
         return seen, False
 
     def _has_engine(self, ticket: Ticket) -> bool:
@@ -438,22 +411,10 @@ class Dispatcher:
                 waits.set_result(seen)
 
     def _first(self, stuck: set[str]) -> Ticket | None:
-        """The held request whose turn it is.
-
-        That is one of the smallest priority, and of those the oldest of the client that is served
-        least.
-        """
-        if not self.held or len(stuck) >= len(self.models):
+        """The held request whose turn it is: of the smallest priority, the oldest."""
+        if len(stuck) >= len(self.models):
             return None
-        firsts: dict[Account, Ticket] = {}
-        for ticket in self.held:
-            if ticket.asked.model not in stuck:
-                firsts.setdefault(ticket.account, ticket)
-                if len(firsts) == len(self.accounts):
-                    break
-        return min(
-            firsts.values(), key=lambda one: (one.asked.priority, one.account.load), default=None
-        )
+        return next((one for one in self.held if one.asked.model not in stuck), None)
 
     def piece(self, ticket: Ticket, pieces: int) -> None:
         """So many pieces of an answer have come by now."""
@@ -502,7 +463,6 @@ class Dispatcher:
             ticket.engine.tickets.discard(ticket)
             ticket.engine = None
             self.away -= 1
-            ticket.account.away -= 1
 
     def leave(self, ticket: Ticket, outcome: str, usage: Usage | None = None) -> None:
         """A request that has asked for a place has ended.
@@ -534,7 +494,6 @@ class Dispatcher:
             return
         self._stop_waiting(ticket)
         self.tickets.discard(ticket)
-        ticket.account.inside -= 1
         self._back(ticket)
         self.books.close(
             ticket.row, now_s, ticket.input_tokens, outputs, finished=usage is not None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import BodyShare
 from hetero.apps.serving.connections import Exchange
 from hetero.apps.serving.dispatcher import Dispatcher
@@ -21,7 +20,7 @@ ANSWERED = {
     "/tokenize": ("prompt", "messages"),
 }
 #: How a page is asked for, and its status, its type and what is on it.
-Asking = Callable[[str, str, str, bytes], Awaitable[tuple[int, str, bytes]]]
+Asking = Callable[[str, str, str], tuple[int, str, bytes]]
 
 
 class Listener:
@@ -30,7 +29,7 @@ class Listener:
     Parameters
     ----------
     page
-        Answers what engines do not, by method, path, ``authorization`` and body.
+        Answers what engines do not, by method, path and ``authorization``.
     """
 
     def __init__(self, house: Dispatcher, page: Asking) -> None:
@@ -45,9 +44,7 @@ class Listener:
             if exchange.method == "POST" and exchange.path in self._relays:
                 exchange.context = self._relays[exchange.path]
                 house.arrived()
-                account = known(house.accounts, exchange.field(b"authorization"))
-                exchange.account = account
-                account.arrive(house.now_s())
+                exchange.client = known(house.keys, exchange.field(b"authorization"))
             if length := exchange.fields.get(b"content-length"):
                 exchange.share.check(int(length), house.settings.limits)
         except Refusal as refusal:
@@ -66,20 +63,20 @@ class Listener:
             if exchange.context is not None:
                 await exchange.context.answer(exchange)
             else:
-                await self._other(exchange)
+                self._other(exchange)
         finally:
             if exchange.share is not None:
                 exchange.share.leave()
 
-    async def _other(self, exchange: Exchange) -> None:
+    def _other(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
         try:
             if exchange.refusal is not None:
                 raise exchange.refusal
             if path in self._relays:
                 raise Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
-            asked = method, path, exchange.field(b"authorization"), bytes(exchange.body)
-            status, kind, content = await self._page(*asked)
+            asked = method, path, exchange.field(b"authorization")
+            status, kind, content = self._page(*asked)
         except Refusal as refusal:
             allowed = b"POST" if path in self._relays else b"GET, HEAD"
             exchange.refuse(refusal, [(b"allow", allowed)] if refusal.status == 405 else [])
@@ -87,25 +84,19 @@ class Listener:
         exchange.reply(status, [(b"content-type", kind.encode())], content)
 
 
-def known(accounts: Mapping[bytes, Account], authorization: str) -> Account:
-    """Who asks.
+def known(keys: Mapping[bytes, str], authorization: str) -> str:
+    """What logs call who asks; the time does not tell which key was near.
 
     Raises
     ------
     Refusal
         If there are keys, and the request has none of them.
     """
-    if b"" in accounts:
-        return accounts[b""]
-    found = match(authorization, accounts)
-    if found is None:
-        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
-    return accounts[found]
-
-
-def match(authorization: str, keys: Iterable[bytes]) -> bytes | None:
-    """The key of these that a request has; the time does not tell which one was near."""
+    if not keys:
+        return "anyone"
     kind, _, given = authorization.partition(" ")
     mine = given.strip().encode()
-    good = [key for key in keys if hmac.compare_digest(mine, key)]
-    return good[0] if good and kind.lower() == "bearer" else None
+    good = [name for key, name in keys.items() if hmac.compare_digest(mine, key)]
+    if not good or kind.lower() != "bearer":
+        raise Refusal(401, "invalid_api_key", "The API key is missing or wrong.")
+    return good[0]

@@ -61,7 +61,7 @@ class Relay:
             return
         asked.headers = names
         client.body = bytearray()
-        ticket = Ticket(asked, client.account, self._path, house.now_s())
+        ticket = Ticket(asked, client.client, self._path, house.now_s())
         try:
             usage = await self._attempts(ticket, client)
         except Refusal as refusal:

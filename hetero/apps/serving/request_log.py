@@ -34,7 +34,7 @@ class RequestLog:
             "id": ticket.asked.headers.get("x-request-id", ""),
             "trace_id": ticket.asked.headers.get("traceparent", "")[3:35] or None,
             "path": ticket.path,
-            "client": ticket.account.client.name,
+            "client": ticket.client,
             "model": ticket.asked.model,
             "engine": ticket.engine.backend.name if ticket.engine else None,
             "outcome": outcome,

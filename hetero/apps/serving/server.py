@@ -55,7 +55,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
                 await again.wait()
                 again.clear()
                 try:
-                    await dispatcher.change(lambda _: load(path))
+                    await dispatcher.change(lambda: load(path))
                 except HeteroError as error:
                     log.error("The old deployment stays: %s", error)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -31,8 +30,14 @@ _TYPICAL = StepModel.affine(
     floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7, source="assumed, for any engine"
 )
 _RESOLVE = "see the example in `hetero serve --help`."
+_NAMES = "leave it out; write each engine under backends, and send SIGHUP when they change."
 #: Fields that there were once, and what to do instead.
 _GONE = {
+    "admin_key_env": "leave it out; to add, drain or remove engines edit backends and send SIGHUP.",
+    "clients": "leave it out, and give their keys in the variable that api_keys_env names; rates "
+    "and shares by key are the business of a gateway in front.",
+    "discover": _NAMES,
+    "discover_s": _NAMES,
     "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
     "workers": "leave it out; where one process is too few, run several `hetero serve` on ports of "
     "their own behind a balancer.",
@@ -79,8 +84,6 @@ class Backend(_Strict):
         Whether the engine understands ``stream_options: {include_usage: true}``.
     drain
         Send it no new requests.
-    origin
-        Name under ``discover`` by which it was found; not to be written.
     """
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
@@ -102,7 +105,6 @@ class Backend(_Strict):
     health: Line = "/health"
     usage: bool = True
     drain: bool = False
-    origin: str = ""
 
     @field_validator("url")
     @classmethod
@@ -127,34 +129,6 @@ class Backend(_Strict):
     def served(self, model: str) -> dict[str, str]:
         """Names that clients may ask it for, ``model`` by default, and the engine's own."""
         return self.models or {model: self.model or model}
-
-
-class Client(_Strict):
-    """Who has a key of its own.
-
-    Attributes
-    ----------
-    name
-        What logs and errors call it.
-    key_env
-        Environment variable that holds the key.
-    rps
-        Requests per second, with as many at once as in one second; None for any number.
-    concurrent
-        Requests in the house at once; None for any number.
-    weight
-        Its part where clients ask for more than there is.
-    """
-
-    name: Annotated[Line, Field(min_length=1, max_length=64)]
-    key_env: Line
-    rps: Positive | None = None
-    concurrent: Count | None = None
-    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-
-
-#: Who asks where there are no keys.
-ANYONE = Client(name="anyone", key_env="")
 
 
 class DispatcherLimits(_Strict):
@@ -250,9 +224,6 @@ class DeploymentFile(_Strict):
     ----------
     model
         Name of the model that clients ask for.
-    discover
-        Engines found by name: as backends, but each address of the host in ``url`` is one, looked
-        up when the file is read and every ``discover_s`` [s].
     include
         Other deployment files, whose engines serve their own models behind this address; the rest
         of them does not count.
@@ -262,10 +233,6 @@ class DeploymentFile(_Strict):
         that come and go.
     api_keys_env
         Environment variable with the keys that clients may use, by commas; none admits everyone.
-    clients
-        Those with a key of their own, with limits.
-    admin_key_env
-        Environment variable with the key for ``/admin/backends``; without, there is no such page.
     learn
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
@@ -276,15 +243,11 @@ class DeploymentFile(_Strict):
 
     model: Annotated[Line, Field(min_length=1)]
     backends: tuple[Backend, ...] = Field(default=(), max_length=4096)
-    discover: tuple[Backend, ...] = Field(default=(), max_length=64)
-    discover_s: Positive = 30.0
     router: str | dict[str, Any] = "hetero"
     host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     api_keys_env: Line | None = None
-    clients: tuple[Client, ...] = Field(default=(), max_length=4096)
-    admin_key_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
     tls_cert: Path | None = None
@@ -367,62 +330,19 @@ class DeploymentFile(_Strict):
             usd_per_h=backend.usd_per_h,
         )
 
-    def found(self) -> DeploymentFile:
-        """The same with the engines at the addresses that names under ``discover`` have now.
-
-        Addresses of IPv6 count where a name has none of IPv4. Where it cannot be looked up, its
-        engines stay.
-        """
-        kept = [one for one in self.backends if not one.origin]
-        for one in self.discover:
-            kept += _addresses(one, [x for x in self.backends if x.origin == one.name])
-        return self.model_copy(update={"backends": tuple(kept)})
-
     @property
     def models(self) -> dict[str, None]:
         """Names that clients may ask for, in order."""
         return {name: None for one in self.backends for name in one.served(self.model)}
 
-    def keys(self) -> dict[bytes, Client]:
-        """Keys that clients may use, and whose they are; empty where everyone may ask."""
-        found: dict[bytes, Client] = {}
-        for client in self.clients:
-            key = _secret(client.key_env)
-            if key in found:
-                raise ParameterError(
-                    f"The clients {found[key].name} and {client.name} have the same key.",
-                    resolve="give each client a key of its own.",
-                )
-            found[key] = client
-        if self.api_keys_env is not None:
-            for k, part in enumerate(_secret(self.api_keys_env).split(b",")):
-                if key := part.strip():
-                    found.setdefault(key, Client(name=f"key {k + 1}", key_env=self.api_keys_env))
+    def keys(self) -> dict[bytes, str]:
+        """Keys that clients may use, and what logs call them; empty where everyone may ask."""
+        parts = [] if self.api_keys_env is None else _secret(self.api_keys_env).split(b",")
+        found: dict[bytes, str] = {}
+        for k, part in enumerate(parts, 1):
+            if key := part.strip():
+                found.setdefault(key, f"key {k}")
         return found
-
-    def admin_key(self) -> bytes | None:
-        """The key for changes, if there is one."""
-        return None if self.admin_key_env is None else _secret(self.admin_key_env)
-
-
-def _addresses(one: Backend, known: list[Backend]) -> list[Backend]:
-    """An engine for each address of a name."""
-    parts = urlsplit(one.url)
-    try:
-        places = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
-    except OSError:
-        return known
-    four = {str(at[0]) for family, *_, at in places if family == socket.AF_INET}
-    found = []
-    for host in sorted(four or {str(at[0]) for *_, at in places}):
-        netloc = f"[{host}]" if ":" in host else host
-        netloc += "" if parts.port is None else f":{parts.port}"
-        new = {"name": f"{one.name} {host}", "url": parts._replace(netloc=netloc).geturl()}
-        drained = any(x.name == new["name"] and x.drain for x in known)  # by the key of the admin
-        found.append(
-            one.model_copy(update=new | {"origin": one.name, "drain": one.drain or drained})
-        )
-    return found
 
 
 def _assumed(one: Backend, like: Backend, step: StepModel) -> StepModel:
@@ -480,7 +400,7 @@ def load(path: Path | str, including: tuple[Path, ...] = ()) -> DeploymentFile:
         ) from None
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
-    return checked(_included(raw, path, including) | {"folder": path.parent}, path)
+    return _checked(_included(raw, path, including) | {"folder": path.parent}, path)
 
 
 def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
@@ -491,36 +411,33 @@ def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> d
     if not (isinstance(files, list) and all(isinstance(one, str) for one in files)):
         raise DataError("include: write a list of files.", path=path, resolve=_RESOLVE)
     own, within = raw.get("backends", []), (*including, path.resolve())
-    names = raw.get("discover", [])
     for name in files:
         if not (path.parent / name).is_file():
             raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
         raw.setdefault("model", (other := load(path.parent / name, within)).model)
         if isinstance(own, list):
             taken = {one.get("name") for one in own if isinstance(one, dict)}
-            theirs = _theirs(other, other.backends)
+            theirs = _theirs(other)
             # Exports number the engines of a machine each on their own.
             for one in theirs:
                 if one["name"] in taken:
                     one["name"] = f"{other.model}/{one['name']}"
             own = [*own, *theirs]
-        names = [*names, *_theirs(other, other.discover)] if isinstance(names, list) else names
-    return raw | {"backends": own, "discover": names} if files else raw
+    return raw | {"backends": own} if files else raw
 
 
-def _theirs(other: DeploymentFile, engines: tuple[Backend, ...]) -> list[dict[str, Any]]:
+def _theirs(other: DeploymentFile) -> list[dict[str, Any]]:
     """Engines that another file states, with the names of its model and its step models."""
     return [
         one.model_dump(exclude={"model"})
         | {"models": one.served(other.model)}
         | {"step": one.step and (other.folder / one.step).resolve()}
-        for one in engines
-        if not one.origin
+        for one in other.backends
     ]
 
 
-def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
-    """A deployment of plain values, tried out; errors as :func:`load` has them."""
+def _checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
+    """A deployment of plain values, tried out."""
     if (name := next((one for one in _GONE if one in raw), None)) is not None:
         raise DataError(f"{name}: there is no such field any more.", path=path, resolve=_GONE[name])
     try:
@@ -530,15 +447,8 @@ def checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
         where = ".".join(map(str, found["loc"])) or "the file as a whole"
         said = found["msg"].removeprefix("Value error, ")
         raise DataError(f"{where}: {said}.", path=path, resolve=_RESOLVE) from None
-    settings = settings.found()
-    what, resolve = "", "name engines under backends, or a name that has addresses under discover."
-    if any(one.url.startswith("https") for one in settings.discover):
-        what = "discover: certificates are of names, and engines found by address have none."
-        resolve = "write http:// there, or the engines under backends."
-    elif not settings.backends:
-        what = "backends: there is no engine."
-    if what:
-        raise DataError(what, path=path, resolve=resolve)
+    if not settings.backends:
+        raise DataError("backends: there is no engine.", path=path, resolve=_RESOLVE)
     try:
         settings.chosen().memory(settings.deployment())
     except DataError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from hetero.apps.serving.accounts import Account
 from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame
@@ -22,8 +21,8 @@ class Ticket:
 
     Attributes
     ----------
-    account
-        Who asks.
+    client
+        What logs call who asks.
     path
         What of an engine it asks for.
     row
@@ -49,7 +48,7 @@ class Ticket:
     """
 
     asked: Asked
-    account: Account
+    client: str
     path: str
     arrival_s: float
     input_tokens: int = 0
