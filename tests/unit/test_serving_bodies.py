@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
 from hetero.apps.serving.bodies import Asked, parsed
-from hetero.apps.serving.dispatcher import Dispatcher, _turn
+from hetero.apps.serving.dispatcher import Dispatcher, turn
 from hetero.apps.serving.faults import Refusal
 
 PIECES = st.lists(
@@ -69,7 +69,7 @@ def test_of_what_is_held_small_priorities_go_first_then_the_oldest():
     house = SimpleNamespace(held=[], models={"m": None, "n": None})
     for priority, row, model in ((0, 1, "m"), (0, 0, "m"), (1, 2, "m"), (0, 3, "n"), (2, 4, "n")):
         asked = SimpleNamespace(model=model, priority=priority)
-        bisect.insort(house.held, SimpleNamespace(row=row, asked=asked), key=_turn)
+        bisect.insort(house.held, SimpleNamespace(row=row, asked=asked), key=turn)
     assert Dispatcher._first(house, {"m"}).row == 3
     assert Dispatcher._first(house, {"m", "n"}) is None
     left = []
