@@ -3,8 +3,8 @@
 README's fleet file to its card, a trace to the bars of Fig. 5 of Xiong et al. (notebook 04, fewer
 requests), and a streamed request through ``hetero serve``, from its arrival to its last word.
 
-A file is entered when one of its functions is first called. What imports run does not count, and
-compiled kernels are not seen: compile them in a first run. A folder holds such files; a module at
+A file is entered when one of its functions is first called. What imports run and other packages
+do not count; compiled kernels are not seen: compile them in a first run. A folder holds such files; a module at
 the top, as ``hetero/question.py``, is one of its own. Files in the order of entry make stays in
 folders; *returns*, to a folder already left, are stays less folders. Each way has its own process.
 """
@@ -50,7 +50,7 @@ class Steps:
         code, file = frame.f_code, frame.f_code.co_filename
         if code.co_name == "<module>" and file.endswith(".py"):
             self._importing += (event == "call") - (event == "return")
-        ours = self.counting and not self._importing and code.co_flags & 1  # of a function
+        ours = self.counting and not self._importing and code.co_flags & 1 and "/site-" not in file
         if ours and event == "call" and file.startswith(self._root) and file != __file__:
             self.entered[file.removeprefix(self._root), code.co_qualname] = None
 
