@@ -3,10 +3,10 @@
 README's fleet file to its card, a trace to the bars of Fig. 5 of Xiong et al. (notebook 04, fewer
 requests), and a streamed request through ``hetero serve``, from its arrival to its last word.
 
-A file is entered when one of its functions is first called. What imports run and other packages
-do not count; compiled kernels are not seen: compile them in a first run. A folder holds such files; a module at
-the top, as ``hetero/question.py``, is one of its own. Files in the order of entry make stays in
-folders; *returns*, to a folder already left, are stays less folders. Each way has its own process.
+A file is entered when one of its functions is first called; imports, other packages and compiled
+kernels do not count (compile them in a first run). A folder holds such files; a module at the top,
+as ``hetero/question.py``, is one of its own. Files in the order of entry make stays in folders;
+*returns*, to a folder already left, are stays less folders. Each way has its own process.
 """
 
 from __future__ import annotations
