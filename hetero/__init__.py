@@ -18,8 +18,9 @@ from the ground up; a module imports only from those before its own:
     What groups of mixed GPUs cost and serve; one folder per system: ``xiong``, ``rignall``,
     ``helix``, ``thunderserve``, and ``baselines``, ``reschedule``.
 ``plots``, ``apps``
-    Pictures; what people do with all of it: ``portfolio`` (every planner asked), ``cards``,
-    ``capacity``, ``export``, ``serving``, ``profiling``, ``explorer``, ``cli``.
+    Pictures; what people do with all of it: ``ask`` (every option once), ``cards``, ``capacity``,
+    ``export``, ``serving``, ``profiling``, ``explorer``, and ``answers``: what commands do, as
+    functions of the same words; ``cli``.
 
 Beside the library, ``pipelines/`` runs the notebooks as ``dvc.yaml`` says; ``pipelines/studies``
 holds the papers' claims and experiments, ``pipelines/bench`` how fast things are. Every number has
@@ -57,8 +58,10 @@ if TYPE_CHECKING:
     from hetero import cluster as cluster
     from hetero import routers as routers
     from hetero import workload as workload
-    from hetero.apps.capacity.resilience import resilience as resilience
-    from hetero.apps.capacity.sizing import size as size
+    from hetero.apps.answers.exports import export as export
+    from hetero.apps.answers.fleets import resilience as resilience
+    from hetero.apps.answers.fleets import size as size
+    from hetero.apps.answers.simulation import simulation as simulation
     from hetero.apps.cards.answer import plan as plan
     from hetero.apps.cards.card import PlanCard as PlanCard
     from hetero.apps.explorer import explore as explore
@@ -89,12 +92,14 @@ LAZY = {
     "Trace": "hetero.workload",
     "compare": "hetero.comparison",
     "explore": "hetero.apps.explorer",
+    "export": "hetero.apps.answers.exports",
     "metrics": "hetero.simulator.metrics",
     "plan": "hetero.apps.cards.answer",
     "replicated": "hetero.engines",
-    "resilience": "hetero.apps.capacity.resilience",
+    "resilience": "hetero.apps.answers.fleets",
     "simulate": "hetero.simulator",
-    "size": "hetero.apps.capacity.sizing",
+    "simulation": "hetero.apps.answers.simulation",
+    "size": "hetero.apps.answers.fleets",
 }
 """Names that are imported on first use, and where they stand; with four modules beside them."""
 

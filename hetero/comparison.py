@@ -144,6 +144,7 @@ def compare(
     resample: bool | int = True,
     predictor: Predictor | None = None,
     measure: Measure | None = None,
+    playing: Mapping[str, Any] | None = None,
     jobs: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Comparison:
@@ -173,6 +174,8 @@ def compare(
         See :func:`hetero.simulator.simulate`.
     measure
         What is noted of a run, by default :func:`measured`.
+    playing
+        Further arguments of :func:`hetero.simulator.simulate`, such as ``sample_s``.
     jobs
         Processes, by default as joblib's context says: ``with joblib.parallel_config("dask")``
         carries the runs to a cluster.
@@ -207,7 +210,9 @@ def compare(
         require(callable(trace), f"{trace!r} is no trace.", resolve="pass a hetero.Trace.")
         require(bool(asked), "Requests are made of no rates.", resolve="give one or more.")
         draw, came = trace, "requests as a function makes them"
-    play = joblib.delayed(partial(_play, draw, predictor, measure or partial(measured, slo=slo)))
+    how = {"predictor": predictor} if predictor else {}
+    how |= playing or {}
+    play = joblib.delayed(partial(_play, draw, how, measure or partial(measured, slo=slo)))
 
     grid: list[tuple[Any, ...]] = []
     for name, (_, served, own) in systems.items():
@@ -233,7 +238,7 @@ def compare(
 
 
 def _play(
-    draw: Draw, predictor: Predictor | None, measure: Measure, cell: tuple[Any, ...]
+    draw: Draw, how: Mapping[str, Any], measure: Measure, cell: tuple[Any, ...]
 ) -> list[dict[str, Any]]:
     """Rows of the runs that have their requests in common."""
     name, served, routers, rate_rps, seed = cell
@@ -242,16 +247,22 @@ def _play(
         if isinstance(served, Plan):
             run: Run = served.simulate(requests, seed)
         else:  # a router of plain Python may remember what it has seen
-            run = simulate(served, requests, deepcopy(router), predictor=predictor, seed=seed)
+            run = simulate(served, requests, deepcopy(router), seed=seed, **how)
         rows.append(dict(zip(KEYS, (name, rate_rps, label, seed), strict=True)) | {**measure(run)})
     return rows
 
 
+def resampled(trace: Trace, seed: int, block: int | None = None) -> Trace:
+    """The requests drawn anew in blocks, by default of the root of their number."""
+    block = block or round(math.sqrt(len(trace)))
+    starts = stream(seed, "blocks").integers(len(trace), size=-(-len(trace) // block))
+    order = np.add.outer(starts, np.arange(block)).ravel() % len(trace)
+    return trace.reordered(order[: len(trace)])
+
+
 def _drawn(trace: Trace, block: int, process: str, rate_rps: float, seed: int) -> Trace:
     if block:
-        starts = stream(seed, "blocks").integers(len(trace), size=-(-len(trace) // block))
-        order = np.add.outer(starts, np.arange(block)).ravel() % len(trace)
-        trace = trace.reordered(order[: len(trace)])
+        trace = resampled(trace, seed, block)
     if process and math.isinf(rate_rps):
         return trace.all_at_once()
     if process == "scaled":

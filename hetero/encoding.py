@@ -240,3 +240,18 @@ def _each(values: tuple[object, ...], hints: tuple[Any, ...]) -> bool:
     if len(hints) == 2 and hints[1] is ...:
         return all(fits(one, hints[0]) for one in values)
     return len(values) == len(hints) and all(map(fits, values, hints))
+
+
+def finite(value: Any) -> Any:
+    """A value in which what is not a number, or infinite, becomes None.
+
+    Examples
+    --------
+    >>> finite({"a": (1.0, math.inf)})
+    {'a': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {str(key): finite(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -40,6 +40,20 @@ if not os.environ.get(datasets.MIRROR) and _BESIDE.is_dir():
 os.environ.setdefault("HETERO_FUZZ_SEED", str(secrets.randbelow(2**32)))
 
 
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line as a user would; gives exit code, stdout and stderr."""
+    from hetero.apps.cli import main
+
+    def call(*words: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*map(str, words)])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
 @pytest.fixture(autouse=True)
 def _no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a command says on stderr does not depend on how long a busy machine takes."""

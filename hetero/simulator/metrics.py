@@ -24,12 +24,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetero.display import Column, Shown, Table
+from hetero.encoding import finite
 from hetero.errors import ParameterError, require
 from hetero.simulator.run import Run
 
@@ -135,6 +137,11 @@ class Metrics(Shown):
     def total_tps(self) -> float:
         """Input and output tokens per second."""
         return self.input_tps + self.output_tps
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values; what is not a number becomes null."""
+        found: dict[str, Any] = finite(asdict(self) | {"total_tps": self.total_tps})
+        return found
 
     def table(self) -> Table:
         """Quantities with their units."""

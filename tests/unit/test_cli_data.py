@@ -13,19 +13,6 @@ from hetero.workload import datasets, readers
 Run = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line as a user would; gives exit code, stdout and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            cli.main(list(arguments))
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return call
-
-
 def test_commands_are_built_once_however_often_they_are_called(run: Run) -> None:
     assert run("--help")[0] == 0
     known = len(cli.app.registered_groups) + len(cli.app.registered_commands)

@@ -5,33 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from hetero.apps.cli import main
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "islands", *arguments])
-    shown = capsys.readouterr()
-    return int(ended.value.code or 0), shown.out, shown.err
-
-
 FLEET = ("H200=16", "H20=32", "--powers", "--trace", "azure2023_code")
 
 
-def test_a_plan_with_bound_cost_and_picture(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_plan_with_bound_cost_and_picture(run, tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     prices = ("--price", "H200=4", "--price", "H20=1")
-    status, out, err = run(capsys, *FLEET, *prices, "--figure", str(picture))
+    status, out, err = run("plan", "islands", *FLEET, *prices, "--figure", str(picture))
     assert (status, err) == (0, "")
     assert "proven" in out
     assert "$/h" in out
     assert picture.read_text().lstrip().startswith("<?xml")
-    status, out, err = run(capsys, *FLEET, "--figure", str(picture))
+    status, out, err = run("plan", "islands", *FLEET, "--figure", str(picture))
     assert status != 0
     assert "--force" in err
-    status, out, _ = run(capsys, *FLEET, *prices, "--json")
+    status, out, _ = run("plan", "islands", *FLEET, *prices, "--json")
     plan = json.loads(out)
     assert plan["status"] == "optimal"
     assert plan["served_rps"] <= plan["bound_rps"] * (1 + 1e-9)
@@ -56,13 +44,11 @@ machines:
 """
 
 
-def test_a_cluster_file_brings_gpus_of_its_own_and_prices(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_cluster_file_brings_gpus_of_its_own_and_prices(run, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FILE)
     rest = ("--powers", "--trace", "azure2023_code")
-    status, out, err = run(capsys, str(file), *rest, "--json")
+    status, out, err = run("plan", "islands", str(file), *rest, "--json")
     assert (status, err) == (0, "")
     plan = json.loads(out)
     used = dict.fromkeys(("X1", "H20"), 0)
@@ -71,18 +57,18 @@ def test_a_cluster_file_brings_gpus_of_its_own_and_prices(
     assert used == {"X1": 16, "H20": 16}
     assert plan["usd_per_h"] == pytest.approx(16 * 2 + 2 * 9.6)
     # An option prevails over the file, and a type without price leaves the cost open.
-    _, out, _ = run(capsys, str(file), *rest, "--price", "X1=3", "--json")
+    _, out, _ = run("plan", "islands", str(file), *rest, "--price", "X1=3", "--json")
     assert json.loads(out)["usd_per_h"] == pytest.approx(16 * 3 + 2 * 9.6)
-    _, out, _ = run(capsys, str(file), "B300=2", *rest)
+    _, out, _ = run("plan", "islands", str(file), "B300=2", *rest)
     assert "no price is given for B300-SXM" in out
 
 
-def test_a_budget_and_a_load(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_and_a_load(run) -> None:
     prices = ("--price", "H200=4", "--price", "H20=1")
-    _, out, _ = run(capsys, *FLEET, *prices, "--budget", "64", "--json")
+    _, out, _ = run("plan", "islands", *FLEET, *prices, "--budget", "64", "--json")
     limited = json.loads(out)
     assert limited["usd_per_h"] <= 64
-    status, out, _ = run(capsys, *FLEET, *prices, "--load", "20", "--json")
+    status, out, _ = run("plan", "islands", *FLEET, *prices, "--load", "20", "--json")
     assert status == 0
     bought = json.loads(out)
     assert bought["served_rps"] >= 20 * (1 - 1e-6)
@@ -90,20 +76,18 @@ def test_a_budget_and_a_load(capsys: pytest.CaptureFixture[str]) -> None:
     drawn = bought["served_rps_in_draws"]
     assert min(drawn) < bought["served_rps"] < max(drawn)
     share = 100 * sum(one >= 20 * (1 - 1e-9) for one in drawn) / len(drawn)
-    _, out, _ = run(capsys, *FLEET, *prices, "--load", "20")
+    _, out, _ = run("plan", "islands", *FLEET, *prices, "--load", "20")
     assert f"Carries 20 requests/s in {share:.0f} % of 24 draws of step times." in out
 
 
-def test_a_search_shows_its_distance_from_the_best_of_all(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_search_shows_its_distance_from_the_best_of_all(run, tmp_path: Path) -> None:
     search = ("--method", "mutation", "--batch", "4", "--iterations", "2")
     fleet = ("H200=32", "H20=32", "--trace", "azure2023_code")
     state = ("--state", str(tmp_path / "state.json"))
-    status, out, _ = run(capsys, *fleet, *search, *state)
+    status, out, _ = run("plan", "islands", *fleet, *search, *state)
     assert status == 0
     assert "No layout carries more than" in out
-    assert run(capsys, *fleet, *search, *state)[1] == out
+    assert run("plan", "islands", *fleet, *search, *state)[1] == out
 
 
 @pytest.mark.parametrize(
@@ -128,17 +112,15 @@ def test_a_search_shows_its_distance_from_the_best_of_all(
         (("H200=4", "--powers"), "No island class can prefill lengths 0-399 tokens"),
     ],
 )
-def test_errors_name_the_cause(
-    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], text: str
-) -> None:
-    status, out, err = run(capsys, *arguments, "--trace", "azure2023_code")
+def test_errors_name_the_cause(run, arguments: tuple[str, ...], text: str) -> None:
+    status, out, err = run("plan", "islands", *arguments, "--trace", "azure2023_code")
     assert status != 0
     assert out == ""
     assert text in err
     assert "Resolve:" in err
 
 
-def test_help_shows_units_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "--help")
+def test_help_shows_units_in_brackets(run) -> None:
+    _, out, _ = run("plan", "islands", "--help")
     assert "[tokens]" in out
     assert "[GPUs]" in out

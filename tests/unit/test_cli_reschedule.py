@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-from hetero.apps.cli import main
-
 FLEET = """
 name: my-cloud
 machines:
@@ -20,21 +18,11 @@ SHORT = ["--model", "LLaMA-1-13B", "--rate", "2", "--requests", "120", "--at", "
 SHORT += ["--search-s", "5", "--steps", "3", "--max-stages", "2"]
 
 
-def called(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    try:
-        main(["reschedule", *words])
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
-def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, capsys) -> None:
+def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, run) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
     words = ["--slo", "ttft=4s,e2e=60s", "--budget", "5.5", "--lose", "big-1", "--json"]
-    code, out, _ = called(capsys, str(fleet), *SHORT, *words)
+    code, out, _ = run("reschedule", str(fleet), *SHORT, *words)
     assert code == 0
     found = json.loads(out)
     assert found["usd_per_h"] <= 5.5
@@ -47,16 +35,16 @@ def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, capsys
     for one in found["policies"]:
         assert "error" not in one or "Resolve:" in one["error"]
     words = ["--slo", "ttft=4s,e2e=60s", "--budget", "2", "--lose", "fast-2"]
-    code, _, err = called(capsys, str(fleet), *SHORT, *words)
+    code, _, err = run("reschedule", str(fleet), *SHORT, *words)
     assert code == 1
     assert "fast-2 is not among those that 2 $/h rent" in err
 
 
-def test_tables_say_what_happens_and_what_it_costs(tmp_path, capsys) -> None:
+def test_tables_say_what_happens_and_what_it_costs(tmp_path, run) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
-    code, out, _ = called(
-        capsys, str(fleet), *SHORT, "--slow", "big-1,fast-1=0.1", "--policies", "none,light"
+    code, out, _ = run(
+        "reschedule", str(fleet), *SHORT, "--slow", "big-1,fast-1=0.1", "--policies", "none,light"
     )
     assert code == 0
     assert "the link between big-1 and fast-1 drops to 0.1" in out
@@ -71,13 +59,13 @@ def test_tables_say_what_happens_and_what_it_costs(tmp_path, capsys) -> None:
         (("--lose", "a40", "--slow", "a40,3090ti=0.5"), "2 of --lose"),
         (("--lose", "nobody"), "no machine 'nobody'"),
         (("--slow", "a40"), "--slow cannot read"),
-        (("--lose", "a40", "--policies", "all"), "no policy 'all'"),
+        (("--lose", "a40", "--policies", "all"), "--policies does not know 'all'"),
         (("--lose", "a40", "--rate", "0"), "--rate is 0"),
     ],
 )
-def test_errors_are_one_sentence(capsys, words: tuple[str, ...], said: str) -> None:
+def test_errors_are_one_sentence(run, words: tuple[str, ...], said: str) -> None:
     short = SHORT[:2] if "--rate" in words else SHORT
-    code, out, err = called(capsys, "thunderserve-a40-3090ti-40gbit", *short, *words)
+    code, out, err = run("reschedule", "thunderserve-a40-3090ti-40gbit", *short, *words)
     assert code == 1
     assert out == ""
     assert said in err

@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pytest
 
+import hetero
 from hetero import workload
 from hetero.apps.cli import main
 from hetero.latency import storage
@@ -43,6 +44,27 @@ def test_json_conserves_requests_and_tokens(capsys):
         assert row["total_tps"] == pytest.approx(row["input_tps"] + row["output_tps"])
         assert row["slo"] == {"ttft_s": 0.5, "tpot_s": 0.05, "e2e_s": None}
         assert 0 <= row["attainment"]["joint"] <= row["attainment"]["ttft"] <= 1
+
+
+def test_python_answers_as_the_command_and_an_own_router_is_one_of_them(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    router = "class First:\n    name = 'first'\n    choose = lambda self, request, fleet: 0\n"
+    (tmp_path / "first_of_all.py").write_text(router)
+    names = ("first_of_all:First", "round-robin", "hetero")
+    routers = [word for name in names for word in ("--router", name)]
+    assert call(*SMALL, *routers, "--rate", 4, "--slo", "ttft=1s", "--seeds", 3, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    words = {"degree": 2, "requests": 120, "router": names, "rate": 4.0, "slo": "ttft=1s"}
+    found = hetero.simulation(SMALL[0], seeds=3, **words)
+    assert json.loads(json.dumps(found.to_dict())) == said
+    assert [row["router"] for row in said["routers"]] == ["first", "round robin", "hetero"]
+    rows = {row["system"]: row for row in said["over_seeds"]}
+    assert rows["first"]["high"] < 0  # one of four replicas, paired
+    assert "By attainment over 3 seeds: " in str(found)
+    assert call(*SMALL, "--router", "first_of_all:Second") == 1
+    assert "Resolve: name a module" in capsys.readouterr().err
 
 
 def test_rate_changes_the_time_the_trace_takes(capsys):

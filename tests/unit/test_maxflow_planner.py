@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from small_placements import exhaustive, random_problem, two_slow_regions
 
-from hetero.apps.cli import main
 from hetero.catalog import llm
 from hetero.cluster import cluster
 from hetero.errors import InfeasibleError
@@ -314,36 +313,29 @@ def test_swarm_refuses_stages_that_do_not_fit() -> None:
 # Command line -------------------------------------------------------------------------------
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "layers", *arguments])
-    text = capsys.readouterr()
-    return int(ended.value.code or 0), text.out, text.err
-
-
-def test_plan_layers_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_layers_command(tmp_path: Path, run) -> None:
     picture = tmp_path / "plan.png"
     small = ("helix-10", "--model", "LLaMA-1-30B")
-    code, text, _ = run(capsys, *small, "--json", "--figure", str(picture))
+    code, text, _ = run("plan", "layers", *small, "--json", "--figure", str(picture))
     assert code == 0
     found = json.loads(text)
     assert found["tokens_per_s"] == pytest.approx(286.587, abs=1e-2)
     assert sum(stop - start for start, stop in found["layers"].values()) == 60
     assert picture.stat().st_size > 10_000
-    code, text, _ = run(capsys, *small)
+    code, text, _ = run("plan", "layers", *small)
     assert code == 0
     assert "proven optimal" in text
     assert min(found["tokens_per_s_in_draws"]) < found["tokens_per_s"]
     assert "tokens/s in 90 % of 24 draws of step times; the bound is for these" in text
-    code, text, error = run(capsys, "helix-10", "--model", "Llama-2-70B")
+    code, text, error = run("plan", "layers", "helix-10", "--model", "Llama-2-70B")
     assert code == 1
     assert "at most 52 of the 80 layers" in error
-    code, _, error = run(capsys, *small, "--figure", str(picture))
+    code, _, error = run("plan", "layers", *small, "--figure", str(picture))
     assert code == 1
     assert "exists already" in error
 
 
-def test_own_cluster_of_three_regions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_cluster_of_three_regions(tmp_path: Path, run) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(
         """
@@ -358,7 +350,7 @@ network:
 """,
         encoding="utf-8",
     )
-    code, text, _ = run(capsys, str(file), "--model", "Llama-2-70B")
+    code, text, _ = run("plan", "layers", str(file), "--model", "Llama-2-70B")
     assert code == 0
     assert "Bottleneck:" in text
 

@@ -28,14 +28,13 @@ CASES: list[tuple[str, int, str, dict[str, Any]]] = [
     ("RTX-PRO-6000-Server", 1, "Llama-3.1-8B", {}),  # a layer profile, whose batches are ragged
     ("L4", 2, "Llama-3.1-8B", {}),
     ("A100-SXM-80GB", 2, "Llama-3.1-70B", {"precision": "int4"}),
-    ("MI300X", 1, "Qwen2.5-14B", {"release": "0.6.3"}),
+    ("MI300X", 1, "Qwen2.5-14B", {"engine": "vllm@0.6.3"}),
     ("H100-SXM", 2, "Qwen2.5-14B", {"engine": "sglang", "precision": "fp8"}),
     ("L40S", 2, "Qwen2.5-7B", {"engine": "trtllm", "kv_precision": "fp8"}),
     ("A40", 1, "Llama-3-8B", {"engine": "any"}),
-    ("H100-SXM", 1, "Qwen3-30B-A3B", {"memory_fraction": 0.85, "schedule_ahead": False}),
-    ("H200-SXM", 1, "gpt-oss-20b", {"max_step_tokens": 1024, "prefix_cache": False}),
+    ("H100-SXM", 1, "Qwen3-30B-A3B", {"memory": 0.85, "schedule_ahead": False}),
+    ("H200-SXM", 1, "gpt-oss-20b", {"chunk": 1024, "prefix_cache": False}),
 ]
-OPTIONS = {"memory_fraction": "--memory", "max_step_tokens": "--chunk"}
 
 
 def told(one: Replica) -> tuple[float, ...]:
@@ -46,12 +45,12 @@ def told(one: Replica) -> tuple[float, ...]:
 
 
 def options(own: dict[str, Any]) -> list[str]:
-    words = ["--engine", f"{own.get('engine', 'vllm')}@{own.get('release', '')}".rstrip("@")]
+    words: list[str] = []
     for name, value in own.items():
         if isinstance(value, bool):
             words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-        elif name not in ("engine", "release"):
-            words += [OPTIONS.get(name, f"--{name.replace('_', '-')}"), str(value)]
+        else:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return words
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hetero import workload
-from hetero.apps.cli import main
+from hetero.apps.answers.phases import phases as answer
 from hetero.catalog import llm
 from hetero.cluster import Machine, cluster
 from hetero.costs.cost import CostModel
@@ -310,34 +310,31 @@ def replace_price(machine: Machine) -> Machine:
     return Machine(machine.name, replace(machine.gpu, usd_per_h=None), machine.count)
 
 
-def test_the_command_plans_and_simulates(capsys, tmp_path):
+def test_the_command_plans_and_simulates(run, tmp_path):
     target = tmp_path / "plan.json"
-    arguments = [PAIR, "--rate", "0.5", "--search", "exact", "--requests", "100", "-o", str(target)]
-    with pytest.raises(SystemExit) as end:
-        main(["plan", "phases", *arguments])
-    assert end.value.code in (0, None)
+    words = ["plan", "phases", PAIR, "--rate", "0.5", "--search", "exact", "--requests", "100"]
+    code, out, _ = run(*words, "-o", target)
+    assert code == 0
     said = json.loads(target.read_text())
     assert sum(row["share"] for row in said["shares"]) == pytest.approx(1.0, abs=1e-6)
     gpus = sum(stage["gpus"] for row in said["replicas"] for stage in row["stages"])
     assert gpus == 8
-    assert "Simulated with 100 requests" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        main(["plan", "phases", PAIR, "--search", "exakt"])
-    assert end.value.code == 1
-    assert "did you mean 'exact'" in capsys.readouterr().err
+    assert "Simulated with 100 requests" in out
+    same = answer(PAIR, rate=0.5, search="exact", requests=100)
+    assert json.loads(json.dumps(same.record)) == said
+    code, _, err = run("plan", "phases", PAIR, "--search", "exakt")
+    assert code == 1
+    assert "did you mean 'exact'" in err
 
 
-def test_a_plan_is_chosen_by_a_rule_over_the_error_of_step_times(capsys):
-    arguments = [PAIR, "--rate", "0.5", "--steps", "3", "--choose", "best worst case"]
-    with pytest.raises(SystemExit) as end:
-        main(["plan", "phases", *arguments, "--json"])
-    assert end.value.code in (0, None)
-    said = json.loads(capsys.readouterr().out)["chosen"]
+def test_a_plan_is_chosen_by_a_rule_over_the_error_of_step_times(run):
+    words = ["plan", "phases", PAIR, "--rate", "0.5", "--steps", "3", "--choose", "best worst case"]
+    code, out, _ = run(*words, "--json")
+    assert code == 0
+    said = json.loads(out)["chosen"]
     assert said["rule"] == "best worst case"
     assert {said["plan"], said["nominal"]} <= {"seed 0", "seed 1", "seed 2"}
-    with pytest.raises(SystemExit):
-        main(["plan", "phases", *arguments])
-    assert "Chosen by best worst case of 40 draws" in capsys.readouterr().out
+    assert "Chosen by best worst case of 40 draws" in run(*words)[1]
 
 
 def test_settings_that_make_no_sense_are_refused():

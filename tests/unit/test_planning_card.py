@@ -377,9 +377,9 @@ def test_an_engine_leaves_out_what_it_does_not_run_on():
         ({"budget": -3.0}, "budget is -3"),
         ({"budget": 5.0}, "needs prices, and machine v100"),
         ({"precision": "fp8"}, "No GPU of xiong-v100-a800 computes in fp8"),
-        ({"precision": "half"}, "'half' is no precision"),
-        ({"choose": "boldest"}, "'boldest' is no choose"),
-        ({"effort": "some"}, "'some' is no effort"),
+        ({"precision": "half"}, "--precision does not know 'half'"),
+        ({"choose": "boldest"}, "--choose does not know 'boldest'"),
+        ({"effort": "some"}, "--effort does not know 'some'"),
         ({"goal": 1.5}, "goal of 1.5"),
         ({"seed": -1}, "seed is -1"),
         ({"trace": "nothing"}, "neither a file nor a known trace"),
@@ -435,8 +435,8 @@ def test_the_way_between_regions_is_in_every_answer():
 
 
 def test_engines_are_as_asked_and_exports_follow(pair):
-    older = {"release": "0.12", "memory_fraction": 0.8, "kv_precision": "fp8"}
-    tight = hetero.plan(PAIR, **AT_VLLM, **older)
+    older = {"engine": "vllm@0.12", "memory": 0.8, "kv_precision": "fp8"}
+    tight = hetero.plan(PAIR, **AT_VLLM | older)
     for made, ahead in ((pair, True), (tight, False)):
         assert {one.engine.batching for one in made.plan.deployment.replicas} == {"chunked"}
         assert {one.engine.schedule_ahead for one in made.plan.deployment.replicas} == {ahead}
@@ -448,9 +448,9 @@ def test_engines_are_as_asked_and_exports_follow(pair):
     for argv in words:
         assert argv[argv.index("--gpu-memory-utilization") + 1] == "0.8"
         assert argv[argv.index("--kv-cache-dtype") + 1] == "fp8"
-    for wrong in ({"release": "new"}, {"memory_fraction": 1.5}, {"kv_precision": "fp3"}):
+    for wrong in ({"engine": "vllm@new"}, {"memory": 1.5}, {"kv_precision": "fp3"}):
         with pytest.raises(ParameterError):
-            hetero.plan(PAIR, **AT_VLLM, **wrong)
+            hetero.plan(PAIR, **AT_VLLM | wrong)
 
 
 def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):

@@ -189,7 +189,7 @@ def test_drafts_are_of_engines_that_exist():
 
 def test_a_comparison_has_the_question_first(monkeypatch):
     little(monkeypatch)
-    found = whatif.compared(PAIR, ["kv-precision=fp8"], **ASKED)
+    found = whatif.compared(PAIR, what_if=["kv-precision=fp8"], **ASKED)
     asked, fp8 = found.variants
     assert asked.what == "as asked"
     assert found.saved(asked) == 0.0
@@ -201,7 +201,7 @@ def test_a_comparison_has_the_question_first(monkeypatch):
 def test_a_comparison_reads_all_changes_before_it_searches():
     steps: list[str] = []
     with pytest.raises(ParameterError, match="speculate"):
-        whatif.compared(PAIR, ["speculate=4,0.7"], progress=steps.append, **ASKED)
+        whatif.compared(PAIR, what_if=["speculate=4,0.7"], progress=steps.append, **ASKED)
     assert not steps
 
 

@@ -15,7 +15,6 @@ from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.resilience import kinds_of_loss, resilience, without
 from hetero.apps.capacity.spare import spare
 from hetero.apps.capacity.trial import dispatcher, outcome
-from hetero.apps.cli import main
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.deployment import Deployment
 from hetero.errors import InfeasibleError, ParameterError
@@ -172,19 +171,15 @@ def test_spares_are_for_whole_replicas() -> None:
         spare(plan, question, prices.from_catalog(["A40"]))
 
 
-def test_the_command_says_what_is_left(tmp_path, capsys) -> None:
+def test_the_command_says_what_is_left(tmp_path, run) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("machines:\n  - {name: a, gpu: A40, copies: 2}\n  - {name: c, gpu: L40S}\n")
-    words = ["resilience", str(path), "--rate", "2", "--seeds", "1", "--json", "--spare"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--gpu", "L4"])
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    words = ["resilience", path, "--rate", "2"]
+    code, out, _ = run(*words, "--seeds", "1", "--json", "--spare", "--gpu", "L4")
+    assert code == 0
+    found = json.loads(out)
     assert found["whole"]["attainment"] > 0.9
     assert {name for one in found["losses"] for name in one["machines"]} == {"a-1", "a-2", "c"}
     assert found["spare"]["usd_per_h"] >= 0
     assert 0 <= found["holds_in_draws"] <= min(one["carries_in_draws"] for one in found["losses"])
-    with pytest.raises(SystemExit) as ended:
-        main(["resilience", str(path), "--rate", "2", "--planner", "nobody"])
-    assert ended.value.code == 1
-    assert "--planner does not know 'nobody'" in capsys.readouterr().err
+    assert "--planner does not know 'nobody'" in run(*words, "--planner", "nobody")[2]

@@ -54,7 +54,7 @@ def twins(_little) -> SeveralPlans:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hetero.apps.cards.several.answer", once)
-        return several(fleet(L4=2), [("Llama-3.1-8B", 1.0), ("Llama-3.1-8B", 1.0)], **ASKED)
+        return several(fleet(L4=2), model=["Llama-3.1-8B"] * 2, rate=[1.0, 1.0], **ASKED)
 
 
 def test_two_equal_models_get_equal_parts(twins):
@@ -94,7 +94,8 @@ def test_unequal_models_are_divided_as_enumeration_has_it(monkeypatch):
     )
     # Cards of the division are what the twins show.
     monkeypatch.setattr("hetero.apps.cards.several.answer", lambda *_: ("card",))
-    found = several(own, loads, **ASKED).found
+    models = [name for name, _ in loads]
+    found = several(own, model=models, rate=rates, **ASKED).found
     assert best > 0
     assert found.factor == pytest.approx(best)
     assert found.planned <= found.divisions == len(known) // 2
@@ -131,9 +132,9 @@ def test_parts_take_every_gpu_once():
 
 def test_what_cannot_be_shared_is_told(capsys):
     with pytest.raises(InfeasibleError, match="No division"):
-        several(fleet(L4=2), [("Llama-3.1-70B", 1.0), ("Llama-3.1-8B", 1.0)], **ASKED)
+        several(fleet(L4=2), model=["Llama-3.1-70B", "Llama-3.1-8B"], rate=[1.0, 1.0], **ASKED)
     with pytest.raises(ParameterError, match="alone"):
-        several(fleet(L4=2), [("Llama-3.1-8B", 1.0)], **ASKED)
+        several(fleet(L4=2), model=["Llama-3.1-8B"], rate=[1.0], **ASKED)
     words = ["plan", "thunderserve-a5000-pair", "--model", "Llama-3-8B", "--model", "Llama-3.2-3B"]
     for more in ([], ["--rate", "1"], ["--rate", "1", "--rate", "2", "--cheapest"]):
         with pytest.raises(SystemExit) as ended:

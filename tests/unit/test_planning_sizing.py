@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
+import hetero
 from hetero import catalog, workload
+from hetero.apps.answers import fleets
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.fluid import work_s
 from hetero.apps.capacity.market import Market
-from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part, size
+from hetero.apps.capacity.sizing import Candidate, cheapest, cheapest_part
 from hetero.apps.capacity.trial import dispatcher, outcome
-from hetero.apps.cli import main
 from hetero.catalog import EngineName
 from hetero.cluster import find
 from hetero.costs.cost import CostSettings
@@ -170,7 +171,7 @@ def test_limits_are_kept_and_what_does_not_suffice_is_said() -> None:
     with pytest.raises(InfeasibleError, match="within the limits"):
         cheapest(market(50.0, most={"A40": 2, "L4": 2}))
     with pytest.raises(InfeasibleError, match="fits no machine"):
-        size(catalog.llm("Llama-3.1-70B"), CHATS, 1.0, prices.from_catalog(["T4"]), slo=SLO)
+        hetero.size(model="Llama-3.1-70B", trace=CHATS, rate=1.0, gpu=["T4"], slo=SLO)
 
 
 def test_a_division_that_smaller_machines_offer_as_cheaply_is_left_out() -> None:
@@ -348,12 +349,13 @@ def test_requests_beyond_the_context_window_are_left_out_and_counted() -> None:
         within_context(Trace([0.0], [9000], [10]), MODEL)
 
 
-def test_the_command_prints_the_fleet_as_json(capsys) -> None:
-    arguments = ["size", "--rate", "3", "--gpu", "L4", "--gpu", "A40", "--seeds", "1", "--json"]
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--max", "A40=2"])
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_command_and_python_answer_alike(run) -> None:
+    words = ["--rate", "3", "--gpu", "L4", "--gpu", "A40", "--seeds", "1", "--max", "A40=2"]
+    code, out, _ = run("size", *words, "--json")
+    found = json.loads(out)
+    assert code == 0
+    same = hetero.size(rate=3.0, gpu=["L4", "A40"], seeds=1, most={"A40": 2})
+    assert json.loads(json.dumps(fleets.record(same))) == found
     assert found["bound_usd_per_h"] <= found["usd_per_h"]
     assert found["attainment"] >= found["goal"] == 0.9
     spent = sum(one["number"] * one["usd_per_h_each"] for one in found["machines"])
@@ -377,8 +379,7 @@ def test_the_command_prints_the_fleet_as_json(capsys) -> None:
         (["--rate", "3", "--spot", "0.9", "--gpu", "L4"], "spot price"),
     ],
 )
-def test_what_the_command_refuses(capsys, arguments: list[str], said: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["size", *arguments])
-    assert ended.value.code == 1
-    assert said in capsys.readouterr().err
+def test_what_the_command_refuses(run, arguments: list[str], said: str) -> None:
+    code, _, err = run("size", *arguments)
+    assert code == 1
+    assert said in err

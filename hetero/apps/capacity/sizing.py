@@ -24,19 +24,14 @@ import numpy as np
 
 from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Draws, Market
-from hetero.apps.capacity.prices import PriceList, from_catalog
+from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.trial import Outcome
-from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
-from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError
 from hetero.plans import Plan
-from hetero.question import DRAWS, Load, Question, in_draws
-from hetero.simulator import Slo
-from hetero.simulator.sustained import Arrivals
-from hetero.workload import Trace
+from hetero.question import DRAWS, Question, in_draws
 
 NEAR: Final = 1.5
 """Times the price of the cheapest fleet of one GPU type, up to which others are searched."""
@@ -228,69 +223,6 @@ class Sizing(Shown):
         return Table("Fleets of one GPU type", columns, tuple(rows), (note,))
 
 
-def size(
-    llm: Llm,
-    trace: Trace,
-    rate_rps: float,
-    prices: PriceList | None = None,
-    *,
-    slo: Slo | None = None,
-    goal: float = 0.9,
-    precision: str = "fp16",
-    within: float = 0.02,
-    seeds: tuple[int, ...] = (0, 1, 2),
-    settings: CostSettings | None = None,
-    near: float = NEAR,
-    draws: int = DRAWS,
-    arrivals: Arrivals = "poisson",
-) -> Sizing:
-    """The cheapest fleet for a load and its targets.
-
-    Parameters
-    ----------
-    prices
-        What can be rented; by default every priced GPU of the catalog, in machines of 1 to 8.
-    within, seeds
-        Precision of the rate that simulation is to show; the fleet sustains it in every seed.
-    near
-        Fleets of one GPU type alone are searched where their proven least price is below so many
-        times that of the cheapest such fleet.
-    draws
-        Draws of the step times that fleets are simulated with again; 0 for none.
-    arrivals
-        ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
-
-    Raises
-    ------
-    InfeasibleError
-        If the model fits no machine, some requests fit none under the targets, or all machines
-        do not suffice.
-
-    Examples
-    --------
-    >>> from hetero import catalog, workload
-    >>> found = size(
-    ...     catalog.llm("Llama-3-8B"),
-    ...     workload.load("azure2023_conv"),
-    ...     4.0,
-    ...     from_catalog(["L4", "A40"], sizes=(1,)),
-    ...     slo=Slo(ttft_s=2.0, tpot_s=0.15),
-    ...     within=0.05,
-    ...     seeds=(0,),
-    ... )
-    >>> found.bound_usd_per_h <= found.usd_per_h <= found.homogeneous[1].usd_per_h
-    True
-    """
-    load = Load(trace, rate_rps, slo or Slo(), goal, within, seeds, arrivals)
-    market = Market(
-        prices or from_catalog(),
-        llm,
-        load,
-        settings or CostSettings(engine=EngineSpec(precision=precision)),
-    )
-    return cheapest(market, near=near, draws=draws)
-
-
 def cheapest_part(
     question: Question,
     *,
@@ -341,7 +273,7 @@ def cheapest(
     draws: int = DRAWS,
     progress: Callable[[str], None] | None = None,
 ) -> Sizing:
-    """The cheapest fleet of a market for its load, see :func:`size`."""
+    """The cheapest fleet of a market for its load, see :func:`hetero.size`."""
     load, fluid = market.load, market.fluid
     say = progress or (lambda _: None)
     if fluid.left_out > 1 - load.goal:

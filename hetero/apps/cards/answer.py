@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
+from hetero.apps.ask import PLAN, Ask, asks
 from hetero.apps.capacity.sizing import cheapest_part
 from hetero.apps.cards.card import (
     CardQuestion,
@@ -43,10 +43,9 @@ from hetero.apps.cards.delivery import (
 from hetero.apps.cards.infeasible import NoPlanError, explain, met
 from hetero.apps.cards.limits import first_missed, limits
 from hetero.apps.cards.remedies import part_that_does
-from hetero.apps.cards.request import CardRequest, counts, request
+from hetero.apps.cards.request import CardRequest, counts, requested
 from hetero.apps.cards.sensitivity import changes
-from hetero.catalog import EngineName, Llm, gpus
-from hetero.catalog.engines import Bits
+from hetero.catalog import gpus
 from hetero.cluster import Cluster
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
@@ -59,10 +58,6 @@ from hetero.plans import Group, Plan
 from hetero.question import Question, drawable, judged, step_error
 from hetero.search.planners import planners
 from hetero.search.portfolio import ask
-from hetero.simulator import Slo
-from hetero.simulator.sustained import Arrivals
-from hetero.simulator.uncertainty import Rule
-from hetero.workload import Trace, TraceSource
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
 _ISLANDS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
@@ -72,98 +67,9 @@ _POOL = 4  # plans that are tried again after every change
 _RUNNERS = 2  # plans after the best one, of which is said why they carry less
 
 
-def plan(
-    cluster: Cluster | str | Path,
-    *,
-    model: Llm | str | Path,
-    trace: Trace | str | Path = "azure2023_conv",
-    source: TraceSource = "twin",
-    slo: Slo | str = "ttft=500ms,tpot=50ms",
-    rate: float | None = None,
-    budget: float | None = None,
-    precision: str = "fp16",
-    goal: float = 0.9,
-    choose: Rule = "nominal",
-    effort: str = "quick",
-    seed: int = 0,
-    engine: EngineName = "vllm",
-    release: str = "",
-    memory_fraction: float | None = None,
-    kv_precision: str = "fp16",
-    kv_tokens: Mapping[str, int] | None = None,
-    max_step_tokens: int | None = None,
-    schedule_ahead: bool | None = None,
-    prefix_cache: bool | None = None,
-    prefix_share: float | None = None,
-    speculate: str = "",
-    lora: str = "",
-    kv_transfer_bits: Bits | None = None,
-    columns: str = "",
-    arrivals: Arrivals = "poisson",
-    split: bool = True,
-    cheapest: bool = False,
-    progress: Progress | None = None,
-) -> PlanCard:
+@asks(PLAN, Ask)
+def plan(ask: Ask) -> PlanCard:
     """How a fleet should serve a model, what that delivers, and what each figure rests on.
-
-    Parameters
-    ----------
-    cluster
-        A cluster, its file (YAML) or the name of a shipped one.
-    model
-        A model, its name in the catalog, or the ``config.json`` of one on Hugging Face.
-    trace
-        Requests, their file, or the name of a shipped workload; those that the model's context
-        window cannot hold are left out.
-    source
-        For a shipped workload: its statistical ``"twin"`` or the ``"real"`` trace.
-    slo
-        Targets; a request counts that meets all of them.
-    rate
-        Load to be carried [requests/s]; None for as much as the fleet can.
-    budget
-        What may be spent [$/h]; None where the whole cluster may be used.
-    precision
-        Data type of weights, or the name of a format that has it (awq, gptq ...), or ``"auto"`` to
-        choose among fp16, fp8, int8 and int4.
-    goal
-        Share of the requests that has to meet the targets.
-    choose
-        ``"nominal"`` takes the plan of the highest goodput with the step times as they are,
-        ``"best mean"`` and ``"best worst case"`` that over draws of their error.
-    effort
-        ``"quick"``, ``"normal"`` or ``"thorough"``.
-    engine
-        Engine that can run the plan: ``"vllm"``, ``"sglang"`` or ``"trtllm"``; ``"any"`` for what
-        the papers' own systems do, such as pipelines of mixed GPUs.
-    release
-        Release of the engine, such as ``"0.12"``; by default the newest known.
-    memory_fraction, kv_precision
-        Share of each GPU's memory that engines may use, by default the engine's own, and data type
-        of their caches.
-    kv_tokens
-        KV caches that engines of the model print [tokens], by their GPUs, as
-        ``{"L4": 30_000, "2xL4": 180_000}``: what an engine holds of such a GPU follows from the
-        first of them.
-    max_step_tokens, schedule_ahead, prefix_cache
-        Tokens of a step, at most, and whether steps are prepared ahead and KV blocks kept for
-        prompts that share them; by default as the engine's release does.
-    prefix_share
-        Share of every prompt that is the beginning of all others too.
-    speculate, lora
-        Drafts, as ``"length=4,acceptance=0.7,draft=0.15"``, and adapters, as
-        ``"adapters=8,rank=16,on=attention"``, see :mod:`hetero.apps.cards.features`.
-    kv_transfer_bits
-        Bits per value of KV caches on their way from prefill to decode; None for what the engine
-        sends, its own data type.
-    columns
-        Columns of a trace file that names its own, see :func:`hetero.workload.readers.read`.
-    arrivals
-        ``"poisson"``, or ``"scaled"``: the trace's own bursts, stretched to the rate.
-    split
-        Whether prefill and decode may be served apart.
-    cheapest
-        Plan for the cheapest part of the cluster that carries the rate, in place of all of it.
 
     Raises
     ------
@@ -183,38 +89,10 @@ def plan(
     >>> PlanCard.from_json(card.to_json()).goodput_rps == card.goodput_rps
     True
     """
-    asked = request(
-        cluster,
-        model=model,
-        trace=trace,
-        source=source,
-        slo=slo,
-        rate=rate,
-        budget=budget,
-        precision=precision,
-        goal=goal,
-        choose=choose,
-        effort=effort,
-        seed=seed,
-        engine=engine,
-        release=release,
-        memory_fraction=memory_fraction,
-        kv_precision=kv_precision,
-        kv_tokens=kv_tokens,
-        max_step_tokens=max_step_tokens,
-        schedule_ahead=schedule_ahead,
-        prefix_cache=prefix_cache,
-        prefix_share=prefix_share,
-        speculate=speculate,
-        lora=lora,
-        kv_transfer_bits=kv_transfer_bits,
-        columns=columns,
-        arrivals=arrivals,
-        split=split,
-    )
-    if cheapest:
-        asked = on_cheapest(asked, progress)
-    return answer(asked, progress)[0]
+    asked = requested(ask)
+    if ask.cheapest:
+        asked = on_cheapest(asked, ask.progress)
+    return answer(asked, ask.progress)[0]
 
 
 def on_cheapest(asked: CardRequest, progress: Progress | None) -> CardRequest:
@@ -299,7 +177,7 @@ def _unmet(
     if best is None:
         question = asked.question
         fits = question.llm.weight_bytes(question.engine.precision) <= question.cluster.mem_bytes
-        rows = [ask(one, question) for one in planners(ARENA[asked.effort_name]) if fits]
+        rows = [ask(one, question) for one in planners(ARENA[asked.ask.effort]) if fits]
         reasons = [(one.planner, reason_of(one)) for one in rows if one.plan is None]
         return NoPlanError.of(explain(asked, question, None, reasons, replan))
     reasons = [(one.asked.planner, reason_of(one.asked)) for one in found if not one.asked.plan]
@@ -339,8 +217,10 @@ def _card(
     if question.engine.precision != "fp16":
         weights = f"Weights in {question.engine.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
-    if asked.choose != "nominal" and best is max(found, key=lambda one: one.key):
-        notes.append(f"The {asked.choose} over step times is that of the nominal ones: same plan.")
+    if asked.ask.choose != "nominal" and best is max(found, key=lambda one: one.key):
+        notes.append(
+            f"The {asked.ask.choose} over step times is that of the nominal ones: same plan."
+        )
     notes += _of_engine(asked.cluster, question, plan)
     notes.append(_how(plan, question, carried.value or rate, effort))
     if question.budget_usd_per_h is not None:
@@ -360,8 +240,8 @@ def _card(
             },
             goal=question.goal,
             budget_usd_per_h=question.budget_usd_per_h,
-            precision=asked.precision,
-            choose=asked.choose,
+            precision=asked.ask.precision,
+            choose=asked.ask.choose,
             seed=question.seed,
             requests=len(question.load().trace),
             engine=question.engine.name,
@@ -369,8 +249,8 @@ def _card(
             release=question.engine.release,
             memory_fraction=question.engine.memory_share,
             kv_precision=question.engine.kv_precision,
-            speculate=asked.speculate,
-            lora=asked.lora,
+            speculate=asked.ask.speculate,
+            lora=asked.ask.lora,
         ),
         planner=best.asked.planner,
         precision="fp8" if analytic(question) else question.engine.precision,

@@ -68,7 +68,7 @@ def contenders(
     Where no rate is asked for, their plans for a first rate only say which one to plan for, and are
     not searched from.
     """
-    effort = ARENA[asked.effort_name]
+    effort = ARENA[asked.ask.effort]
     if compared:
         effort = replace(effort, designs=effort.designs // COMPARED)
     effort = effort if rate_rps or asked.rate_given else replace(effort, designs=0)
@@ -104,7 +104,7 @@ def compete(question: Question, effort: Effort, asked: CardRequest, say: Progres
     """
     known = planners(effort, experts=bool(question.llm.experts))
     later = [one for one in known if one.name in _BLIND]
-    if asked.effort_name != "quick":
+    if asked.ask.effort != "quick":
         later = []
     first = [one for one in known if one not in later]
     why = InfeasibleError("", resolve="")
@@ -145,7 +145,7 @@ def fastest(
 
 def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> str:
     """Planner that plans a changed case: the one of the best plan that is not an improvement."""
-    names = {one.name for one in planners(ARENA[asked.effort_name], experts=True)}
+    names = {one.name for one in planners(ARENA[asked.ask.effort], experts=True)}
     if best.plan.planner in names:
         return best.plan.planner
     single = [one for one in found if one.asked.plan and one.plan.planner in names]
@@ -154,7 +154,7 @@ def winner(asked: CardRequest, best: Contender, found: Sequence[Contender]) -> s
 
 def planned_by(name: str, asked: CardRequest, question: Question) -> Plan:
     """Plan of one planner, and the best of so few near it that a card can ask for several."""
-    effort = replace(ARENA[asked.effort_name], designs=_NEAR)
+    effort = replace(ARENA[asked.ask.effort], designs=_NEAR)
     one = planner(name, effort)
     return portfolio(question, effort=effort, planners=[one], seeds=_seeds(question)).plan
 
@@ -172,7 +172,7 @@ def fast(question: Question, asked: CardRequest) -> Plan:
     share = -1.0
     for name in _FAST:
         try:
-            plan = planner(name, ARENA[asked.effort_name]).plan(question)
+            plan = planner(name, ARENA[asked.ask.effort]).plan(question)
         except InfeasibleError as error:
             reason = reason or error
             continue
@@ -216,9 +216,9 @@ def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Con
     good = [one for one in found if one.asked.plan is not None]
     best = max(good, key=lambda one: one.key)
     able = [one for one in good if drawable(one.plan) and one.rate_rps > 0]
-    if asked.choose == "nominal" or len(able) < 2:
+    if asked.ask.choose == "nominal" or len(able) < 2:
         return best
-    say(f"{asked.choose} over step times")
+    say(f"{asked.ask.choose} over step times")
     sampled = [goodput(one.plan, one.question, asked.effort) for one in able]
     names = tuple(str(k) for k in range(len(able)))
     outcomes = Outcomes(
@@ -227,7 +227,7 @@ def chosen(asked: CardRequest, found: Sequence[Contender], say: Progress) -> Con
         np.array([[one.value] for one in sampled]),
         np.array([[[value] for value in one.draws] for one in sampled]),
     )
-    return able[int(outcomes.best("goodput", asked.choose))]
+    return able[int(outcomes.best("goodput", asked.ask.choose))]
 
 
 def reason_of(one: Asked) -> str:

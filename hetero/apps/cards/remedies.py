@@ -131,7 +131,7 @@ def suffices(question: Question, replan: Replan) -> bool:
 
 def by_precision(asked: CardRequest, question: Question, replan: Replan) -> Iterator[Nearest]:
     """The most exact of the smaller data types of weights that does."""
-    if asked.precision == "auto":
+    if asked.ask.precision == "auto":
         return
     for other in PRECISIONS[1:]:
         changed = asked.at(other)

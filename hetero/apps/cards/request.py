@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hetero import catalog, workload
+from hetero import catalog
+from hetero.apps.ask import PLAN, Ask, asks, choice, natural, pairs
 from hetero.apps.cards import features
 from hetero.apps.cards.delivery import EFFORTS, CardEffort
-from hetero.catalog import EngineName, Llm, serving_engine
-from hetero.catalog.engines import Bits
+from hetero.catalog import serving_engine
 from hetero.catalog.precision import PRECISION_BITS
 from hetero.cluster import Cluster, Machine
 from hetero.cluster.fleets import fleet, linked
@@ -24,10 +23,9 @@ from hetero.engines import EngineSpec
 from hetero.errors import CatalogError, ParameterError
 from hetero.question import Question, within_context
 from hetero.simulator import Slo
-from hetero.simulator.sustained import Arrivals
 from hetero.simulator.uncertainty import Rule
 from hetero.streams import stream
-from hetero.workload import Trace, TraceSource, statistics
+from hetero.workload import statistics
 
 Precision: TypeAlias = Literal["auto", "fp16", "bf16", "fp8", "int8", "int4", "fp4"]
 """Data type of weights; ``"auto"`` tries all of which some GPU of the fleet is capable."""
@@ -58,31 +56,28 @@ class CardRequest(Shown):
         In the first of the precisions, on the GPUs that compute in it.
     cluster
         All GPUs that were offered.
-    rate_given
-        Whether the rate was asked for; else it is where the search for the largest one begins.
+    ask
+        As it was asked; without a rate, that of the question is where a search for the largest
+        begins.
     precisions
         What may be chosen.
-    choose
-        The rule among plans.
-    effort, effort_name
+    effort
         How much is played.
     notes
         What was left out of the question, and how features are counted.
-    speculate, lora
-        Features as they were stated.
     """
 
     question: Question
     cluster: Cluster
-    rate_given: bool
-    precision: str
+    ask: Ask
     precisions: tuple[str, ...]
-    choose: Rule
     effort: CardEffort
-    effort_name: str
     notes: tuple[str, ...] = ()
-    speculate: str = ""
-    lora: str = ""
+
+    @property
+    def rate_given(self) -> bool:
+        """Whether the rate was asked for."""
+        return self.ask.rate is not None
 
     def at(self, precision: str) -> Question | None:
         """The case in a precision, on the machines whose GPUs compute in it; None without any."""
@@ -105,44 +100,15 @@ class CardRequest(Shown):
             ("targets", ", ".join(f"{k} {1e3 * v:,.4g} ms" for k, v in goals.items() if v)),
             ("share of requests that meet them", f"{100 * question.goal:g} %"),
             ("budget", "none" if budget is None else f"{budget:,.4g} $/h"),
-            ("precision", self.precision),
+            ("precision", self.ask.precision),
             ("engine", question.engine.serving.title),
-            ("rule", self.choose),
+            ("rule", self.ask.choose),
         )
         return Table("Question", (Column("what"), Column("asked")), rows)
 
 
-def request(
-    cluster: Cluster | str | Path,
-    *,
-    model: Llm | str | Path,
-    trace: Trace | str | Path = "azure2023_conv",
-    source: TraceSource = "twin",
-    slo: Slo | str = "ttft=500ms,tpot=50ms",
-    rate: float | None = None,
-    budget: float | None = None,
-    precision: str = "fp16",
-    goal: float = 0.9,
-    choose: Rule = "nominal",
-    effort: str = "quick",
-    seed: int = 0,
-    engine: EngineName = "vllm",
-    release: str = "",
-    memory_fraction: float | None = None,
-    kv_precision: str = "fp16",
-    kv_tokens: Mapping[str, int] | None = None,
-    max_step_tokens: int | None = None,
-    schedule_ahead: bool | None = None,
-    prefix_cache: bool | None = None,
-    prefix_share: float | None = None,
-    speculate: str = "",
-    lora: str = "",
-    kv_transfer_bits: Bits | None = None,
-    columns: str = "",
-    arrivals: Arrivals = "poisson",
-    split: bool = True,
-) -> CardRequest:
-    """Read and check what is asked; parameters are those of :func:`hetero.plan`.
+def requested(ask: Ask) -> CardRequest:
+    """What is asked of :func:`hetero.plan`, read and checked.
 
     Raises
     ------
@@ -155,12 +121,12 @@ def request(
     >>> asked.question.slo, asked.precisions
     (Slo(ttft_s=0.5, tpot_s=0.05, e2e_s=None), ('fp16',))
     """
-    _one_of("choose", choose, RULES)
-    _one_of("effort", effort, EFFORTS)
-    _one_of("engine", engine, get_args(EngineName))
-    precision = features.FORMATS.get(precision, precision)
-    _one_of("precision", precision, ("auto", *PRECISION_BITS))
-    _one_of("arrivals", arrivals, get_args(Arrivals))
+    cluster, rate, seed, budget = ask.cluster, ask.rate, ask.seed, ask.budget
+    choice("--choose", ask.choose, RULES)
+    choice("--effort", ask.effort, EFFORTS)
+    engine, release = ask.engine_release
+    precision = features.FORMATS.get(ask.precision, ask.precision)
+    choice("--precision", precision, ("auto", *PRECISION_BITS))
     if not (isinstance(seed, int) and seed >= 0):
         raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
     for what, value in (("rate", rate), ("budget", budget)):
@@ -168,27 +134,26 @@ def request(
             raise ParameterError(
                 f"The {what} is {value:g}.", resolve="give a number above 0, or leave it out."
             )
-    targets = Slo.read(slo) if isinstance(slo, str) else slo
+    targets = ask.targets
     if targets == Slo():
         raise ParameterError(
             "A plan card needs at least one target: without any, every rate would do.",
             resolve="give targets such as ttft=500ms,tpot=50ms.",
         )
-    offered = linked(cluster) if isinstance(cluster, Cluster) else fleet(cluster)
+    offered = linked(cluster) if isinstance(cluster, Cluster) else fleet(cluster)  # type: ignore[arg-type]
     for machine in offered.machines if budget is not None else ():
         if machine.usd_per_h is None:
             raise ParameterError(
                 f"A budget needs prices, and machine {machine.name} of {offered.name} has none.",
                 resolve="give its usd_per_h in the cluster file, or leave the budget out.",
             )
-    llm = model if isinstance(model, Llm) else catalog.find_llm(model)
-    if not isinstance(trace, Trace):
-        trace = workload.open_trace(trace, source, seed, columns=columns)
-    if prefix_share is not None:
-        trace = trace.with_prefix(prefix_share)
+    llm, trace = ask.llm, ask.opened()
+    process, rate = ask.arriving(trace)
+    if ask.prefix_share is not None:
+        trace = trace.with_prefix(ask.prefix_share)
     requests, notes = within_context(trace, llm)
     own = statistics.rate_rps(requests.arrival_s) if len(requests) > 1 else math.inf
-    size = EFFORTS[effort].requests
+    size = EFFORTS[ask.effort].requests
     whole = requests
     if len(requests) > size:
         requests = requests.sample(size, stream(seed, "requests of a card"))
@@ -205,8 +170,8 @@ def request(
             f"No GPU of {offered.name} computes in {precision}{where}.",
             resolve=f"use {', '.join(others)}." if others else "plan for another engine.",
         )
-    stated = [features.speculation(speculate, llm, usable[0])] if speculate else []
-    stated += [features.adapters(lora, llm)] if lora else []
+    stated = [features.speculation(ask.speculate, llm, usable[0])] if ask.speculate else []
+    stated += [features.adapters(ask.lora, llm)] if ask.lora else []
     if stated and not serving_engine(engine).limited:
         raise ParameterError(
             "Drafts and adapters are features of engines that exist.",
@@ -216,12 +181,12 @@ def request(
         name=engine,
         release=release,
         precision=usable[0],
-        kv_precision=kv_precision,
-        memory_fraction=memory_fraction,
-        kv_tokens=_printed(offered, kv_tokens or {}),
-        max_step_tokens=max_step_tokens,
-        schedule_ahead=schedule_ahead,
-        prefix_cache=prefix_cache,
+        kv_precision=ask.kv_precision,
+        memory_fraction=ask.memory,
+        kv_tokens=_printed(offered, ask.kv_tokens),
+        max_step_tokens=ask.chunk,
+        schedule_ahead=ask.schedule_ahead,
+        prefix_cache=ask.prefix_cache,
         speculation=next((one.speculation for one in stated if one.speculation), None),
         held_gib=sum(one.held_gib for one in stated),
     )
@@ -231,37 +196,37 @@ def request(
         requests,
         start,
         targets,
-        goal,
+        ask.goal,
         budget,
         least_s=_SCREENED_S,
         seed=seed,
         drawn_from=whole,
         engine=spec,
-        kv_transfer_bits=kv_transfer_bits,
-        process=arrivals,
-        split=split,
+        kv_transfer_bits=ask.kv_transfer_bits,
+        process=process,
+        split=ask.split,
     )
     made = CardRequest(
         question,
         offered,
-        rate is not None,
-        precision,
+        replace(ask, rate=rate, precision=precision),
         usable,
-        choose,
-        EFFORTS[effort],
-        effort,
+        EFFORTS[ask.effort],
         (*notes, *(one.note for one in stated)),
-        speculate,
-        lora,
     )
     first = made.at(usable[0])
     return replace(made, question=first) if first is not None else made
 
 
-def _printed(offered: Cluster, kv_tokens: Mapping[str, int]) -> tuple[tuple[str, int, int], ...]:
+request = asks(PLAN, Ask)(requested)
+
+
+def _printed(offered: Cluster, given: Mapping[str, int] | str) -> tuple[tuple[str, int, int], ...]:
     """KV caches by the GPUs of an engine, as (GPU, number, tokens)."""
+    hint = "write GPUs and a number, as in H100-SXM=450000,2xL4=180000."
+    texts = given.split(",") if isinstance(given, str) and given else given or None
     found = []
-    for text, tokens in kv_tokens.items():
+    for text, tokens in pairs("--kv-tokens", texts, natural, hint).items():
         number, by, name = text.partition("x")
         count = int(number) if by and number.isdecimal() else 1
         name = name if by and number.isdecimal() else text
@@ -329,11 +294,3 @@ def _inside(
     best = max(known, key=lambda link: link.bandwidth_gbs)
     alike = [like, *added]
     return {frozenset((a.name, b.name)): best for k, a in enumerate(alike) for b in alike[k + 1 :]}
-
-
-def _one_of(what: str, value: object, allowed: object) -> None:
-    names = [str(name) for name in allowed]  # type: ignore[attr-defined]
-    if value not in names:
-        raise ParameterError(
-            f"'{value}' is no {what}.", resolve=f"use {', '.join(names[:-1])} or {names[-1]}."
-        )

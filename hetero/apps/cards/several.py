@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from hetero.apps.ask import SEVERAL, Ask, asks
 from hetero.apps.cards.answer import answer
 from hetero.apps.cards.card import PlanCard
-from hetero.apps.cards.contenders import Progress
-from hetero.apps.cards.request import CardRequest, counts, request
+from hetero.apps.cards.request import CardRequest, counts, requested
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, require
@@ -168,30 +167,30 @@ class SeveralPlans(Shown):
         return {"factor": min(self.factors), "cut": list(self.cut), "cards": cards}
 
 
-def several(
-    cluster: Cluster | str | Path,
-    loads: Sequence[tuple[str, float]],
-    *,
-    progress: Progress | None = None,
-    **asked: Any,
-) -> SeveralPlans:
-    """How a fleet should serve several models at once.
-
-    Parameters
-    ----------
-    loads
-        Model and rate [requests/s] of each; two of one model are two loads.
-    asked
-        Of :func:`hetero.plan`, for all models.
+@asks(SEVERAL, Ask)
+def several(ask: Ask) -> SeveralPlans:
+    """How a fleet should serve several models at once; two of one name are two loads.
 
     Raises
     ------
     InfeasibleError
         If no division serves all of them.
     """
-    say = progress or (lambda _: None)
-    whole = [request(cluster, model=name, rate=rate, **asked) for name, rate in loads]
-    require(len(loads) > 1, "One model has the fleet alone.", resolve="use hetero.plan.")
+    say = ask.progress or (lambda _: None)
+    models, rates = ask.model, ask.rate or ()
+    require(
+        len(rates) == len(models),
+        f"{len(models)} models and {len(rates)} rates are given.",
+        resolve="give one --model, or as many --rate as --model, in the same order.",
+    )
+    require(len(models) > 1, "One model has the fleet alone.", resolve="use hetero.plan.")
+    loads = [*zip(models, rates, strict=True)]
+    ask = replace(ask, trace=ask.opened())
+
+    def question(cluster: object, name: str, rate: float) -> CardRequest:
+        return requested(replace(ask, cluster=cluster, model=name, rate=rate))  # type: ignore[arg-type]
+
+    whole = [question(ask.cluster, *load) for load in loads]
     fleet = whole[0].cluster
     gpus = [sum(fleet.machines[n].count for n in numbers) for numbers in alike(fleet)]
 
@@ -201,8 +200,7 @@ def several(
         part = part_of(fleet, (own, rest), 0)
         if part is None:
             return None
-        name, rate = loads[model]
-        return request(part, model=name, rate=rate, **asked)
+        return question(part, *loads[model])
 
     @cache
     def limit(model: int, own: tuple[int, ...]) -> float:
@@ -234,6 +232,6 @@ def several(
         say(label)
         # What cannot be carried in full is planned for as far as it can.
         planned = rate * min(1.0, _MARGIN * found.factor)
-        cards[label] = answer(request(part, model=name, rate=planned, **asked), progress)[0]
+        cards[label] = answer(question(part, name, planned), ask.progress)[0]
     cut = tuple(name for name in dict.fromkeys(held) if held.count(name) > 1)
     return SeveralPlans(fleet.name, cards, tuple(rate for _, rate in loads), found, cut)

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
+from hetero.apps.ask import WHAT_IF, Ask, asks
 from hetero.apps.cards.answer import best_plan, on_cheapest
 from hetero.apps.cards.contenders import COMPARED, Progress
 from hetero.apps.cards.delivery import delivered
 from hetero.apps.cards.infeasible import NoPlanError
-from hetero.apps.cards.request import CardRequest, request
-from hetero.cluster import Cluster
+from hetero.apps.cards.request import CardRequest, requested
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError, require
 
-CHANGES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "precision": ("precision", str),
-    "kv-precision": ("kv_precision", str),
-    "prefix-share": ("prefix_share", float),
-    "speculate": ("speculate", str),
-    "lora": ("lora", str),
-    "chunk": ("max_step_tokens", int),
-    "memory": ("memory_fraction", float),
-    "slo": ("slo", str),
+CHANGES: Final[Mapping[str, Callable[[str], Any]]] = {
+    "precision": str,
+    "kv-precision": str,
+    "prefix-share": float,
+    "speculate": str,
+    "lora": str,
+    "chunk": int,
+    "memory": float,
+    "slo": str,
 }
-"""What may be changed: parameter of :func:`hetero.plan`, and how its text is read."""
+"""Words of :func:`hetero.plan` that may be changed, and how their text is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,8 @@ def changed(text: str) -> dict[str, Any]:
             f"'{part}' is no change.",
             resolve=f"write one of {known} and a value, as in precision=fp8.",
         )
-        parameter, read = CHANGES[name]
         try:
-            found[parameter] = read(value)
+            found[name.replace("-", "_")] = CHANGES[name](value)
         except ValueError:
             raise ParameterError(
                 f"'{part}' is no change.", resolve="give it a number, as in prefix-share=0.5."
@@ -108,14 +106,8 @@ def changed(text: str) -> dict[str, Any]:
     return found
 
 
-def compared(
-    cluster: Cluster | str | Path,
-    changes: Sequence[str],
-    *,
-    cheapest: bool = False,
-    progress: Progress | None = None,
-    **asked: Any,
-) -> WhatIf:
+@asks(WHAT_IF, Ask)
+def compared(ask: Ask) -> WhatIf:
     """The best plans of a question (:func:`hetero.plan`) as it is and after each change of it.
 
     Raises
@@ -123,11 +115,12 @@ def compared(
     NoPlanError
         If no plan meets the question as asked.
     """
-    question = request(cluster, **asked)
+    ask = replace(ask, trace=ask.opened())
+    cheapest, progress, question = ask.cheapest, ask.progress, requested(ask)
     others: list[tuple[str, CardRequest | InfeasibleError]] = []
-    for text in changes:  # all are read before anything is searched for
+    for text in ask.what_if or ():  # all are read before anything is searched for
         try:
-            others.append((text, request(cluster, **asked | changed(text))))
+            others.append((text, requested(replace(ask, **changed(text)))))
         except InfeasibleError as error:
             others.append((text, error))
     # Without a rate, all are compared at the one that the first plan carries.

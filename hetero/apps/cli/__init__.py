@@ -23,13 +23,14 @@ app = typer.Typer(
 )
 
 # In the order of the help. A module here holds its command, or group of commands, under its own
-# name; the others are commands of a checkout, which declares them as entry points.
+# name, or in `answers`; the others are commands of a checkout, which declares them as entry points.
 _COMMANDS = (
     *("data", "trace", "fit", "gpus", "profile", "measure", "estimate", "simulate", "sweep"),
     *("plan", "export", "size", "resilience", "reschedule", "serve", "replay"),
     *("observe", "bench"),
     *("repro", "status", "verify", "claims", "figures", "papers", "tables"),
 )
+_AT = dict.fromkeys(("simulate", "export", "size", "resilience", "reschedule"), "answers")
 # What has no answer, and the nearest that has one.
 _NEAREST = {
     "--autoscale": "`hetero size --curve day.csv --autoscale 0.8`",
@@ -47,8 +48,8 @@ def command() -> Any:
     for name in _COMMANDS:
         more: dict[str, Any] = {}
         if name not in of_checkout.names:
-            module = importlib.import_module(f"hetero.apps.cli.{name}")
-            found, more = getattr(module, name), getattr(module, "MORE", {})
+            module = importlib.import_module(f"hetero.apps.cli.{_AT.get(name, name)}")
+            found, more = getattr(module, name), getattr(module, "MORE", {}).get(name, {})
         elif paths.is_checkout():
             found = of_checkout[name].load()
         else:

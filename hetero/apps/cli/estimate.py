@@ -47,12 +47,12 @@ def estimate(
     """
     import numpy as np
 
-    from hetero import catalog
+    from hetero import catalog, workload
     from hetero import cluster as clusters
     from hetero.engines import EngineSpec
     from hetero.planners.xiong import tensor_parallel
 
-    requested = options.opened(trace, source, seed, columns)
+    requested = workload.open_trace(trace, source, seed, columns=columns)
     sample = requested.sample(min(requests, len(requested)), np.random.default_rng(seed))
     result = tensor_parallel.search(
         clusters.find(cluster),

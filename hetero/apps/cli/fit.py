@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hetero.apps.ask import pairs, word
 from hetero.apps.cli import options
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def fit(
     from hetero.errors import FitError, ParameterError
     from hetero.latency import storage
 
-    headings = options.pairs(
-        "--column", column, options.word, "write NAME=HEADING, such as batch=bs."
-    )
+    headings = pairs("--column", column, word, "write NAME=HEADING, such as batch=bs.")
     measured = latency.read_csv(file, columns=headings)
     prefill, decode = latency.fit(
         measured,
@@ -75,26 +74,19 @@ def fit(
         floor=floor,
         confidence=confidence,
     )
-    reduction, reason = None, ""
-    if prefill is None or decode is None:
-        missing = "prefill" if prefill is None else "decode"
-        reason = f"{file.name} has no {missing} rows, and a step model needs both phases."
-    else:
-        try:
-            affine = latency.Affine.from_fits(prefill, decode, source=f"fit of {file.name}")
-            reduction = affine.reduce()
-        except ParameterError as error:
-            if output is not None:
-                raise
-            reason = str(error)
-    if output is not None:
-        if reduction is None:
-            raise FitError(reason, resolve=f"add {missing} rows, or leave out --output.")
-        storage.save(reduction.model, output, force=force)
+    reduction, why = None, ""
+    try:
+        reduction = latency.Affine.from_fits(
+            *_both(file, prefill, decode), source=f"fit of {file.name}"
+        ).reduce()
+    except (FitError, ParameterError) as error:
+        if output is not None:
+            raise
+        why = error.what if isinstance(error, FitError) else str(error)
     shown = [str(part) for part in (prefill, decode, reduction) if part is not None]
-    if reduction is None:
-        shown.append(f"No step model: {reason}")
-    if output is not None:
+    shown += [] if reduction else [f"No step model: {why}"]
+    if output is not None and reduction is not None:
+        storage.save(reduction.model, output, force=force)
         shown.append(f"Wrote {output}.")
     record = {
         "file": file.name,
@@ -106,6 +98,17 @@ def fit(
         "output": None if output is None else str(output),
     }
     options.show(as_json, lambda: record, *shown)
+
+
+def _both(file: Path, prefill: Any, decode: Any) -> tuple[Any, Any]:
+    """Fits of both phases, which a step model needs."""
+    from hetero.errors import FitError
+
+    for name, part in (("prefill", prefill), ("decode", decode)):
+        if part is None:
+            what = f"{file.name} has no {name} rows, and a step model needs both phases."
+            raise FitError(what, resolve=f"add {name} rows, or leave out --output.")
+    return prefill, decode
 
 
 def _as_dict(part: PhaseFit | FloorFit | None) -> dict[str, object] | None:

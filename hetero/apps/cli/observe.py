@@ -63,13 +63,13 @@ def observe(
     """
     from dataclasses import asdict, replace
 
-    from hetero.apps.profiling.observed import ServedLog
-    from hetero.apps.profiling.observed import observe as run_observe
+    from hetero.apps.profiling import observed
     from hetero.deployment import Engine, Replica
+    from hetero.encoding import finite
     from hetero.latency import storage
 
     options.new_file(output, force, ".json")
-    seen = ServedLog.read(log, replica)
+    seen = observed.ServedLog.read(log, replica)
     if prefix_share is not None:
         seen = replace(seen, trace=seen.trace.with_prefix(prefix_share, block_tokens))
     told = Replica(
@@ -87,7 +87,7 @@ def observe(
             free_share=free_share,
         ),
     )
-    found = run_observe(seen, told, tolerance=tolerance, seed=seed)
+    found = observed.observe(seen, told, tolerance=tolerance, seed=seed)
     if output is not None:
         storage.save(found.replica.step, output, force=force)
     written = f"Wrote {output}; use it with --kv-tokens {found.replica.kv_tokens}."
@@ -95,7 +95,7 @@ def observe(
         as_json,
         lambda: {
             "off": found.named,
-            "parts": [options.finite(asdict(one)) for one in found.parts],
+            "parts": [finite(asdict(one)) for one in found.parts],
             "kv_tokens": found.replica.kv_tokens,
             "error_percent": {"told": found.before_percent, "refitted": found.after_percent},
         },

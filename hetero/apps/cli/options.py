@@ -1,28 +1,66 @@
-"""Arguments and options that several commands share, and their checks."""
+"""Options of commands, from the words of their functions, and their checks."""
 
 from __future__ import annotations
 
-import difflib
+import functools
+import inspect
 import json
-import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar
 
 import typer
 
+from hetero.apps.ask import Word, Words, choice, parameter, positive, words
 from hetero.errors import ParameterError, require
 from hetero.files import check_new, writing
+from hetero.progress import progress
 
 if TYPE_CHECKING:
     from hetero.apps.profiling import Endpoint
-    from hetero.catalog import EngineName
-    from hetero.simulator import Metrics
-    from hetero.workload import Trace as Requests
 
 T = TypeVar("T")
+
+
+def asking(taken: Words) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the words of a function, which its first argument then holds by name."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        shared = [parameter(one, option(one)) for one in taken]
+        kinds = inspect.Parameter
+
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            command({one.name: given.pop(one.name) for one in taken}, **given)
+
+        every = [one.replace(kind=kinds.KEYWORD_ONLY) for one in (*shared, *own)]
+        call.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def option(one: Word) -> Any:
+    """The annotation of a word, of which typer makes an option or an argument."""
+    type_ = Any if one.how["type"] == "slo" else one.how["type"]
+    return Annotated[Optional[type_] if one.default is None else type_, made(one)]  # noqa: UP045
+
+
+def made(one: Word) -> Any:
+    """The option or argument of a word, without its type."""
+    how = dict(one.how)
+    type_, kind, above = (how.pop(key, None) for key in ("type", "kind", "above_zero"))
+    names, argument = how.pop("names", ()), how.pop("argument", False)
+    if type_ == "slo":
+        how |= {"metavar": "<str>", "parser": _targets}
+    if argument:
+        return typer.Argument(help=one.help, **how)
+    if kind:
+        return one_of(kind, one.help, *names)
+    return above_zero(one.help) if above else typer.Option(*names, help=one.help, **how)
 
 
 def one_of(kind: str, help_: str, *names: str) -> Any:
@@ -43,142 +81,30 @@ def above_zero(help_: str) -> Any:
     return typer.Option(help=help_, callback=checked)
 
 
-Cluster = Annotated[
-    str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
-]
-Model = Annotated[str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")]
-MoeModel = Annotated[
-    str,
-    typer.Option(help="Mixture-of-experts model of the catalog, or a Hugging Face config.json."),
-]
-Trace = Annotated[
-    str, typer.Option(help="Trace file, or a shipped workload such as azure2023_conv.")
-]
-Source = Annotated[
-    Any,
-    one_of(
-        "hetero.workload:TraceSource",
-        "For a shipped workload: its statistical 'twin', or the 'real' trace.",
-    ),
-]
-Columns = Annotated[
-    str,
-    typer.Option(
-        help="Columns of a trace file that names its own: arrival=, input=, output=, session=, "
-        "unit= (s, ms, us, ns, datetime), sort, rebase; as in arrival=time,input=asked,output=said."
-    ),
-]
-Arrivals = Annotated[
-    str | None,
-    one_of(
-        "hetero.apps.cli.options:ARRIVALS",
-        "How requests come: 'poisson', 'scaled' (the trace's own bursts, stretched to the rate) or "
-        "'trace' (its own bursts at its own rate); by default scaled for your own trace file with "
-        "stamps, else poisson.",
-    ),
-]
-Targets = Annotated[
-    Any,
-    typer.Option(
-        help="Targets, as in ttft=2s,tpot=150ms,e2e=30s (us, ms, s, min).",
-        metavar="<str>",
-        parser=lambda text: resolve_name("hetero.simulator:Slo").read(text, "--slo"),
-    ),
-]
-SloScale = Annotated[
-    float, above_zero("Without --slo: targets as multiples of a mean request on an A100.")
-]
-Budget = Annotated[
-    float | None,
-    above_zero("Budget [$/h]: rent the part of the cluster that attains most."),
-]
-Rate = Annotated[
-    float | None, typer.Option(help="Mean request rate [requests/s]; 'inf' sends all at once.")
-]
-Clients = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Closed loop: so many clients, each of which sends its next request when its last is "
-        "answered.",
-    ),
-]
-Think = Annotated[
-    float | None,
-    typer.Option(help="With --clients: time from an answer to the next request [s]."),
-]
+def _targets(text: str) -> Any:
+    return resolve_name("hetero.simulator:Slo").read(text, "--slo")
+
+
+# Of commands whose other options are their own.
+_SHARED = "cluster model trace source columns seed schedule_ahead prefix_cache prefix_share"
+_KNOWN = {one.name: made(one) for one in words(_SHARED)}
+Cluster = Annotated[str, _KNOWN["cluster"]]
+Model = Annotated[str, _KNOWN["model"]]
+Trace = Annotated[str, _KNOWN["trace"]]
+Source = Annotated[Any, _KNOWN["source"]]
+Columns = Annotated[str, _KNOWN["columns"]]
+Seed = Annotated[int, _KNOWN["seed"]]
+ScheduleAhead = Annotated[bool | None, _KNOWN["schedule_ahead"]]
+PrefixCache = Annotated[bool | None, _KNOWN["prefix_cache"]]
+PrefixShare = Annotated[float | None, _KNOWN["prefix_share"]]
 Url = Annotated[str, typer.Argument(help="Address of the server, as http://localhost:8000.")]
 ServedModel = Annotated[str, typer.Option(help="Name under which the server knows the model.")]
-Engine = Annotated[
-    Any,
-    one_of(
-        "hetero.catalog:EngineName",
-        "Engine that has to be able to run the plan: vllm, sglang, trtllm, or any.",
-    ),
-]
-Memory = Annotated[
-    float | None,
-    typer.Option(
-        "--memory",
-        help="Share of a GPU's memory that an engine may use (0 to 1); by default its own.",
-    ),
-]
-ScheduleAhead = Annotated[
-    bool | None,
-    typer.Option(
-        help="Whether requests join a step when the one before it begins; by default as the "
-        "engine's release does (vLLM from 0.14).",
-    ),
-]
-PrefixCache = Annotated[
-    bool | None,
-    typer.Option(
-        help="Whether KV blocks are kept for prompts that share them, where the trace names blocks "
-        "(or --prefix-share says so); by default as the engine's release does (vLLM from 0.8).",
-    ),
-]
-PrefixShare = Annotated[
-    float | None,
-    typer.Option(help="Share of every prompt (0 to 1) that is the beginning of all others too."),
-]
-Speculate = Annotated[
-    str,
-    typer.Option(
-        help="Speculative decoding: tokens of a draft, the share of them that is accepted, and the "
-        "draft model (or its step's share of the model's), as in "
-        "length=4,acceptance=0.7,draft=0.15."
-    ),
-]
-Lora = Annotated[
-    str,
-    typer.Option(
-        help="Adapters that engines hold: number, rank and where (attention or all), as in "
-        "adapters=8,rank=16,on=attention."
-    ),
-]
-EngineRelease = Annotated[
-    Any,
-    typer.Option(
-        help="Engine, and its release where it matters: vllm, vllm@0.12, sglang, trtllm or any.",
-        metavar="<str>",
-        parser=lambda text: engine_release(text),
-    ),
-]
-KvPrecision = Annotated[
-    Any, one_of("hetero.catalog.precision:PRECISION_BITS", "Data type of the KV cache.")
-]
-Seed = Annotated[
-    int, typer.Option(min=0, help="Seed of all that is random; the same gives the same result.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw the plan into this file (.png, .svg).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Record = Annotated[
     bool, typer.Option("--record", help="Write the times to data/measured/timings.csv.")
 ]
-
-ARRIVALS = ("poisson", "scaled", "trace")
-"""Ways that requests come."""
 
 PICTURES = (".png", ".svg")
 """Endings of figures."""
@@ -190,36 +116,6 @@ TABLES = (".csv", ".csv.gz", ".parquet")
 def output(help_: str) -> Any:
     """Option ``-o``, ``--output`` of a command, which says what it writes."""
     return typer.Option("-o", "--output", help=help_)
-
-
-def choice(option: str, value: str, allowed: Any) -> Any:
-    """Return ``value`` if it is one of a ``Literal``'s values, or of a collection of names."""
-    values = [str(v) for v in get_args(allowed) or allowed]
-    near = difflib.get_close_matches(value, values, n=1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    require(
-        value in values,
-        f"{option} does not know '{value}'.",
-        resolve=f"{hint}use one of {', '.join(values)}.",
-    )
-    return value
-
-
-def engine_release(text: str) -> tuple[EngineName, str]:
-    """Engine and release of a text such as ``vllm@0.12``; an empty release for the newest.
-
-    Examples
-    --------
-    >>> engine_release("vllm@0.12"), engine_release("any")
-    (('vllm', '0.12'), ('any', ''))
-    """
-    from hetero.catalog import engines
-
-    name, at, release = text.partition("@")
-    choice("--engine", name, engines.EngineName)
-    if at:
-        engines.release_numbers(release)
-    return name, release  # type: ignore[return-value]
 
 
 def new_file(path: Path | None, force: bool, *endings: str) -> None:
@@ -238,55 +134,6 @@ def new_file(path: Path | None, force: bool, *endings: str) -> None:
         resolve=f"end its name with {known}.",
     )
     check_new(path, force=force)
-
-
-def positive(option: str, value: float) -> float:
-    """Return ``value`` if it is a number above 0, and finite.
-
-    Examples
-    --------
-    >>> positive("--rate", 4.0)
-    4.0
-    """
-    good = 0 < value < math.inf
-    require(good, f"{option} is {value:g}.", resolve="give a number above 0, such as 4.")
-    return value
-
-
-def word(value: str) -> str:
-    """A text that is not empty."""
-    if not value:
-        raise ValueError(value)
-    return value
-
-
-def natural(text: str) -> int:
-    """A whole number of 0 or more, without a sign."""
-    if not text.isdecimal():
-        raise ValueError(text)
-    return int(text)
-
-
-def pairs(
-    option: str, texts: Iterable[str] | None, value: Callable[[str], T], resolve: str
-) -> dict[str, T]:
-    """Names and values of texts such as ``H200=64``.
-
-    Examples
-    --------
-    >>> pairs("--max", ["L4=8", "A40 = 2"], natural, "write a GPU and a number.")
-    {'L4': 8, 'A40': 2}
-    """
-    found = {}
-    for text in texts or ():
-        name, _, given = (part.strip() for part in text.partition("="))
-        try:
-            found[name] = value(given if name else "")
-        except ValueError:
-            raise ParameterError(
-                f"{option} cannot read '{text.strip()}'.", resolve=resolve
-            ) from None
-    return found
 
 
 def whole_numbers(option: str, text: str) -> tuple[int, ...]:
@@ -327,39 +174,15 @@ def draw(
     figures.close(drawn)
 
 
+def told(label: str, function: Callable[..., T], **asked: Any) -> T:
+    """What a function answers, and on the way what it is at."""
+    with progress(None, label, unit="steps") as advance:
+        return function(progress=lambda what: advance(1, what), **asked)
+
+
 def to_json(value: object) -> str:
     """JSON text with a line end, as every ``--json`` option prints it."""
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def opened(trace: str, source: str, seed: int, columns: str = "") -> Requests:
-    """The trace of a command's options."""
-    from hetero import workload
-
-    return workload.open_trace(trace, source, seed, columns=columns)  # type: ignore[arg-type]
-
-
-def arriving(
-    chosen: str | None, trace: Requests, rate: float | None
-) -> tuple[Literal["poisson", "scaled"], float | None]:
-    """How requests come and at which rate, of the options that say so."""
-    from hetero.workload import statistics
-
-    kind = chosen or ("scaled" if trace.own_bursts else "poisson")
-    if kind == "poisson":
-        return "poisson", rate
-    own = statistics.rate_rps(trace.arrival_s)
-    require(
-        math.isfinite(own),
-        f"--arrivals {kind}: all requests of {trace.name} arrive at once.",
-        resolve="use --arrivals poisson, or name the column of the arrivals with --columns.",
-    )
-    require(
-        kind == "scaled" or rate is None,
-        "--arrivals trace is at the trace's own rate.",
-        resolve="leave out --rate, or use --arrivals scaled.",
-    )
-    return "scaled", own if kind == "trace" else rate
 
 
 def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
@@ -367,75 +190,3 @@ def endpoint(url: str, model: str, timeout_s: float) -> Endpoint:
     from hetero.apps.profiling import Endpoint
 
     return Endpoint(url, model, os.environ.get("HETERO_API_KEY", ""), timeout_s)
-
-
-def arrivals(
-    trace: Requests,
-    requests: int | None,
-    rate: float | None,
-    seed: int,
-    chosen: str | None = None,
-    clients: int | None = None,
-    think: float | None = None,
-) -> tuple[Requests, str]:
-    """The first requests as they came, at a rate as --arrivals says, or of clients; in words."""
-    from hetero.simulator import sustained
-
-    if requests is not None:
-        trace = trace.head(min(requests, len(trace)))
-    if clients is not None:
-        require(
-            rate is None and chosen is None,
-            "--clients send requests when others are answered, at no rate of their own.",
-            resolve="leave out --rate and --arrivals, or --clients.",
-        )
-        each = f"{clients} clients that each wait" if clients > 1 else "one client that waits"
-        after = f" and {think:g} s more" if think else ""
-        return trace.closed_loop(clients, think or 0.0), f"{each} for an answer{after}"
-    require(
-        think is None,
-        "--think is the time that clients take between an answer and their next request.",
-        resolve="give --clients, or leave it out.",
-    )
-    if rate is None:
-        require(
-            chosen in (None, "trace"),
-            f"--arrivals {chosen} is at a rate.",
-            resolve="give --rate, or leave out --arrivals for the trace's own.",
-        )
-        return trace, "arrivals of its own"
-    require(
-        rate > 0,
-        f"A rate of {rate:g} requests/s serves nothing.",
-        resolve="give a number above 0, or inf to send all requests at once.",
-    )
-    if math.isinf(rate):
-        return trace.all_at_once(), "all at once"
-    process, _ = arriving(chosen, trace, rate)
-    came = f"{sustained.ARRIVING[process]}, {rate:g} requests/s"
-    if process == "scaled":
-        return trace.rescale(rate_rps=rate), came
-    return sustained.arrivals(trace, len(trace), rate, seed), came
-
-
-def plain(one: Metrics) -> dict[str, Any]:
-    """Metrics as JSON values; what is not a number becomes null."""
-    from dataclasses import asdict
-
-    record: dict[str, Any] = finite(asdict(one) | {"total_tps": one.total_tps})
-    return record
-
-
-def finite(value: Any) -> Any:
-    """A value in which what is not a number, or infinite, becomes None.
-
-    Examples
-    --------
-    >>> finite({"a": (1.0, math.inf)})
-    {'a': [1.0, None]}
-    """
-    if isinstance(value, dict):
-        return {str(key): finite(each) for key, each in value.items()}
-    if isinstance(value, tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

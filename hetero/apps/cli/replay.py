@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from hetero.apps.ask import REQUIRED, Ask, words
 from hetero.apps.cli import options
 
 
+@options.asking(
+    words(
+        "trace source columns requests rate arrivals clients think slo seed",
+        trace={"default": REQUIRED, "argument": True},
+        requests={"help": "Send only the first requests of the trace."},
+    )
+)
 def replay(
-    trace: Annotated[
-        str, typer.Argument(help="Trace file, or a shipped workload such as azure2023_conv.")
-    ],
+    asked: dict[str, Any],
     url: options.Url,
     model: options.ServedModel,
     output: Annotated[Path, options.output("One row per request (.csv), as hetero simulate's.")],
-    source: options.Source = "twin",
-    columns: options.Columns = "",
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="Send only the first requests of the trace.")
-    ] = None,
-    rate: options.Rate = None,
-    arrivals: options.Arrivals = None,
-    clients: options.Clients = None,
-    think: options.Think = None,
     in_flight: Annotated[int, typer.Option(min=1, help="Requests at once, at most.")] = 1024,
     max_seconds: Annotated[float, typer.Option(help="No request is sent later [s].")] = 3600.0,
     timeout: Annotated[float, typer.Option(help="Longest wait for the next token [s].")] = 120.0,
     deployment: Annotated[
         Path | None, typer.Option(help="Deployment file that `hetero serve` runs there.")
     ] = None,
-    slo: options.Targets = "",
-    seed: options.Seed = 0,
     as_json: options.AsJson = False,
     force: options.Force = False,
 ) -> None:
@@ -52,10 +47,8 @@ def replay(
 
     options.new_file(output, force, ".csv")
     settings = None if deployment is None else load(deployment)
-    requested, came = options.arrivals(
-        options.opened(trace, source, seed, columns),
-        *(requests, rate, seed, arrivals, clients, think),
-    )
+    ask = Ask(**asked)
+    requested, came = ask.came(ask.opened(), ask.seed)
     endpoint = options.endpoint(url, model, timeout)
     journal = output.with_name(output.name + ".journal")
     with progress(len(requested), "replay") as advance:
@@ -66,10 +59,10 @@ def replay(
             bounds=Bounds(in_flight, max_seconds),
             deployment=None if settings is None else settings.deployment(),
             router="measured" if settings is None else settings.chosen().name,
-            seed=seed,
+            seed=ask.seed,
             progress=advance,
         )
-    found = metrics(run, slo)
+    found = metrics(run, ask.targets)
     due = len(requested) - len(run.requests)
     if due == 0:
         with writing(output, force=force) as part:
@@ -80,6 +73,6 @@ def replay(
         note = f"{due:,} of {len(requested):,} requests are due; the same command goes on."
     options.show(
         as_json,
-        lambda: options.plain(found) | {"due": due, "arrivals": came},
+        lambda: found.to_dict() | {"due": due, "arrivals": came},
         f"{found}\n{requested.source}: {came}. {note}",
     )

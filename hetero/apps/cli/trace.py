@@ -32,7 +32,9 @@ def describe(
     columns: options.Columns = "",
 ) -> None:
     """Print lengths, their correlation, rate and burstiness of a trace."""
-    print(options.opened(file_or_name, source, seed, columns).describe())
+    from hetero import workload
+
+    print(workload.open_trace(file_or_name, source, seed, columns=columns).describe())
 
 
 @trace.command()
@@ -47,7 +49,7 @@ def twin(
     from hetero import workload
 
     options.new_file(output, force)
-    real = options.opened(file_or_name, "real", 0, columns)
+    real = workload.open_trace(file_or_name, "real", columns=columns)
     named = file_or_name in workload.names()
     fitted = workload.Twin.fit(real, source=workload.source_of(file_or_name) if named else "")
     fitted.save(output, force=force)

@@ -1,112 +1,64 @@
-"""``hetero plan phases``: prefill and decode on different groups of GPUs (ThunderServe)."""
+"""Prefill and decode on different groups of GPUs (ThunderServe)."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import Any
 
-import typer
-
-from hetero.apps.cli import options
-
-if TYPE_CHECKING:
-    from hetero.deployment import Deployment
-    from hetero.planners.thunderserve.phases import PhasePlan
-    from hetero.simulator.uncertainty import Choice, Rule
-    from hetero.workload import Trace
+from hetero.apps.answers import Answer
+from hetero.apps.ask import PHASES, PhaseAsk, asks
+from hetero.costs.cost import CostSettings
+from hetero.costs.demand import Demand, reference, scaled
+from hetero.costs.transfer import KvTransfer
+from hetero.deployment import Deployment
+from hetero.planners.thunderserve.budget import best_part
+from hetero.planners.thunderserve.phases import PhasePlan
+from hetero.planners.thunderserve.phases import phases as plan
+from hetero.planners.thunderserve.tabu import TabuSettings
+from hetero.simulator import Slo, metrics, simulate, uncertainty
+from hetero.simulator.uncertainty import Choice, Rule
+from hetero.streams import stream
+from hetero.workload import Trace
 
 _CHOICE_REQUESTS = 400  # that every plan serves with every draw of the step times
 
 
-def phases(
-    cluster: options.Cluster,
-    model: options.Model = "LLaMA-1-30B",
-    trace: options.Trace = "azure2023_conv",
-    source: options.Source = "twin",
-    columns: options.Columns = "",
-    rate: Annotated[float, options.above_zero("Request rate to plan for [requests/s].")] = 4.0,
-    slo: options.Targets = "",
-    slo_scale: options.SloScale = 8.0,
-    search: Annotated[
-        Any,
-        options.one_of(
-            "hetero.planners.thunderserve.phases:Search",
-            "'patterns' (ours), 'tabu' (the paper's) or 'exact' (small fleets).",
-        ),
-    ] = "patterns",
-    steps: Annotated[
-        int | None, typer.Option(min=0, help="Steps of the search; by default its own number.")
-    ] = None,
-    bits: Annotated[int, typer.Option(help="Bits per value of KV transfers: 16, 8 or 4.")] = 4,
-    overlap: Annotated[
-        bool, typer.Option(help="Send KV caches layer by layer while prefill goes on.")
-    ] = False,
-    max_stages: Annotated[int, typer.Option(min=1, help="Pipeline stages of a group.")] = 4,
-    budget: options.Budget = None,
-    requests: Annotated[
-        int, typer.Option(min=0, help="Requests of a simulation of the plan; 0 for none.")
-    ] = 0,
-    choose: Annotated[
-        Any,
-        options.one_of(
-            "hetero.simulator.uncertainty:Rule",
-            "Rule among the plans of three searches, seeds SEED to SEED+2: 'nominal' (one "
-            "search), or over draws of the error of step times 'best mean', 'best worst case'.",
-        ),
-    ] = "nominal",
-    seed: options.Seed = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that evaluate designs.")] = 1,
-    as_json: options.AsJson = False,
-    output: Annotated[Path | None, options.output("Write the plan as JSON.")] = None,
-    force: options.Force = False,
-) -> None:
+@asks(PHASES, PhaseAsk)
+def phases(ask: PhaseAsk) -> Answer:
     """Divide a mixed fleet into groups, give each a phase, and route requests between them.
 
-    The plan says which GPUs serve which phase with which parallelism, and which share of the
-    requests each pair of groups takes. Attainment is an estimate for Poisson arrivals; --requests
-    simulates the plan with as many of them.
+    Attainment is an estimate for Poisson arrivals; ``requests`` simulates the plan with as many of
+    them. See :mod:`hetero.planners.thunderserve`.
     """
-    from hetero import catalog
-    from hetero import cluster as clusters
-    from hetero.costs.cost import CostSettings
-    from hetero.costs.demand import Demand, reference, scaled
-    from hetero.costs.transfer import KvTransfer
-    from hetero.files import writing
-    from hetero.planners.thunderserve.budget import best_part
-    from hetero.planners.thunderserve.phases import phases
-    from hetero.planners.thunderserve.tabu import TabuSettings
-    from hetero.progress import progress
-    from hetero.simulator import Slo
-
-    options.new_file(output, force)
-    transfer = KvTransfer(bits=bits, overlap=overlap)  # type: ignore[arg-type]
-    fleet, llm = clusters.find(cluster), catalog.find_llm(model)
-    lengths = options.opened(trace, source, seed, columns)
-    demand = Demand.of(lengths, rate)
-    target = slo if slo != Slo() else scaled(reference(llm, demand), slo_scale)
-    settings = CostSettings(max_stages=max_stages)
-    if budget is not None:
-        fleet = best_part(fleet, budget, llm, demand, target, settings=settings, transfer=transfer)
+    transfer = KvTransfer(bits=ask.bits, overlap=ask.overlap)
+    seed, choose, requests, steps = ask.seed, ask.choose, ask.requests or 0, ask.steps
+    fleet, llm = ask.fleet, ask.llm
+    lengths = ask.opened()
+    demand = Demand.of(lengths, ask.rate)
+    target = ask.targets if ask.targets != Slo() else scaled(reference(llm, demand), ask.slo_scale)
+    settings = CostSettings(max_stages=ask.max_stages)
+    if ask.budget is not None:
+        fleet = best_part(
+            fleet, ask.budget, llm, demand, target, settings=settings, transfer=transfer
+        )
     tabu = TabuSettings() if steps is None else TabuSettings(steps=steps)
-    count = {"patterns": 2 * tabu.steps, "tabu": tabu.steps, "exact": 1}[search]
     seeds = [seed] if choose == "nominal" else [seed, seed + 1, seed + 2]
-    with progress(count * len(seeds), f"{search} search", unit="steps") as advance:
-        plans = {
-            f"seed {each}": phases(
-                fleet,
-                llm,
-                demand,
-                target,
-                search=search,
-                settings=settings,
-                transfer=transfer,
-                tabu=tabu,
-                seed=each,
-                jobs=jobs,
-                progress=lambda _: advance(1),
-            )
-            for each in seeds
-        }
+    plans = {
+        f"seed {each}": plan(
+            fleet,
+            llm,
+            demand,
+            target,
+            search=ask.search,
+            settings=settings,
+            transfer=transfer,
+            tabu=tabu,
+            seed=each,
+            jobs=ask.jobs,
+            progress=(lambda _: ask.progress(1)) if ask.progress else None,
+        )
+        for each in seeds
+    }
     chosen = None if choose == "nominal" else _robust(plans, lengths, choose, seed)
     found = plans[chosen.name if chosen else f"seed {seed}"]
     record = _record(found)
@@ -114,9 +66,6 @@ def phases(
         record["chosen"] = {"rule": choose, "plan": chosen.name, "nominal": chosen.nominal}
     if requests:
         record["simulated"] = _simulated(found, lengths, requests, seed)
-    if output is not None:
-        with writing(output, force=force) as part:
-            part.write_text(options.to_json(record), encoding="utf-8")
     goals = {"TTFT": target.ttft_s, "TPOT": target.tpot_s, "E2E": target.e2e_s}
     said = ", ".join(f"{name} {1e3 * goal:,.0f} ms" for name, goal in goals.items() if goal)
     lines = [str(found), f"Targets: {said}."]
@@ -127,7 +76,7 @@ def phases(
         lines.append(
             f"Simulated with {requests:,} requests: {shares} met; {usd:,.3f} $ per 10^6 tokens."
         )
-    options.show(as_json, lambda: record, *filter(None, [chosen]), "\n".join(lines))
+    return Answer(found, record, (*([chosen] if chosen else ()), "\n".join(lines)))
 
 
 def _record(found: PhasePlan) -> dict[str, Any]:
@@ -178,9 +127,6 @@ def _record(found: PhasePlan) -> dict[str, Any]:
 
 def _robust(plans: dict[str, PhasePlan], lengths: Trace, rule: Rule, seed: int) -> Choice:
     """The plan that a rule chooses by the requests served within all targets."""
-    from hetero.simulator import uncertainty
-    from hetero.streams import stream
-
     first = next(iter(plans.values())).evaluator
     rng = stream(seed, "arrivals")
     served = lengths.sample(_CHOICE_REQUESTS, rng).poisson(first.demand.rate_rps, rng)
@@ -195,8 +141,6 @@ def _robust(plans: dict[str, PhasePlan], lengths: Trace, rule: Rule, seed: int) 
 
 def _of_one_type(found: PhasePlan) -> Deployment:
     """The deployment, a pipeline over several GPU types named after that of its slowest stage."""
-    from dataclasses import replace
-
     slowest = {}
     for names, built in zip(found.names, (found.prefill, found.decode), strict=True):
         for name, pipeline in zip(names, built, strict=True):
@@ -209,9 +153,6 @@ def _of_one_type(found: PhasePlan) -> Deployment:
 
 def _simulated(found: PhasePlan, lengths: Trace, requests: int, seed: int) -> dict[str, Any]:
     """Attainment and cost of the plan in a simulation with Poisson arrivals."""
-    from hetero.simulator import metrics, simulate
-    from hetero.streams import stream
-
     rng = stream(seed, "arrivals")
     served = lengths.sample(requests, rng).poisson(found.evaluator.demand.rate_rps, rng)
     run = simulate(found.deployment(), served, found.router(), seed=seed)
