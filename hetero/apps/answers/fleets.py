@@ -148,8 +148,9 @@ def resilience(ask: Ask) -> Remaining:
 
     Examples
     --------
-    >>> resilience("xiong-v100-a800", rate=3.0, seeds=1).found.holds
-    True
+    >>> left = resilience("xiong-v100-a800", rate=1.0, slo="ttft=2s", seeds=1).found
+    >>> left.holds, left.whole.sustained_rps > left.worst.sustained_rps
+    (False, True)
     """
     say = ask.progress or (lambda _: None)
     llm, where = ask.llm, ask.fleet
