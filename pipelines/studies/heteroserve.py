@@ -141,7 +141,7 @@ def memory_limits(deployment: Deployment) -> Deployment:
 
 
 def system(scheduler: Scheduler, whole: Deployment) -> tuple[Deployment, routers.Builtin]:
-    """A fleet with the batch limits of a scheduler, by default those of eq. 6, and its router."""
+    """A fleet with the limits of a scheduler, by default HeteroServe's eq. 6, and its router."""
     if isinstance(scheduler, tuple):
         return scheduler[1](whole), scheduler[0]
     return whole, scheduler
@@ -336,7 +336,7 @@ class Study:
         return rows.assign(**{EFFICIENCY: 100.0 * per_device / smallest.transform("first")})
 
     def sweeps(self, swept: Mapping[str, Mapping[Any, Scheduler]]) -> pd.DataFrame:
-        """Schedulers by what is ``swept`` and its ``value``, at load factor 1.0 (4.5, Table 2)."""
+        """What is ``swept`` and its ``value``, at load factor 1.0 (HeteroServe Table 2)."""
         parts = []
         for setting, (name, tried) in product(SETTINGS, swept.items()):
             found = self.compared(

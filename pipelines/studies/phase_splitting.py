@@ -199,7 +199,7 @@ def divided(groups: list[Group], prefill: int) -> Design:
 
 
 def measured(run: Run, slo: Slo) -> dict[str, float]:
-    """Throughput, inputs and outputs counted, and attainment of all targets of a run."""
+    """Throughput and attainment of all targets of a run (ThunderServe Fig. 6 and 14)."""
     seen = metrics(run, slo)
     return {
         TPS: seen.total_tps,

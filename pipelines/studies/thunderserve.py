@@ -189,7 +189,7 @@ class ThunderServeStudy:
         return PhasePlan.of(evaluator, best, search="tabu", history=tuple(search.history))
 
     def latencies(self, name: str) -> Callable[[Run], dict[str, Any]]:
-        """Makes the scales and the mean end-to-end time of a run of a workload."""
+        """Makes scales and mean end-to-end time of a run (ThunderServe Fig. 7, 8 and 12)."""
         unit = self.unit(name)
         return lambda run: {SCALES: Scales.of(run, unit), E2E: run.e2e_s.mean()}
 
@@ -200,7 +200,10 @@ def by_system(rows: pd.DataFrame) -> dict[str, list[Scales]]:
 
 
 def fed(run: Run) -> dict[str, float]:
-    """Tokens per second until 80 % of the requests are done: the last ones leave replicas idle."""
+    """Tokens per second until 80 % of the requests are done (ThunderServe Fig. 9).
+
+    The last ones leave replicas idle.
+    """
     done = run.requests[run.finished]
     first = done[np.argsort(done["finish_s"])[: int(0.8 * len(done))]]
     tokens = first["input_tokens"].sum() + first["output_tokens"].sum()
