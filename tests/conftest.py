@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,10 +61,13 @@ def _no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _plain_style() -> None:
-    """No test sees the style that another one has set for all figures of its process."""
+def _plain_style() -> Iterator[None]:
+    """No test sees the style that another one has set for all figures, nor its figures."""
     if "matplotlib" in sys.modules:
         sys.modules["matplotlib"].rcdefaults()
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 def pytest_report_header() -> str:

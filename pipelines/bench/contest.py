@@ -14,7 +14,7 @@ from hetero.errors import require
 from hetero.routers import Predictive
 from pipelines.bench.measured import Measured
 from pipelines.bench.settings import METRICS, TARGET_S, RoutingSetting, settings
-from pipelines.studies.heteroserve import Scheduler, against_best, as_is
+from pipelines.studies.heteroserve import Scheduler, against_best
 
 __all__ = ["Contest", "contest", "modes", "settings"]
 
@@ -75,7 +75,7 @@ class Contest(Measured):
 def modes(target_s: float) -> dict[str, Scheduler]:
     """Our own router, without a target and with the target of the service."""
     aimed = Predictive(target_s=target_s)
-    return {"hetero": (Predictive(), as_is), "hetero, target": (aimed, as_is)}
+    return {"hetero": Predictive(), "hetero, target": aimed}
 
 
 def contest(

@@ -17,7 +17,9 @@ import numpy as np
 from hetero import workload
 from hetero.deployment import Deployment
 from hetero.routers import (
+    CapacityProportional,
     HeteroServe,
+    LatencyAware,
     LeastRequests,
     LeastTokens,
     LengthAware,
@@ -28,12 +30,14 @@ from hetero.routers import (
     SingleInstance,
     WeightedRoundRobin,
     Workload,
+    uniform_limits,
 )
 from hetero.simulator import Slo, metrics, simulate
-from hetero.workload import Trace
+from hetero.workload import Trace, synthetic
+from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT
 from pipelines.studies import heteroserve as hs
 from pipelines.studies import request_scheduling
-from pipelines.studies.heteroserve import Scheduler, as_is
+from pipelines.studies.heteroserve import Scheduler
 
 METRICS = ("throughput", "SLO attainment", "P95 TTFT")
 """Tokens per second of the whole run; share of first tokens within the target; seconds."""
@@ -72,40 +76,48 @@ class RoutingSetting:
 
     def measure(self, scheduler: Scheduler, seed: int) -> tuple[float, float, float]:
         """The three :data:`METRICS` of one run."""
-        router, limits = scheduler
-        run = simulate(
-            limits(self.deployment),
-            self.trace(seed),
-            router,
-            predictor=self.predictor,
-            seed=seed,
-        )
+        deployment, router = hs.system(scheduler, self.deployment)
+        trace = self.trace(seed)
+        run = simulate(deployment, trace, router, predictor=self.predictor, seed=seed)
         found = metrics(run, self.slo)
         return found.total_tps, found.attainment["ttft"], found.percentiles["ttft_s"][95]
 
 
 _COMMON: dict[str, Scheduler] = {
-    "least requests": (LeastRequests(), as_is),
-    "least tokens": (LeastTokens(), as_is),
-    "power of two": (PowerOfTwo(), as_is),
-    "workload (Xiong)": (Workload(), as_is),
+    "least requests": LeastRequests(),
+    "least tokens": LeastTokens(),
+    "power of two": PowerOfTwo(),
+    "workload (Xiong)": Workload(),
 }
-_HETEROSERVE: dict[str, Scheduler] = (
-    hs.PAPER
-    | {
-        "Oracle, exclusive": (LengthAware(exclusive=True), as_is),
-        "HeteroServe, waiting": (HeteroServe(queue="waiting"), as_is),
-        "HeteroServe, proportional": (HeteroServe(dispatch="proportional"), as_is),
-    }
-    | _COMMON
-)
+_HETEROSERVE: dict[str, Scheduler] = {
+    "Uniform": (RoundRobin(name="Uniform"), uniform_limits),
+    "Capacity-prop.": (CapacityProportional(), hs.memory_limits),
+    "Oracle": LengthAware(),
+    "Latency-Aware": LatencyAware(queue="outstanding"),
+    "HeteroServe": hs.RATED,
+    "Oracle, exclusive": LengthAware(exclusive=True),
+    "HeteroServe, waiting": HeteroServe(queue="waiting"),
+    "HeteroServe, proportional": HeteroServe(dispatch="proportional"),
+    **_COMMON,
+}
+WORKLOADS: dict[str, hs.Workload] = {
+    "lognormal": hs.LOGNORMAL,
+    "short prompts": (synthetic.Lognormal(128, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
+    "long prompts": (synthetic.Lognormal(1024, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
+    "short outputs": (HETEROSERVE_INPUT, synthetic.Exponential(64)),
+    "long outputs": (HETEROSERVE_INPUT, synthetic.Exponential(512)),
+    "bimodal": (synthetic.Bimodal(), HETEROSERVE_OUTPUT),
+    "mean 2,048": (synthetic.TruncatedNormal(2048, 512, 1, 4096), HETEROSERVE_OUTPUT),
+}
+"""Those of HeteroServe."""
 _XIONG: dict[str, Scheduler] = {
-    "RR": (RoundRobin(), as_is),
-    "WRR": (WeightedRoundRobin(), as_is),
-    "SI": (SingleInstance(0), as_is),
-    "MB": (Workload(memory_based=True), as_is),
-    "OS, ties first": (Workload(ties="first"), as_is),
-} | _COMMON
+    "RR": RoundRobin(),
+    "WRR": WeightedRoundRobin(),
+    "SI": SingleInstance(0),
+    "MB": Workload(memory_based=True),
+    "OS, ties first": Workload(ties="first"),
+    **_COMMON,
+}
 
 
 def heteroserve(
@@ -125,7 +137,7 @@ def heteroserve(
                 "HeteroServe",
                 (decode, about, f"load {load:g}"),
                 deployment,
-                partial(study.trace, workload, load * nominal_rps, count=count),
+                partial(study.trace, WORKLOADS[workload], load * nominal_rps, count=count),
                 hs.P90,
                 load > 1.0,
                 _HETEROSERVE,
@@ -133,8 +145,8 @@ def heteroserve(
         )
 
     for decode in decodes:
-        for name, load in product(hs.WORKLOADS, loads):
-            rate = study.saturated_rps(decode, workload=name)
+        for name, load in product(WORKLOADS, loads):
+            rate = study.saturated_rps(decode, workload=WORKLOADS[name])
             add(decode, hs.DEVICES, name, name, load, rate)
         for devices in (*(f"heteroserve-{n}" for n in (4, 16, 32)), *list(hs.MIXES.values())[1:]):
             if devices in hs.MIXES.values():

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from hetero.deployment import Deployment
 from hetero.plots.figures import CYCLE, gpu_colour, shared_legend
-from hetero.routers import Builtin, Router
+from hetero.routers import Builtin, Oracle, Router
 from hetero.simulator import metrics, simulate
 from hetero.simulator.uncertainty import Outcomes
 from hetero.workload import Trace
@@ -30,7 +30,7 @@ def judge(
     """Throughput, P95 TTFT and cost of any deployment that serves a trace with a router."""
 
     def evaluate(deployment: Deployment) -> dict[str, float]:
-        run = simulate(deployment, trace, router, seed=seed)
+        run = simulate(deployment, trace, router, predictor=Oracle(), seed=seed)
         # Until four of five requests are done: the rest waits for the slowest device alone.
         until_s = float(np.quantile(run.requests["finish_s"], 0.8) - trace.arrival_s[0])
         loaded = metrics(run, until_s=until_s)

@@ -17,11 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from hetero.placement import FlowNetwork, Placement
-from hetero.planners.helix import PlacementEffort, search
 from hetero.plots import figures, placements
 from hetero.routers.pipelines import FlowRouter
 from hetero.simulator.pipeline_run import Latency, PipelineRun, WindowFigures, combine
-from hetero.simulator.pipelines import NetworkEvent, simulate_pipelines
 from hetero.workload import TraceSource
 from pipelines.studies import helix
 from pipelines.studies import helix_delivered as delivered
@@ -31,7 +29,6 @@ from pipelines.studies.helix_artifact import (
     artifact_network,
     expected,
     printed_tps,
-    problem,
 )
 from pipelines.studies.results import claim_rows
 
@@ -93,22 +90,6 @@ class HelixServing:
         results = {OFFLINE: offline, HAND: by_hand, PRINTED: printed}
         return {(case.name, how): result.serving for how, result in results.items()}
 
-    def rank(
-        self, setting: str, shares: Sequence[float], shallow: Sequence[float]
-    ) -> delivered.Ranking:
-        """Placements of largest flow, shallower ones and chains, ranked by what they decode.
-
-        ``shares`` are those of the largest KV cache that chains are filled to, ``shallow`` those of
-        the largest flow for which shallower placements are sought.
-        """
-        whole = problem(*setting.split(), raw=self.raw)
-        effort = PlacementEffort(exchanges=200, variety=10, shallow=tuple(shallow))
-        best = search(whole, effort=effort, seed=self.seed).best
-        flows = [delivered.Option(f"flow: {one.method}", (one.placement,)) for one in best]
-        chains = delivered.options(whole, shares=tuple(shares))
-        requests = helix.offline_requests(self.source, seed=self.seed)
-        return delivered.rank(whole, [*flows, *chains], requests, self.window_s)
-
     def placement(self, one: Placement) -> WindowFigures:
         """What one placement serves offline with Helix's scheduler and feed."""
         requests = helix.offline_requests(self.source, seed=self.seed)
@@ -131,13 +112,6 @@ class HelixServing:
             )  # fmt: skip
         ours = f"{name} ours"
         return {(ours, OFFLINE): best.serving, (ours, PRINTED): combine(ours, tuple(runs))}
-
-    def claims(self, cases: Sequence[helix.ServedMethod], settings: Sequence[str]) -> Rows:
-        """The claims measured anew, with a draw of requests of their own."""
-        served: Served = {}
-        for case in cases:
-            served |= self.case(case)
-        return claims(served, self.schedulers()[0], settings)
 
     def baselines(self, served: Served, settings: Sequence[str]) -> pd.DataFrame:
         """Placements of Swarm and Petals offline, beside what the artifact prints for them.
@@ -163,44 +137,24 @@ class HelixServing:
         columns += ["Helix's simulator [tokens/s]", "over it [%]", "Helix's cluster [tokens/s]"]
         return pd.DataFrame(rows, columns=columns)
 
-    def schedulers(self) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Schedulers on Helix's placement of LLaMA-70B, and links on which prompts wait (Fig. 10).
 
-        The first table has decode throughput and the mean wait on the three worst links, by cluster
-        and scheduler; the second these links. Others than Helix's keep as many requests in flight
-        as the artifact sets.
-        """
-        rows, waits = [], []
-        for cluster, count in (("single-24", 240), ("geo-24", 180)):
-            network = artifact_network(f"{cluster} 70B helix-scheduling", raw=self.raw)
-            flow = artifact_flow(network)
-            for method in SCHEDULERS:
-                run = helix.run_offline(
-                    network, helix.router(method, "offline", flow), self.source,
-                    in_flight=20 if method == "helix" else count, window_s=self.window_s,
-                    seed=self.seed,
-                )  # fmt: skip
-                worst = [(row[0], row[1], row[4]) for row in run.links().rows[:3]]
-                wait = np.mean([wait or 0.0 for *_, wait in worst])
-                rows.append((cluster, method, run.serving().decode_tps, wait))
-                waits += [(cluster, method, *link) for link in worst]
-        links = ["cluster", "scheduler", "from", "to", "prompts waited [s]"]
-        columns = ["cluster", "scheduler", "decoded", "waited"]
-        return pd.DataFrame(rows, columns=columns), pd.DataFrame(waits, columns=links)
+def scheduling_tables(
+    runs: Mapping[tuple[str, str], PipelineRun],
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Runs by cluster and scheduler, and the links on which prompts wait (Helix Fig. 10).
 
-    def failure(self, placement: Placement) -> tuple[str, PipelineRun]:
-        """An A100 fails a third into a run at half the peak, and comes back after another third.
-
-        Returns its name and the run.
-        """
-        victim = next(node.name for _, node, _ in placement.nodes() if "A100" in node.kind.name)
-        load = 0.5 * helix.peak_tps(self.placement(placement), self.source)
-        back = NetworkEvent(2 * self.online_s / 3, victim, "recover")
-        arriving = helix.online_requests(self.source, load, self.online_s, self.seed)
-        return victim, simulate_pipelines(
-            FlowNetwork(placement), arriving, FlowRouter(),
-            events=[NetworkEvent(self.online_s / 3, victim), back], seed=self.seed,
-        )  # fmt: skip
+    The first table has decode throughput and the mean wait on the three worst links; the second
+    these links.
+    """
+    rows, waits = [], []
+    for (cluster, scheduler), run in runs.items():
+        worst = [(row[0], row[1], row[4]) for row in run.links().rows[:3]]
+        wait = np.mean([wait or 0.0 for *_, wait in worst])
+        rows.append((cluster, scheduler, run.serving().decode_tps, wait))
+        waits += [(cluster, scheduler, *link) for link in worst]
+    links = ["cluster", "scheduler", "from", "to", "prompts waited [s]"]
+    columns = ["cluster", "scheduler", "decoded", "waited"]
+    return pd.DataFrame(rows, columns=columns), pd.DataFrame(waits, columns=links)
 
 
 def _published(name: str, how: str, where: str = "simulation") -> dict[str, float]:

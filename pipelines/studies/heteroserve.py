@@ -23,13 +23,12 @@ from hetero.latency.step import Piece, StepModel
 from hetero.simulator import Run, Slo, metrics
 from hetero.simulator.sustained import saturation
 from hetero.workload import Trace, synthetic
-from hetero.workload.lengths import percentile_edges
 from hetero.workload.synthetic import HETEROSERVE_INPUT, HETEROSERVE_OUTPUT, LengthDistribution
 
-#: A router, and what it does to the batch limits of eq. 6.
-Scheduler = tuple[routers.Builtin, Callable[[Deployment], Deployment]]
-#: A name of :data:`WORKLOADS`, or a share of bimodal prompts above 2,048 tokens.
-Workload = str | float
+#: A router, alone or with what it does to the batch limits of eq. 6.
+Scheduler = routers.Builtin | tuple[routers.Builtin, Callable[[Deployment], Deployment]]
+#: Lengths of prompts and of outputs.
+Workload = tuple[LengthDistribution, LengthDistribution]
 #: A decode model, and which rate is its load factor 1.0.
 Setting = tuple[str, str]
 
@@ -87,16 +86,10 @@ DECODES: Final[dict[str, tuple[Llm, StepSource]]] = {
     "Table 4, full KV reads": (MODEL, printed_steps(reads_kv=True)),
     "calibrated, 8 KV heads": (_GROUPED, roofline_steps()),
 }
-#: Prompts and outputs.
-WORKLOADS: Final[dict[str, tuple[LengthDistribution, LengthDistribution]]] = {
-    "lognormal": (HETEROSERVE_INPUT, HETEROSERVE_OUTPUT),
-    "short prompts": (synthetic.Lognormal(128, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
-    "long prompts": (synthetic.Lognormal(1024, 1.2, ceiling_tokens=4096), HETEROSERVE_OUTPUT),
-    "short outputs": (HETEROSERVE_INPUT, synthetic.Exponential(64)),
-    "long outputs": (HETEROSERVE_INPUT, synthetic.Exponential(512)),
-    "bimodal": (synthetic.Bimodal(), HETEROSERVE_OUTPUT),
-    "mean 2,048": (synthetic.TruncatedNormal(2048, 512, 1, 4096), HETEROSERVE_OUTPUT),
-}
+LOGNORMAL: Final[Workload] = HETEROSERVE_INPUT, HETEROSERVE_OUTPUT
+P90: Final = routers.Quantile(0.9, sample=1_000_000)
+#: Whose saturation is load factor 1.0.
+RATED: Final = routers.HeteroServe(queue="outstanding")
 
 
 @cache
@@ -147,39 +140,11 @@ def memory_limits(deployment: Deployment) -> Deployment:
     return replace(deployment, replicas=tuple(replicas))
 
 
-def as_is(deployment: Deployment) -> Deployment:
-    """Batch limits as they are, by HeteroServe's eq. 6."""
-    return deployment
-
-
-PAPER: Final[dict[str, Scheduler]] = {
-    "Uniform": (routers.RoundRobin(name="Uniform"), routers.uniform_limits),
-    "Capacity-prop.": (routers.CapacityProportional(), memory_limits),
-    "Oracle": (routers.LengthAware(), as_is),
-    "Latency-Aware": (routers.LatencyAware(queue="outstanding"), as_is),
-    "HeteroServe": (routers.HeteroServe(queue="outstanding"), as_is),
-}
-OURS: Final[dict[str, Scheduler]] = {"hetero": (routers.Predictive(), as_is)}
-_SHARES: Final = routers.HeteroServe(dispatch="proportional", queue="waiting")
-READINGS: Final[dict[str, Scheduler]] = {
-    "Oracle, long to H100": (routers.LengthAware(exclusive=True), as_is),
-    "Latency-Aware, waiting": (routers.LatencyAware(queue="waiting"), as_is),
-    "HeteroServe, highest, waiting": (routers.HeteroServe(queue="waiting"), as_is),
-    "HeteroServe, proportional, waiting": (_SHARES, as_is),
-    "HeteroServe, proportional, outstanding": (replace(_SHARES, queue="outstanding"), as_is),
-    "HeteroServe, long to H100": (LongToFastest(queue="outstanding"), as_is),
-}
-ALL: Final = PAPER | OURS | READINGS
-#: Parts of HeteroServe switched off: fields of the router, and whether evictions cost time.
-SWITCHES: Final[dict[str, dict[str, Any]]] = {
-    "full": {},
-    "no queue-awareness": {"feedback": False},
-    "no length binning": {"binning": False},
-    "no memory penalty": {},
-    "long to H100": {},
-    "proportional, no queue-awareness": {"feedback": False, "dispatch": "proportional"},
-}
-P90: Final = routers.Quantile(0.9, sample=1_000_000)
+def system(scheduler: Scheduler, whole: Deployment) -> tuple[Deployment, routers.Builtin]:
+    """A fleet with the limits of a scheduler, by default HeteroServe's eq. 6, and its router."""
+    if isinstance(scheduler, tuple):
+        return scheduler[1](whole), scheduler[0]
+    return whole, scheduler
 
 
 def at(rows: pd.DataFrame, setting: Setting) -> pd.DataFrame:
@@ -261,11 +226,7 @@ class Study:
 
     def trace(self, workload: Workload, rate_rps: float, seed: int, count: int = 0) -> Trace:
         """Requests of a workload with Poisson arrivals; ``requests`` of them unless told."""
-        if isinstance(workload, str):
-            lengths = WORKLOADS[workload]
-        else:
-            lengths = synthetic.Bimodal(long_share=workload), HETEROSERVE_OUTPUT
-        return synthetic.synthetic(count or self.requests, *lengths, rate_rps=rate_rps, seed=seed)
+        return synthetic.synthetic(count or self.requests, *workload, rate_rps=rate_rps, seed=seed)
 
     def compared(
         self,
@@ -274,13 +235,13 @@ class Study:
         rate_rps: float,
         measure: Callable[[Run], Mapping[str, Any]] = measured,
         *,
-        workload: Workload = "lognormal",
+        workload: Workload = LOGNORMAL,
         count: int = 0,
         **engine: Any,
     ) -> pd.DataFrame:
         """A row per scheduler and seed at a rate; ``engine`` are options of :func:`fleet`."""
         whole = fleet(setting[0], **engine)
-        systems = {name: (limits(whole), router) for name, (router, limits) in schedulers.items()}
+        systems = {name: system(one, whole) for name, one in schedulers.items()}
         found = compare(
             systems, None, lambda rate, seed: self.trace(workload, rate, seed, count), rate_rps,
             self.seeds, predictor=P90, measure=measure,
@@ -292,13 +253,12 @@ class Study:
     def saturated_rps(
         self,
         decode: str,
-        name: str = "HeteroServe",
-        workload: Workload = "lognormal",
+        scheduler: Scheduler = RATED,
+        workload: Workload = LOGNORMAL,
         devices: str = DEVICES,
     ) -> float:
         """Saturation of a scheduler [requests/s], mean over seeds."""
-        router, limits = ALL[name]
-        deployment = limits(fleet(decode, devices))
+        deployment, router = system(scheduler, fleet(decode, devices))
         rates = [
             saturation(
                 deployment,
@@ -313,7 +273,7 @@ class Study:
         return float(np.mean(rates))
 
     def nominal_rps(
-        self, setting: Setting, workload: Workload = "lognormal", devices: str = DEVICES
+        self, setting: Setting, workload: Workload = LOGNORMAL, devices: str = DEVICES
     ) -> float:
         """Arrival rate of load factor 1.0 [requests/s]."""
         decode, load = setting
@@ -323,10 +283,10 @@ class Study:
 
     def runs(
         self,
-        schedulers: Mapping[str, Scheduler],
+        schedulers: Mapping[Any, Scheduler],
         load: float = 1.0,
         *,
-        workload: Workload = "lognormal",
+        workload: Workload = LOGNORMAL,
         devices: str = DEVICES,
         rated: str | None = None,
         settings: Iterable[Setting] = SETTINGS,
@@ -342,28 +302,18 @@ class Study:
         parts = (self.compared(one, schedulers, load * rate, **options) for one, rate in rates)
         return pd.concat(parts, ignore_index=True)
 
-    def windowed(self, duration_s: float) -> pd.DataFrame:
-        """The paper's schedulers over ``duration_s`` of arrivals, a sixth of it warm-up."""
+    def windowed(self, schedulers: Mapping[str, Scheduler], duration_s: float) -> pd.DataFrame:
+        """Schedulers over ``duration_s`` of arrivals, a sixth of it warm-up."""
         return pd.concat(
             self.compared(
-                setting, PAPER, rate, count=int(rate * duration_s), measure=lambda run: measured(
+                setting, schedulers, rate, count=int(rate * duration_s),
+                measure=lambda run: measured(
                     run, duration_s / 6, float(np.ptp(run.requests["arrival_s"]))
                 ),
             )
             for setting in SETTINGS
             for rate in [self.nominal_rps(setting)]
         ).reset_index(drop=True)  # fmt: skip
-
-    def ablation(self) -> pd.DataFrame:
-        """HeteroServe with each part switched off at 0.9 of the nominal rate (fig. 5)."""
-        return pd.concat(
-            self.runs(
-                {name: (_kind(name)(queue="outstanding", **switch), as_is)},
-                0.9,
-                swap_s_per_gb=0.0 if name == "no memory penalty" else 2.0,
-            )
-            for name, switch in SWITCHES.items()
-        )
 
     def by_size(self, schedulers: Mapping[str, Scheduler], sizes: Sequence[int]) -> pd.DataFrame:
         """Clusters of ``size`` devices, 1 to 2 to 1, rate and requests in proportion (fig. 7).
@@ -385,37 +335,10 @@ class Study:
         smallest = per_device.groupby([rows[key] for key in ("setting", "scheduler", "seed")])
         return rows.assign(**{EFFICIENCY: 100.0 * per_device / smallest.transform("first")})
 
-    def sweeps(
-        self,
-        margins: Sequence[float],
-        queue_limits: Sequence[float],
-        dampings: Sequence[float],
-        bins: Sequence[int],
-    ) -> pd.DataFrame:
-        """HeteroServe over delta, Q_max, lambda and K at load factor 1.0 (4.5 and Table 2).
-
-        K bins have the edges of HeteroServe's Table 2, else equal shares of the prompts.
-        A row is a setting, what is ``swept``, its ``value`` and a seed.
-        """
-        prompts = self.trace("lognormal", 1.0, 0, 20_000).input_tokens
-        edges = {
-            k: TABLE2.get(k) or percentile_edges(prompts, [100.0 * j / k for j in range(1, k)])
-            for k in bins
-        }
-        changes: dict[str, tuple[str, Mapping[Any, Any]]] = {
-            "delta": ("safety", {value: value for value in margins}),
-            "Q_max": ("queue_max", {value: value for value in queue_limits}),
-            "lambda": ("dampening", {value: value for value in dampings}),
-            "K": ("bins_tokens", edges),
-            "K, long to H100": ("bins_tokens", edges),
-        }
+    def sweeps(self, swept: Mapping[str, Mapping[Any, Scheduler]]) -> pd.DataFrame:
+        """What is ``swept`` and its ``value``, at load factor 1.0 (HeteroServe Table 2)."""
         parts = []
-        for setting, (name, (option, given)) in product(SETTINGS, changes.items()):
-            tried: dict[Any, Scheduler] = {}
-            for value, chosen in given.items():
-                # delta enters the batch limits (eq. 6) as well.
-                limits = partial(LIMITS, safety=value) if name == "delta" else as_is
-                tried[value] = _kind(name)(queue="outstanding", **{option: chosen}), limits
+        for setting, (name, tried) in product(SETTINGS, swept.items()):
             found = self.compared(
                 setting, tried, self.nominal_rps(setting),
                 lambda run: {COV: load_cov(run), PASSED: passed_best(run), **measured(run)},
@@ -424,25 +347,29 @@ class Study:
         return pd.concat(parts, ignore_index=True)
 
     def contest(
-        self, setting: Setting, rivals: pd.DataFrame, where: str, load: float, **options: Any
+        self,
+        setting: Setting,
+        ours: Mapping[str, Scheduler],
+        rivals: pd.DataFrame,
+        where: str,
+        load: float,
+        **options: Any,
     ) -> list[dict[str, object]]:
-        """The router of this project against the best other of every metric, in one setting.
+        """Routers against the best of the others for every metric, in one setting.
 
         A win or a loss is a paired difference beyond its 95 % interval and beyond what counts as
         none: 1 %, 0.5 points of attainment.
         """
-        modes = {
-            "hetero": OURS["hetero"],
-            "with a target": (routers.Predictive(target_s=0.5), as_is),
-        }
-        ours = self.runs(modes, load, settings=[setting], **options)
+        found = self.runs(ours, load, settings=[setting], **options)
+        here = at(rivals[~rivals["scheduler"].isin([*ours])], setting)
         rows: list[dict[str, object]] = []
-        for (metric, least), mode in product({TPS: 0.01, SLO: 0.5, P95: 0.01}.items(), modes):
-            others = {name: values(at(rivals, setting), metric, scheduler=name) for name in PAPER}
-            mine = values(ours, metric, scheduler=mode)
-            found = against_best(mine, others, least, lower=metric == P95, scaled=metric != SLO)
+        for (metric, least), mode in product({TPS: 0.01, SLO: 0.5, P95: 0.01}.items(), ours):
+            names = here["scheduler"].unique()
+            others = {name: values(here, metric, scheduler=name) for name in names}
+            mine, lower = values(found, metric, scheduler=mode), metric == P95
+            one = against_best(mine, others, least, lower=lower, scaled=metric != SLO)
             labels = {"decode": setting[0], "setting": where, "router": mode, "metric": metric}
-            rows.append(labels | {name: found[name] for name in found if name != "margin"})
+            rows.append(labels | {name: one[name] for name in one if name != "margin"})
         return rows
 
 
@@ -502,7 +429,3 @@ def _labels(setting: Setting) -> dict[str, str]:
 
 def _gpus(deployment: Deployment) -> list[Gpu]:
     return [replica.gpu for replica in deployment.replicas if replica.gpu is not None]
-
-
-def _kind(name: str) -> type[routers.HeteroServe]:
-    return LongToFastest if name.endswith("long to H100") else routers.HeteroServe

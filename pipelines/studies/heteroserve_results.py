@@ -27,9 +27,10 @@ from pipelines.studies.ledger import Claim, ledger
 #: One number per seed, one of their means, or an order.
 Value = NDArray[np.float64] | float | str
 
-_ROWS: Final = dict(
-    zip(hs.PAPER, ("uniform", "capacity", "oracle", "latency", "heteroserve"), strict=True)
-)
+_ROWS: Final = {
+    "Uniform": "uniform", "Capacity-prop.": "capacity", "Oracle": "oracle",
+    "Latency-Aware": "latency", "HeteroServe": "heteroserve",
+}  # fmt: skip
 #: The figure that shows a claim, by its number; fig3 shows the others.
 SHOWN_IN: Final = {"10": "load", "30": "bimodal_share", "19": "fig8", "31": "fig4"} | {
     number: name
@@ -45,7 +46,7 @@ SHOWN_IN: Final = {"10": "load", "30": "bimodal_share", "19": "fig8", "31": "fig
 _OWN: Final = (MAIN, hs.CALIBRATED)
 _COLOURS: Final = {
     name: "#777777" if k is None else figures.CYCLE[k]
-    for name, k in zip((*hs.PAPER, *hs.OURS), (None, 5, 3, 1, 0, 2), strict=True)
+    for name, k in zip((*_ROWS, "hetero"), (None, 5, 3, 1, 0, 2), strict=True)
 }
 #: Workloads of 4.1 and 4.4 that the five of fig. 6 leave out.
 _BESIDE_FIG6: Final = {"lognormal", "mean 2,048"}
@@ -130,11 +131,13 @@ def compared(
     return fig
 
 
-def first_tokens(study: hs.Study, settings: Sequence[Setting]) -> Figure:
+def first_tokens(
+    study: hs.Study, schedulers: Mapping[str, hs.Scheduler], settings: Sequence[Setting]
+) -> Figure:
     """Distribution of the time to first token over all seeds, a panel per setting (fig. 4)."""
     fig, axes = plt.subplots(1, len(settings), figsize=(10, 3.8), sharey=True)
     for axis, setting in zip(axes, settings, strict=True):
-        schedulers, rate = hs.PAPER | hs.OURS, study.nominal_rps(setting)
+        rate = study.nominal_rps(setting)
         runs = study.compared(setting, schedulers, rate, lambda run: {"ttft_s": run.ttft_s})
         for name, colour in _COLOURS.items():
             ttft_s = np.concatenate(values(runs, "ttft_s", scheduler=name))
@@ -353,7 +356,7 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         return values(here["sweeps"], metric, swept=name, value=value)
 
     whole = {
-        metric: {name[0]: of("table1", metric, name) for name in hs.PAPER}
+        metric: {name[0]: of("table1", metric, name) for name in _ROWS}
         for metric in (TPS, SLO, P95, hs.TAIL)
     }
     tps, slo, p95, tail = whole.values()
@@ -408,7 +411,7 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         [of("workloads", metric, name, workload="bimodal") for name in ("HeteroServe", "Uniform")]
         for metric in (SLO, TPS)
     )
-    long = [of("workloads", P95, name, workload="mean 2,048") for name in hs.PAPER]
+    long = [of("workloads", P95, name, workload="mean 2,048") for name in _ROWS]
     shares = here["shares"]
     gains = over_uniform(shares, "HeteroServe").mean(axis=1).tolist()
     result |= {
@@ -501,7 +504,10 @@ def elsewhere(name: str, by_setting: Mapping[Setting, Mapping[str, Value]]) -> s
 
 
 def reasons(
-    study: hs.Study, runs: Mapping[str, pd.DataFrame], windowed: pd.DataFrame
+    study: hs.Study,
+    latency_aware: hs.Scheduler,
+    runs: Mapping[str, pd.DataFrame],
+    windowed: pd.DataFrame,
 ) -> dict[str, str]:
     """What explains each claim in the recorded setting, by the claim's id.
 
@@ -522,7 +528,7 @@ def reasons(
     static = "proportional, no queue-awareness"
     shared = part("full", SLO) - part(static, SLO)
     change = 100 * (part(static, TPS) / part("full", TPS) - 1)
-    ours, latency = (study.saturated_rps(MAIN[0], k) for k in ("HeteroServe", "Latency-Aware"))
+    ours, latency = (study.saturated_rps(MAIN[0], one) for one in (hs.RATED, latency_aware))
     in_window = windowed[(windowed["decode"] == MAIN[0]) & (windowed["load"] == MAIN[1])]
     tps = in_window.set_index("scheduler")[TPS]
     empty = (

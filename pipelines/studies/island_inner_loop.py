@@ -23,7 +23,7 @@ from hetero.planners.rignall.model import IslandModel, layout_of
 from hetero.planners.rignall.parallelism import READINGS, Benchmark
 from hetero.planners.rignall.rates import PHASES, Phase, RateTable
 from hetero.planners.rignall.replay import deployment, router
-from hetero.routers import LeastTokens
+from hetero.routers import LeastTokens, Oracle
 from hetero.simulator import metrics, simulate
 from hetero.simulator.sustained import saturation
 from hetero.streams import stream
@@ -244,12 +244,11 @@ def replay(
         "by load": router(model, plan, among="load"),
         "least tokens, no plan": LeastTokens(),
     }
-    sustained = {name: saturation(fleet, load, each).rate_rps for name, each in routers.items()}
-    busy = load.rescale(rate_rps=0.8 * plan.served_rps)
-    ttft_s = {
-        name: metrics(simulate(fleet, busy, each)).percentiles["ttft_s"][99]
-        for name, each in routers.items()
-    }
+    busy, told, sustained, ttft_s = load.rescale(rate_rps=0.8 * plan.served_rps), Oracle(), {}, {}
+    for name, each in routers.items():
+        sustained[name] = saturation(fleet, load, each, predictor=told).rate_rps
+        run = simulate(fleet, busy, each, predictor=told)
+        ttft_s[name] = metrics(run).percentiles["ttft_s"][99]
     row: dict[str, object] = {
         "trace": label,
         "W [tokens]": width_tokens,

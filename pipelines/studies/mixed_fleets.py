@@ -19,7 +19,7 @@ from hetero.catalog import gpu, llm
 from hetero.deployment import Deployment, Replica
 from hetero.engines import EngineSpec
 from hetero.latency.frames import derived_frame
-from hetero.routers import Builtin, WeightedRoundRobin
+from hetero.routers import Builtin, Oracle, WeightedRoundRobin
 from hetero.routers.named import factories
 from hetero.simulator import simulate
 from hetero.simulator.run import Run
@@ -114,7 +114,7 @@ def offline(counts: dict[str, int], router: Builtin, split: str, per_gpu: int) -
     trace = requests(per_gpu * gpus)
     if split == "as served":
         trace = trace.closed_loop(_BATCH * gpus)
-    return tokens_per_s(simulate(fleet(counts), trace, router))
+    return tokens_per_s(simulate(fleet(counts), trace, router, predictor=Oracle()))
 
 
 def server(
@@ -126,7 +126,7 @@ def server(
     for _ in range(halvings):
         rate = 0.5 * (low + high)
         trace = requests(int(rate * span_s)).poisson(rate, stream(0, "server"))
-        run = simulate(deployment, trace, router)
+        run = simulate(deployment, trace, router, predictor=Oracle())
         tails = np.nanpercentile(run.ttft_s, 99), np.nanpercentile(run.tpot_s, 99)
         if run.finished.all() and tails[0] <= _TTFT_S and tails[1] <= _TPOT_S:
             low, best = rate, (rate, tokens_per_s(run))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,25 +15,19 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from hetero import catalog, cluster
-from hetero.catalog import Gpu, Llm
+from hetero import catalog
+from hetero.catalog import Gpu
 from hetero.cluster import Cluster, Machine
-from hetero.costs.cost import CostModel, CostSettings, PipelineStage
-from hetero.costs.demand import Demand, reference, scaled
+from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.groups import Design, Group, design, group
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.transfer import KvTransfer
 from hetero.errors import require
 from hetero.intervals import interval, ranking
-from hetero.planners.thunderserve.evaluate import Evaluator
-from hetero.planners.thunderserve.phases import PhasePlan, phases
-from hetero.planners.thunderserve.tabu import TabuSettings
+from hetero.planners.thunderserve.phases import PhasePlan
 from hetero.plots import figures
-from hetero.simulator import metrics, simulate
-from hetero.workload import Trace
+from hetero.simulator import Run, Slo, metrics
 from pipelines.studies.results import claim_rows
 
-Advance: TypeAlias = Callable[[int], object]
 NAMES: Final = ("A100-SXM-80GB", "RTX-A6000", "RTX-A5000", "A40", "RTX-3090Ti")
 READINGS: Final = {"printed": "thunderserve", "corrected": None}
 """Presets of GPU figures: as ThunderServe's Table 1 prints them, and those of the data sheets."""
@@ -205,95 +198,45 @@ def divided(groups: list[Group], prefill: int) -> Design:
     return design((one, "prefill" if k < prefill else "decode") for k, one in enumerate(groups))
 
 
-@dataclass(frozen=True, eq=False)
-class PhaseStudy:
-    """Workloads, seeds and targets of plans: of A5000 by ratio of replicas, and of 32 rented GPUs.
+def measured(run: Run, slo: Slo) -> dict[str, float]:
+    """Throughput and attainment of all targets of a run (ThunderServe Fig. 6 and 14)."""
+    seen = metrics(run, slo)
+    return {
+        TPS: seen.total_tps,
+        "requests/s": seen.requests_per_s,
+        "attainment [%]": 100 * seen.attainment["joint"],
+    }
 
-    ``slo_scale`` is that of the targets over the latencies of a mean request on an A100. Ratios are
-    those of LLaMA-13B with two GPUs a replica.
-    """
 
-    traces: Mapping[str, Trace]
-    requests: int
-    seeds: Sequence[int]
-    slo_scale: float
-    llm: Llm = field(default_factory=lambda: catalog.llm("LLaMA-1-13B"))
+def divisions(rows: pd.DataFrame, plans: Mapping[int, PhasePlan]) -> pd.DataFrame:
+    """Rows of a comparison of ``plans`` by their prefill replicas, with what they estimate."""
+    made = [plans[prefill] for prefill in rows["plan"]]
+    added: dict[str, Any] = {
+        "decode replicas": [len(one.decode) for one in made],
+        "estimated [%]": [100 * one.value.attainment for one in made],
+    }
+    names = {"plan": "prefill replicas", "rate_rps": "rate [requests/s]"}
+    return rows.rename(columns=names).assign(**added)
 
-    def sample(self, name: str, seed: int) -> tuple[Trace, np.random.Generator]:
-        """Requests of a workload, and the generator that draws their arrivals."""
-        rng, trace = np.random.default_rng(seed), self.traces[name]
-        return trace.sample(min(self.requests, len(trace)), rng), rng
 
-    def plan(self, gpus: int, name: str, prefill: int, rate_rps: float) -> PhasePlan:
-        """The plan with so many prefill replicas, orchestrated for a rate."""
-        model = CostModel(cluster.cluster(f"thunderserve-a5000-{gpus}"), self.llm)
-        demand = Demand.of(self.traces[name], rate_rps)
-        target = scaled(reference(self.llm, demand), self.slo_scale)
-        evaluator = Evaluator(model, demand, target, KvTransfer(bits=4))
-        return PhasePlan.of(evaluator, divided(equal_groups(model, 2), prefill))
+def read(fleet: Cluster, reading: str) -> Cluster:
+    """A fleet with the GPU figures of one of :data:`READINGS`."""
+    named = gpus_of(reading)
+    return replace(fleet, machines=tuple(replace(m, gpu=named[m.gpu.name]) for m in fleet.machines))
 
-    def throughput(self, advance: Advance) -> pd.DataFrame:
-        """Throughput by division and seed, all requests at once (ThunderServe Fig. 6)."""
-        rows = []
-        for size, name in product(SIZES, self.traces):
-            for prefill in range(1, size // 2):
-                # Far above what any division sustains, so shares follow capacity.
-                made = self.plan(size, name, prefill, 100.0)
-                for seed in self.seeds:
-                    trace = self.sample(name, seed)[0].all_at_once()
-                    seen = metrics(simulate(made.deployment(), trace, made.router(), seed=seed))
-                    key = (size, name, prefill, size // 2 - prefill, seed)
-                    rows.append((*key, seen.total_tps, seen.requests_per_s))
-            advance(1)
-        columns = ["GPUs", "workload", "prefill replicas", "decode replicas", "seed", TPS]
-        return pd.DataFrame(rows, columns=[*columns, "requests/s"])
 
-    def attainment(
-        self, sustained: Mapping[str, float], loads: Sequence[float], advance: Advance
-    ) -> pd.DataFrame:
-        """SLO attainment of eight replicas by division, load and seed (ThunderServe Fig. 14).
-
-        Loads are relative to the ``sustained`` requests per second of a workload.
-        """
-        rows = []
-        for name, load in product(self.traces, loads):
-            rate = load * sustained[name]
-            for prefill in range(1, 8):
-                made = self.plan(16, name, prefill, rate)
-                for seed in self.seeds:
-                    trace, rng = self.sample(name, seed)
-                    arriving = trace.poisson(rate, rng)
-                    run = simulate(made.deployment(), arriving, made.router(), seed=seed)
-                    joint = metrics(run, made.evaluator.slo).attainment["joint"]
-                    shares = 100 * joint, 100 * made.value.attainment
-                    rows.append((name, load, rate, prefill, 8 - prefill, seed, *shares))
-            advance(1)
-        columns = ["workload", "load", "rate [requests/s]", "prefill replicas", "decode replicas"]
-        return pd.DataFrame(rows, columns=[*columns, "seed", "attainment [%]", "estimated [%]"])
-
-    def plans(
-        self, depths: Iterable[int], rate_rps: float, steps: int, advance: Advance
-    ) -> pd.DataFrame:
-        """ThunderServe's plans for LLaMA-30B on 32 GPUs, by reading of its Table 1 and stages."""
-        fleet, large = cluster.cluster("thunderserve-cloud-32"), catalog.llm("LLaMA-1-30B")
-        rows = []
-        for reading, depth, name in product(READINGS, depths, self.traces):
-            named = gpus_of(reading)
-            machines = tuple(replace(m, gpu=named[m.gpu.name]) for m in fleet.machines)
-            demand = Demand.of(self.traces[name], rate_rps)
-            made = phases(
-                replace(fleet, machines=machines), large, demand,
-                scaled(reference(large, demand), self.slo_scale), seed=self.seeds[0],
-                settings=CostSettings(max_stages=depth, one_degree=True, max_gpus=4),
-                search="tabu", tabu=TabuSettings(steps=steps),
-            )  # fmt: skip
-            shares = (100 * made.gpu_share(gpu) for gpu in fleet.gpu_counts)
-            counts = len(made.prefill), len(made.decode)
-            rows.append((reading, depth, name, *counts, *shares, 100 * made.value.attainment))
-            advance(1)
-        columns = ["figures", "stages", "workload", "prefill replicas", "decode replicas"]
-        columns += [f"{gpu} on prefill [%]" for gpu in fleet.gpu_counts]
-        return pd.DataFrame(rows, columns=[*columns, "estimated attainment [%]"])
+def plan_table(
+    plans: Mapping[tuple[str, int, str], PhasePlan], gpus: Collection[str]
+) -> pd.DataFrame:
+    """Plans by reading of ThunderServe's Table 1, stages and workload: GPUs on prefill [%]."""
+    rows = []
+    for key, made in plans.items():
+        shares = (100 * made.gpu_share(gpu) for gpu in gpus)
+        counts = len(made.prefill), len(made.decode)
+        rows.append((*key, *counts, *shares, 100 * made.value.attainment))
+    columns = ["figures", "stages", "workload", "prefill replicas", "decode replicas"]
+    columns += [f"{gpu} on prefill [%]" for gpu in gpus]
+    return pd.DataFrame(rows, columns=[*columns, "estimated attainment [%]"])
 
 
 def mean_over_seeds(table: pd.DataFrame, keys: Sequence[str], *values: str) -> pd.DataFrame:

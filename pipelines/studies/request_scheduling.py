@@ -27,7 +27,7 @@ from hetero.intervals import interval, ranking
 from hetero.memory import KvFormula
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
-from hetero.routers import Builtin, Normal, Predictor, Router
+from hetero.routers import Builtin, Normal, Oracle, Predictor, Router
 from hetero.simulator import Run, Slo, metrics
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import (
@@ -332,7 +332,7 @@ def compare_caches(
     own = len(recorded) / np.ptp(recorded.arrival_s)
     table = compare(
         deployment, choices, recorded, [own, 4.0 * own], [seed], process="scaled", resample=False,
-        measure=partial(latencies, slo=Slo(ttft_s=2.0)),
+        predictor=Oracle(), measure=partial(latencies, slo=Slo(ttft_s=2.0)),
     ).frame.rename(columns={"SLO met [%]": "TTFT < 2 s [%]"})  # fmt: skip
     table["rate"] = [f"{rate / own:g} x recorded" for rate in table["rate_rps"]]
     times = ["TTFT P50 [s]", "TTFT P95 [s]", "TTFT < 2 s [%]"]

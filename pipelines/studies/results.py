@@ -82,10 +82,8 @@ class ResultFolder:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def figure(
-        self, figure: Figure, name: str, *, shows: Sequence[str] = (), caption: str
-    ) -> Figure:
-        """Save a figure as SVG with its provenance printed below, and return it.
+    def figure(self, figure: Figure, name: str, *, shows: Sequence[str] = (), caption: str) -> None:
+        """Save a figure as SVG with its provenance printed below, show it, and close it.
 
         In the smoke profile it has to be readable, see :mod:`pipelines.figure_checks`. Once saved,
         it is displayed as a link to its file: an executed notebook stays small.
@@ -97,6 +95,9 @@ class ResultFolder:
         caption
             One sentence that says what is to be seen and which reading was taken.
         """
+        from IPython.core.getipython import get_ipython
+        from IPython.display import display
+
         from hetero.plots import figures
 
         figures.stamp(figure, self.provenance)
@@ -108,7 +109,9 @@ class ResultFolder:
             figure._ipython_display_ = partial(_show_link, f"{name}.svg")  # type: ignore[attr-defined]
         self._figures.append({"file": f"{name}.svg", "shows": list(shows), "caption": caption})
         self._write()
-        return figure
+        if get_ipython():
+            display(figure)  # type: ignore[no-untyped-call]
+        figures.close(figure)
 
     def table(
         self, frame: pd.DataFrame, name: str, *, shows: Sequence[str] = (), caption: str

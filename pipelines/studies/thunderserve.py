@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -25,12 +25,9 @@ from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError, require_share
 from hetero.planners.baselines import melange
-from hetero.planners.baselines.hexgen import hexgen
-from hetero.planners.baselines.homogeneous import Shape, colocated, distserve
-from hetero.planners.reschedule.service import PhaseService
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.exact import enumerate_all
-from hetero.planners.thunderserve.phases import PhasePlan, phases
+from hetero.planners.thunderserve.phases import PhasePlan
 from hetero.planners.thunderserve.tabu import TabuSearch, TabuSettings
 from hetero.routers import PairShares
 from hetero.routers.base import Builtin, Router
@@ -51,6 +48,8 @@ GOALS: Final = (0.9, 0.99)
 GRID: Final = np.geomspace(0.25, 64, 97)  # SLO scales of the figures
 SCALE: Final = "smallest scale [x A100]"
 TPS: Final = "throughput [tokens/s]"
+E2E: Final = "mean E2E [s]"
+SCALES: Final = "scales"
 INPUTS: Final = 1024  # tokens of a request on the two machines of Fig. 16
 OUTPUTS: Final = 32  # not printed
 LENGTHS: Final = (512, 1024, 1536, 2048)
@@ -120,8 +119,7 @@ class ThunderServeStudy:
     """What all experiments share: workloads, both fleets, seeds, and how plans are made.
 
     Plans are made for an end-to-end target of ``plan_scale`` times the latency on an A100;
-    ``steps`` is the local search that follows the integer program of our own search, ``tabu_steps``
-    and ``group_gpus`` are of the paper's.
+    ``tabu_steps`` and ``group_gpus`` are of the paper's search.
     """
 
     traces: Mapping[str, Trace]
@@ -132,7 +130,6 @@ class ThunderServeStudy:
     requests: int
     plan_scale: float
     settings: CostSettings
-    steps: TabuSettings
     tabu_steps: int = 100
     group_gpus: int | None = 4
     _evaluators: dict[tuple[str, float, str], Evaluator] = field(default_factory=dict, init=False)
@@ -173,11 +170,6 @@ class ThunderServeStudy:
         """A sample with Poisson arrivals, as in the paper."""
         return self.sample(name, seed).poisson(rate_rps, np.random.default_rng([seed, 1]))
 
-    def ours(self, name: str, rate_rps: float) -> PhasePlan:
-        """Our search over ThunderServe's designs: degrees by machine, groups of any size."""
-        asked, slo = self.demand(name, rate_rps), self.target(name)
-        return phases(self.cloud, self.llm, asked, slo, tabu=self.steps, settings=self.settings)
-
     def plan(
         self, name: str, rate_rps: float, seed: int, cloud: Cluster | None = None
     ) -> PhasePlan:
@@ -196,21 +188,26 @@ class ThunderServeStudy:
         best = search.run()
         return PhasePlan.of(evaluator, best, search="tabu", history=tuple(search.history))
 
-    def each(self, system: System) -> Planned:
-        """The same system for every seed."""
-        return [system] * len(self.seeds)
-
-    def runs(self, systems: Planned, name: str, rate_rps: float) -> list[Run]:
-        """One simulated run per seed."""
-        return [
-            simulate(made, self.work(name, rate_rps, seed), router, seed=seed)
-            for (made, router), seed in zip(systems, self.seeds, strict=True)
-        ]
-
-    def scales(self, runs: Iterable[Run], name: str) -> list[Scales]:
-        """Latencies of runs over those of the A100."""
+    def latencies(self, name: str) -> Callable[[Run], dict[str, Any]]:
+        """Makes scales and mean end-to-end time of a run (ThunderServe Fig. 7, 8 and 12)."""
         unit = self.unit(name)
-        return [Scales.of(run, unit) for run in runs]
+        return lambda run: {SCALES: Scales.of(run, unit), E2E: run.e2e_s.mean()}
+
+
+def by_system(rows: pd.DataFrame) -> dict[str, list[Scales]]:
+    """Scales of :meth:`ThunderServeStudy.latencies` by system, one per seed."""
+    return {str(name): list(part[SCALES]) for name, part in rows.groupby("system", sort=False)}
+
+
+def fed(run: Run) -> dict[str, float]:
+    """Tokens per second until 80 % of the requests are done (ThunderServe Fig. 9).
+
+    The last ones leave replicas idle.
+    """
+    done = run.requests[run.finished]
+    first = done[np.argsort(done["finish_s"])[: int(0.8 * len(done))]]
+    tokens = first["input_tokens"].sum() + first["output_tokens"].sum()
+    return {TPS: float(tokens / first["finish_s"].max())}
 
 
 def mean_attained(scales: Sequence[Scales], kind: str = "e2e") -> Floats:
@@ -228,33 +225,6 @@ def workloads(study: ThunderServeStudy) -> pd.DataFrame:
         rows.append((*lengths, *(getattr(unit, f"{kind}_s") for kind in KINDS)))
     columns = ["workload", "mean input [tokens]", "mean output [tokens]"]
     return pd.DataFrame(rows, columns=[*columns, *(f"A100 {k.upper()} [s]" for k in KINDS)])
-
-
-def systems(
-    study: ThunderServeStudy,
-    name: str,
-    rate_rps: float,
-    plans: Mapping[tuple[str, float], Sequence[PhasePlan]],
-    ours: Mapping[tuple[str, float], PhasePlan],
-    generations: int,
-) -> dict[Key, Planned]:
-    """Deployments and routers of every system, those of ThunderServe's ``plans`` by seed first.
-
-    In house DistServe and vLLM have four replicas of two A100, as the paper prints, and beside that
-    whatever division is best in simulation.
-    """
-    slo, some = study.target(name), study.sample(name, 10_000)
-    others = [hexgen(study.costs, study.demand(name, rate_rps), some, slo, generations=generations)]
-    for suffix, only in (("", Shape(2, 1)), (", tuned", None)):
-        for make in (distserve, colocated):
-            made = make(study.house, study.llm, some, slo, rate_rps=rate_rps, only=only)
-            others.append(replace(made, system=made.system + suffix))
-    found: dict[str, Planned] = {}
-    found["ThunderServe"] = [(one.deployment(), one.router()) for one in plans[name, rate_rps]]
-    found |= {one.system: study.each((one.deployment, one.router())) for one in others}
-    own = ours[name, rate_rps]
-    found["our search"] = study.each((own.deployment(), own.router()))
-    return {(name, rate_rps, system): planned for system, planned in found.items()}
 
 
 def replicas(planned: Mapping[Key, Planned], seeds: Sequence[int]) -> pd.DataFrame:
@@ -302,25 +272,6 @@ def deadline_table(deadlines: pd.DataFrame) -> pd.DataFrame:
     return wide.reset_index().rename(columns=lambda c: f"{c} [x A100]" if c in SYSTEMS else c)
 
 
-def overload(
-    study: ThunderServeStudy, planned: Mapping[Key, Planned], rate_rps: float, at_rps: float = 60.0
-) -> pd.DataFrame:
-    """Tokens per second by seed while far more arrives than is sustained (ThunderServe Fig. 9).
-
-    Plans are those for ``rate_rps``. Counted until 80 % of the requests have finished, since the
-    last ones leave replicas idle.
-    """
-    rows = []
-    for name, system in product(study.traces, SYSTEMS):
-        runs = study.runs(planned[name, rate_rps, system], name, at_rps)
-        for seed, run in zip(study.seeds, runs, strict=True):
-            done = run.requests[run.finished]
-            first = done[np.argsort(done["finish_s"])[: int(0.8 * len(done))]]
-            tokens = first["input_tokens"].sum() + first["output_tokens"].sum()
-            rows.append((name, system, seed, float(tokens / first["finish_s"].max())))
-    return pd.DataFrame(rows, columns=["workload", "system", "seed", TPS])
-
-
 def convergence(
     study: ThunderServeStudy,
     whole: Mapping[str, Sequence[PhasePlan]],
@@ -341,39 +292,6 @@ def convergence(
             made = [study.plan(name, rate_rps * size / 32, seed, fleet) for seed in study.seeds]
         curves[name, size] = np.array([[100 * step.best for step in one.history] for one in made])
     return curves
-
-
-def variants(made: PhasePlan) -> dict[str, System]:
-    """A plan with parts of the system switched off one after the other (ThunderServe Fig. 12)."""
-    whole, sent = PhaseService.of(made), KvTransfer(bits=16)
-    groups = [(group.pipeline, group.phase) for group in whole.groups]
-    plain = PhaseService.given(groups, whole.demand, whole.slo, transfer=sent)
-    phases = (plain.in_phase("prefill"), plain.in_phase("decode"))
-    pairs = {(a.name, b.name): 1.0 for a, b in product(*phases)}
-    return {
-        "full system": (whole.deployment, whole.router()),
-        "without compression": (plain.deployment, plain.router()),
-        "and random dispatch": (plain.deployment, PairShares(pairs, drawn=True)),
-        "and round robin": (plain.deployment, PairShares(pairs)),
-    }
-
-
-def ablation(
-    study: ThunderServeStudy, plans: Mapping[str, Sequence[PhasePlan]], rate_rps: float
-) -> tuple[pd.DataFrame, dict[tuple[str, str], list[Scales]]]:
-    """Mean end-to-end time by variant and seed, and the scales behind it, by workload.
-
-    ``plans`` are ThunderServe's, one per seed.
-    """
-    rows, scales = [], {}
-    for name, made in plans.items():
-        every = [variants(one) for one in made]
-        for label in every[0]:
-            runs = study.runs([one[label] for one in every], name, rate_rps)
-            scales[name, label] = study.scales(runs, name)
-            means = (run.e2e_s.mean() for run in runs)
-            rows += [(name, label, s, mean) for s, mean in zip(study.seeds, means, strict=True)]
-    return pd.DataFrame(rows, columns=["workload", "system", "seed", "mean E2E [s]"]), scales
 
 
 @dataclass(frozen=True, eq=False)
@@ -528,9 +446,9 @@ def arrivals(
         for system in PRINTED:
             made, router = planned[name, rate_rps, system][0]
             for label, arriving in both.items():
-                (one,) = scales = study.scales([simulate(made, arriving, router)], name)
+                one = Scales.of(simulate(made, arriving, router), study.unit(name))
                 rows.append((name, label, system, *(one.smallest(*goal) for goal in goals)))
-            own[name, system] = scales
+            own[name, system] = [one]
     columns = ["workload", "arrivals", "system"]
     columns += [f"{kind.upper()} scale for {100 * goal:g} %" for kind, goal in goals]
     return pd.DataFrame(rows, columns=columns), own
@@ -558,17 +476,16 @@ def gpu_phases(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def cheapest_mixes(study: ThunderServeStudy, rate_rps: float) -> pd.DataFrame:
-    """Mélange: the cheapest machines of the cloud within the target, phases together."""
+def mix_table(
+    study: ThunderServeStudy, mixes: Mapping[str, melange.MelangePlan], rate_rps: float
+) -> pd.DataFrame:
+    """Mélange's machines by workload, and the deadline that 90 % of the requests stay within."""
     rows = []
-    for name, trace in study.traces.items():
-        mix = melange.cheapest(
-            study.cloud, study.llm, trace.head(3000), rate_rps, slo=study.target(name)
-        )
+    for name, mix in mixes.items():
         arriving = study.work(name, rate_rps, study.seeds[0])
-        (scales,) = study.scales([simulate(mix.deployment(), arriving, mix.router())], name)
+        run = simulate(mix.deployment(), arriving, mix.router())
         used = ", ".join(f"{n} x {mix.kinds[k].machine.gpu.name}" for k, _, n in mix.used)
-        ninety = scales.smallest("e2e", 0.9)
+        ninety = Scales.of(run, study.unit(name)).smallest("e2e", 0.9)
         rows.append((name, rate_rps, used, mix.usd_per_h, 100 * mix.gap, ninety))
     columns = ["workload", "rate [req/s]", "machines", "price [$/h]", "gap [%]"]
     return pd.DataFrame(rows, columns=[*columns, "E2E scale for 90 %"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import product
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -27,11 +25,13 @@ from hetero.planners.thunderserve.tabu import TabuSettings
 from hetero.simulator import Slo
 from hetero.workload import Trace
 from pipelines.studies.shift_detector import ShiftDetector
-from pipelines.studies.thunderserve import Floats, Scales, ThunderServeStudy
+from pipelines.studies.thunderserve import SCALES, Floats, Scales, ThunderServeStudy
 
 Groups: TypeAlias = list[tuple[Pipeline, Phase]]
 Losses: TypeAlias = dict[tuple[str, str, Policy], Rescheduling]
 """By workload, plan before the loss and policy; what cannot serve is missing."""
+Serve: TypeAlias = Callable[..., pd.DataFrame]
+"""Serves systems with a workload at a rate, and measures their runs."""
 
 POLICIES: Final[tuple[Policy, ...]] = ("none", "light", "full")
 _OF: Final[tuple[Policy, ...]] = ("none", "light", "light", "full")
@@ -63,31 +63,8 @@ def printed_groups(costs: CostModel) -> dict[str, Groups]:
     return {"coding": coding + last, "conversation": talk + last}
 
 
-def losses(study: ThunderServeStudy, rate_rps: float, machine: str = "a6000-2") -> Losses:
-    """A machine is lost, and the service rescheduled by every policy (ThunderServe Fig. 11).
-
-    From ThunderServe's Table 3 only the decode groups on the machine are lost, from the plan of its
-    search all of it. Full rescheduling is that search again.
-    """
-    rescheduled: Losses = {}
-    tabu = TabuSettings(steps=study.tabu_steps)
-    printed_by_name = printed_groups(CostModel(study.cloud, study.llm, study.printed))
-    for name in study.traces:
-        asked, slo = study.demand(name, rate_rps), study.target(name)
-        printed = PhaseService.given(printed_by_name[name], asked, slo, label="Table 3")
-        own = PhaseService.of(study.plan(name, rate_rps, study.seeds[0]), "Algorithm 1")
-        decode = (group for group in printed.in_phase("decode") if group.machines == {machine})
-        lost = frozenset(group.name for group in decode)
-        cases = ((printed, lose_groups(printed, lost)), (own, lose_machine(own, machine)))
-        for (start, change), policy in product(cases, POLICIES):
-            with suppress(InfeasibleError):
-                after = reschedule(start, change, policy, search="tabu", tabu=tabu)
-                rescheduled[name, start.label, policy] = after
-    return rescheduled
-
-
 def steady(
-    study: ThunderServeStudy, rescheduled: Losses, rate_rps: float
+    study: ThunderServeStudy, rescheduled: Losses, rate_rps: float, serve: Serve
 ) -> tuple[pd.DataFrame, dict[tuple[str, str, str], list[Scales]]]:
     """Attainment before and after a loss, and the scales behind it (ThunderServe Fig. 11)."""
     rows, scales = [], {}
@@ -98,9 +75,9 @@ def steady(
                 continue
             change = rescheduled[name, start, policy]
             service = change.before if label == "before" else change.after
-            system = service.deployment, service.router()
-            runs = study.runs(study.each(system), name, rate_rps)
-            scales[name, start, label] = every = study.scales(runs, name)
+            systems = {label: [(service.deployment, service.router())] * len(study.seeds)}
+            served = serve(systems, name, rate_rps, study.latencies(name))
+            scales[name, start, label] = every = list(served[SCALES])
             attained = [one.attained("e2e", [study.plan_scale])[0] for one in every]
             load_s = 0.0 if label == "before" else change.reload_s
             shares = 100 * np.mean(attained), 100 * service.attainment

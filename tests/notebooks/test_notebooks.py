@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from pipelines import run, source
 from pipelines.studies import claims, ledger
 
 NOTEBOOKS = source.notebooks()
+# Those that compare routers and planners: for two calls of studies at least one of the library.
+COMPARING = {"03", "04", "05", "09", "10", "11"}
 
 # Runs before everything else in a copy of the notebook, and notes each file that is opened.
 WATCH = """\
@@ -53,6 +56,25 @@ def test_committed_form(notebook: str) -> None:
     # Without its language the kernel of another machine is not found.
     assert content["metadata"]["kernelspec"]["name"] == "python3"
     assert content["metadata"]["kernelspec"]["language"] == "python"
+
+
+@pytest.mark.parametrize("notebook", [x for x in NOTEBOOKS if x[:2] in COMPARING])
+def test_what_is_compared_is_said_in_the_words_of_the_library(notebook: str) -> None:
+    tree, homes = ast.parse(source.code(source.notebook_path(notebook))), dict[str, str]()
+
+    def called(call: ast.Call) -> str:
+        return homes.get(ast.unparse(call.func).split(".")[0], "").split(".")[0]
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            homes |= {one.asname or one.name: str(node.module) for one in node.names}
+    del homes["ResultFolder"]  # what is kept is no comparison
+    for node in ast.walk(tree):
+        made = node.value if isinstance(node, ast.Assign) else None  # methods count by their class
+        if isinstance(made, ast.Call) and ast.unparse(made.func).split(".")[-1][0].isupper():
+            homes[ast.unparse(node.targets[0])] = called(made)
+    calls = [called(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert 2 * calls.count("hetero") >= calls.count("pipelines") > 0
 
 
 @pytest.mark.slow

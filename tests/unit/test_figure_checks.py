@@ -12,8 +12,6 @@ from pipelines.studies.results import ResultFolder
 def _style():
     mpl.use("agg")
     figures.use_style()
-    yield
-    plt.close("all")
 
 
 def drawn():

@@ -21,8 +21,6 @@ CELLS = pd.DataFrame([[1.0, np.nan], [3.0, 4.0]], index=["a", "b"], columns=["x"
 def _style():
     mpl.use("agg")
     figures.use_style()
-    yield
-    plt.close("all")
 
 
 def test_heat_map_writes_the_values_and_leaves_out_what_is_missing():

@@ -1,6 +1,5 @@
 """Notebook 09: Helix's methods served, plans ranked by what they deliver, and the claims."""
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
@@ -8,15 +7,9 @@ from matplotlib import pyplot as plt
 from pipelines.studies import helix
 from pipelines.studies import helix_serving as hs
 from pipelines.studies.helix_artifact import expected, placement
+from tests import committed
 
 SETTING = "single-24 70B"
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +23,16 @@ def served(study):
     return study.case(cases[f"{SETTING} helix"]) | study.case(cases[f"{SETTING} swarm"])
 
 
+def _told(*names, **given):
+    """What the notebook compares, in little time."""
+    small = {"source": "twin", "raw": False, "window_s": (10.0, 40.0), "online_s": 30.0}
+    small |= {"seeds": [0], "shares": [0.7], "shallow": []}
+    return committed.told("09_helix_serving", *names, **small, **given)
+
+
 @pytest.fixture(scope="module")
-def ranked(study):
-    return study.rank("small-10 30B", [0.7], [])
+def ranked():
+    return _told("effort", "rank")["rank"]("small-10 30B")
 
 
 def test_every_protocol_of_a_case_is_beside_what_the_artifact_prints(served):
@@ -97,13 +97,15 @@ def test_methods_are_drawn_in_a_row(served):
 
 
 def test_a_node_fails_and_every_request_is_accounted_for(study):
-    victim, run = study.failure(placement(f"{SETTING} helix"))
-    assert "a100" in victim.lower()
-    assert sum(run.counts.values()) == len(run.requests)
+    chosen = placement(f"{SETTING} helix")
+    told = _told("victim", "load_tps", "failed", chosen=chosen, study=study)
+    assert "a100" in told["victim"].lower()
+    assert sum(told["failed"].counts.values()) == len(told["failed"].requests)
 
 
-def test_schedulers_and_the_links_that_congest(study):
-    table, links = study.schedulers()
+def test_schedulers_and_the_links_that_congest():
+    table, links = _told("schedule")["schedule"](0)
+    assert list(table["scheduler"].unique()) == list(hs.SCHEDULERS)
     assert len(table) == 8
     assert len(links) == 24
     worst = links.groupby(["cluster", "scheduler"], sort=False)["prompts waited [s]"]

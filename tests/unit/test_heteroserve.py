@@ -6,10 +6,13 @@ import pytest
 
 from hetero import catalog
 from hetero.intervals import interval
+from hetero.workload import synthetic
 from pipelines.studies import heteroserve as hs
-from pipelines.studies.heteroserve import MAIN, PAPER, SETTINGS, SLO, TPS, Study
+from pipelines.studies.heteroserve import MAIN, RATED, SETTINGS, SLO, TPS, Study
+from tests import committed
 
 WEIGHTS_AT_PUBLISHED = SETTINGS[1]
+PAPER = committed.told("05_heteroserve", "paper")["paper"]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,8 @@ def test_limits_of_the_schedulers():
     # Eq. 6 with what section 4.1 prints: ((1 - 0.1) M - 26 GB) over 1,166 tokens of 0.8192 MB.
     assert limits == [int((0.9 * gb - 26) / (1166 * 0.0008192)) for gb in [80] * 6 + [48] * 2]
     assert limits == [48] * 6 + [18] * 2
-    assert hs.as_is(fleet) is fleet
-    scaled = hs.memory_limits(fleet)
+    assert hs.system(RATED, fleet) == (fleet, RATED)
+    scaled, _ = hs.system(PAPER["Capacity-prop."], fleet)
     memory = [replica.gpu.mem_gib for replica in fleet.replicas]
     for replica, gib in zip(scaled.replicas, memory, strict=True):
         assert replica.engine.max_batch == int(max(limits) * gib / max(memory))
@@ -64,15 +67,14 @@ def test_runs_have_a_row_per_setting_scheduler_and_seed(study):
 
 
 def test_schedulers_serve_the_workload_they_are_told(study):
-    runs = []
-    scheduler = {"HeteroServe": PAPER["HeteroServe"]}
+    runs, long = [], (synthetic.Bimodal(long_share=1.0), hs.HETEROSERVE_OUTPUT)
     rows = study.compared(
-        ("calibrated", hs.OWN), scheduler, 20.0, lambda run: runs.append(run) or hs.measured(run),
-        workload=1.0, count=30,
+        ("calibrated", hs.OWN), {"HeteroServe": RATED}, 20.0,
+        lambda run: runs.append(run) or hs.measured(run), workload=long, count=30,
     )  # fmt: skip
     run = runs[0]
     assert [len(one.requests) for one in runs] == [30, 30]
-    assert (study.trace(1.0, 20.0, 0, 30).input_tokens > 2048).all()
+    assert (study.trace(long, 20.0, 0, 30).input_tokens > 2048).all()
     assert rows[SLO][0] == pytest.approx(100 * np.mean(run.ttft_s < 0.5))
     assert hs.load_cov(run) > 0
     served = np.bincount(run.requests["node"], minlength=8)
@@ -82,23 +84,7 @@ def test_schedulers_serve_the_workload_they_are_told(study):
 
 def test_load_factor_1_is_the_saturation_or_what_is_published(study):
     assert study.nominal_rps(WEIGHTS_AT_PUBLISHED) == 49.8
-    assert study.nominal_rps(MAIN) == study.saturated_rps(MAIN[0], "HeteroServe") > 0
-
-
-def test_experiments_vary_what_they_say(study):
-    runs = len(SETTINGS) * len(study.seeds)
-    assert study.windowed(30.0).groupby("scheduler").size().eq(runs).all()
-    assert study.ablation().groupby("scheduler").size().to_dict() == dict.fromkeys(
-        hs.SWITCHES, runs
-    )
-    swept = study.sweeps([0.1], [4.0], [2.0], [2, 5])
-    assert swept["swept"].value_counts().div(runs).to_dict() == {
-        **dict.fromkeys(("K", "K, long to H100"), 2),
-        **dict.fromkeys(("delta", "Q_max", "lambda"), 1),
-    }
-    # Eq. 4 as printed admits every bin everywhere.
-    here = hs.at(swept[swept["swept"] == "K"], MAIN)
-    assert np.ptp(hs.grid(here, "value", TPS), axis=0).tolist() == [0, 0]
+    assert study.nominal_rps(MAIN) == study.saturated_rps(MAIN[0], PAPER["HeteroServe"]) > 0
 
 
 def test_scaling_efficiency_is_per_device_and_seed(study):
@@ -111,7 +97,8 @@ def test_scaling_efficiency_is_per_device_and_seed(study):
 
 def test_contest_is_against_the_best_other_of_each_metric(study):
     rivals = study.runs(PAPER, 1.0, settings=[WEIGHTS_AT_PUBLISHED])
-    rows = study.contest(WEIGHTS_AT_PUBLISHED, rivals, "here", 1.0)
+    modes = committed.told("05_heteroserve", "modes")["modes"]
+    rows = study.contest(WEIGHTS_AT_PUBLISHED, modes, rivals, "here", 1.0)
     assert len(rows) == 6
     assert {row["verdict"] for row in rows} <= {"win", "tie", "loss"}
     best = rivals.groupby("scheduler")[TPS].mean()

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
 from pipelines.studies import heteroserve as hs
 from pipelines.studies import heteroserve_results as results
-from pipelines.studies.heteroserve import ALL, MAIN, OURS, P95, PAPER, SETTINGS, SLO, TPS, Study
+from pipelines.studies.heteroserve import MAIN, P95, SETTINGS, SLO, TPS, Study
+from tests import committed
+
+NAMES = "paper ours readings switched free workloads rivals compared mixed prompts edges swept"
+VALUES = {
+    "loads": [1.0, 2.0], "long_shares": [0.1, 0.9], "margins": [0.05, 0.1, 0.15],
+    "queue_limits": [4.0, 32.0], "dampings": [2.0, 4.0], "bins": [2, 3, 4],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -16,31 +22,19 @@ def study() -> Study:
 
 
 @pytest.fixture(scope="module")
-def runs(study) -> dict[str, pd.DataFrame]:
-    both = PAPER | OURS
-    three = {name: ALL[name] for name in ("Uniform", "HeteroServe", "HeteroServe, long to H100")}
-    shifts = {name: study.runs(both, 0.9, workload=name) for name in ("bimodal", "mean 2,048")}
-    return {
-        "table1": study.runs(ALL, 2.0),  # where routers differ in so short runs
-        "ablation": study.ablation(),
-        "loads": hs.joined({load: study.runs(both, load) for load in (1.0, 2.0)}, "factor"),
-        "workloads": hs.joined(shifts, "workload"),
-        "shares": hs.joined({x: study.runs(three, 0.9, workload=x) for x in (0.1, 0.9)}, "share"),
-        "sweeps": study.sweeps([0.05, 0.1, 0.15], [4.0, 32.0], [2.0, 4.0], [2, 3, 4]),
-        "sizes": study.by_size({name: ALL[name] for name in ("Uniform", "HeteroServe")}, (4, 8)),
-        "mixes": hs.joined({mix: study.runs(both) for mix in hs.MIXES}, "mix"),
-    }
+def told(study):
+    """What the notebook compares, and what comes of it in few requests."""
+    return committed.told("05_heteroserve", *NAMES.split(), "scaled", "runs", study=study, **VALUES)
+
+
+@pytest.fixture(scope="module")
+def runs(told) -> dict[str, pd.DataFrame]:
+    return told["runs"]
 
 
 @pytest.fixture(scope="module")
 def by_setting(runs) -> dict[hs.Setting, dict[str, results.Value]]:
     return {setting: results.claim_values(setting, runs) for setting in SETTINGS}
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 def test_the_published_table_1():
@@ -92,8 +86,10 @@ def test_survival_counts_the_settings_that_reproduce(by_setting):
     assert sum(bar.get_width() for bar in fig.axes[0].patches) == 4 * len(table)
 
 
-def test_notes_tell_reasons_and_the_other_settings(study, runs, by_setting):
-    reasons = results.reasons(study, runs, hs.with_intervals(study.windowed(10.0)))
+def test_notes_tell_reasons_and_the_other_settings(study, told, runs, by_setting):
+    paper = told["paper"]
+    windowed = hs.with_intervals(study.windowed(paper, 10.0))
+    reasons = results.reasons(study, paper["Latency-Aware"], runs, windowed)
     assert reasons["heteroserve-8"].startswith("Eq. 4 as printed admits every bin")
     assert reasons["heteroserve-24c"] == reasons["heteroserve-24a"] != ""
     assert reasons["heteroserve-31b"] == ""
@@ -109,29 +105,19 @@ def test_flips(runs):
     assert row["as printed [%]"] / 100 == pytest.approx(2 * s / (1 - s))
 
 
-def test_figures_have_a_panel_per_metric_or_setting(study, runs):
-    fig = results.compared(runs["table1"], list(PAPER), list(hs.READINGS), results.table1(), 6.4)
+def test_figures_have_a_panel_per_metric_or_setting(study, told, runs):
+    paper, both = told["paper"], told["paper"] | told["ours"]
+    fig = results.compared(runs["table1"], [*paper], [*told["readings"]], results.table1(), 6.4)
     titles = [axis.get_title() for axis in fig.axes]
     assert titles == ["Throughput", "SLO attainment", "P95 TTFT", "Beside the paper", "", ""]
     assert fig.axes[2].get_xscale() == "log"
     # The paper's schedulers as bars in its order, with what Table 1 prints.
-    assert [tick.get_text() for tick in fig.axes[0].get_yticklabels()] == list(PAPER)
-    means = [hs.values(hs.at(runs["table1"], MAIN), TPS, scheduler=x).mean() for x in PAPER]
+    assert [tick.get_text() for tick in fig.axes[0].get_yticklabels()] == list(paper)
+    means = [hs.values(hs.at(runs["table1"], MAIN), TPS, scheduler=x).mean() for x in paper]
     assert [bar.get_width() for bar in fig.axes[0].patches] == pytest.approx(means)
     (published,) = [line for line in fig.axes[0].lines if line.get_label() == "published"]
     assert list(published.get_xdata()) == list(results.table1()[TPS].values())
-    fig = results.first_tokens(study, (MAIN, SETTINGS[2]))
-    assert len(fig.axes[0].lines) == len(PAPER | OURS) + 1
-    drawn = {
-        results.over_load: ("loads", 2, "load [% of the own saturation]"),
-        results.over_workloads: ("workloads", 4, ""),
-        results.over_parameters: ("sweeps", 4, "length bins K, long to H100"),
-        results.over_sizes: ("sizes", 4, "devices"),
-        results.over_mixes: ("mixes", 2, "tokens per $ [millions]"),
-    }
-    for draw, (name, panels, label) in drawn.items():
-        fig = draw(runs[name])
-        assert len(fig.axes) == panels
-        assert fig.axes[-1].get_xlabel() == label
+    fig = results.first_tokens(study, both, (MAIN, SETTINGS[2]))
+    assert len(fig.axes[0].lines) == len(both) + 1
     fig = results.over_shares(runs["shares"], ("HeteroServe", "HeteroServe, long to H100"))
     assert [axis.get_title() for axis in fig.axes] == ["HeteroServe", "HeteroServe, long to H100"]

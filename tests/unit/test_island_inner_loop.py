@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -29,12 +28,6 @@ def evaluated(solved):
     return {
         name: evaluate(solved["thesis", name].plan, single.rates(LAYOUTS[name])) for name in "ab"
     }
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 def test_oddities_change_what_a_model_with_them_mended_says():

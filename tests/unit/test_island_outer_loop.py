@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,12 +26,6 @@ def models() -> dict[tuple[str, str], IslandModel]:
         ("code", reading): IslandModel.of_trace(trace, 3200, reading=READINGS[reading])
         for reading in ("thesis", "fitting")
     }
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 PRINTED = Deviations(tau=0.5, weight=1.0)

@@ -1,22 +1,13 @@
 """Notebook 08: flows, sizes, our plans and simulated placements of Helix's clusters."""
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
 
 from hetero.placement import FlowNetwork
 from hetero.planners.helix import search
 from pipelines.studies import layer_placement as lp
 from pipelines.studies.helix_artifact import problem
 from pipelines.studies.placement_examples import two_regions
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,31 +1,23 @@
 """Notebook 10: prices, batching, bandwidth and ratios of replicas."""
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib import pyplot as plt
 
-from hetero import cluster, workload
+from hetero import catalog, cluster, workload
+from hetero.simulator import metrics, simulate
 from pipelines.studies import phase_splitting as ps
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    mpl.use("agg")
-    yield
-    plt.close("all")
+from tests import committed
 
 
 @pytest.fixture(scope="module")
-def traces():
+def told():
+    """What the notebook compares, for few requests."""
     codes = {"coding": "azure2023_code", "conversation": "azure2023_conv"}
-    return {name: workload.load(key).head(300) for name, key in codes.items()}
-
-
-@pytest.fixture(scope="module")
-def study(traces):
-    return ps.PhaseStudy(traces, requests=10, seeds=[0, 1], slo_scale=8.0)
+    traces = {name: workload.load(key).head(300) for name, key in codes.items()}
+    names = "bar llm divide draw serve thrown fig6 fig6_mean best6 attained fig14"
+    given = {"traces": traces, "requests": 10, "seeds": [0, 1], "slo_scale": 8.0, "loads": [0.5]}
+    return committed.told("10_phase_splitting", *names.split(), output="none", **given)
 
 
 def _planned() -> pd.DataFrame:
@@ -81,14 +73,13 @@ def test_bandwidth_has_a_cell_for_every_pair_of_gpus():
     assert fig.axes[1].collections[0].get_array().size == 64
 
 
-def test_every_division_of_the_replicas_is_simulated(study):
-    advanced = []
-    table = ps.mean_over_seeds(
-        study.throughput(advanced.append), ["GPUs", "workload"], ps.TPS, "requests/s"
-    )
+def test_every_division_of_the_replicas_is_simulated(told):
+    table = told["fig6_mean"]
     assert len(table) == 2 * (3 + 5 + 7)
-    assert sum(advanced) == 6
     assert (table["prefill replicas"] + table["decode replicas"] == table["GPUs"] // 2).all()
+    made = told["divide"](8, "coding", 1, 100.0)
+    run = simulate(made.deployment(), told["draw"]("coding", np.inf, 0), made.router())
+    assert told["fig6"][ps.TPS].iloc[0] == metrics(run).total_tps
     drawn = [
         [len(line.get_xdata()) for line in axis.lines if len(line.get_xdata())]
         for axis in ps.throughput_curves(table).axes
@@ -96,9 +87,9 @@ def test_every_division_of_the_replicas_is_simulated(study):
     assert drawn == [[3, 3], [5, 5], [7, 7]]
 
 
-def test_claims_rank_the_workloads_by_their_best_division(study):
+def test_claims_rank_the_workloads_by_their_best_division(told):
     prices, (prefill, decode) = ps.prices(), ps.batching()
-    table = study.attainment({"coding": 1.0, "conversation": 1.0}, [0.5], lambda _: None)
+    table = told["fig14"]
     assert len(table) == 2 * 7 * 2
     assert table["attainment [%]"].between(0, 100).all()
     means = ps.mean_over_seeds(table, ["workload", "load"], "attainment [%]", "estimated [%]")
@@ -122,11 +113,12 @@ def test_claims_rank_the_workloads_by_their_best_division(study):
     assert "3:5 for coding" in rows[-1]["note"]
 
 
-def test_plans_and_the_conclusions_that_hold(traces):
-    study = ps.PhaseStudy({"coding": traces["coding"]}, 10, [0], slo_scale=8.0)
-    plans = study.plans([1], 6.0, 0, lambda _: None)
-    assert list(plans["figures"]) == ["printed", "corrected"]
-    assert (plans["prefill replicas"] >= 1).all()
+def test_plans_and_the_conclusions_that_hold(told):
+    fleet = cluster.cluster("thunderserve-a5000-8")
+    printed = ps.read(fleet, "printed").machines[0].gpu
+    assert printed == catalog.gpu("RTX-A5000", preset="thunderserve") != fleet.machines[0].gpu
+    plans = ps.plan_table({("printed", 1, "coding"): told["divide"](8, "coding", 1, 1.0)}, ["A40"])
+    assert plans[["prefill replicas", "decode replicas"]].to_numpy().tolist() == [[1, 3]]
     table = ps.conclusions(ps.prices(), _planned()).set_index("conclusion")
     assert (table.loc["plans put most A40 on prefill"] == "yes").all()
     assert (table.loc["coding plans have the larger share of prefill replicas"] == "yes").all()

@@ -1,6 +1,5 @@
 from functools import partial
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -47,7 +46,6 @@ def test_readings_hold_every_choice_and_draw_the_paper_s(estimate, samples):
     bars = figure.axes[0].containers
     assert len(bars) == 4  # two formulas of two samples
     assert [bar.get_height() for bar in bars[0]] == pytest.approx(here)
-    plt.close(figure)
 
 
 def search_tps(estimate, sample):
@@ -79,7 +77,6 @@ def test_equal_work_ends_together_and_is_drawn_by_instance(estimate, machine, mo
     figure = study.simulated_figure(table, estimated)
     # One bar per instance and link.
     assert len(figure.axes[2].patches) == 2 * (8 + 4 + 2 + 1)
-    plt.close(figure)
 
 
 def test_degrees_are_ordered_by_throughput_and_ties_by_degree():
@@ -96,7 +93,6 @@ def test_sensitivity_ranks_every_setting_and_marks_the_published_order(estimate,
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert len(texts) == len(table)
     assert texts[0] == "2>4>1>8 *"
-    plt.close(figure)
 
 
 def test_a_map_of_settings_takes_its_words_from_the_table():
@@ -118,4 +114,3 @@ def test_a_map_of_settings_takes_its_words_from_the_table():
         "PCIe 3, grouped",
     ]
     assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0.3 ms\ninputs x 1"]
-    plt.close(figure)

@@ -2,27 +2,19 @@
 
 from dataclasses import replace
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
 
 from hetero import catalog, cluster, workload
 from hetero.costs.cost import CostSettings
-from hetero.planners.thunderserve.tabu import TabuSettings
+from hetero.planners.baselines import melange
 from pipelines.studies import thunderserve as ts
 from pipelines.studies import thunderserve_changes as changes
 from pipelines.studies import thunderserve_claims as claims
 from pipelines.studies import thunderserve_figures as pictures
+from tests import committed
 
 RATE = 3.0
-
-
-@pytest.fixture(autouse=True)
-def _closed():
-    mpl.use("agg")
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -37,42 +29,25 @@ def study():
         requests=20,
         plan_scale=5.0,
         settings=CostSettings(max_stages=2),
-        steps=TabuSettings(steps=0),
         tabu_steps=1,
     )
 
 
 @pytest.fixture(scope="module")
-def searched(study):
-    return {name: [study.plan(name, RATE, seed) for seed in study.seeds] for name in study.traces}
+def told(study):
+    """What the notebook compares, and what comes of it in few requests and steps."""
+    names = (
+        "slo systems plans planned searched serve scales overloaded lose losses variants without"
+    )
+    small = {"rates_rps": [RATE], "middle": RATE, "loss_rate_rps": RATE, "seeds": study.seeds}
+    small |= {"tabu_steps": 1, "search_steps": 0, "hexgen_generations": 1, "output": "none"}
+    given = {"study": study, "traces": study.traces} | small
+    return committed.told("11_thunderserve", *names.split(), "thrown", "ablation", **given)
 
 
 @pytest.fixture(scope="module")
-def plans(searched):
-    return {name: made[0] for name, made in searched.items()}
-
-
-@pytest.fixture(scope="module")
-def planned(study, searched):
-    plans = {(name, RATE): made for name, made in searched.items()}
-    ours = {(name, RATE): study.ours(name, RATE) for name in searched}
-    return {
-        key: systems
-        for name in searched
-        for key, systems in ts.systems(study, name, RATE, plans, ours, 1).items()
-    }
-
-
-@pytest.fixture(scope="module")
-def scales(study, planned):
-    return {
-        key: study.scales(study.runs(made, key[0], RATE), key[0]) for key, made in planned.items()
-    }
-
-
-@pytest.fixture(scope="module")
-def losses(study):
-    return changes.losses(study, RATE)
+def plans(told):
+    return {name: made[0] for name, made in told["searched"].items()}
 
 
 def _values(rows):
@@ -85,15 +60,15 @@ def test_a_workload_and_its_target(study):
     assert len(study.work("coding", RATE, 0)) == 20
 
 
-def test_plans_of_every_system_use_their_own_gpus(study, searched, plans, planned):
-    table = ts.replicas(planned, study.seeds)
-    assert len(table) == 2 * len(planned)
+def test_plans_of_every_system_use_their_own_gpus(study, plans, told):
+    table = ts.replicas(told["planned"], study.seeds)
+    assert len(table) == 2 * len(told["planned"])
     table = table[table["seed"] == 0].set_index(["workload", "system"])
     assert set(table.loc["coding"].index) == set(ts.SYSTEMS)
     assert table.loc[("coding", "vLLM"), "replicas for both"] == 4
     assert table.loc["coding"].loc["DistServe"][["prefill replicas", "decode replicas"]].sum() == 4
     assert table.loc[("coding", "ThunderServe"), "prefill replicas"] == len(plans["coding"].prefill)
-    for group in (one for made in searched["coding"] for one in made.prefill + made.decode):
+    for group in (one for made in told["searched"]["coding"] for one in made.prefill + made.decode):
         assert group.gpus <= 4
         assert len({stage.gpus for stage in group.stages}) == 1
     words = ts.configurations({("coding", "ours"): plans["coding"]})
@@ -103,8 +78,8 @@ def test_plans_of_every_system_use_their_own_gpus(study, searched, plans, planne
     shares = ts.gpu_phases({("coding", "data sheets"): made})
     assert shares["A40 on prefill [%]"][0] == 100 * made.gpu_share("A40")
     assert ts.as_printed(study.cloud).gpus == study.cloud.gpus
-    rows = _values(claims.plans(searched, plans, RATE, 5.0))
-    every = [len(one.prefill) + len(one.decode) for one in searched["coding"]]
+    rows = _values(claims.plans(told["searched"], plans, RATE, 5.0))
+    every = [len(one.prefill) + len(one.decode) for one in told["searched"]["coding"]]
     assert rows["8c"] == pytest.approx(np.mean(every))
     assert set(rows["8a"].replace(">=", ">").split(">")) == {"prefill", "decode"}
 
@@ -121,7 +96,8 @@ def test_pictures_of_plans(plans):
     assert len(pictures.orchestration(plans).axes) == 2
 
 
-def test_attainment_and_the_smallest_deadlines(scales):
+def test_attainment_and_the_smallest_deadlines(told):
+    scales = told["scales"]
     mean = ts.mean_attained(scales["coding", RATE, "vLLM"])
     assert (np.diff(mean) >= 0).all()
     table = ts.smallest_scales(scales, [0, 1])
@@ -141,8 +117,8 @@ def test_attainment_and_the_smallest_deadlines(scales):
     assert 0 <= rows["26"] <= 100
 
 
-def test_throughput_under_overload(study, planned):
-    table = ts.overload(study, planned, RATE)
+def test_throughput_under_overload(told):
+    table = told["overloaded"]
     assert (table[ts.TPS] > 0).all()
     axis = pictures.throughput(table).axes[0]
     assert axis.get_title(loc="left") + axis.get_title() == "coding"
@@ -156,8 +132,8 @@ def test_throughput_under_overload(study, planned):
     assert _values(rows)["19a"] >= max(_values(rows)[key] for key in ("4a", "4b", "5a", "5b"))
 
 
-def test_searches_converge_on_parts_of_the_cloud(study, searched):
-    curves = ts.convergence(study, searched, RATE)
+def test_searches_converge_on_parts_of_the_cloud(study, told):
+    curves = ts.convergence(study, told["searched"], RATE)
     assert {size for _, size in curves} == {16, 24, 32}
     assert {best.shape for best in curves.values()} == {(2, 2)}
     assert all((np.diff(best) >= 0).all() for best in curves.values())
@@ -176,11 +152,11 @@ def test_table_3_has_the_printed_groups(study):
     assert sum(gpus) == 32
 
 
-def test_a_lost_machine_and_the_policies(study, losses):
-    light = losses["coding", "Table 3", "light"]
+def test_a_lost_machine_and_the_policies(study, told):
+    light = told["losses"]["coding", "Table 3", "light"]
     assert light.before.ratio == (8, 4)
     assert sum(light.after.ratio) == 10
-    table, steady = changes.steady(study, losses, RATE)
+    table, steady = changes.steady(study, told["losses"], RATE, told["serve"])
     assert len(table) == len(steady)
     assert table[changes.ATTAINED].between(0, 100).all()
     fig = pictures.losses(steady)
@@ -194,25 +170,24 @@ def test_a_lost_machine_and_the_policies(study, losses):
     assert changes.recorded_s("no such key") is None
 
 
-def test_no_request_of_an_episode_is_lost(study, losses):
-    table, played = changes.episodes(study, losses, RATE, 5.0)
+def test_no_request_of_an_episode_is_lost(study, told):
+    table, played = changes.episodes(study, told["losses"], RATE, 5.0)
     assert (table["lost"] == 0).all()
     assert len(table) == len(played)
     assert len(pictures.episodes(played, 5.0).axes) == 2
 
 
-def test_every_loss_has_a_plan_or_a_reason(study, losses):
+def test_every_loss_has_a_plan_or_a_reason(study, told):
     small = replace(study, cloud=replace(study.cloud, machines=study.cloud.machines[:1]))
-    table = changes.every_loss(small, losses, ["conversation"], RATE, steps=0)
-    service = losses["conversation", "Algorithm 1", "full"].before
+    table = changes.every_loss(small, told["losses"], ["conversation"], RATE, steps=0)
+    service = told["losses"]["conversation", "Algorithm 1", "full"].before
     assert len(table) == len(service.groups) + 1 + 3
     assert table["light: prefill:decode"].notna().all()
     assert (table["full: requests lost"].dropna() == 0).all()
 
 
-def test_parts_switched_off_one_by_one(study, searched, plans):
-    table, scales = ts.ablation(study, searched, RATE)
-    assert list(ts.variants(plans["coding"])) == list(table["system"].unique())
+def test_parts_switched_off_one_by_one(told):
+    table, scales = told["ablation"], told["ablation_scales"]
     top, _, bottom, _ = pictures.ablation(table, scales).axes
     assert len(top.lines) == 4
     assert [text.get_text() for text in bottom.get_yticklabels()] == list(
@@ -255,10 +230,10 @@ def test_kv_caches_take_a_larger_share_with_more_bits():
     assert axis.get_ylabel() == "KV transfer [% of the time]"
 
 
-def test_arrivals_of_the_trace_beside_poisson_ones(study, planned, scales):
-    table, own = ts.arrivals(study, planned, RATE)
+def test_arrivals_of_the_trace_beside_poisson_ones(study, told):
+    table, own = ts.arrivals(study, told["planned"], RATE)
     assert len(table) == 2 * 4 * 2
-    fig = pictures.arrivals(scales, own, RATE)
+    fig = pictures.arrivals(told["scales"], own, RATE)
     assert [len(axis.lines) for axis in fig.axes] == [8, 8]
 
 
@@ -270,13 +245,15 @@ def test_a_shift_is_noticed_and_counted(study, plans):
 
 
 def test_the_cheapest_mix_costs_less_than_the_cloud(study):
-    table = ts.cheapest_mixes(study, RATE)
+    whole = study.traces["coding"], RATE
+    mix = melange.cheapest(study.cloud, study.llm, *whole, slo=study.target("coding"))
+    table = ts.mix_table(study, {"coding": mix}, RATE)
     assert (table["price [$/h]"] <= study.cloud.usd_per_h).all()
 
 
-def test_claims_of_replicas(study, planned, losses):
-    table = ts.replicas(planned, study.seeds)
-    rows = _values(claims.replicas(table, losses, RATE))
-    light = losses["coding", "Table 3", "light"]
+def test_claims_of_replicas(study, told):
+    table = ts.replicas(told["planned"], study.seeds)
+    rows = _values(claims.replicas(table, told["losses"], RATE))
+    light = told["losses"]["coding", "Table 3", "light"]
     assert rows["22a"] <= len(light.turned)
     assert "27" not in rows
