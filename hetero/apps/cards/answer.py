@@ -48,6 +48,7 @@ from hetero.apps.cards.sensitivity import changes
 from hetero.catalog import EngineName, Llm, gpus
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
+from hetero.comparison import footing
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
@@ -60,7 +61,7 @@ from hetero.question import Question, drawable, judged, step_error
 from hetero.search.planners import planners
 from hetero.search.portfolio import ask
 from hetero.simulator import Slo
-from hetero.simulator.sustained import Arrivals
+from hetero.simulator.sustained import Arrivals, came
 from hetero.simulator.uncertainty import Rule
 from hetero.workload import Trace, TraceSource
 
@@ -438,8 +439,11 @@ def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) ->
     needed = f", {100 * seen.needed:.1f} % of them within the targets to show {100 * load.goal:g} %"
     needed = needed if seen.needed > load.goal else ""
     more = "Burstier traces need more." if load.process == "poisson" else ""
+    replicas = plan.deployment.replicas if plan.deployment is not None else ()
+    seeds = range(question.seed, question.seed + effort.seeds)
     return (
-        f"Goodput is the largest rate that is sustained with {load.arriving}: at {rate_rps:.4g} "
+        f"{footing(replicas, came(load.trace, load.process), seeds)} "
+        f"Goodput is the largest rate that is sustained: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
         f"beginning and end cut{needed}, {effort.seeds} seeds and {effort.draws} draws of step "
         f"times, to {100 * effort.precision:g} %. {more}"

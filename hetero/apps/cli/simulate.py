@@ -151,6 +151,7 @@ def simulate(
     """
     from hetero import catalog
     from hetero import cluster as clusters
+    from hetero.comparison import footing
     from hetero.engines import EngineSpec, replicated
     from hetero.errors import CatalogError, DataError, require
     from hetero.plans import Plan
@@ -283,6 +284,8 @@ def simulate(
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
         about = steps_of = deployment.replicas[0].engine.batching
+    every = served.deployment.replicas if served.deployment is not None else ()
+    notes.append(footing(every, f"{came}, requests in their order", [seed]))
     found, frames, runs = [], [], []
     sample_s = None
     if figures is not None:
@@ -429,7 +432,7 @@ def _table(title: str, found: list[tuple[str, Metrics]], notes: list[str]) -> Ta
     ]
     if any(one.attainment for _, one in found):
         columns.append(of("SLO met", "%", lambda one: 100 * one.attainment["joint"], 3))
-        columns.append(of("goodput", "req/s", lambda one: one.goodput_rps, 3))
+        columns.append(of("within targets", "req/s", lambda one: one.within_targets_rps, 3))
     if any(one.usd_per_mtok is not None for _, one in found):
         columns.append(of("cost", "$/10^6 tokens", lambda one: one.usd_per_mtok, 3))
     return Table.of(title, columns, found, *notes)
