@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from hetero.deployment import Deployment
+from hetero.deployment import Deployment, Replica
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError, require
 from hetero.intervals import interval, ranking
@@ -123,8 +123,11 @@ def measured(run: Run, slo: Slo | None = None) -> dict[str, float]:
     """Metrics of a whole run, see :mod:`hetero.simulator.metrics`; those of targets come first."""
     seen = metrics(run, slo)
     found: dict[str, float] = {}
-    if seen.goodput_rps is not None:
-        found = {"attainment": seen.attainment["joint"], "within_targets_rps": seen.goodput_rps}
+    if seen.within_targets_rps is not None:
+        found = {
+            "attainment": seen.attainment["joint"],
+            "within_targets_rps": seen.within_targets_rps,
+        }
     for kind in ("ttft", "tpot", "e2e"):
         found[f"{kind}_mean_s"] = seen.means[f"{kind}_s"]
         found |= {f"{kind}_p{p}_s": seen.percentiles[f"{kind}_s"][p] for p in (50, 95, 99)}
@@ -229,12 +232,21 @@ def compare(
 
     rows = [row for part in joblib.Parallel(n_jobs=jobs)(calls()) for row in part]
     every = (one for _, served, *_ in grid for one in getattr(served, "replicas", ()))
-    ways = dict.fromkeys(f"{r.engine.batching}, {r.engine.admission} admission" for r in every)
+    return Comparison(pd.DataFrame(rows), footing(every, came, numbers, predictor))
+
+
+def footing(
+    replicas: Iterable[Replica],
+    came: str,
+    seeds: Iterable[int],
+    predictor: Predictor | None = None,
+) -> str:
+    """Predictor, engine, arrivals, order of the requests and seeds in a line."""
+    ways = dict.fromkeys(f"{r.engine.batching}, {r.engine.admission} admission" for r in replicas)
     told, engine = predictor or DEFAULT, " or ".join(ways) or "layers over a network"
     truth = ", the true lengths" if isinstance(told, Oracle) else ""
-    numbered = ", ".join(map(str, numbers))
-    note = f"Predictor {told}{truth}; engine {engine}; {came}; seeds {numbered}."
-    return Comparison(pd.DataFrame(rows), note)
+    numbered = ", ".join(map(str, seeds))
+    return f"Predictor {told}{truth}; engine {engine}; {came}; seeds {numbered}."
 
 
 def _play(

@@ -21,7 +21,7 @@ from hetero.encoding import Decoder, Encoder, EncodingError
 from hetero.errors import DataError
 from hetero.files import writing
 from hetero.placement import FlowNetwork, Placement
-from hetero.routers import Builtin
+from hetero.routers import Builtin, Predictor
 from hetero.routers.pipelines import PipelineRouter
 from hetero.simulator import Event, simulate
 from hetero.simulator.pipelines import simulate_pipelines
@@ -190,14 +190,15 @@ class Plan(Shown):
         events: Sequence[Event] = (),
         progress: Callable[[int], None] | None = None,
         watch: Watch | None = None,
+        predictor: Predictor | None = None,
     ) -> Run:
         """What becomes of every request of a trace, arrivals as they are.
 
         Parameters
         ----------
         seed
-            Of the draws of the router.
-        sample_s, events, progress, watch
+            Of the draws of the router and of the predictor.
+        sample_s, events, progress, watch, predictor
             For plans of replicas, see :func:`hetero.simulator.simulate`.
         """
         if isinstance(self.serving, Deployment):
@@ -211,6 +212,7 @@ class Plan(Shown):
                 sample_s=sample_s,
                 progress=progress,
                 watch=watch,
+                predictor=predictor,
             )
         assert isinstance(self.router, PipelineRouter)
         return simulate_pipelines(

@@ -23,7 +23,7 @@ from hetero.catalog import EngineName, Gpu, Llm
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
 from hetero.display import Shown, Table
-from hetero.engines import PAPERS, EngineSpec
+from hetero.engines import EngineSpec
 from hetero.errors import CatalogError, ParameterError, require, require_positive
 from hetero.latency.calibration.expected import (
     StepError,
@@ -454,7 +454,7 @@ class Question(Shown):
     drawn_from
         Requests that ``trace`` was drawn from, by which plans are judged; None where it was not.
     engine
-        Engine that has to be able to run the plan; by default what the papers' systems do.
+        Engine that has to be able to run the plan; by default vLLM as it starts.
     kv_transfer_bits
         Bits per value in which KV caches may travel; None for what the engine sends.
     process
@@ -473,7 +473,7 @@ class Question(Shown):
     least_s: float = 60.0
     seed: int = 0
     drawn_from: Trace | None = None
-    engine: EngineSpec = PAPERS
+    engine: EngineSpec = field(default_factory=EngineSpec)
     kv_transfer_bits: Bits | None = None
     process: Arrivals = "poisson"
     split: bool = True

@@ -68,6 +68,8 @@ class Ask:
     :data_parallel_size: Ranks of an engine, of --degree GPUs with own attention.
     :router: Router, once or several times; by default round-robin, least-tokens, power-of-two and
         hetero, or that of the plan card; or one of your own, as module:Class.
+    :predictor: What routers believe of the lengths of outputs: a 'guess' of the workload's mean and
+        spread, or the 'oracle' that knows them.
     :rate: Mean request rate [requests/s]; 'inf' sends all at once.
     :arrivals: How requests come: 'poisson', 'scaled' (the trace's own bursts, stretched to the
         rate) or 'trace' (its own bursts at its own rate); by default scaled for your own trace file
@@ -154,6 +156,7 @@ class Ask:
     enable_expert_parallel: bool = False
     data_parallel_size: int = _how(1, min=1)
     router: Any = _how(None, type=list[str])
+    predictor: str = _how("guess", kind="hetero.routers.predictors:PREDICTORS")
     rate: Any = _how(None, type=float)
     arrivals: str | None = _how(None, kind="hetero.apps.ask:ARRIVALS")
     clients: int | None = _how(None, min=1)
@@ -489,7 +492,7 @@ SEVERAL = words(
 )
 SIMULATE = words(
     "cluster model trace source columns degree enable_expert_parallel data_parallel_size router "
-    f"rate arrivals clients think requests slo classes batching max_batch chunk {_CACHE} memory "
+    f"predictor rate arrivals clients think requests slo classes batching max_batch chunk {_CACHE} memory "
     "kv_tokens precision kv_precision engine steps seed seeds figures",
     cluster={
         "default": REQUIRED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -32,10 +33,6 @@ class Oracle:
         return np.maximum(trace.output_tokens, 1)
 
 
-DEFAULT: Final[Predictor] = Oracle()
-"""What is believed where nobody says."""
-
-
 @dataclass(frozen=True, slots=True)
 class Normal:
     """Independent normal draws with the mean and deviation of a sample (Xiong et al., 5.2).
@@ -55,6 +52,14 @@ class Normal:
         known = rng.choice(trace.output_tokens, min(self.sample, len(trace)), replace=False)
         draws = rng.normal(known.mean(), known.std(), len(trace))
         return np.maximum(np.rint(draws), 1).astype(np.int32)
+
+
+DEFAULT: Final[Predictor] = Normal()
+"""What is believed where nobody says: what a dispatcher has, and not the truth."""
+
+
+PREDICTORS: Final[Mapping[str, Predictor]] = {"guess": DEFAULT, "oracle": Oracle()}
+"""By the names that are typed."""
 
 
 @dataclass(frozen=True, slots=True)

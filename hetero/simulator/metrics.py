@@ -14,7 +14,7 @@ Throughput
     Tokens (inputs, outputs, both) or requests finished inside the window, over its length.
 SLO attainment
     Share of the requests that arrived inside the window and met a target; rejected ones did not.
-Goodput
+Requests within targets
     Requests per second that arrived inside the window and met every target.
 Imbalance
     Largest over smallest completion time of the replicas.
@@ -124,7 +124,7 @@ class Metrics(Shown):
     input_tps: float
     output_tps: float
     requests_per_s: float
-    goodput_rps: float | None
+    within_targets_rps: float | None
     attainment: dict[str, float]
     percentiles: dict[str, dict[int, float]]
     means: dict[str, float]
@@ -157,8 +157,8 @@ class Metrics(Shown):
         rows += percentile_rows(self.percentiles)
         for key, share in self.attainment.items():
             rows.append((f"SLO attainment, {key}", 100 * share, "%"))
-        if self.goodput_rps is not None:
-            rows.append(("goodput", self.goodput_rps, "requests/s"))
+        if self.within_targets_rps is not None:
+            rows.append(("requests within targets", self.within_targets_rps, "requests/s"))
         rows += [
             ("completion imbalance", self.imbalance, "largest/smallest"),
             ("mean utilisation", 100 * self.utilisation, "%"),
@@ -191,7 +191,7 @@ def metrics(
     Parameters
     ----------
     slo
-        Targets for attainment and goodput.
+        Targets for attainment, and for requests within them per second.
     warmup_s, until_s
         Window, counted from the first arrival [s]; by default the whole run.
     priority
@@ -219,7 +219,7 @@ def metrics(
     percentiles = {key: _percentiles(value[arrived]) for key, value in values.items()}
     percentiles["gap_s"] = _gap_percentiles(run)
     means = {key: _mean(value[arrived]) for key, value in values.items()}
-    attainment, goodput = _attainment(slo, values, arrived, length)
+    attainment, within = _attainment(slo, values, arrived, length)
     ends = run.completion_s()
     ends = ends[np.isfinite(ends)]
     hourly = run.deployment.usd_per_h
@@ -236,7 +236,7 @@ def metrics(
         input_tps=input_tps,
         output_tps=output_tps,
         requests_per_s=float(inside.sum()) / length,
-        goodput_rps=goodput,
+        within_targets_rps=within,
         attainment=attainment,
         percentiles=percentiles,
         means=means,

@@ -76,8 +76,8 @@ def simulate(
     events
         Failures, recoveries and drains.
     predictor
-        What the dispatcher (and ``"predicted"`` admission) believes about outputs; by default
-        the truth.
+        What the dispatcher (and ``"predicted"`` admission) believes about outputs: by default a
+        normal guess of the workload's mean and spread; ``Oracle()`` for the truth.
     seed
         Of the router's and the predictor's random draws.
     sample_s

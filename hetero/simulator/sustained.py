@@ -267,6 +267,14 @@ def arrivals(
     return _ordered(trace, count, seed).poisson(rate_rps, stream(seed, "arrivals"))
 
 
+def came(trace: Trace, kind: Arrivals = "poisson") -> str:
+    """Arrivals and order of the requests in words, see :func:`arrivals`."""
+    if kind == "scaled":
+        return f"{ARRIVING[kind]}, requests in their order"
+    kept = "their order" if trace.prefix_ids is not None else "an order of each seed's own"
+    return f"{ARRIVING[kind]}, requests in {kept}"
+
+
 @lru_cache(maxsize=64)  # searches ask for the same requests at many rates
 def _ordered(trace: Trace, count: int, seed: int) -> Trace:
     """So many requests in a seed's order, see :func:`arrivals`."""

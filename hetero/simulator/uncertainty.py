@@ -287,10 +287,10 @@ def robust(
 def served(
     router: Builtin | Router, trace: Trace, slo: Slo | None = None, *, seed: int = 0
 ) -> Callable[[Deployment], Mapping[str, float]]:
-    """Judge deployments by serving a trace: throughput, goodput, P95 TTFT and cost.
+    """Judge deployments by serving a trace: throughput, requests within targets, P95 TTFT and cost.
 
-    The measures are ``throughput [tokens/s]``, ``goodput [requests/s]`` (with targets), ``P95 TTFT
-    [s]`` and ``cost [$/Mtok]`` (where every GPU has a price).
+    The measures are ``throughput [tokens/s]``, ``within targets [requests/s]`` (with
+    targets), ``P95 TTFT [s]`` and ``cost [$/Mtok]`` (where every GPU has a price).
     """
 
     def evaluate(deployment: Deployment) -> Mapping[str, float]:
@@ -299,8 +299,8 @@ def served(
             "throughput [tokens/s]": seen.total_tps,
             "P95 TTFT [s]": seen.percentiles["ttft_s"][95],
         }
-        if seen.goodput_rps is not None:
-            found["goodput [requests/s]"] = seen.goodput_rps
+        if seen.within_targets_rps is not None:
+            found["within targets [requests/s]"] = seen.within_targets_rps
         if seen.usd_per_mtok is not None:
             found["cost [$/Mtok]"] = seen.usd_per_mtok
         return found

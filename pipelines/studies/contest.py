@@ -21,6 +21,7 @@ from hetero.apps.export.service import Service
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.cluster.fleets import AS, fleet
+from hetero.engines import PAPERS
 from hetero.errors import ExportError, HeteroError, InfeasibleError, require, require_positive
 from hetero.latency import for_gpu
 from hetero.planners.base import Planner
@@ -175,7 +176,9 @@ def case_of(match: Match, rules: Rules) -> Question:
     few = whole.sample(min(_SAMPLED, len(whole)), stream(0, "arena"))
     slo = targets(mixed, llm, few, rules.slo_scale)
     span_s = max(rules.span_s, _SPANS * (slo.ttft_s or 0.0))
-    asked = Question(cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0])
+    asked = Question(
+        cluster, llm, few, 1.0, slo, rules.goal, least_s=span_s, seed=rules.seeds[0], engine=PAPERS
+    )
     count = round(span_s * _most_rps(asked))
     trace = whole.sample(int(np.clip(count, _FEWEST_REQUESTS, len(whole))), stream(1, "arena"))
     slo = targets(mixed, llm, trace, rules.slo_scale)

@@ -316,7 +316,7 @@ def latencies(run: Run, slo: Slo) -> dict[str, Any]:
         "TTFT P95 [s]": ttft[95],
         "TPOT P95 [ms]": 1e3 * tpot[95],
         "SLO met [%]": 100 * result.attainment["joint"],
-        "goodput [req/s]": result.goodput_rps,
+        "within targets [req/s]": result.within_targets_rps,
     }
 
 

@@ -14,6 +14,7 @@ from hetero.comparison import KEYS, Comparison, measured
 from hetero.errors import ParameterError
 from hetero.plans import Plan
 from hetero.routers import DEFER, Normal, Oracle, Predictive, RoundRobin
+from hetero.routers.predictors import DEFAULT
 from hetero.simulator import Slo, metrics, simulate
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -67,7 +68,7 @@ def test_rows_are_what_simulate_and_metrics_say_by_hand() -> None:
                 rows.append(keys | measured(run, SLO))
                 seen = metrics(run, SLO)
                 assert rows[-1]["attainment"] == seen.attainment["joint"]
-                assert rows[-1]["within_targets_rps"] == seen.goodput_rps
+                assert rows[-1]["within_targets_rps"] == seen.within_targets_rps
                 assert rows[-1]["tpot_p95_s"] == np.nanpercentile(run.tpot_s, 95)
                 assert rows[-1]["finished"] == run.finished.sum()
     pd.testing.assert_frame_equal(found.frame, pd.DataFrame(rows), check_exact=True)
@@ -149,8 +150,10 @@ def test_any_number_of_processes_gives_the_same() -> None:
         told = hetero.compare(*asked)
     pd.testing.assert_frame_equal(one.frame, told.frame, check_exact=True)
     assert (one.note, told.note) == (told.note, one.note)
+    known = hetero.compare(*asked[:-2], [5.0], 1, predictor=Oracle()).note
+    assert known.startswith("Predictor Oracle(), the true lengths; ")
     assert one.note == (
-        f"Predictor {Oracle()}, the true lengths; engine chunked, paged admission; Poisson "
+        f"Predictor {DEFAULT}; engine chunked, paged admission; Poisson "
         "arrivals, requests drawn in blocks of 17; seeds 0, 1."
     )
 

@@ -41,12 +41,12 @@ def test_every_figure_by_hand() -> None:
     assert m.percentiles["e2e_s"][90] == np.percentile([1, 3, 5], 90)
     # One token has no TPOT and cannot miss it.
     assert m.attainment == {"ttft": 1.0, "tpot": 1 / 3, "e2e": 2 / 3, "joint": 1 / 3}
-    assert m.goodput_rps == 1 / 25
+    assert m.within_targets_rps == 1 / 25
     assert m.imbalance == 25 / 13
     assert m.utilisation == pytest.approx((1 + 5 + 3) / 2 / 25)
     assert m.usd_per_mtok == pytest.approx(2 * 1.8 / 3600 / (69 / 25) * 1e6)
     text = str(m)
-    for words in ("TTFT P50", "goodput", "cost", "SLO attainment, joint"):
+    for words in ("TTFT P50", "requests within targets", "cost", "SLO attainment, joint"):
         assert words in text
 
 
@@ -54,7 +54,7 @@ def test_a_window_counts_arrivals_and_finishes_inside_it() -> None:
     m = metrics(run(), Slo(ttft_s=2.0), warmup_s=5.0, until_s=20.0)
     assert (m.arrived, m.finished) == (2, 1)
     assert m.output_tps == 3 / 15
-    assert m.goodput_rps == 2 / 15
+    assert m.within_targets_rps == 2 / 15
     with pytest.raises(ParameterError, match=r"from 30\.0 s to 25 s is empty"):
         metrics(run(), warmup_s=30.0)
 
@@ -69,7 +69,7 @@ def test_rejected_requests_miss_every_target() -> None:
 def test_nothing_finished() -> None:
     m = metrics(run(inputs=(2000, 2000, 2000)), Slo(ttft_s=1.0))
     assert m.attainment == {"ttft": 0.0, "joint": 0.0}
-    assert m.requests_per_s == m.goodput_rps == 0.0
+    assert m.requests_per_s == m.within_targets_rps == 0.0
     assert all(math.isnan(x) for p in m.percentiles.values() for x in p.values())
     assert m.usd_per_mtok is None
     assert math.isnan(m.imbalance)

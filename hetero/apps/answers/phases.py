@@ -136,7 +136,7 @@ def _robust(plans: dict[str, PhasePlan], lengths: Trace, rule: Rule, seed: int) 
         )
         for name, one in plans.items()
     }
-    return uncertainty.robust(cases, "goodput [requests/s]", rule, seed=seed)
+    return uncertainty.robust(cases, "within targets [requests/s]", rule, seed=seed)
 
 
 def _of_one_type(found: PhasePlan) -> Deployment:

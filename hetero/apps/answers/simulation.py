@@ -19,7 +19,7 @@ from hetero.apps.ask import BATCHING, ROUTERS, SIMULATE, Ask, asks, choice, natu
 from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.comparison import Comparison, compare, measured, resampled
+from hetero.comparison import Comparison, compare, footing, measured, resampled
 from hetero.display import Column, Shown, Table
 from hetero.encoding import finite
 from hetero.engines import EngineSpec, replicated
@@ -32,6 +32,7 @@ from hetero.plans import Plan
 from hetero.question import within_context
 from hetero.routers import RoundRobin
 from hetero.routers.named import factories, router_of
+from hetero.routers.predictors import PREDICTORS
 from hetero.simulator import Metrics, Run, Slo, metrics
 from hetero.streams import stream
 from hetero.workload import Trace
@@ -131,7 +132,7 @@ class Simulated(Shown):
         ]
         if any(one.attainment for _, one in found):
             columns.append(of("SLO met", "%", lambda one: 100 * one.attainment["joint"], 3))
-            columns.append(of("goodput", "req/s", lambda one: one.goodput_rps, 3))
+            columns.append(of("within targets", "req/s", lambda one: one.within_targets_rps, 3))
         if any(one.usd_per_mtok is not None for _, one in found):
             columns.append(of("cost", "$/10^6 tokens", lambda one: one.usd_per_mtok, 3))
         notes = [self.about, *self.notes]
@@ -190,6 +191,8 @@ def simulation(ask: Ask) -> Simulated:
     slo = ask.targets
     if card is not None and slo == Slo():
         slo = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
+    predictor = PREDICTORS[choice("--predictor", ask.predictor, PREDICTORS)]
+    seeds = range(ask.seed, ask.seed + ask.seeds)
     playing: dict[str, Any] = {"progress": ask.progress}
     if ask.figures is not None:
         from hetero.plots import timelines
@@ -201,18 +204,24 @@ def simulation(ask: Ask) -> Simulated:
         None if card is not None and not asked else routers,
         requests,
         ask.rate or rate_rps(first.arrival_s),
-        range(ask.seed, ask.seed + ask.seeds),
+        seeds,
+        predictor=predictor,
         measure=partial(_seen, slo, names, ask.seed),
         playing=playing,
     )
     about = own["batching"] if card is None else f"plan of {card.planner}"
     setting |= {"trace": first.source, "requests": len(first), "arrivals": came} | own
+    plan = getattr(served, "deployment", served)
+    order = "drawn anew in blocks for each seed" if ask.seeds > 1 else "in their order"
+    if "Poisson" in came:
+        order = "in an order of each seed's own"
+    said_of = footing(getattr(plan, "replicas", ()), f"{came}, requests {order}", seeds, predictor)
     made = Simulated(
         f"{setting['model']} on {setting['cluster']}: {title}",
         found,
         setting | {"seed": ask.seed},
         f"{len(first):,} requests of {first.source}, {came}; {about}, seed {ask.seed}",
-        tuple(notes),
+        (said_of, *notes),
     )
     if ask.figures is not None:
         timelines.draw(Path(ask.figures), made.runs, f"{first.source}, {about}, seed {ask.seed}")

@@ -47,6 +47,7 @@ from hetero.apps.cards.request import CardRequest, counts, requested
 from hetero.apps.cards.sensitivity import changes
 from hetero.catalog import gpus
 from hetero.cluster import Cluster
+from hetero.comparison import footing
 from hetero.deployment import Deployment
 from hetero.errors import HeteroError, require
 from hetero.latency.calibration.known import known
@@ -58,6 +59,7 @@ from hetero.plans import Group, Plan
 from hetero.question import Question, drawable, judged, step_error
 from hetero.search.planners import planners
 from hetero.search.portfolio import ask
+from hetero.simulator.sustained import came
 
 _MANY = 2.0  # times what was asked for, from which on a part of the plan is looked for
 _ISLANDS = "assumed (analytic model of mixtures of experts; the error is that of dense models)"
@@ -318,8 +320,11 @@ def _how(plan: Plan, question: Question, rate_rps: float, effort: CardEffort) ->
     needed = f", {100 * seen.needed:.1f} % of them within the targets to show {100 * load.goal:g} %"
     needed = needed if seen.needed > load.goal else ""
     more = "Burstier traces need more." if load.process == "poisson" else ""
+    replicas = plan.deployment.replicas if plan.deployment is not None else ()
+    seeds = range(question.seed, question.seed + effort.seeds)
     return (
-        f"Goodput is the largest rate that is sustained with {load.arriving}: at {rate_rps:.4g} "
+        f"{footing(replicas, came(load.trace, load.process), seeds)} "
+        f"Goodput is the largest rate that is sustained: at {rate_rps:.4g} "
         f"requests/s {seen.requests:,} requests over {seen.seconds:,.0f} s count in each run, its "
         f"beginning and end cut{needed}, {effort.seeds} seeds and {effort.draws} draws of step "
         f"times, to {100 * effort.precision:g} %. {more}"

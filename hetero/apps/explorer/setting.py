@@ -11,11 +11,13 @@ from hetero import cluster as clusters
 from hetero.apps.explorer.bound import bound_rps
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
+from hetero.comparison import footing
 from hetero.deployment import Deployment
 from hetero.display import Shown, Table
 from hetero.engines import EngineSpec, replicated
 from hetero.errors import ParameterError
 from hetero.planners.xiong import plan as xiong
+from hetero.simulator.sustained import came
 from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
 
@@ -37,7 +39,7 @@ class Exploration(Shown):
         Rate that no router can exceed [requests/s], see :mod:`hetero.apps.explorer.bound`; None
         where there is none.
     notes
-        Machines left out, and why.
+        Machines left out, and why; what runs stand on.
     """
 
     deployment: Deployment
@@ -110,7 +112,7 @@ def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: in
     rng = stream(seed, "requests")
     # The order of a trace says nothing of its lengths: a sample stands for all of it.
     requests = trace.sample(min(count, len(trace)), rng) if len(trace) > count else trace
-    notes: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
     if isinstance(at, Deployment):
         deployment = at
     else:
@@ -120,5 +122,6 @@ def _make(at: Cluster | Deployment, llm: Llm, trace: Trace, count: int, seed: in
         idle = [machine.name for machine in at.machines if machine.name not in degrees]
         if idle:
             shown = ", ".join(idle[:4]) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
-            notes = (f"Left out, since {llm.name} does not fit: {shown}.",)
+            left = (f"Left out, since {llm.name} does not fit: {shown}.",)
+    notes = (*left, footing(deployment.replicas, came(requests), [seed]))
     return Exploration(deployment, requests, bound_rps(deployment, requests), notes)
