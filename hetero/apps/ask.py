@@ -492,8 +492,8 @@ SEVERAL = words(
 )
 SIMULATE = words(
     "cluster model trace source columns degree enable_expert_parallel data_parallel_size router "
-    f"predictor rate arrivals clients think requests slo classes batching max_batch chunk {_CACHE} memory "
-    "kv_tokens precision kv_precision engine steps seed seeds figures",
+    f"predictor rate arrivals clients think requests slo classes batching max_batch chunk {_CACHE} "
+    "memory kv_tokens precision kv_precision engine steps seed seeds figures",
     cluster={
         "default": REQUIRED,
         "help": "Cluster file (YAML), the name of a shipped cluster, or a plan card (.json).",

@@ -19,6 +19,7 @@ from hetero.routers import (
     FleetState,
     LeastRequests,
     LeastTokens,
+    Oracle,
     PairShares,
     Request,
     RoundRobin,
@@ -219,7 +220,7 @@ def pair_weights(deployment: Deployment, seed: int) -> list[tuple[int, int, floa
 
 
 def both(deployment, trace, predicted, events, router) -> tuple[Run, Fleet]:
-    guess = None if predicted is None else Guess(predicted)
+    guess = Oracle() if predicted is None else Guess(predicted)
     pairs, chosen = (), ROUTERS.get(router)
     if chosen is None:
         pairs = pair_weights(deployment, len(trace))

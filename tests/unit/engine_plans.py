@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from hetero import catalog, workload
 from hetero.apps.cards.request import request
 from hetero.apps.export import Service
 from hetero.cluster import Cluster, Machine, Network
+from hetero.engines import PAPERS, EngineSpec
 from hetero.planners.effort import Effort
 from hetero.question import Question
 from hetero.search.planners import planner
@@ -32,6 +34,11 @@ GPUS = (
 )
 MODELS = ("Llama-3.1-8B", "LLaMA-1-13B", "Mixtral-8x7B", "Llama-3.1-70B", "LLaMA-1-30B")
 SEEDS, MORE = (1, 2, 3, 4, 10), (0, 5, 6, 7)  # all have plans; those of more take longer
+
+
+def as_in_papers(*case: Any, engine: EngineSpec = PAPERS, **more: Any) -> Question:
+    """A question for the engine that the papers' systems stand for."""
+    return Question(*case, engine=engine, **more)
 
 
 def fleet(seed: int) -> Cluster:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,7 +45,7 @@ def fleet(*kinds: tuple[str, int]) -> Cluster:
 
 
 def test_one_type_is_the_work_of_the_roofline_alone() -> None:
-    question = Question(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
+    question = as_in_papers(fleet(("L40S", 3)), EIGHT, CHATS, 1.0)
     one = for_gpu(catalog.gpu("L40S"), EIGHT)
     most = max(2048.0, float(CHATS.input_tokens.max()))
     # A decode step of 256 and a prefill step as long as can be, less what is per step alone.
@@ -112,7 +113,7 @@ def test_two_types_divide_the_work_where_each_is_better() -> None:
 
 
 def test_use_fills_every_gpu_and_names_every_part() -> None:
-    found = bound(Question(cluster("thunderserve-cloud-32"), EIGHT, CHATS, 1.0))
+    found = bound(as_in_papers(cluster("thunderserve-cloud-32"), EIGHT, CHATS, 1.0))
     assert found is not None
     for shares in found.use().values():
         assert shares.sum() == pytest.approx(1.0, rel=1e-6)
@@ -121,17 +122,17 @@ def test_use_fills_every_gpu_and_names_every_part() -> None:
 
 
 def test_leaving_requests_out_leaves_the_largest_out() -> None:
-    found = bound(Question(fleet(("L40S", 1)), EIGHT, CHATS, 1.0))
+    found = bound(as_in_papers(fleet(("L40S", 1)), EIGHT, CHATS, 1.0))
     assert found is not None
     short = CHATS.filter(input_tokens=(1, int(np.quantile(CHATS.input_tokens, 0.5))))
-    half = bound(Question(fleet(("L40S", 1)), EIGHT, short, 1.0))
+    half = bound(as_in_papers(fleet(("L40S", 1)), EIGHT, short, 1.0))
     assert half is not None
     assert found.rps() < found.rps(0.9) < found.rps(0.5)
     assert half.rps() <= found.rps(len(short) / len(CHATS)) * 1.02
 
 
 def test_islands_of_the_analytic_model_have_a_bound_on_goodput_alone() -> None:
-    question = Question(fleet(("H200-SXM", 32)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+    question = as_in_papers(fleet(("H200-SXM", 32)), catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert bound(question) is None
     eight = replace(question, cluster=fleet(("H200-SXM", 8)))
     assert bound(replace(eight, engine=EngineSpec(precision="fp8"))) is not None
@@ -172,7 +173,7 @@ def test_no_run_exceeds_it(
     """Random replicas, pipelines of mixed stages and split phases, flooded with requests."""
     where = fleet(*kinds)
     trace = replace(CHATS, output_tokens=np.maximum(CHATS.output_tokens // 8, 1)) if long else CHATS
-    question = Question(where, EIGHT, trace, 1.0, engine=EngineSpec(name=engine))
+    question = as_in_papers(where, EIGHT, trace, 1.0, engine=EngineSpec(name=engine))
     costs = ground.costs(question)
     left = [machine.count for machine in where.machines]
     pipelines = []
@@ -235,7 +236,7 @@ def check_targets(question: Question, run: Run) -> None:
 @pytest.mark.parametrize("engine", ["any", "vllm"])
 def test_it_is_not_far_from_what_a_good_plan_reaches(engine: EngineName) -> None:
     """A bound that is never near says nothing: short prompts, one GPU each, flooded."""
-    question = Question(
+    question = as_in_papers(
         fleet(("A100-SXM-80GB", 2)), EIGHT, CHATS, 1.0, engine=EngineSpec(name=engine)
     )
     costs = ground.costs(question)
@@ -255,8 +256,8 @@ def test_costs_of_a_type_in_several_machines_take_the_better() -> None:
     machines = (Machine("a", catalog.gpu("L40S")), Machine("b", slow))
     link = catalog.links().find("Ethernet-100G")
     both = Cluster("both", machines, Network(within_region=link))
-    found = bounds.bound(Question(both, EIGHT, CHATS, 1.0))
-    alone = bounds.bound(Question(fleet(("L40S", 2)), EIGHT, CHATS, 1.0))
+    found = bounds.bound(as_in_papers(both, EIGHT, CHATS, 1.0))
+    alone = bounds.bound(as_in_papers(fleet(("L40S", 2)), EIGHT, CHATS, 1.0))
     assert found is not None
     assert alone is not None
     assert found.rps() == pytest.approx(alone.rps(), rel=1e-9)

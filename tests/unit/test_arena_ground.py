@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
@@ -25,12 +26,12 @@ MIXED = cluster("current-mixed-32")
 
 @pytest.fixture(scope="module", params=["Llama-3.1-70B", "gpt-oss-120b"])
 def mixed(request: pytest.FixtureRequest) -> Question:
-    return Question(MIXED, catalog.llm(request.param), CHATS, 5.0)
+    return as_in_papers(MIXED, catalog.llm(request.param), CHATS, 5.0)
 
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    return Question(MIXED, SEVENTY, CHATS, 5.0)
+    return as_in_papers(MIXED, SEVENTY, CHATS, 5.0)
 
 
 @pytest.mark.parametrize(("machine", "degree"), [("h200", 2), ("h100", 4), ("a100", 8)])
@@ -95,38 +96,38 @@ def test_layers_of_a_node_take_what_a_replica_takes(question: Question) -> None:
 
 def test_means_of_a_workload_are_sums_over_its_requests() -> None:
     two = workload.Trace([0.0, 0.0], [10, 30], [3, 2])
-    found = Means.of(Question(MIXED, SEVENTY, two, 1.0))
+    found = Means.of(as_in_papers(MIXED, SEVENTY, two, 1.0))
     assert found.pairs_per_token == pytest.approx((10**2 + 30**2) / 2 / 40)
     assert found.context_tokens == pytest.approx((10 + 11 + 30) / 3)
     assert (found.input_tokens, found.output_tokens) == (20.0, 2.5)
 
 
 def test_nodes_divide_machines_and_take_more_weights_where_they_must() -> None:
-    question = Question(MIXED, SEVENTY, CHATS, 5.0)
+    question = as_in_papers(MIXED, SEVENTY, CHATS, 5.0)
     assert degrees(question) == (8, 4, 2, 1)
     halves = nodes(question, 4)
     assert halves.gpus == (4,) * 8
     assert [node.name for node in halves.problem.nodes][:2] == ["h200/0", "h200/1"]
-    small = Question(cluster("helix-10"), catalog.llm("LLaMA-1-30B"), CHATS, 1.0)
+    small = as_in_papers(cluster("helix-10"), catalog.llm("LLaMA-1-30B"), CHATS, 1.0)
     assert sum(node.max_layers for node in nodes(small, 1).problem.nodes) >= 60
     with pytest.raises(InfeasibleError, match=r"hold \d+ of the \d+ layers"):
-        nodes(Question(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0), 1)
+        nodes(as_in_papers(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0), 1)
 
 
 def test_who_cannot_take_part_says_why() -> None:
-    sparse = Question(MIXED, catalog.llm("DeepSeek-V3"), CHATS, 1.0)
+    sparse = as_in_papers(MIXED, catalog.llm("DeepSeek-V3"), CHATS, 1.0)
     assert "mixture of experts" in (ground.unfit(sparse) or "")
-    low = Question(MIXED, SEVENTY, CHATS, 1.0, engine=EngineSpec(name="any", precision="fp8"))
+    low = as_in_papers(MIXED, SEVENTY, CHATS, 1.0, engine=EngineSpec(name="any", precision="fp8"))
     assert ground.unfit(low) == ("A100-SXM-80GB of current-mixed-32 do not compute in fp8.")
-    priced = Question(cluster("xiong-8xv100"), EIGHT, CHATS, 1.0, budget_usd_per_h=10.0)
+    priced = as_in_papers(cluster("xiong-8xv100"), EIGHT, CHATS, 1.0, budget_usd_per_h=10.0)
     assert "machine v100 has none" in (ground.unfit(priced) or "")
-    apart = Question(cluster("heteroserve-8"), EIGHT, CHATS, 1.0)
+    apart = as_in_papers(cluster("heteroserve-8"), EIGHT, CHATS, 1.0)
     assert "states no network" in (ground.unfit_network(apart) or "")
     assert ground.unfit(apart) is None
 
 
 def test_planners_get_targets_where_a_case_has_none(question: Question) -> None:
-    given = Question(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
+    given = as_in_papers(MIXED, SEVENTY, CHATS, 5.0, Slo(ttft_s=1.0))
     assert ground.targets(given) == Slo(ttft_s=1.0)
     found = ground.targets(question).e2e_s
     assert found is not None
@@ -135,7 +136,7 @@ def test_planners_get_targets_where_a_case_has_none(question: Question) -> None:
 
 
 def test_arrivals_last_long_enough_with_the_same_gaps() -> None:
-    question = Question(MIXED, SEVENTY, CHATS, 5.0, least_s=100.0)
+    question = as_in_papers(MIXED, SEVENTY, CHATS, 5.0, least_s=100.0)
     slow, fast = question.arrivals(2.0), question.arrivals(40.0)
     assert (len(slow), len(fast)) == (400, 4000)
     assert fast.arrival_s[:400] == pytest.approx(slow.arrival_s / 20.0)

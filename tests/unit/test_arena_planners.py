@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
@@ -17,7 +18,6 @@ from hetero.planners.bound import bound, goodput_bound
 from hetero.planners.effort import Effort
 from hetero.planners.score import goodput
 from hetero.plans import Plan
-from hetero.question import Question
 from hetero.search.planners import planner, planners
 from hetero.search.portfolio import ask
 from hetero.simulator import Slo
@@ -30,10 +30,10 @@ LITTLE = Effort(
 CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)
 THIRTEEN = catalog.llm("LLaMA-1-13B")
-DENSE = Question(
+DENSE = as_in_papers(
     cluster("thunderserve-a40-3090ti-40gbit"), THIRTEEN, CHATS, 1.5, TARGETS, least_s=30.0
 )
-SPARSE = Question(
+SPARSE = as_in_papers(
     cluster("rignall-budget-c"), catalog.llm("DeepSeek-V3"), CHATS, 10.0, TARGETS, least_s=2.0
 )
 NAMES = tuple(one.name for one in planners())
@@ -139,13 +139,13 @@ def test_who_cannot_take_a_case_says_so_in_a_sentence(name: str) -> None:
     with pytest.raises(InfeasibleError, match=r".*"):
         one.plan(other)
     assert ask(one, other).reason == reason
-    unpriced = Question(cluster("xiong-8xv100"), THIRTEEN, CHATS, 1.0, budget_usd_per_h=5.0)
+    unpriced = as_in_papers(cluster("xiong-8xv100"), THIRTEEN, CHATS, 1.0, budget_usd_per_h=5.0)
     assert one.unfit(unpriced) is not None
 
 
 @pytest.mark.parametrize("name", ["DistServe", "HexGen", "phase splitting", "layer placement"])
 def test_machines_without_a_network_do_not_work_together(name: str) -> None:
-    apart = Question(cluster("heteroserve-8"), THIRTEEN, CHATS, 1.0)
+    apart = as_in_papers(cluster("heteroserve-8"), THIRTEEN, CHATS, 1.0)
     assert "states no network" in (planner(name, LITTLE).unfit(apart) or "")
 
 
@@ -171,7 +171,7 @@ def test_a_budget_rents_no_more_than_it_pays_for(name: str) -> None:
 
 
 def test_fewer_bytes_per_weight_carry_more() -> None:
-    question = Question(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0,
+    question = as_in_papers(cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CHATS, 2.0,
                 TARGETS, least_s=20.0)  # fmt: skip
     half, full = (
         planner("tensor-parallel search", LITTLE).plan(replace(question, engine=engine))

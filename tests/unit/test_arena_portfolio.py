@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 
 from hetero import catalog, workload
 from hetero.cluster import Cluster, Machine, cluster
@@ -14,7 +15,6 @@ from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.effort import Effort
 from hetero.planners.score import PRECISION, goodput, score
-from hetero.question import Question
 from hetero.search.improve import improve
 from hetero.search.planners import planner, planners
 from hetero.search.portfolio import IMPROVED, Portfolio, portfolio
@@ -29,21 +29,23 @@ CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 CODE = workload.load("azure2023_code").sample(200, np.random.default_rng(4))
 TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)
 CASES = {
-    "two kinds": Question(
+    "two kinds": as_in_papers(
         cluster("thunderserve-a40-3090ti-40gbit"), catalog.llm("LLaMA-1-13B"), CHATS, 1.5, TARGETS
     ),
-    "small team": Question(
+    "small team": as_in_papers(
         cluster("current-small-12"), catalog.llm("Llama-3.1-70B"), CODE, 2.0, Slo(e2e_s=8.0)
     ),
-    "no targets": Question(cluster("thunderserve-a5000-8"), catalog.llm("LLaMA-1-7B"), CHATS, 2.0),
-    "experts": Question(
+    "no targets": as_in_papers(
+        cluster("thunderserve-a5000-8"), catalog.llm("LLaMA-1-7B"), CHATS, 2.0
+    ),
+    "experts": as_in_papers(
         Cluster("one", (Machine("one", catalog.gpu("H200-SXM"), 8),)),
         catalog.llm("Mixtral-8x7B"),
         CHATS,
         10.0,
         TARGETS,
     ),
-    "budget": Question(
+    "budget": as_in_papers(
         cluster("thunderserve-cloud-32"),
         catalog.llm("LLaMA-1-30B"),
         CHATS,
@@ -162,7 +164,7 @@ def test_planners_beyond_the_seconds_are_not_asked() -> None:
 
 
 def test_a_case_that_no_planner_takes_says_why_of_each() -> None:
-    question = Question(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0)
+    question = as_in_papers(cluster("helix-10"), catalog.llm("Llama-3.1-405B"), CHATS, 1.0)
     with pytest.raises(InfeasibleError, match="No planner has a plan") as raised:
         portfolio(question, effort=LITTLE)
     assert "fits no machine of helix-10" in str(raised.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
@@ -30,7 +31,7 @@ TARGETS = Slo(ttft_s=0.5, tpot_s=0.05)
 
 @pytest.fixture(scope="module")
 def question() -> Question:
-    return Question(SMALL, EIGHT, CHATS, 6.0, TARGETS, least_s=30.0)
+    return as_in_papers(SMALL, EIGHT, CHATS, 6.0, TARGETS, least_s=30.0)
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +93,14 @@ def test_figures_are_those_of_the_run(question: Question, plan: Plan) -> None:
 
 def test_without_targets_it_is_what_keeps_up(question: Question, plan: Plan) -> None:
     """Saturation is the goodput without targets."""
-    free = Question(SMALL, EIGHT, CHATS, 6.0)
+    free = as_in_papers(SMALL, EIGHT, CHATS, 6.0)
     assert plan.deployment is not None
     other = saturation(plan.deployment, CHATS, LeastTokens(), precision=PRECISION)
     assert goodput(plan, free) == pytest.approx((other.rate_rps,), rel=2 * PRECISION)
 
 
 def test_targets_that_none_meets_carry_nothing(plan: Plan) -> None:
-    strict = Question(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
+    strict = as_in_papers(SMALL, EIGHT, CHATS, 6.0, Slo(ttft_s=1e-4))
     assert goodput(plan, strict) == (0.0,)
     found = score(plan, strict)
     assert found.attainment.mean == 0.0
@@ -108,7 +109,7 @@ def test_targets_that_none_meets_carry_nothing(plan: Plan) -> None:
 
 def test_nothing_is_carried_above_the_bound(plan: Plan) -> None:
     """Targets that requests meet at any rate in a short run."""
-    lax = Question(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
+    lax = as_in_papers(SMALL, EIGHT, CHATS.head(120), 6.0, Slo(e2e_s=1e4), least_s=1.0)
     limit = bound(lax)
     assert limit is not None
     assert screened(plan, lax, 0) == pytest.approx(limit.rps(lax.goal))

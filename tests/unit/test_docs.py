@@ -124,7 +124,7 @@ def test_the_glossary_is_that_of_the_metrics():
     text = build.metrics()
     source = inspect.getdoc(importlib.import_module("hetero.simulator.metrics"))
     terms = re.findall(r"^(\w[\w /-]*)\n    ", source, re.MULTILINE)
-    assert {"TTFT", "TPOT", "Goodput"} <= set(terms)
+    assert {"TTFT", "TPOT", "Requests within targets"} <= set(terms)
     for term in terms:
         assert f"\n{term}\n: " in text
     assert text.count("\n: ") == len(terms)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from engine_plans import CHATS, LITTLE, MORE, OF_GROUPS, SEEDS, planned, services
+from engine_plans import CHATS, LITTLE, MORE, OF_GROUPS, SEEDS, as_in_papers, planned, services
 from engine_plans import fleet as drawn
 from test_export_vllm import flags
 
@@ -60,7 +60,7 @@ def asked_of(asked: Question, **how: Any) -> Question:
 
 
 def question(cluster: Cluster = MIXED, **how: object) -> Question:
-    asked = Question(cluster, THIRTY, CHATS, 2.0, Slo(ttft_s=4.0, tpot_s=0.3), least_s=10.0)
+    asked = as_in_papers(cluster, THIRTY, CHATS, 2.0, Slo(ttft_s=4.0, tpot_s=0.3), least_s=10.0)
     return asked_of(asked, **how)
 
 
@@ -287,7 +287,7 @@ PAIR = fleet(("RTX-A5000", 2))
 
 
 def a_question(**more: Any) -> Question:
-    return asked_of(Question(PAIR, catalog.llm("Llama-3-8B"), CHATS, 1.0), **more)
+    return asked_of(as_in_papers(PAIR, catalog.llm("Llama-3-8B"), CHATS, 1.0), **more)
 
 
 def kv_tokens(question: Question, gpus: int = 2) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 from ranks_oracle import Group, run
 from test_export_vllm import flags
 
@@ -22,7 +23,6 @@ from hetero.latency.overheads import with_overheads
 from hetero.memory import Budget
 from hetero.planners.bound import bound
 from hetero.plans import Plan
-from hetero.question import Question
 from hetero.routers import LeastTokens
 from hetero.search.planners import planner
 from hetero.search.portfolio import ask
@@ -183,7 +183,7 @@ def test_simulate_takes_the_flags_of_vllm(capsys: pytest.CaptureFixture[str]) ->
 def test_a_planner_spreads_experts_where_that_carries_more() -> None:
     """DeepSeek-V3 on one machine: all its ranks are costed, none beyond the bound, and exported."""
     fleet = Cluster("one", (Machine("m", H200, 8, usd_per_h=32.0), Machine("n", H200, 1)))
-    asked = Question(
+    asked = as_in_papers(
         fleet,
         DEEPSEEK,
         CHATS,
@@ -215,7 +215,7 @@ def test_a_planner_spreads_experts_where_that_carries_more() -> None:
 
 
 def test_who_has_no_experts_to_spread_says_so() -> None:
-    dense = Question(
+    dense = as_in_papers(
         Cluster("one", (Machine("m", H200, 8),)), LLAMA, CHATS, 5.0, engine=EngineSpec()
     )
     assert "experts of a mixture" in ask(planner("expert parallelism"), dense).reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 
 from hetero import catalog, workload
 from hetero.apps.capacity.market import Market
@@ -14,14 +15,14 @@ from hetero.apps.explorer import explore
 from hetero.cluster import cluster
 from hetero.planners.score import score
 from hetero.plans import Plan
-from hetero.question import Question, judged, sustained_rps
+from hetero.question import judged, sustained_rps
 from hetero.search.planners import planner
 from hetero.simulator import Slo
 from hetero.simulator.sustained import saturation
 
 CHATS = workload.load("azure2023_conv")
 SLO = Slo(ttft_s=2.0, tpot_s=0.1)
-CASE = Question(
+CASE = as_in_papers(
     cluster("xiong-v100-a800"),
     catalog.llm("Llama-3-8B"),
     CHATS.sample(500, np.random.default_rng(0)),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,7 +38,7 @@ def fleet(*machines: tuple[str, int]) -> Cluster:
     return Cluster("fleet", made, network=Network(within_region=link))
 
 
-QUESTION = Question(
+QUESTION = as_in_papers(
     fleet(("A100-SXM-80GB", 2), ("L40S", 1), ("L40S", 1)),
     catalog.llm("Qwen2.5-14B"),
     CHATS,
@@ -200,7 +201,7 @@ class Drawn(Plan):
 def test_the_luckiest_of_equal_plans_meets_the_goal_with_other_requests() -> None:
     many = workload.load("azure2023_conv")
     model, loose = catalog.llm("Llama-3.1-8B"), Slo(ttft_s=10.0)
-    question = Question(fleet(*4 * [("L4", 1)]), model, CHATS, 4.0, loose, drawn_from=many)
+    question = as_in_papers(fleet(*4 * [("L4", 1)]), model, CHATS, 4.0, loose, drawn_from=many)
     plan = planner("tensor-parallel search").plan(question)
     # A target that 92 % meet on an idle fleet: how many do hardly falls with the rate.
     idle = plan.simulate(question.load(0.01).arrivals(20_000, 77), 77)

@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 
 from hetero import catalog, workload
 from hetero.apps.capacity import prices
@@ -35,7 +36,7 @@ FLEET = Cluster(
         Machine("c", catalog.gpu("L40S"), 1),
     ),
 )
-CASE = Question(FLEET, MODEL, CHATS, 7.0, SLO)
+CASE = as_in_papers(FLEET, MODEL, CHATS, 7.0, SLO)
 
 
 def planned(question: Question = CASE) -> Plan:
@@ -93,7 +94,7 @@ def test_the_minute_after_a_loss_is_that_of_a_run_with_the_event() -> None:
 
 def test_machines_of_a_plan_over_a_network_are_planned_again_without_them() -> None:
     fleet = cluster("helix-single-24")
-    question = Question(
+    question = as_in_papers(
         fleet, catalog.llm("LLaMA-1-30B"), CHATS.filter(input_tokens=(4, 1024)), 0.3, SLO
     )
     maker = planner("Swarm")
@@ -165,7 +166,9 @@ def test_no_spare_is_needed_where_the_fleet_has_room() -> None:
 
 def test_spares_are_for_whole_replicas() -> None:
     fleet = cluster("thunderserve-a100-8")
-    question = Question(fleet, catalog.llm("LLaMA-1-13B"), CHATS.head(500), 2.0, Slo(e2e_s=30.0))
+    question = as_in_papers(
+        fleet, catalog.llm("LLaMA-1-13B"), CHATS.head(500), 2.0, Slo(e2e_s=30.0)
+    )
     plan = planner("DistServe").plan(question)
     with pytest.raises(ParameterError, match="whole replicas"):
         spare(plan, question, prices.from_catalog(["A40"]))

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from engine_plans import as_in_papers
 from scipy.optimize import linprog
 
 import hetero
@@ -29,7 +30,6 @@ from hetero.plans import Plan
 from hetero.question import (
     DRAWS,
     Load,
-    Question,
     drawn,
     sustained_draws,
     sustains,
@@ -271,7 +271,7 @@ def test_a_fleet_says_in_how_many_draws_it_carries_the_load() -> None:
     plan, load = found.plan, here.load
     gpus = {offer.gpu.name: offer.gpu for offer in here.offers}
     # What is decided by dominance is what simulation of every draw shows.
-    question = Question(here.cluster, MODEL, CHATS, 5.0, SLO)
+    question = as_in_papers(here.cluster, MODEL, CHATS, 5.0, SLO)
     each = [sustains(one, load, 0) for one in drawn(plan, question, DRAWS)]
     assert sustained_draws(plan, gpus, load) == tuple(each) == found.best.draws
     # A fleet of twice the machines is as safe or safer.
@@ -324,7 +324,7 @@ def test_price_lists_are_joined_and_filtered(tmp_path) -> None:
 
 def test_the_cheapest_part_of_a_cluster_carries_the_load() -> None:
     whole = find("thunderserve-cloud-32")
-    question = Question(whole, MODEL, CHATS, 3.0, Slo(ttft_s=2.0, tpot_s=0.15))
+    question = as_in_papers(whole, MODEL, CHATS, 3.0, Slo(ttft_s=2.0, tpot_s=0.15))
     part, found = cheapest_part(question, seeds=(0,))
     assert part.usd_per_h == pytest.approx(found.usd_per_h)
     assert part.usd_per_h < whole.usd_per_h

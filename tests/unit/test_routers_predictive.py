@@ -16,6 +16,7 @@ from hetero.routers import (
     LatencyAware,
     LeastRequests,
     Normal,
+    Oracle,
     Predictive,
     Workload,
 )
@@ -137,7 +138,7 @@ class Equation:
         self.done.add(index)
 
 
-@pytest.mark.parametrize("predictor", [None, Normal()])
+@pytest.mark.parametrize("predictor", [Oracle(), Normal()])
 @pytest.mark.parametrize("rate_rps", [5.0, 30.0])
 @pytest.mark.parametrize("admission", ["known", "paged"])
 @pytest.mark.parametrize("target_s", [None, 0.4])
@@ -227,11 +228,11 @@ def test_who_decodes_is_whoever_is_farthest_from_its_tightest_limit(tpot_s, shar
     handed, drawn = Handed(router, deployment), trace(400, 12.0)
     # Replies of one token end with their prefill.
     served = replace(drawn, output_tokens=np.maximum(drawn.output_tokens, 2))
-    run = simulate(deployment, served, handed)
+    run = simulate(deployment, served, handed, predictor=Oracle())
     assert set(handed.chosen) == {2, 3, 4}
     assert run.finished.all()
     assert (run.requests["decode_node"] == handed.chosen).all()
-    same = simulate(deployment, served, router)
+    same = simulate(deployment, served, router, predictor=Oracle())
     assert (same.requests["decode_node"] == handed.chosen).all()
 
 
@@ -278,7 +279,7 @@ def tail_s(deployment, served, router, **options):
     return metrics(run, Slo(ttft_s=0.5)).percentiles["ttft_s"][95]
 
 
-@pytest.mark.parametrize("predictor", [None, Normal()])
+@pytest.mark.parametrize("predictor", [Oracle(), Normal()])
 @pytest.mark.parametrize("batching", ["prefill first", "chunked"])
 def test_shorter_tail_than_the_published_routers(batching, predictor):
     """Near saturation, seeds 0 to 2 together."""

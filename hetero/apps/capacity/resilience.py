@@ -169,7 +169,7 @@ def resilience(
     >>> from hetero.search.planners import planner
     >>> from hetero.simulator import Slo
     >>> case = Question(
-    ...     cluster.cluster("xiong-v100-a800"),
+    ...     cluster.cluster("heteroserve-4"),
     ...     catalog.llm("Llama-3-8B"),
     ...     workload.load("azure2023_conv"),
     ...     3.0,
