@@ -31,7 +31,7 @@ from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import HeteroError
 from hetero.files import writing
-from pipelines import metrics, pages, schema, source
+from pipelines import dependencies, metrics, pages, schema, source
 from pipelines.studies import claims
 from pipelines.studies.answers import Answer, answer
 from pipelines.studies.coverage import DRAWINGS, Covered
@@ -202,13 +202,11 @@ def _chapter(folder: Path, notebook: str) -> Chapter | None:
 def _rests_on(notebook: str) -> Iterator[str]:
     """Folders of modules, and data of the repository, that the stage of a notebook depends on."""
     seen: set[str] = set()
-    for path in source.dependencies(source.section(notebook)):
-        if path == source.fingerprint_path(notebook):
-            continue
-        place = path.relative_to(paths.root())
+    stage = source.section(notebook)
+    for place in map(Path, [*dependencies.modules(stage), *dependencies.data(stage)]):
         if place.suffix == ".py" and len(place.parts) > 2:
             place = Path(*place.parts[: min(2, len(place.parts) - 1)])
-        if place.as_posix() not in seen:
+        if place.as_posix() not in seen and place.suffix != ".ipynb":
             seen.add(place.as_posix())
             yield place.as_posix()
 

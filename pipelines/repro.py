@@ -166,8 +166,9 @@ def choose(path: Path, *, profile: str | None, traces: str | None) -> Iterator[s
     yield from changes
 
 
-_RUNNING = re.compile(r"^Running stage '(?P<stage>[^']+)'")
-_SKIPPED = re.compile(r"^Stage '(?P<stage>[^']+)' didn't change, skipping")
+# Nobody asks after the stage that writes the lists of modules.
+_RUNNING = re.compile(r"^Running stage '(?!fingerprints')(?P<stage>[^']+)'")
+_SKIPPED = re.compile(r"^Stage '(?!fingerprints')(?P<stage>[^']+)' didn't change, skipping")
 _FAILED = re.compile(r"^ERROR: failed to reproduce '(?P<stage>[^']+)'(: )?(?P<reason>.*)")
 _LOCKED = re.compile(r"^ERROR: .*(is busy, it is being blocked by:|Unable to acquire lock)")
 _BLOCKER = re.compile(r"^ +\(PID (?P<pid>\d+)\): (?P<command>.*)")
@@ -175,7 +176,7 @@ _BLOCKER = re.compile(r"^ +\(PID (?P<pid>\d+)\): (?P<command>.*)")
 _NOISE = re.compile(
     r"^(> |\s*$|Generating lock file|Updating lock file|To track the changes|\tgit add|"
     r"To enable auto staging|\tdvc config|Use `dvc push`|Data and pipelines are up to date|"
-    r"Verifying data sources)"
+    r"Verifying data sources|Running stage 'fingerprints'|Stage 'fingerprints' didn't)"
 )
 
 
@@ -191,8 +192,7 @@ def readable(lines: Iterable[str], progress: Progress) -> Iterator[str]:
                 progress.blocker = f" (`{hit['command']}`, pid {hit['pid']})"
         elif hit := _RUNNING.match(line):
             progress.ran.append(hit["stage"])
-            if not hit["stage"].startswith("source@"):
-                yield f"{hit['stage'].split('@')[0]}:"
+            yield f"{hit['stage'].split('@')[0]}:"
         elif hit := _SKIPPED.match(line):
             progress.unchanged.append(hit["stage"])
         elif hit := _FAILED.match(line):
@@ -205,18 +205,14 @@ def summary(progress: Progress) -> Iterator[str]:
     """Closing lines: what ran, what the claims came to, where to look."""
     from pipelines.studies import claims
 
-    ran = [stage.split("@")[0] for stage in progress.ran if not stage.startswith("source@")]
+    ran = [stage.split("@")[0] for stage in progress.ran]
     yield ""
     if ran:
-        yield f"Ran {', '.join(ran)}; {_unchanged(progress)} unchanged."
+        yield f"Ran {', '.join(ran)}; {len(progress.unchanged)} unchanged."
     else:
         yield "Everything is up to date; nothing was run."
     yield f"Claims: {claims.verdicts(paths.results()).summary}"
     yield f"Report: {(paths.results() / 'report.html').relative_to(paths.root())}"
-
-
-def _unchanged(progress: Progress) -> int:
-    return sum(not stage.startswith("source@") for stage in progress.unchanged)
 
 
 def _say(lines: Iterable[str]) -> None:

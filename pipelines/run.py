@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import hashlib
 import json
 import logging
 import re
@@ -29,7 +28,7 @@ from typing import Any
 from hetero import paths, yaml_text
 from hetero.errors import DataError, HeteroError, ParameterError
 from hetero.files import move, sync
-from pipelines import environment, schema, source
+from pipelines import dependencies, environment, schema, source
 
 #: What the runner itself sets in every notebook, beside the parameters of its section.
 GIVEN = ("output", "profile", "source")
@@ -66,9 +65,13 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
     check_names(path, stage, values)
     check_effect(stage, params)
     root = paths.root()
-    watched = [path, *source.dependencies(stage)]
-    before = fingerprints(watched)
-    _check_fingerprint(notebook, path)
+    if not dependencies.current(stage):
+        raise StageError(
+            f"{dependencies.file(stage).relative_to(root)} is not what {path.name} and the modules "
+            "it imports are now.",
+            resolve="run `hetero repro`, or `python -m pipelines.dependencies` first.",
+        )
+    before = dependencies.state(stage)
 
     place = Path(schema.PAPER if paper else "") / params.source / notebook
     folder = root / "results" / place
@@ -85,8 +88,8 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
     }
     try:
         executed = execute(path, given | values, failed=build / f"{notebook}.failed.ipynb")
-        changed = [name for name, digest in fingerprints(watched).items() if before[name] != digest]
-        if changed:
+        after = dependencies.state(stage)
+        if changed := sorted({name for name, _ in before.items() ^ after.items()}):
             raise StageError(
                 f"{', '.join(changed)} changed while stage '{stage}' ran, so its results would "
                 "not belong to the code beside them; earlier results are kept.",
@@ -102,6 +105,9 @@ def run(stage: str, *, traces: str | None = None, paper: bool = False) -> Path:
         else:
             (work / path.name).write_text(text, encoding="utf-8")
         _swap(work, folder)
+        ran = build / "ran" / place
+        ran.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(dependencies.file(stage), ran)  # `hetero status` names what changed since
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return folder
@@ -195,33 +201,6 @@ def _python(text: str, path: Path) -> ast.Module:
             path=path,
             resolve="mend it: one `name: type = value` per line.",
         ) from None
-
-
-def fingerprints(found: list[Path]) -> dict[str, str]:
-    """Digest of each path, the code of notebooks only; DVC itself hashes after a run has ended."""
-    root = paths.root()
-    return {str(path.relative_to(root)): _digest(path) for path in found}
-
-
-def _digest(path: Path) -> str:
-    if path.suffix == ".ipynb":
-        return source.fingerprint(path)
-    digest = hashlib.sha256()
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    for file in files:
-        if file.is_file() and "__pycache__" not in file.parts:
-            digest.update(str(file.relative_to(path)).encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def _check_fingerprint(notebook: str, path: Path) -> None:
-    file = source.fingerprint_path(notebook)
-    if not file.is_file() or file.read_text(encoding="utf-8").strip() != source.fingerprint(path):
-        raise StageError(
-            f"{file.relative_to(paths.root())} does not belong to the code of {path.name}.",
-            resolve=f"run `hetero repro`, or `python -m pipelines.source {notebook}` first.",
-        )
 
 
 def execute(path: Path, parameters: Mapping[str, Any], *, failed: Path) -> str:

@@ -1,20 +1,13 @@
-"""Fingerprint of a notebook's code: stages depend on it, so that prose and outputs do not count.
-
-``python -m pipelines.source 01_workloads`` writes ``pipelines/fingerprints/01_workloads.sha256``,
-which is kept in git: a fresh clone then has all that results are compared with.
-"""
+"""Notebooks as files: their cells, and a fingerprint of their code, which prose leaves as it is."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from pathlib import Path
 
-from ruamel.yaml import YAML
-
 from hetero import paths
-from hetero.errors import DataError, HeteroError, ParameterError
+from hetero.errors import DataError, ParameterError
 
 
 def notebooks() -> list[str]:
@@ -48,11 +41,6 @@ def notebook_of(stage: str) -> str:
 def notebook_path(notebook: str) -> Path:
     """File of a notebook in this checkout."""
     return paths.root() / "notebooks" / f"{notebook}.ipynb"
-
-
-def fingerprint_path(notebook: str) -> Path:
-    """File that holds the fingerprint of a notebook's code."""
-    return paths.root() / "pipelines" / "fingerprints" / f"{notebook}.sha256"
 
 
 def cells(path: Path) -> list[dict[str, object]]:
@@ -108,26 +96,3 @@ def code(path: Path) -> str:
 def fingerprint(path: Path) -> str:
     """SHA-256 of the code of a notebook, in hexadecimal digits."""
     return hashlib.sha256(code(path).encode()).hexdigest()
-
-
-def dependencies(stage: str) -> list[Path]:
-    """Files and folders of this checkout that dvc.yaml names as dependencies of a stage."""
-    root = paths.root()
-    stages = YAML(typ="safe", pure=True).load(root / "dvc.yaml")["stages"]
-    entry = stages.get(stage, {})
-    return [root / path for path in entry.get("do", entry).get("deps", [])]
-
-
-def main(arguments: list[str]) -> None:
-    """Write the fingerprint of each notebook named."""
-    for name in arguments:
-        target = fingerprint_path(name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(fingerprint(notebook_path(name)) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except HeteroError as error:
-        sys.exit(f"Error: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ruamel.yaml import YAML
 from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import HeteroError
-from pipelines import schema, sections, source
+from pipelines import dependencies, schema, sections
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,8 @@ class Status(Shown):
 def status() -> Status:
     """Compare code, parameters, data and results with what dvc.lock recorded.
 
+    Lists of modules that are not true any more are written first.
+
     Raises
     ------
     HeteroError
@@ -62,6 +65,7 @@ def status() -> Status:
     """
     params = schema.load()
     root = paths.root()
+    dependencies.write()
     changed = _dvc_status(root)
     lock = _yaml(root / "dvc.lock").get("stages", {})
     stages = []
@@ -71,7 +75,7 @@ def status() -> Status:
         if entry is None:
             stages.append(StageState(name, "missing", ("it has never run",)))
             continue
-        reasons = [*_code(name, entry), *_reasons(changed.get(key, []), entry, root)]
+        reasons = list(_reasons(changed.get(key, []), entry, root, params.source))
         stages.append(StageState(name, "stale" if reasons else "fresh", tuple(reasons)))
     stages.append(_report(stages, lock.get("report"), changed.get("report", []), root))
     return Status(params.source, params.profile, tuple(stages))
@@ -104,17 +108,9 @@ def _yaml(path: Path) -> dict[str, Any]:
     return dict(YAML(typ="safe", pure=True).load(path) or {})
 
 
-def _code(stage: str, entry: Mapping[str, Any]) -> Iterator[str]:
-    """Compare the notebook itself with the lock: the fingerprint on disk may be an older one."""
-    notebook = source.notebook_of(stage)
-    file = source.fingerprint_path(notebook).relative_to(paths.root()).as_posix()
-    recorded = {dep["path"]: dep.get("md5") for dep in entry.get("deps", [])}
-    text = f"{source.fingerprint(source.notebook_path(notebook))}\n".encode()
-    if recorded.get(file) != hashlib.md5(text, usedforsecurity=False).hexdigest():
-        yield f"the code of notebooks/{notebook}.ipynb changed"
-
-
-def _reasons(changes: list[Any], entry: Mapping[str, Any], root: Path) -> Iterator[str]:
+def _reasons(
+    changes: list[Any], entry: Mapping[str, Any], root: Path, place: str = ""
+) -> Iterator[str]:
     for change in changes:
         if isinstance(change, str):
             yield "its command in dvc.yaml changed"
@@ -122,12 +118,43 @@ def _reasons(changes: list[Any], entry: Mapping[str, Any], root: Path) -> Iterat
         for path, how in change.get("changed deps", {}).items():
             if path == "params.yaml":
                 yield from _parameters(entry, root)
-            elif not path.startswith("pipelines/fingerprints/"):
+            elif path.startswith(dependencies.FOLDER):
+                yield from _code(path, entry, root, place)
+            else:
                 yield f"{path} {_WORDS.get(how, how)}"
         for path, how in change.get("changed outs", {}).items():
             yield f"{path} {_WORDS.get(how, how)}"
 
 
+def _code(file: str, entry: Mapping[str, Any], root: Path, place: str) -> Iterator[str]:
+    """Modules that differ from the list as it was: kept by the run here, or committed with it."""
+    (recorded,) = (dep.get("md5") for dep in entry["deps"] if dep["path"] == file)
+    kept = root / "pipelines" / "build" / "ran" / place / Path(file).name
+    for old in (kept.read_bytes() if kept.is_file() else b"", _committed(file, root)):
+        if hashlib.md5(old, usedforsecurity=False).hexdigest() == recorded:
+            changed = {*old.splitlines()} ^ {*(root / file).read_bytes().splitlines()}
+            names = sorted({line.split()[0].decode() for line in changed})
+            yield from (f"the code of {name} changed" for name in names[:_NAMED])
+            if len(names) > _NAMED:
+                yield f"and {len(names) - _NAMED} more: see `git diff {file}`"
+            return
+    yield f"its code changed: see `git diff {file}`"
+
+
+def _committed(file: str, root: Path) -> bytes:
+    """A file as it was when dvc.lock was last committed; empty where git does not say."""
+    git = ["git", "-C", str(root)]
+    try:
+        log = subprocess.check_output(
+            [*git, "log", "-1", "--format=%h", "--", "dvc.lock"], stderr=subprocess.DEVNULL
+        )
+        show = [*git, "show", f"{log.decode().strip()}:./{file}"]
+        return subprocess.check_output(show, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return b""
+
+
+_NAMED = 8  # modules of a stage, before the others are counted
 _WORDS = {
     "modified": "changed",
     "deleted": "is missing",

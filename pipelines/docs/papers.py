@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hetero import paths, yaml_text
+from hetero import paths
 from hetero.display import Column, Table
+from pipelines import dependencies, source
 from pipelines.studies.coverage import NOT_REGENERATED, figures
 
 PAGE = Path(__file__).parent / "pages" / "papers.md"
@@ -178,22 +179,14 @@ def _linked(link: Callable[[str], str], places: Sequence[tuple[str, str]]) -> st
 
 
 def _notebooks(paper: str, file: str) -> tuple[str, ...]:
-    """Numbers of the paper's notebooks whose stages depend on a file."""
+    """Numbers of the paper's notebooks that run a file."""
     own = {figure.notebook for figure in figures() if figure.paper == paper}
-    return tuple(
-        notebook[:2]
-        for notebook, needed in sorted(_stages().items())
-        if notebook in own and any(file == one or file.startswith(f"{one}/") for one in needed)
-    )
+    return tuple(one[:2] for one in source.notebooks() if one in own and file in _modules(one))
 
 
 @cache
-def _stages() -> dict[str, list[str]]:
-    """What the stage of each notebook depends on, by its file."""
-    file = paths.root() / "dvc.yaml"
-    stages = yaml_text.parse(file.read_text(encoding="utf-8"), file)["stages"]
-    needed = [stage.get("do", stage).get("deps", []) for stage in stages.values()]
-    return {Path(one).stem: deps for deps in needed for one in deps if one.endswith(".sha256")}
+def _modules(notebook: str) -> dict[str, str]:
+    return dependencies.modules(source.section(notebook))
 
 
 def _words(text: str) -> list[str]:

@@ -15,8 +15,8 @@ from hetero import paths
 from hetero.display import Column, Shown, Table
 from hetero.errors import ParameterError
 from hetero.files import writing
+from pipelines import dependencies, source
 from pipelines import run as stage_run
-from pipelines import source
 from pipelines.sweep import search, spec, table
 from pipelines.sweep.point import Job
 from pipelines.sweep.workers import run_all
@@ -145,17 +145,10 @@ def jobs_of(
 
 
 def _notebook_and_digest(found: spec.Sweep) -> tuple[Path, str]:
-    notebook = source.notebook_path(source.notebook_of(found.stage))
-    return notebook, _rests_on(found, notebook)
-
-
-def _rests_on(found: spec.Sweep, notebook: Path) -> str:
-    """Digest of the code and data that a point depends on: when they change, points are new."""
-    files = [notebook, *source.dependencies(found.stage)]
-    built = paths.root() / "pipelines" / "build"
-    prints = stage_run.fingerprints([f for f in files if f.exists() and built not in f.parents])
-    text = json.dumps([prints, found.stage, found.profile, found.source], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    """The notebook, and what points rest on: when its code or data change, points are new."""
+    state = [dependencies.state(found.stage), found.stage, found.profile, found.source]
+    digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+    return source.notebook_path(source.notebook_of(found.stage)), digest
 
 
 def collected(found: spec.Sweep, name: str, jobs: list[Job], folder: Path) -> Swept:

@@ -56,46 +56,31 @@ tiny:
 
 PIPELINE = """\
 stages:
-  source:
-    foreach:
-      - 01_tiny
-    do:
-      cmd: python -m pipelines.source ${item}
-      deps:
-        - notebooks/${item}.ipynb
-        - pipelines/source.py
-      outs:
-        - pipelines/fingerprints/${item}.sha256:
-            cache: false
+  fingerprints:
+    cmd: python -m pipelines.dependencies
+    deps: [hetero, notebooks, pipelines/studies, pipelines/report.py, pipelines/run.py]
+    outs:
+      - pipelines/fingerprints: {cache: false, persist: true}
   tiny:
-    foreach:
-      - ${workload.source}
+    foreach: ["${workload.source}"]
     do:
       cmd: python -m pipelines.run tiny --source ${item}
-      params:
-        - profile
-        - tiny
+      params: [profile, tiny]
       deps:
-        - pipelines/fingerprints/01_tiny.sha256
-        - pipelines/studies/results.py
+        - pipelines/fingerprints/01_tiny
       outs:
-        - results/${item}/01_tiny:
-            cache: false
-            persist: true
+        - results/${item}/01_tiny: {cache: false, persist: true}
   report:
     cmd: python -m pipelines.report
     deps:
-      - results/${workload.source}/01_tiny
+      - pipelines/fingerprints/report
+      - results/${workload.source}
     outs:
-      - results/report.html:
-          cache: false
-      - results/pages:
-          cache: false
-      - results/claims.csv:
-          cache: false
+      - results/report.html: {cache: false}
+      - results/pages: {cache: false}
+      - results/claims.csv: {cache: false}
     metrics:
-      - results/metrics.json:
-          cache: false
+      - results/metrics.json: {cache: false}
 plots:
   - results/${workload.source}/01_tiny/line.svg
 """

@@ -10,12 +10,11 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-import grimp
 import pytest
 from packaging.requirements import Requirement
 
 from hetero import paths
-from pipelines import schema, setup, source
+from pipelines import dependencies, schema, setup, source
 
 ROOT = paths.root()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -100,38 +99,13 @@ def test_everything_that_make_setup_installs_by_name_is_imported() -> None:
 
 
 def test_the_default_pipeline_imports_nothing_beyond_make_setup() -> None:
-    graph = grimp.build_graph(
-        "hetero", "pipelines", include_external_packages=True, exclude_type_checking_imports=True
-    )
     here = declared(*setup.EXTRAS)
     for stage in schema.SECTIONS:
-        code = code_of(source.notebook_of(stage))
-        found, outside = modules(code, graph), set(top(code))
-        for module in found:
-            outside |= {
-                one.partition(".")[0]
-                for one in graph.find_modules_directly_imported_by(module)
-                if one.partition(".")[0] not in OWN
-            }
+        ran = dependencies.modules(stage)
         # What asks a running server, and Ax, imported where they are asked for; no stage does.
-        outside -= {*sys.stdlib_module_names, "openai", "ax"}
+        outside = {module for file, module in imports() if file in ran} - {"openai", "ax"}
         missing = {one for one in outside if not distributions(one) & here}
         assert not missing, f"{stage} needs {', '.join(sorted(missing))}"
-
-
-def modules(code: str, graph: grimp.ImportGraph) -> set[str]:
-    """Modules of the project that importing a notebook's imports executes."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    found &= graph.modules
-    found = {one for one in found if one.partition(".")[0] in OWN}
-    for one in list(found):
-        found |= {up for up in graph.find_upstream_modules(one) if up.partition(".")[0] in OWN}
-    return found
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_missing_file_of_the_manifest_is_an_error(ran: Project, tmp_path: Path) 
     project = ran.copy(tmp_path / "p")
     before = project.results()
     tiny_notebook(project.root / NOTEBOOK, last='(out.folder / "points.csv").unlink()')
-    assert project.call("pipelines.source", "01_tiny").returncode == 0
+    assert project.call("pipelines.dependencies").returncode == 0
     done = project.call("pipelines.run", "tiny")
     assert done.returncode == 1
     assert "names points.csv" in done.stderr
@@ -197,9 +197,9 @@ def test_code_that_changes_during_the_run_discards_it(ran: Project, tmp_path: Pa
     module = "pipelines/studies/results.py"
     tiny_notebook(
         project.root / NOTEBOOK,
-        last=f'with open("{module}", "a") as stream:\n    stream.write("# later\\n")',
+        last=f'with open("{module}", "a") as stream:\n    stream.write("LATER = 1\\n")',
     )
-    assert project.call("pipelines.source", "01_tiny").returncode == 0
+    assert project.call("pipelines.dependencies").returncode == 0
     done = project.call("pipelines.run", "tiny")
     assert done.returncode == 1
     assert f"{module} changed while stage 'tiny' ran" in done.stderr
@@ -343,7 +343,7 @@ def test_results_set_aside_by_a_killed_run_come_back(ran: Project, tmp_path: Pat
     aside.mkdir(parents=True, exist_ok=True)
     (project.root / "results" / "twin" / "01_tiny").rename(aside / "01_tiny.old")
     tiny_notebook(project.root / NOTEBOOK, last='raise ValueError("no new ones")')
-    assert project.call("pipelines.source", "01_tiny").returncode == 0
+    assert project.call("pipelines.dependencies").returncode == 0
     done = project.call("pipelines.run", "tiny", "--source", "twin")
     assert done.returncode == 1
     assert "no new ones" in done.stderr

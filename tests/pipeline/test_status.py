@@ -16,7 +16,7 @@ def ask(project: Project) -> str:
     return done.stdout
 
 
-def test_prose_and_saved_outputs_make_nothing_stale(ran: Project, tmp_path: Path) -> None:
+def test_prose_outputs_and_comments_make_nothing_stale(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "p")
     path = project.root / NOTEBOOK
     tiny_notebook(path, prose="Quite another question.")
@@ -30,7 +30,9 @@ def test_prose_and_saved_outputs_make_nothing_stale(ran: Project, tmp_path: Path
             cell["source"] = cell["source"].splitlines(keepends=True)
     saved["metadata"]["widgets"] = {"state": {}}
     path.write_text(json.dumps(saved, indent=2))
-    assert "tiny    fresh" in ask(project)
+    with (project.root / "pipelines" / "studies" / "results.py").open("a") as stream:
+        stream.write("# changed\n")
+    assert "stale" not in ask(project)
     done = project.repro()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing was run" in done.stdout
@@ -55,15 +57,48 @@ def test_reasons_are_said_in_words(ran: Project, tmp_path: Path) -> None:
     project = ran.copy(tmp_path / "p")
     project.change("params.yaml", "  count: 3 ", "  count: 4 ")
     with (project.root / "pipelines" / "studies" / "results.py").open("a") as stream:
-        stream.write("# changed\n")
+        stream.write("CHANGED = 1\n")
     (project.root / "results" / "twin" / "01_tiny" / "points.csv").write_text("x [s]\n9\n")
     said = ask(project)
     for words in (
         "tiny.count: 3 -> 4",
-        "pipelines/studies/results.py changed",
+        "the code of pipelines/studies/results.py changed",
         "results/twin/01_tiny changed",
     ):
         assert words in said
+
+
+def test_a_clone_names_modules_that_were_committed_without_a_run(
+    ran: Project, tmp_path: Path
+) -> None:
+    project = ran.copy(tmp_path / "p")
+    project.commit()
+    with (project.root / "hetero" / "paths.py").open("a") as stream:
+        stream.write("CHANGED = 1\n")
+    assert "the code of hetero/paths.py changed" in ask(project)
+    said = ask(project.clone(tmp_path / "clone"))
+    assert "tiny    stale  the code of hetero/paths.py changed" in said
+    assert "report  stale  it shows the results of tiny" in said
+
+
+def test_a_list_that_is_missing_or_damaged_is_written_anew(ran: Project, tmp_path: Path) -> None:
+    project = ran.copy(tmp_path / "p")
+    file = project.root / "pipelines" / "fingerprints" / "01_tiny"
+    was = file.read_bytes()
+    for damage in (file.unlink, lambda: file.write_bytes(b"<<<<<<< HEAD\n\xff\n")):
+        damage()
+        done = project.call("pipelines.run", "tiny")
+        assert done.stderr == (
+            "Error: pipelines/fingerprints/01_tiny is not what 01_tiny.ipynb and the modules it "
+            "imports are now. Resolve: run `hetero repro`, or `python -m pipelines.dependencies` "
+            "first.\n"
+        )
+        done = project.call("dvc", "repro")
+        assert "Running stage 'tiny" not in done.stdout
+        assert file.read_bytes() == was
+    project.change("pipelines/studies/results.py", "def ", "def (")
+    assert "results.py, line " in (said := project.call("pipelines.status").stderr)
+    assert ": This is no Python (" in said
 
 
 def test_status_before_the_first_run(fresh: Project, tmp_path: Path) -> None:
