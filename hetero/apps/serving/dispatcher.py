@@ -13,15 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from aiohttp import ClientSession
 
 from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.books import Books
-from hetero.apps.serving.engines import Seen, probe
+from hetero.apps.serving.engines import Seen, client, probe
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
 from hetero.apps.serving.learning import LEAST, First, StepLearner
 from hetero.apps.serving.lengths import LengthEstimates
-from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
 from hetero.apps.serving.request_log import RequestLog
@@ -100,6 +100,7 @@ class Dispatcher:
     """
 
     plan: FleetPlan
+    session: ClientSession
 
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
@@ -112,7 +113,6 @@ class Dispatcher:
         self.bodies = Held()
         self.away = 0
         self.room: Callable[[], int] = lambda: sys.maxsize
-        self.pool = EnginePool()
         self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
@@ -226,6 +226,7 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Begin to watch the engines."""
+        self.session = client()
         await self._check()
         self._watch = asyncio.create_task(self._watching())
 
@@ -235,7 +236,7 @@ class Dispatcher:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        self.pool.sweep(all_of_them=True)
+        await self.session.close()
 
     async def _watching(self) -> None:
         while True:
@@ -247,7 +248,6 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
-        self.pool.sweep()
         self.follow_lengths()
         await self.learn()
         self.offer()
@@ -257,7 +257,7 @@ class Dispatcher:
 
         async def check() -> None:
             try:
-                seen.probed(self.now_s(), await probe(self.pool, seen))
+                seen.probed(self.now_s(), await probe(self.session, seen))
                 self.mend()
             finally:
                 del self._checks[seen]
@@ -267,14 +267,6 @@ class Dispatcher:
         await asyncio.shield(self._checks[seen])
 
     # Requests -------------------------------------------------------------------------------
-
-    def arrived(self) -> None:
-        """A request is coming."""
-        self.meters.received += 1
-
-    def ended(self, outcome: str) -> None:
-        """A request has ended before it could ask for a place."""
-        self.meters.ended(outcome)
 
     def _admit(self, ticket: Ticket) -> None:
         """Let a request into the house, or refuse it if that is full."""
