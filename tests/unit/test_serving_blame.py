@@ -20,6 +20,7 @@ from aiohttp import (
 
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame, Failed, Fault
+from hetero.apps.serving.relay import busy_or_broken
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 
@@ -89,3 +90,10 @@ def test_a_health_check_that_the_dispatcher_was_unable_to_make_says_nothing():
     assert not one.up
     one.probed(100.0, None)
     assert one.up
+
+
+@pytest.mark.parametrize("after", ["nan", "inf", "1e400", "-5", "1e9", "soon"])
+def test_a_full_engine_asks_for_a_second_to_an_hour(after):
+    failed = busy_or_broken("a", SimpleNamespace(status=503, headers={"retry-after": after}))
+    assert failed.fault is Fault.NOBODY
+    assert 1 <= int(failed.refusal.answer().headers["retry-after"]) <= 3600

@@ -52,6 +52,14 @@ def test_strings_that_are_no_json_are_refused(bad, length):
     assert refused.value.code == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"t":NaN}', b'{"t":-Infinity}', b'{"t":1e999}', b'{"t":"\xff"}', b"[" * 40_000]
+)
+def test_bodies_that_are_no_json_by_the_letter_are_refused(content):
+    with pytest.raises(Refusal, match="no JSON"):
+        Asked.of(parsed(bytearray(content)))
+
+
 @pytest.mark.parametrize(("given", "found"), [(3, 3), (-100, 0), (10**9, 2**15 - 1)])
 def test_a_request_may_only_stand_back(given, found):
     asked = Asked.of({"model": "m", "prompt": "x", "priority": given})

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from hetero.apps.serving.bodies import BodyShare
@@ -50,6 +50,8 @@ class App:
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer a request."""
         try:
+            if request.version not in (HttpVersion10, HttpVersion11):
+                raise Refusal(505, "http_version", "Ask by HTTP/1.1.")
             most = self._dispatcher.settings.limits.head_bytes
             if len(request.path_qs) + sum(len(a) + len(b) for a, b in request.raw_headers) > most:
                 raise too_large(most)
@@ -66,7 +68,7 @@ class App:
         dispatcher.meters.received += 1
         share, outcome = BodyShare(dispatcher.bodies), "cancelled"
         try:
-            client = known(dispatcher.keys, request.headers.get("authorization", ""))
+            client = known(dispatcher.keys, _authorization(request))
             ticket = relay.ticket(await self._body(request, share), client, names)
             outcome = ""  # from here on the relay says how it ended
             return await relay.answer(ticket, request)
@@ -107,7 +109,7 @@ class App:
 
     def _page(self, request: web.BaseRequest) -> web.Response:
         """What is not answered by engines."""
-        path, authorization = request.path, request.headers.get("authorization", "")
+        path, authorization = request.path, _authorization(request)
         name = path.removeprefix(f"{_MODELS}/")
         page = self._pages.get(path if name == path else _MODELS)
         allowed = "POST" if path in self._relays else "GET, HEAD" if page else ""
@@ -148,6 +150,10 @@ class App:
     def _ready(self, _: str) -> tuple[int, Any]:
         good = any(one.open for one in self._dispatcher.engines)
         return (200 if good else 503), {"ready": good}
+
+
+def _authorization(request: web.BaseRequest) -> str:
+    return ", ".join(request.headers.getall("authorization", ()))  # two are no key
 
 
 def known(keys: Mapping[bytes, str], authorization: str) -> str:

@@ -202,6 +202,7 @@ class Connections(web.Server):
             connection.reading = not request.content.is_eof()
             if self._closing or connection.reading:
                 answer.force_close()
+            answer.headers["server"] = "hetero"
             await answer.prepare(request)
             await answer.write_eof()
             return answer

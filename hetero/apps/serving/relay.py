@@ -176,7 +176,7 @@ class Relay:
                 begun = True
                 # Nothing of a redirection is followed, so it is no answer either.
                 if answer.status < 200 or answer.status >= 500 or answer.status in (429, *_MOVED):
-                    raise _busy_or_broken(seen.backend.name, answer)
+                    raise busy_or_broken(seen.backend.name, answer)
                 if answer.status >= 300 or not asked.stream:
                     return await self._whole(ticket, seen, answer, client)
                 return await self._streamed(ticket, seen, answer, client)
@@ -288,7 +288,8 @@ class _Name:
         return content if old == new else content.replace(old, new)
 
 
-def _busy_or_broken(name: str, answer: ClientResponse) -> Failed:
+def busy_or_broken(name: str, answer: ClientResponse) -> Failed:
+    """What an answer is that is none: of an engine that is merely full, or of a broken one."""
     after = answer.headers.get("retry-after")
     if answer.status == 429 or (answer.status == 503 and after is not None):
         try:

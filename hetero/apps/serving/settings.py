@@ -23,7 +23,7 @@ from hetero.naming import Line, Name
 from hetero.routers.base import Builtin
 from hetero.routers.named import factories
 
-# What is larger is a slip of the keyboard, and overflows the dispatcher's books or its memory.
+# What is larger is a slip of the keyboard, and overflows the dispatcher's records or its memory.
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 _Batch = Annotated[int, Field(ge=1, le=65_536)]

@@ -25,7 +25,7 @@ class Ticket:
     path
         What of an engine it asks for.
     row
-        Its row in the books; -1 until it is let in.
+        Its row in the records; -1 until it is let in.
     engine
         Where it is now; None while it is held.
     avoid
