@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -14,6 +15,23 @@ from pathlib import Path
 from hetero.errors import ParameterError
 
 _ABANDONED_S = 86_400.0  # no writer is silent for a day
+_LONGEST = 16 << 20  # bytes of settings, or of a model of an engine's steps; devices have no end
+
+
+def text(path: Path | str) -> str:
+    """The text of a file that people write, or that is as small.
+
+    Raises
+    ------
+    OSError
+        If it is missing, is no file, or is too large.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_file():  # a device or a pipe may be read for ever
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if path.stat().st_size > _LONGEST:
+        raise OSError(errno.EFBIG, f"it is larger than {_LONGEST >> 20} MiB")
+    return path.read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Final
 
+from hetero import files
 from hetero.encoding import Decoder, Encoder, EncodingError
 from hetero.errors import DataError
-from hetero.files import writing
 from hetero.latency.step import Bends, Mixed, Piece, StepModel
 
 FORMAT: Final = "hetero step model 2"
@@ -61,12 +61,11 @@ def load(path: Path | str) -> StepModel:
     DataError
         If the file is missing or is not a step model.
     """
-    path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = files.text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"cannot be read ({error.__class__.__name__}).",
+            f"cannot be read ({getattr(error, 'strerror', '') or error.__class__.__name__}).",
             path=path,
             resolve="check the path, or write the file with hetero fit --output.",
         ) from None
@@ -75,6 +74,6 @@ def load(path: Path | str) -> StepModel:
 
 def save(model: StepModel, path: Path | str, *, force: bool = False) -> Path:
     """Write a step model; the file appears whole or not at all."""
-    with writing(path, force=force) as part:
+    with files.writing(path, force=force) as part:
         part.write_text(to_json(model), encoding="utf-8")
     return Path(path)

@@ -1,6 +1,6 @@
 """Decisions on a large fleet: processor time of each, and how well several dispatchers choose.
 
-The engines are simulated; every decision is made on the books that a dispatcher keeps of what it
+The engines are simulated; every decision is made on the records that a dispatcher keeps of what it
 sees of them. Several dispatchers behind a balancer each get a part of the requests by lot. They
 know nothing of each other's; beside that stands what it would be worth to hear after a while of
 what was sent where, of first tokens, of ends.
@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from hetero import catalog, workload
-from hetero.apps.serving.books import Books
 from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.records import FleetRecords
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Table
 from hetero.latency import for_gpu
@@ -65,10 +65,10 @@ class _News(NamedTuple):
 
 
 class _Dispatcher:
-    """A dispatcher's books, and what it has not heard of yet."""
+    """A dispatcher's records, and what it has not heard of yet."""
 
     def __init__(self, deployment: Deployment, trace: Trace, router: str) -> None:
-        self.books = Books(deployment, rows=len(trace) + 1)
+        self.records = FleetRecords(deployment, rows=len(trace) + 1)
         self.router = factories()[router]().live(deployment, np.random.default_rng(0))
         self.up = [True] * len(deployment.replicas)
         self.news: deque[_News] = deque()
@@ -77,34 +77,34 @@ class _Dispatcher:
 
     def take(self, news: _News) -> None:
         """Enter what has happened."""
-        books, k = self.books, news.request
+        records, k = self.records, news.request
         if news.kind == _SENT:
             r = self.open(k, news.predicted, news.at_s)
-            books._r[r].credit = news.credit
-            books.send(r, news.engine, news.at_s)
+            records._r[r].credit = news.credit
+            records.send(r, news.engine, news.at_s)
         elif news.kind == _FIRST:
-            books.first_token(self._rows[k], news.at_s)
+            records.first_token(self._rows[k], news.at_s)
         else:
             r = self._rows.pop(k)
-            books.first_token(r, news.at_s)
-            books.close(r, news.at_s, self._inputs[k], self._outputs[k])
+            records.first_token(r, news.at_s)
+            records.close(r, news.at_s, self._inputs[k], self._outputs[k])
 
     def open(self, index: int, predicted: int, now_s: float) -> int:
         """Enter a request."""
-        r = self._rows[index] = self.books.open(self._inputs[index], predicted, now_s)
+        r = self._rows[index] = self.records.open(self._inputs[index], predicted, now_s)
         return r
 
     def decide(self, r: int, now_s: float) -> int:
         """The engine for a request."""
-        if not self.books.look(r, now_s, self.up):
+        if not self.records.look(r, now_s, self.up):
             return -1
-        choice = self.router.decide(self.books.records, r, now_s)
+        choice = self.router.decide(self.records.state, r, now_s)
         assert isinstance(choice, int)  # a pair is for engines that are split by phase
         return choice
 
 
 class Dispatchers:
-    """Dispatchers behind a balancer as one router: each decides on books of its own.
+    """Dispatchers behind a balancer as one router: each decides on records of its own.
 
     Parameters
     ----------
@@ -140,8 +140,8 @@ class Dispatchers:
         r = one.open(k, request.predicted_tokens, now_s)
         choice = one.decide(r, now_s)
         if choice >= 0:
-            one.books.send(r, choice, now_s)
-            credit = float(one.books._r[r].credit)
+            one.records.send(r, choice, now_s)
+            credit = float(one.records._r[r].credit)
             self._tell(_News(now_s, _SENT, k, choice, request.predicted_tokens, credit))
         return choice
 
@@ -282,6 +282,6 @@ def main() -> None:
         began = time.process_time()
         r = one.open(news.request, news.predicted, news.at_s)
         one.decide(r, news.at_s)
-        one.books.send(r, news.engine, news.at_s)
+        one.records.send(r, news.engine, news.at_s)
         spent.append(1e6 * (time.process_time() - began))
     print(json.dumps([float(np.median(spent)), float(np.mean(spent))]))

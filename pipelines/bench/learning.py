@@ -1,7 +1,7 @@
 """After how many answers the dispatcher knows the step times of an engine without a profile.
 
 Engines are simulated: what they do is exact, and what the dispatcher sees of them goes through its
-own books. The prediction is compared at the decode steps that answers were made of, on a grid of
+own records. The prediction is compared at the decode steps that answers were made of, on a grid of
 steps that the engine has not done, and at prefills.
 """
 
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetero import catalog, workload
-from hetero.apps.serving.books import Books
 from hetero.apps.serving.learning import LEAST, First, Mark, StepLearner
 from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.records import FleetRecords
 from hetero.apps.serving.settings import DeploymentFile
 from hetero.deployment import Deployment, Engine, Replica
 from hetero.display import Column, Table
@@ -39,11 +39,11 @@ _WITHIN = 0.1
 _PARTS = ("steps done", "others", "prefill")
 
 
-def played(real: Replica, told: StepModel, trace: Trace) -> Iterator[StepLearner]:
+def learners(real: Replica, told: StepModel, trace: Trace) -> Iterator[StepLearner]:
     """What is learnt of an engine that serves a trace, after every fit."""
     run = simulate(Deployment("real", (real,)), trace, RoundRobin())
     rows = run.requests[run.finished]
-    books = Books(Deployment("told", (real,)), rows=len(rows))
+    records = FleetRecords(Deployment("told", (real,)), rows=len(rows))
     learner = StepLearner(told)
     events = sorted(
         (float(time), kind, k)
@@ -65,23 +65,23 @@ def played(real: Replica, told: StepModel, trace: Trace) -> Iterator[StepLearner
                 rows["finish_s"][j] - rows["first_token_s"][j], 1e-9
             )
             more = 1 + int(passed * (rows["output_tokens"][j] - 1)) - given[j]
-            books.more_tokens(j, more)
+            records.more_tokens(j, more)
             given[j] += more
         if kind == 0:
-            books.open(inputs, outputs, now_s)
-            books.send(k, 0, now_s)
-            beside[k] = books.beside(0)
+            records.open(inputs, outputs, now_s)
+            records.send(k, 0, now_s)
+            beside[k] = records.beside(0)
         elif kind == 1:
-            books.first_token(k, now_s)
-            marks[k], given[k] = books.loads[0].mark(), 1
+            records.first_token(k, now_s)
+            marks[k], given[k] = records.loads[0].mark(), 1
         else:
             del given[k]
-            books.close(k, now_s, inputs, outputs)
+            records.close(k, now_s, inputs, outputs)
             if (found := beside[k]) is not None:
                 learner.first.append(First(first_s - float(row["arrival_s"]), inputs, *found))
             if outputs > LEAST:
                 tpot_s = (now_s - first_s) / (outputs - 1)
-                learner.answer(tpot_s, outputs - 1, marks[k], books.loads[0].mark())
+                learner.answer(tpot_s, outputs - 1, marks[k], records.loads[0].mark())
             if learner.due:
                 learner.refit()
                 yield learner
@@ -152,7 +152,7 @@ def bench(*, requests: int = 500, seed: int = 0) -> LearningBench:
             trace = drawn.poisson(load * most_rps, stream(seed, "arrivals"))
             for start, told in _starts(gpu).items():
                 begin = errors(StepLearner(told), real.step)[1]
-                found = [(x.answers, *errors(x, real.step)) for x in played(real, told, trace)]
+                found = [(x.answers, *errors(x, real.step)) for x in learners(real, told, trace)]
                 known = [_known([(one[0], one[k]) for one in found]) for k in (1, 2, 3)]
                 last = [100.0 * x for x in found[-1][1:]]
                 rows.append((gpu, load, start, 100.0 * begin, *known, *last))

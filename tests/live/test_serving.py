@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,11 +9,10 @@ import pytest
 from hetero.apps.cli import main
 from hetero.workload import Trace
 from pipelines.bench.engines import engine, write_model
-from tests.serving import Served, running, wait_until
+from tests.serving import Served, running
 
 # An engine that computes answers nothing else, and on a busy machine not for long.
 PATIENT = {"health_timeout_s": 300.0, "token_s": 600.0, "connect_s": 300.0, "queue_s": 600.0}
-ROUTERS = ("round-robin", "workload", "hetero")
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +40,7 @@ def test_the_official_client_works_unchanged(fleet):
     served, _, _ = fleet
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=600)
     assert [model.id for model in client.models.list()] == ["m"]
+    assert client.models.retrieve("m").id == "m"
     chat = [{"role": "user", "content": "hello there"}]
     whole = client.chat.completions.create(model="m", messages=chat, max_tokens=8)
     assert whole.usage.completion_tokens == 8
@@ -68,23 +65,10 @@ def test_the_official_client_works_unchanged(fleet):
     assert done.usage.prompt_tokens == counted[-1].usage.prompt_tokens > 0
     with pytest.raises(openai.NotFoundError, match="There is no model 'other'"):
         client.completions.create(model="other", prompt="x")
-
-    async def crowd():
-        async with openai.AsyncOpenAI(
-            base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=600
-        ) as many:
-            return await asyncio.gather(
-                *(
-                    many.completions.create(model="m", prompt=f"number {k}", max_tokens=4 + k)
-                    for k in range(12)
-                )
-            )
-
-    assert [one.usage.completion_tokens for one in asyncio.run(crowd())] == list(range(4, 16))
     metrics = served.metrics()
-    assert served.outcomes() == {"finished": 16, "failed": 0, "cancelled": 0, "refused": 1}
+    assert served.outcomes() == {"finished": 4, "failed": 0, "cancelled": 0, "refused": 1}
     tokens = sum(v for k, v in metrics.items() if "hetero_tokens_total" in k and "output" in k)
-    assert tokens == 4 * 8 + sum(range(4, 16))
+    assert tokens == 4 * 8
 
 
 def test_a_trace_is_replayed_and_a_stopped_replay_goes_on(fleet, tmp_path, capsys):
@@ -123,30 +107,3 @@ def test_a_trace_is_replayed_and_a_stopped_replay_goes_on(fleet, tmp_path, capsy
     assert np.all(rows.ttft_s > 0)
     assert np.all(rows.e2e_s >= rows.ttft_s)
     assert np.allclose(np.diff(rows.arrival_s).mean(), 1 / 0.2, rtol=0.02)
-
-
-@pytest.mark.parametrize("router", ROUTERS)
-def test_each_router_serves_a_trace(fleet, tmp_path, router, capsys):
-    served, urls, models = fleet
-    served.write(urls, models=models, router=router, limits=PATIENT)
-    served.signal(signal.SIGHUP)
-    wait_until(lambda: served.health()["router"] == router.replace("-", " "))
-    trace = Trace(np.arange(24) * 0.02, np.full(24, 40), np.full(24, 8))
-    trace.to_csv(tmp_path / "trace.csv")
-    before = served.metrics()
-    with pytest.raises(SystemExit) as done:
-        main(
-            [
-                *("replay", str(tmp_path / "trace.csv"), served.url, "--model", "m", "--json"),
-                *("-o", str(tmp_path / "requests.csv")),
-            ]
-        )
-    assert done.value.code == 0
-    rows = pd.read_csv(tmp_path / "requests.csv", keep_default_na=False)
-    assert list(rows.status) == ["finished"] * 24
-    after = served.metrics()
-    key = 'hetero_requests_total{outcome="finished"}'
-    assert after[key] - before[key] == 26  # with the two that count the tokens of words
-    assert after["hetero_in_house"] == 0
-    if router == "round-robin":
-        assert rows.replica.value_counts().to_dict() == {"small": 12, "large": 12}

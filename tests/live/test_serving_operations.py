@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import ssl
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -36,28 +34,20 @@ def engine():
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self._answer({})
-
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            seen.append((self.path, dict(self.headers.items()), body))
+            body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or "{}")
+            found = {"path": self.path, "model": body.get("model"), "choices": [{"text": "x"}]}
+            kind, text = "application/json", json.dumps(found | {"usage": USAGE})
+            if body:
+                seen.append((self.path, dict(self.headers.items()), body))
             if body.get("stream"):
-                self._send("text/event-stream", RESPONSE.encode())
-                return
-            found = {"path": self.path, "model": body["model"], "choices": [{"text": "x"}]}
-            self._answer(found | {"usage": USAGE})
-
-        def _answer(self, value):
-            self._send("application/json", json.dumps(value).encode())
-
-        def _send(self, kind, content):
-            self.send_response(200)
-            self.send_header("content-type", kind)
-            self.send_header("x-request-id", "of the engine")
-            self.send_header("content-length", str(len(content)))
+                kind, text = "text/event-stream", RESPONSE
+            self.send_response(200, f"OK\r\nx-request-id: of the engine\r\ncontent-type: {kind}")
+            self.send_header("content-length", str(len(text)))
             self.end_headers()
-            self.wfile.write(content)
+            self.wfile.write(text.encode())
+
+        do_GET = do_POST
 
         def log_message(self, *_):
             pass
@@ -70,15 +60,11 @@ def engine():
         server.shutdown()
 
 
-def post(url, path, body, headers=None, context=None, method="POST"):
-    asked = urllib.request.Request(
-        url + path,
-        None if body is None else json.dumps(body).encode(),
-        {"content-type": "application/json"} | (headers or {}),
-        method=method,
-    )
+def post(url, path, body, headers=None):
+    content = json.dumps(body).encode()
+    asked = urllib.request.Request(url + path, content, headers or {}, method="POST")
     try:
-        with urllib.request.urlopen(asked, timeout=60, context=context) as answer:
+        with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.status, answer.headers, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, error.headers, json.loads(error.read())
@@ -116,7 +102,7 @@ def test_requests_keep_their_names_and_leave_a_line_without_their_text(tmp_path)
             wait_until(lambda: len(log.read_text().splitlines()) == 2)
         assert "secret" not in (tmp_path / "older.jsonl").read_text() + log.read_text()
         older = [json.loads(line) for line in (tmp_path / "older.jsonl").open()]
-        assert [one["id"] for one in older] == ["mine-1", headers_id(older)]
+        assert (older[0]["id"], len(older[1]["id"])) == ("mine-1", 32)
         assert [one["trace_id"] for one in older] == [TRACE[3:35], None]
         first = older[0]
         assert (first["engine"], first["outcome"], first["attempts"]) == ("a", "finished", 1)
@@ -124,12 +110,6 @@ def test_requests_keep_their_names_and_leave_a_line_without_their_text(tmp_path)
         assert 0 < first["e2e_s"] < 60
         paths = [json.loads(line)["path"] for line in log.open()]
         assert paths == ["/v1/embeddings", "/tokenize"]
-
-
-def headers_id(lines):
-    name = lines[1]["id"]
-    assert len(name) == 32
-    return name
 
 
 def test_without_an_engine_it_is_not_ready_and_refuses_at_once(tmp_path):
@@ -148,39 +128,6 @@ def test_without_an_engine_it_is_not_ready_and_refuses_at_once(tmp_path):
         with running(served):
             wait_until(lambda: served.up()["a"])
             assert json.loads(urllib.request.urlopen(f"{served.url}/ready").read())["ready"]
-
-
-def test_it_serves_tls(tmp_path):
-    made = subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem")),
-        ],
-        capture_output=True,
-    )
-    if made.returncode:
-        pytest.skip("openssl is not there")
-    with engine() as (url, _):
-        served = Served(tmp_path, {"a": url}, tls_cert="cert.pem", tls_key="key.pem")
-        safe = served.url.replace("http", "https")
-        context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
-
-        def answers():
-            return urllib.request.urlopen(f"{safe}/ready", context=context, timeout=60).status
-
-        try:
-            served.start()
-            wait_until(lambda: answers() == 200)
-            body = {"model": "m", "prompt": "x" * 100_000}
-            status, _, _ = post(safe, "/v1/completions", body, context=context)
-            assert status == 200
-        finally:
-            served.end()
-
-
-def bearer(key):
-    return {"authorization": f"Bearer {key}"}
 
 
 def test_responses_are_passed_through_under_the_name_that_was_asked_for(tmp_path):
@@ -231,22 +178,3 @@ def test_several_models_and_adapters_behind_one_address(tmp_path):
             assert (status, found["error"]["code"]) == (404, "model_not_found")
             assert "'sql'" in found["error"]["message"]
             assert {body["model"] for _, _, body in at_one} == {"sql-lora"}
-
-
-def test_clients_need_one_of_the_keys(tmp_path, monkeypatch):
-    monkeypatch.setenv("HETERO_TEST_KEYS", "one,two")
-    body = {"model": "m", "prompt": "x"}
-    with engine() as (url, seen):
-        served = Served(
-            tmp_path, {"a": url}, api_keys_env="HETERO_TEST_KEYS", request_log="log.jsonl"
-        )
-        with running(served):
-            wait_until(lambda: urllib.request.urlopen(f"{served.url}/ready").status == 200)
-            for key, status in (("three", 401), ("", 401), ("two", 200), ("one", 200)):
-                assert post(served.url, "/v1/completions", body, bearer(key))[0] == status
-                asked = post(served.url, "/v1/models", None, bearer(key), method="GET")
-                assert (asked[0], "engines" in served.health()) == (status, False)
-            assert len(seen) == 2
-            log = tmp_path / "log.jsonl"
-            wait_until(lambda: len(log.read_text().splitlines()) == 2)
-        assert [json.loads(line)["client"] for line in log.open()] == ["key 2", "key 1"]

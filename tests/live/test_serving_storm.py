@@ -44,12 +44,12 @@ stop = Dispatcher.stop
 async def stopped(self):
     await stop(self)
     names = ("outstanding", "outstanding_tokens", "load", "decoding_load")
-    books = self.books
-    left = {name: books.replicas[name].astype(float).tolist() for name in names}
-    left |= {name: getattr(books, name) for name in ("_cached", "_decoding", "_pending_tokens")}
-    left["pending"] = [len(one) for one in books._pending]
-    left["house"] = [len(self.tickets), len(self.held), self.away, self.bodies.count]
-    left["deferred"] = [int(books.integers[state.DEFERRED])]
+    records = self.records
+    left = {name: records.replicas[name].astype(float).tolist() for name in names}
+    left |= {name: getattr(records, name) for name in ("_cached", "_decoding", "_pending_tokens")}
+    left["pending"] = [len(one) for one in records._pending]
+    left["flight"] = [len(self.tickets), len(self.held), self.away, self.bodies.count]
+    left["deferred"] = [int(records.integers[state.DEFERRED])]
     with open(sys.argv.pop(), "w") as out:
         json.dump(left, out)
 Dispatcher.stop = stopped
@@ -109,7 +109,7 @@ def test_a_storm_with_every_fault_leaves_nothing_behind(tmp_path):
 
     with running(*engines, served):
         asyncio.run(storm())
-        wait_until(lambda: served.metrics()["hetero_in_house"] == 0, 60.0)
+        wait_until(lambda: served.metrics()["hetero_in_flight"] == 0, 60.0)
         memory.append(psutil.Process(served.process.pid).memory_info().rss / 2**20)
         found = served.metrics()
         outcomes = served.outcomes()

@@ -40,7 +40,7 @@ def deployment(rng, count, kinds):
 
 def life(seed, name, count, kinds, requests):
     """What a router decided, and the credits that it gave."""
-    from hetero.apps.serving.books import Books
+    from hetero.apps.serving.records import FleetRecords
     from hetero.engine import state
     from hetero.routers.named import factories
 
@@ -49,43 +49,43 @@ def life(seed, name, count, kinds, requests):
     maker = factories()[name]
     router = maker(target_s=2.0) if name == "hetero" and seed % 3 == 2 else maker()
     live = router.live(fleet, np.random.default_rng(seed))
-    books = Books(fleet, rows=64)
+    records = FleetRecords(fleet, rows=64)
     up = [True] * count
     now_s = 0.0
     seen, held, begun, fresh = [], [], [], []
 
     def decide(r):
-        able = books.look(r, now_s, up)
-        choice = live.decide(books.records, r, now_s) if able else None
-        seen.append([choice, float(books._r[r].credit)])
+        able = records.look(r, now_s, up)
+        choice = live.decide(records.state, r, now_s) if able else None
+        seen.append([choice, float(records._r[r].credit)])
         if able and choice >= 0:
-            books.let_go(r)
-            books.send(r, choice, now_s)
+            records.let_go(r)
+            records.send(r, choice, now_s)
             fresh.append(r)
             return True
-        books.hold(r, deferred=choice == state.DEFER)
+        records.hold(r, deferred=choice == state.DEFER)
         return choice == state.REJECT
 
     for _ in range(requests):
         now_s += float(rng.exponential(0.4 / count))
-        if books.full:
-            by = books.compact()
+        if records.full:
+            by = records.compact()
             live.renumber(by)
             held, begun, fresh = ([r - by for r in rows] for rows in (held, begun, fresh))
-        r = books.open(int(rng.lognormal(6, 1.3)), int(rng.lognormal(5, 1)), now_s)
+        r = records.open(int(rng.lognormal(6, 1.3)), int(rng.lognormal(5, 1)), now_s)
         if not decide(r):
             held.append(r)
         for _ in range(int(rng.integers(0, 4))):
             event = rng.random()
             if event < 0.4 and fresh:
                 r = fresh.pop(int(rng.integers(len(fresh))))
-                books.first_token(r, now_s)
+                records.first_token(r, now_s)
                 begun.append(r)
             elif event < 0.7 and begun:
-                books.more_tokens(begun[int(rng.integers(len(begun)))], int(rng.integers(1, 5)))
+                records.more_tokens(begun[int(rng.integers(len(begun)))], int(rng.integers(1, 5)))
             elif event < 0.95 and begun:
                 r = begun.pop(int(rng.integers(len(begun))))
-                books.close(r, now_s, int(rng.integers(1, 3000)), int(rng.integers(1, 900)))
+                records.close(r, now_s, int(rng.integers(1, 3000)), int(rng.integers(1, 900)))
             elif event >= 0.97:
                 k = int(rng.integers(count))
                 up[k] = not up[k]

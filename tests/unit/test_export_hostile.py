@@ -163,3 +163,11 @@ def test_manifests_give_no_rights_that_engines_do_not_need():
                     assert container["securityContext"]["allowPrivilegeEscalation"] is False
                     keys = {plan["name"] for plan in container["env"]}
                     assert {"HF_TOKEN", "VLLM_API_KEY"} <= keys
+
+
+def test_what_begins_with_a_dash_is_no_option_of_an_engine():
+    for weights in ("--trust-remote-code", "-c"):
+        with pytest.raises(ExportError, match="begins with a dash"):
+            replace(named(), weights=weights)
+    with pytest.raises(ExportError, match="begins with a dash"):
+        named(model="--config=/etc/passwd")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
+pytest.importorskip("aiohttp", reason="the serving extra is not installed")
+
+from aiohttp import (
+    ClientConnectorError,
+    ClientOSError,
+    ClientPayloadError,
+    ConnectionTimeoutError,
+    ServerDisconnectedError,
+    SocketTimeoutError,
+)
 
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame, Failed, Fault
-from hetero.apps.serving.lines import (
-    BrokenError,
-    ConnectTimeoutError,
-    SilentError,
-    UnreachedError,
-)
+from hetero.apps.serving.relay import busy_or_broken
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 
 def connector(number):
-    return UnreachedError(number, "no")
+    return ClientConnectorError(SimpleNamespace(ssl=None), OSError(number, "no"))
 
 
 @pytest.mark.parametrize(
@@ -30,16 +35,23 @@ def connector(number):
         (connector(errno.ENFILE), False, Fault.OWN),
         (connector(errno.ECONNREFUSED), False, Fault.GONE),
         (connector(errno.EPERM), False, Fault.ENGINE),
-        (ConnectTimeoutError(), False, Fault.OWN),
-        (SilentError(), False, Fault.ENGINE),
-        (SilentError(), True, Fault.ENGINE),
+        (ConnectionTimeoutError(), False, Fault.OWN),
+        (SocketTimeoutError(), False, Fault.ENGINE),
+        (SocketTimeoutError(), True, Fault.ENGINE),
         (TimeoutError(), False, Fault.ENGINE),
         (TimeoutError(), True, Fault.NOBODY),  # an answer that came piece by piece, or was not read
-        (BrokenError("lost"), True, Fault.ENGINE),
+        (ClientPayloadError(), True, Fault.ENGINE),
+        (ServerDisconnectedError(), False, Fault.ENGINE),
+        (ClientOSError(errno.ECONNRESET, "lost"), False, Fault.ENGINE),
     ],
 )
 def test_each_error_of_a_connection_has_its_culprit(error, sent, fault):
-    assert Failed.by(error, "a", lost=False, sent=sent).fault is fault
+    failed = Failed.by(error, "a", lost=False, begun=sent, sent=sent)
+    assert failed.fault is fault
+    # Only what may have been idle for too long is asked again.
+    idle = isinstance(error, ServerDisconnectedError) or type(error) is ClientOSError
+    assert failed.stale is idle
+    assert not Failed.by(error, "a", lost=False, begun=True, sent=sent).stale
 
 
 def test_what_several_engines_fail_alike_is_nobodys_fault():
@@ -78,3 +90,10 @@ def test_a_health_check_that_the_dispatcher_was_unable_to_make_says_nothing():
     assert not one.up
     one.probed(100.0, None)
     assert one.up
+
+
+@pytest.mark.parametrize("after", ["nan", "inf", "1e400", "-5", "1e9", "soon"])
+def test_a_full_engine_asks_for_a_second_to_an_hour(after):
+    failed = busy_or_broken("a", SimpleNamespace(status=503, headers={"retry-after": after}))
+    assert failed.fault is Fault.NOBODY
+    assert 1 <= int(failed.refusal.answer().headers["retry-after"]) <= 3600

@@ -1,4 +1,4 @@
-"""Bodies of requests: long strings are passed on as they came, and refused as short ones are."""
+"""Bodies of requests: what engines get is what clients sent, or the request is refused."""
 
 from __future__ import annotations
 
@@ -37,43 +37,51 @@ VALUES = st.recursive(
 @settings(max_examples=60, deadline=None)
 def test_what_engines_get_is_what_clients_sent(value, prompt, escaped):
     body = {"model": "m", "prompt": prompt, "more": value, "stream": True}
-    asked = Asked.of(*parsed(bytearray(json.dumps(body, ensure_ascii=escaped).encode())))
-    sent = json.loads(b"".join(asked.forwarded("other", usage=False)))
+    asked = Asked.of(parsed(bytearray(json.dumps(body, ensure_ascii=escaped).encode())))
+    sent = json.loads(asked.forwarded("other", usage=False))
     assert sent == body | {"model": "other"}
     assert asked.prompt.characters >= len(prompt)
 
 
 @pytest.mark.parametrize("length", [10, 5000])
 @pytest.mark.parametrize("bad", ["\\ud800", "\n", "\x00", "\\q", "\\u12", '"x', "\\"])
-def test_long_strings_are_refused_as_short_ones(bad, length):
+def test_strings_that_are_no_json_are_refused(bad, length):
     content = '{"prompt": "' + "a" * length + bad + '"}'
     with pytest.raises(Refusal) as refused:
-        Asked.of(*parsed(bytearray(content.encode())))
+        Asked.of(parsed(bytearray(content.encode())))
     assert refused.value.code == "invalid_json"
 
 
-def test_a_long_string_is_not_written_anew():
-    prompt = "a\\u00e9\\/" * 1000
-    asked = Asked.of(*parsed(bytearray(f'{{"prompt": "{prompt}", "n": 1}}'.encode())))
-    assert prompt.encode() in asked.rest
-
-
 @pytest.mark.parametrize(
-    ("given", "found"), [(3, 3), (-2, 0), (True, 0), ("1", 0), (10**9, 2**15 - 1)]
+    "content", [b'{"t":NaN}', b'{"t":-Infinity}', b'{"t":1e999}', b'{"t":"\xff"}', b"[" * 40_000]
 )
+def test_bodies_that_are_no_json_by_the_letter_are_refused(content):
+    with pytest.raises(Refusal, match="no JSON"):
+        Asked.of(parsed(bytearray(content)))
+
+
+@pytest.mark.parametrize(("given", "found"), [(3, 3), (-100, 0), (10**9, 2**15 - 1)])
 def test_a_request_may_only_stand_back(given, found):
-    assert Asked.of({"model": "m", "prompt": "x", "priority": given}).priority == found
+    asked = Asked.of({"model": "m", "prompt": "x", "priority": given})
+    sent = json.loads(asked.forwarded("m", usage=False))
+    assert (asked.priority, sent["priority"]) == (found, found)
+
+
+@pytest.mark.parametrize("given", ["-100", -100.0, True, [1]])
+def test_a_priority_that_engines_would_read_in_their_own_way_is_refused(given):
+    with pytest.raises(Refusal, match="a whole number"):
+        Asked.of({"model": "m", "prompt": "x", "priority": given})
 
 
 def test_of_what_is_held_small_priorities_go_first_then_the_oldest():
-    house = SimpleNamespace(held=[], models={"m": None, "n": None})
+    dispatcher = SimpleNamespace(held=[], models={"m": None, "n": None})
     for priority, row, model in ((0, 1, "m"), (0, 0, "m"), (1, 2, "m"), (0, 3, "n"), (2, 4, "n")):
         asked = SimpleNamespace(model=model, priority=priority)
-        bisect.insort(house.held, SimpleNamespace(row=row, asked=asked), key=turn)
-    assert Dispatcher._first(house, {"m"}).row == 3
-    assert Dispatcher._first(house, {"m", "n"}) is None
+        bisect.insort(dispatcher.held, SimpleNamespace(row=row, asked=asked), key=turn)
+    assert Dispatcher._first(dispatcher, {"m"}).row == 3
+    assert Dispatcher._first(dispatcher, {"m", "n"}) is None
     left = []
-    while (one := Dispatcher._first(house, set())) is not None:
+    while (one := Dispatcher._first(dispatcher, set())) is not None:
         left.append(one.row)
-        house.held.remove(one)
+        dispatcher.held.remove(one)
     assert left == [0, 1, 3, 2, 4]

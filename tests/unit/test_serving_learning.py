@@ -14,7 +14,7 @@ from hetero.latency import storage
 from hetero.latency.step import StepModel
 from hetero.streams import stream
 from hetero.workload import Trace
-from pipelines.bench.learning import errors, played
+from pipelines.bench.learning import errors, learners
 
 TOLD = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=2e-7)
 RULES = Engine(batching="chunked", admission="paged")
@@ -36,7 +36,8 @@ def test_steps_are_known_after_a_few_answers(rate, prefill, decode, growth, fron
     step = refitted(TOLD, prefill, decode, front_s, floor=decode, growth=growth)
     real = Replica("real", step, kv_tokens=100_000, engine=RULES)
     found = [
-        (one.answers, one.refits, *errors(one, step)) for one in played(real, TOLD, requests(rate))
+        (one.answers, one.refits, *errors(one, step))
+        for one in learners(real, TOLD, requests(rate))
     ]
     assert [one[0] for one in found[:3]] == [8, 16, 32]
     late = [one[2:] for one in found if one[0] >= 32]
@@ -48,7 +49,7 @@ def test_steps_are_known_after_a_few_answers(rate, prefill, decode, growth, fron
 def test_a_slower_engine_is_told_where_nothing_may_change():
     step = refitted(TOLD, 2.0, 2.0, 0.0, floor=2.0)
     real = Replica("real", step, kv_tokens=100_000, engine=RULES)
-    learner = next(played(real, TOLD, requests(1.0)))
+    learner = next(learners(real, TOLD, requests(1.0)))
     fresh = type(learner)(TOLD)
     fresh.first, fresh.later, fresh.answers = learner.first, learner.later, learner.answers
     assert not fresh.refit(keep=False)
@@ -60,7 +61,7 @@ def test_a_slower_engine_is_told_where_nothing_may_change():
 def test_factors_stay_within_their_bounds():
     step = refitted(TOLD, 30.0, 30.0, 0.0, floor=30.0)
     real = Replica("real", step, kv_tokens=100_000, engine=RULES)
-    *_, learner = played(real, TOLD, requests(0.05))
+    *_, learner = learners(real, TOLD, requests(0.05))
     b = np.array([1, 8, 64])
     assert (learner.step.seconds(b, b, 500 * b) <= 8.001 * TOLD.seconds(b, b, 500 * b)).all()
     assert learner.step.seconds(1, 1, 100) == pytest.approx(8 * TOLD.seconds(1, 1, 100), rel=0.01)

@@ -1,4 +1,4 @@
-"""Replays against a server that is played, whose answers take turns of the event loop."""
+"""Replays against a server without a network, whose answers take turns of the event loop."""
 
 from __future__ import annotations
 

@@ -185,6 +185,12 @@ class Service(Shown):
                     "character.",
                     resolve="name it in one line of plain text.",
                 )
+            if text.startswith("-"):
+                raise ExportError(
+                    f"The {what} '{text}' begins with a dash, and engines would take it for an "
+                    "option.",
+                    resolve="give a Hugging Face name, or a path such as ./-model.",
+                )
         if not 0 < self.memory_fraction <= 1:
             raise ExportError(
                 f"A memory fraction of {self.memory_fraction:g} starts no engine.",

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from hetero.apps.serving.faults import Refusal
 from hetero.apps.serving.lengths import PromptSize, size
@@ -19,19 +15,7 @@ from hetero.apps.serving.settings import DispatcherLimits
 FREE_BYTES = 64 << 10  # of each body; what connections hold anyway, and they are bounded
 _MOST_PARTS = 50_000  # lists and objects in a body; messages have three or so
 _LAST = 2**15 - 1  # priority
-_LONG = 4096  # characters of a string that is passed on as it came
-_QUOTES = 5000  # of a body, that are looked at to find those
-_ESCAPE, _SPACE = ord("\\"), ord(" ")
-_ESCAPED = np.isin(np.arange(256), list(b'"/bfnrt'))  # by one letter, unlike \\u
-_MARK = secrets.token_hex(16)  # no client can guess it
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
-
-
-class Long(NamedTuple):
-    """A string of a body as it came, and its characters."""
-
-    text: bytes
-    characters: int
 
 
 @dataclass(slots=True)
@@ -64,8 +48,8 @@ class Asked:
     headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: dict[str, Any], long: Sequence[Long] = ()) -> Asked:
-        r"""Read a body, and the long strings that :func:`parsed` took out of it.
+    def of(cls, body: dict[str, Any]) -> Asked:
+        """Read a body.
 
         Raises
         ------
@@ -75,7 +59,7 @@ class Asked:
         Examples
         --------
         >>> asked = Asked.of({"model": "m", "prompt": "hello", "max_tokens": 2, "stream": True})
-        >>> b"".join(asked.forwarded("llama", usage=True)).decode()
+        >>> asked.forwarded("llama", usage=True).decode()
         '{"model":"llama","stream_options":{"include_usage":true},"prompt":"hello","max_tokens":2,"stream":true}'
         >>> Asked.of({"prompt": "hello", "stream": 1})
         Traceback (most recent call last):
@@ -90,22 +74,26 @@ class Asked:
         allowed = get("max_completion_tokens") or get("max_output_tokens") or get("max_tokens")
         counted = isinstance(allowed, int) and not isinstance(allowed, bool) and allowed >= 1
         copies, priority = get("n"), get("priority")
+        if not (priority is None or type(priority) is int):  # engines take "-100" for a number
+            raise Refusal(400, "invalid_request", "'priority' has to be a whole number.")
         rest = {k: v for k, v in body.items() if k not in ("model", "stream_options")}
+        if priority is not None:
+            # A client may stand back behind others, and not push ahead of them.
+            priority = rest["priority"] = min(max(priority, 0), _LAST)
         try:
-            text = _put_back(_WRITE(rest).encode(), long)
+            text = _WRITE(rest).encode()
         except (ValueError, RecursionError):
             raise _no_json() from None
         return cls(
             str(body.get("model")),
             stream is True,
-            size(body, {f"{_MARK}{k}": one.characters for k, one in enumerate(long)}),
+            size(body),
             allowed if counted else None,
             copies if isinstance(copies, int) and 1 <= copies <= 128 else 1,
             body.get("ignore_eos") is True,
             body.get("stream_options"),
             text[1:],
-            # A client may stand back behind others, and not push ahead of them.
-            min(max(priority, 0), _LAST) if type(priority) is int else 0,
+            priority or 0,
         )
 
     @property
@@ -113,8 +101,8 @@ class Asked:
         """Whether the client asks for the event that holds the counts."""
         return isinstance(self.options, dict) and self.options.get("include_usage") is True
 
-    def forwarded(self, model: str, *, usage: bool) -> list[bytes]:
-        """The body for an engine, in parts.
+    def forwarded(self, model: str, *, usage: bool) -> bytes:
+        """The body for an engine.
 
         Parameters
         ----------
@@ -129,7 +117,7 @@ class Asked:
             head += _USAGE if not options else _options(options | {"include_usage": True})
         elif self.options is not None:
             head += _options(self.options)
-        return [head, self.rest]
+        return head + self.rest
 
 
 @lru_cache(maxsize=1024)
@@ -143,7 +131,7 @@ def _options(value: Any) -> bytes:
 
 @dataclass(slots=True)
 class Held:
-    """Bytes of the large bodies that are in the house together."""
+    """Bytes of the large bodies that are in flight together."""
 
     count: int = 0
 
@@ -186,8 +174,8 @@ class BodyShare:
         self._size = 0
 
 
-def parsed(content: bytes | bytearray) -> tuple[dict[str, Any], list[Long]]:
-    """The body as an object, and its long strings, written as they came.
+def parsed(content: bytes | bytearray) -> dict[str, Any]:
+    """The body as an object.
 
     Raises
     ------
@@ -195,69 +183,19 @@ def parsed(content: bytes | bytearray) -> tuple[dict[str, Any], list[Long]]:
         If it is none, or is made of so many parts that reading it would hold up all others.
     """
     try:
-        plain = content[:1] == b"{" and content[1:2] != b"\0"  # and others are rare
-        if not plain and (encoding := json.detect_encoding(content)) != "utf-8":
+        if (encoding := json.detect_encoding(content)) != "utf-8":
             content = content.decode(encoding).encode()
-        rest, long = _apart(content)
-        if rest.count(b"[") + rest.count(b"{") > _MOST_PARTS:
-            outside = _TEXT.sub(b"", rest)
+        if content.count(b"[") + content.count(b"{") > _MOST_PARTS:
+            outside = _TEXT.sub(b"", content)
             if outside.count(b"[") + outside.count(b"{") > _MOST_PARTS:
                 text = f"A request may have {_MOST_PARTS:,} lists and objects."
                 raise Refusal(400, "invalid_request", text)
-        body = _READER.decode(rest.decode())
+        body = _READER.decode(content.decode())
     except (ValueError, RecursionError):
         raise _no_json() from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_request", "The body is no JSON object.")
-    return body, long
-
-
-def _apart(content: bytes | bytearray) -> tuple[bytes, list[Long]]:
-    """A text with names in place of its long strings, and these; half of a pair is an error."""
-    long: list[Long] = []
-    parts: list[bytes] = []
-    done = at = 0
-    for _ in range(_QUOTES if len(content) > _LONG else 0):
-        start = content.find(b'"', at) + 1
-        end = content.find(b'"', start) if start else -1
-        while end > 0 and content[end - 1] == _ESCAPE:
-            before = content[max(end - 64, start) : end]
-            if (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
-                break
-            end = content.find(b'"', end + 1)
-        if end < 0:
-            break
-        at = end + 1
-        if end - start > _LONG:
-            found = bytes(memoryview(content)[start:end])
-            if not _plain(found):
-                _READER.decode(f'"{found.decode()}"').encode()  # an error if it is not right
-            parts += bytes(content[done:start]), b"%b%d" % (_MARK.encode(), len(long))
-            characters = len(found) if found.isascii() else len(found.decode())
-            long.append(Long(found, characters))
-            done = end
-    return b"".join((*parts, content[done:])), long
-
-
-def _plain(text: bytes) -> bool:
-    """Whether all is right with the inside of a string, found out without reading it; or maybe."""
-    codes = np.frombuffer(text, np.uint8)
-    if codes.min() < _SPACE:
-        return False
-    at = np.flatnonzero(codes == _ESCAPE) + 1
-    if not at.size:
-        return True
-    alone = at[-1] < codes.size and not (np.diff(at) == 1).any()
-    return bool(alone and _ESCAPED[codes[at]].all())
-
-
-def _put_back(text: bytes, long: Sequence[Long]) -> bytes:
-    first, *others = text.split(_MARK.encode()) if long else [text]
-    found = [first]
-    for other in others:
-        number, quote, rest = other.partition(b'"')
-        found += long[int(number)].text, quote, rest
-    return b"".join(found)
+    return body
 
 
 def _no_json() -> Refusal:

@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from aiohttp import ClientSession
 
 from hetero.apps.serving.bodies import Held
-from hetero.apps.serving.books import Books
-from hetero.apps.serving.engines import Seen, probe
+from hetero.apps.serving.engines import Seen, client, probe
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
 from hetero.apps.serving.learning import LEAST, First, StepLearner
 from hetero.apps.serving.lengths import LengthEstimates
-from hetero.apps.serving.lines import EnginePool
 from hetero.apps.serving.metrics import Meters
 from hetero.apps.serving.plan import FleetPlan
+from hetero.apps.serving.records import FleetRecords
 from hetero.apps.serving.request_log import RequestLog
 from hetero.apps.serving.settings import DeploymentFile
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
@@ -84,7 +84,7 @@ def _learnt(
 
 
 class Dispatcher:
-    """Places requests at engines, keeps the books, and watches the engines.
+    """Places requests at engines, keeps the records, and watches the engines.
 
     All of it runs in one thread of one event loop, so that a decision sees a consistent state.
 
@@ -100,6 +100,7 @@ class Dispatcher:
     """
 
     plan: FleetPlan
+    session: ClientSession
 
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
@@ -112,7 +113,6 @@ class Dispatcher:
         self.bodies = Held()
         self.away = 0
         self.room: Callable[[], int] = lambda: sys.maxsize
-        self.pool = EnginePool()
         self._changing = asyncio.Lock()
         self._checks: dict[Seen, asyncio.Task[None]] = {}
         self._start_s = time.monotonic()
@@ -127,7 +127,7 @@ class Dispatcher:
 
     def _install(self, new: Prepared, why: str = "this deployment") -> None:
         settings = new.settings
-        books = Books(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
+        records = FleetRecords(new.deployment, rows=max(_ROWS, 4 * len(self.tickets)))
         known = {(seen.backend.name, seen.backend.url): seen for seen in self.engines}
         engines = []
         for k, backend in enumerate(settings.backends):
@@ -138,22 +138,24 @@ class Dispatcher:
             engines.append(seen)
         for gone in known.values():
             gone.position = -1
-        self._prepared, self.settings, self.books, self.engines = new, settings, books, engines
+        self._prepared, self.settings, self.records, self.engines = new, settings, records, engines
         self.router, self.keys, self.models = new.router, new.keys, settings.models
         if self.request_log not in (None, new.request_log):  # or it may have been moved away
             self.request_log.close()
         self.request_log = new.request_log
         self._plan(why)
         for ticket in sorted(self.tickets, key=lambda one: one.row):
-            ticket.row = books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
+            ticket.row = records.open(
+                ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s
+            )
             if ticket.engine is not None and ticket.engine.position >= 0:
-                books.send(ticket.row, ticket.engine.position, ticket.arrival_s)
+                records.send(ticket.row, ticket.engine.position, ticket.arrival_s)
                 if ticket.first_s is not None:
-                    books.first_token(ticket.row, ticket.first_s)
-                    books.more_tokens(ticket.row, max(ticket.pieces - 1, 0))
+                    records.first_token(ticket.row, ticket.first_s)
+                    records.more_tokens(ticket.row, max(ticket.pieces - 1, 0))
         for ticket in self.held:
-            books.hold(ticket.row, deferred=False)
-        books.loads = [seen.load for seen in engines]  # what was entered again is in them
+            records.hold(ticket.row, deferred=False)
+        records.loads = [seen.load for seen in engines]  # what was entered again is in them
 
     async def change(self, read: Callable[[], DeploymentFile]) -> None:
         """Go over to the settings that ``read`` gives, in a thread: streams flow on.
@@ -169,7 +171,7 @@ class Dispatcher:
             self.reload(await asyncio.to_thread(make))
 
     def reload(self, new: Prepared) -> None:
-        """Go over to another deployment; requests in the house stay where they are."""
+        """Go over to another deployment; requests in flight stay where they are."""
         if new.settings.outputs != self.settings.outputs:
             self.lengths = LengthEstimates(new.settings.outputs)
         self._install(new)
@@ -179,14 +181,14 @@ class Dispatcher:
     def _plan(self, why: str) -> None:
         up = tuple(one.open for one in self.engines)
         self._usable = {name: [one.serves(name) for one in self.engines] for name in self.models}
-        self.plan = FleetPlan.of(self.books.deployment, *self.lengths.mean, up=up, why=why)
+        self.plan = FleetPlan.of(self.records.deployment, *self.lengths.mean, up=up, why=why)
         if self.settings.follows_plan:
             rng = np.random.default_rng(self.settings.seed)
             chosen = self.settings.chosen(self.plan)
-            self.router = chosen.live(self.books.deployment, rng)
+            self.router = chosen.live(self.records.deployment, rng)
 
     def mend(self) -> None:
-        """Plan anew if engines have come or gone since; requests in the house stay."""
+        """Plan anew if engines have come or gone since; requests in flight stay."""
         up = tuple(one.open for one in self.engines)
         if up == self.plan.up:
             return
@@ -226,6 +228,7 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Begin to watch the engines."""
+        self.session = client()
         await self._check()
         self._watch = asyncio.create_task(self._watching())
 
@@ -235,7 +238,7 @@ class Dispatcher:
             self._watch.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watch
-        self.pool.sweep(all_of_them=True)
+        await self.session.close()
 
     async def _watching(self) -> None:
         while True:
@@ -247,7 +250,6 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
-        self.pool.sweep()
         self.follow_lengths()
         await self.learn()
         self.offer()
@@ -257,7 +259,7 @@ class Dispatcher:
 
         async def check() -> None:
             try:
-                seen.probed(self.now_s(), await probe(self.pool, seen))
+                seen.probed(self.now_s(), await probe(self.session, seen))
                 self.mend()
             finally:
                 del self._checks[seen]
@@ -268,16 +270,8 @@ class Dispatcher:
 
     # Requests -------------------------------------------------------------------------------
 
-    def arrived(self) -> None:
-        """A request is coming."""
-        self.meters.received += 1
-
-    def ended(self, outcome: str) -> None:
-        """A request has ended before it could ask for a place."""
-        self.meters.ended(outcome)
-
     def _admit(self, ticket: Ticket) -> None:
-        """Let a request into the house, or refuse it if that is full."""
+        """Admit a request, or refuse it if there are as many as may be."""
         asked = ticket.asked
         ticket.input_tokens = self.lengths.prompt(asked.prompt)
         ticket.predicted_tokens = self.lengths.output(
@@ -285,16 +279,22 @@ class Dispatcher:
         )
         if len(self.tickets) >= self.settings.limits.max_requests:
             raise self._crowded("requests", len(self.tickets))
-        if self.books.full:
-            by = self.books.compact()
+        if self.records.full:
+            by = self.records.compact()
             self.router.renumber(by)
             for other in self.tickets:
                 other.row -= by
-        ticket.row = self.books.open(ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s)
+        ticket.row = self.records.open(
+            ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s
+        )
         self.tickets.add(ticket)
 
+    def _entered(self, ticket: Ticket) -> int:
+        tokens = ticket.input_tokens, ticket.predicted_tokens
+        return self.records.open(*tokens, ticket.arrival_s)
+
     def _crowded(self, what: str, count: int) -> Refusal:
-        # A tenth of what is in the house has left by then, as planned.
+        # A tenth of what is in flight has left by then, as planned.
         pace = self.plan.capacity_rps
         after_s = min(max(0.1 * len(self.tickets) / pace, 1.0), 60.0) if pace > 0 else 60.0
         return Refusal(429, "overloaded", f"{count} {what} are the limit.", retry_after_s=after_s)
@@ -310,7 +310,7 @@ class Dispatcher:
         Raises
         ------
         Refusal
-            If the house or its queue is full, no engine takes it in time, or all that could have
+            If too many are in flight or held, no engine takes it in time, or all that could have
             failed it.
         """
         if anew:
@@ -326,7 +326,7 @@ class Dispatcher:
             raise self._crowded("held requests", len(self.held))
         if not deferred:  # an engine that failed it may be the first that comes back
             ticket.avoid.clear()
-        self.books.hold(ticket.row, deferred=deferred)
+        self.records.hold(ticket.row, deferred=deferred)
         bisect.insort(self.held, ticket, key=turn)
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
@@ -348,7 +348,7 @@ class Dispatcher:
             ticket.waits = None
             if ticket in self.held:
                 self.held.remove(ticket)
-                self.books.let_go(ticket.row)
+                self.records.let_go(ticket.row)
 
     def _choose(self, ticket: Ticket) -> tuple[Seen | None, bool]:
         """An engine, or None and whether the router deferred the request."""
@@ -361,11 +361,11 @@ class Dispatcher:
         if avoid := ticket.avoid:
             pairs = zip(usable, self.engines, strict=True)
             usable = [good and x.backend.name not in avoid for good, x in pairs]
-        if not self.books.look(ticket.row, now_s, usable):
+        if not self.records.look(ticket.row, now_s, usable):
             if avoid and not any(usable) and self._has_engine(ticket):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
-        choice = self.router.decide(self.books.records, ticket.row, now_s)
+        choice = self.router.decide(self.records.state, ticket.row, now_s)
         self.meters.decision(time.perf_counter() - began)
         if choice == DEFER:
             return None, True
@@ -376,10 +376,10 @@ class Dispatcher:
         seen = self.engines[choice]
         if not usable[choice]:
             return None, False
-        self.books.let_go(ticket.row)
-        self.books.send(ticket.row, choice, now_s)
+        self.records.let_go(ticket.row)
+        self.records.send(ticket.row, choice, now_s)
         ticket.engine, ticket.sent_s = seen, now_s
-        ticket.beside = self.books.beside(choice)
+        ticket.beside = self.records.beside(choice)
         seen.tickets.add(ticket)
         self.away += 1
         return seen, False
@@ -400,11 +400,11 @@ class Dispatcher:
                 seen, deferred = self._choose(ticket)
             except Refusal as refusal:
                 self.held.remove(ticket)
-                self.books.let_go(ticket.row)
+                self.records.let_go(ticket.row)
                 waits.set_exception(refusal)
                 continue
             if seen is None:
-                self.books.hold(ticket.row, deferred=deferred)
+                self.records.hold(ticket.row, deferred=deferred)
                 stuck.add(ticket.asked.model)
             else:
                 self.held.remove(ticket)
@@ -426,13 +426,13 @@ class Dispatcher:
         if ticket.pieces == 0:
             ticket.first_s = now_s
             if seen is not None and seen.position >= 0:
-                self.books.first_token(ticket.row, now_s)
-                self.books.more_tokens(ticket.row, more - 1)
+                self.records.first_token(ticket.row, now_s)
+                self.records.more_tokens(ticket.row, more - 1)
                 ticket.mark = seen.load.mark()
             ticket.pieces = pieces
             self.offer()
         elif seen is not None and seen.position >= 0:
-            self.books.more_tokens(ticket.row, more)
+            self.records.more_tokens(ticket.row, more)
         ticket.pieces = pieces
         ticket.last_s = now_s
 
@@ -451,7 +451,7 @@ class Dispatcher:
         if not again:
             ticket.avoid.add(seen.backend.name)
         ticket.pieces, ticket.first_s, ticket.mark = 0, None, None
-        self.books.withdraw(ticket.row, self.now_s())
+        self.records.withdraw(ticket.row, self.now_s())
         if fault is Fault.GONE and seen.up:
             await self._check_one(seen)  # no request brings it about, so none decides it
             if seen.up:
@@ -495,7 +495,7 @@ class Dispatcher:
         self._stop_waiting(ticket)
         self.tickets.discard(ticket)
         self._back(ticket)
-        self.books.close(
+        self.records.close(
             ticket.row, now_s, ticket.input_tokens, outputs, finished=usage is not None
         )
         if usage is not None and seen is not None and ticket.asked.stream:
@@ -532,11 +532,11 @@ def turn(ticket: Ticket) -> tuple[int, int]:
 
 def _warm_up(deployment: Deployment, live: Live) -> None:
     """Decide once, so that the first request does not wait for the compiler."""
-    books = Books(deployment)
+    records = FleetRecords(deployment)
     for k in range(2):
-        r = books.open(8, 8, 0.0)
-        books.look(r, 0.001 * k, [True] * len(deployment.replicas))
-        live.decide(books.records, r, 0.001 * k)
-        books.send(r, 0, 0.001 * k)
-        books.first_token(r, 0.001 * k)
-        books.close(r, 0.001 * k, 8, 8)
+        r = records.open(8, 8, 0.0)
+        records.look(r, 0.001 * k, [True] * len(deployment.replicas))
+        live.decide(records.state, r, 0.001 * k)
+        records.send(r, 0, 0.001 * k)
+        records.first_token(r, 0.001 * k)
+        records.close(r, 0.001 * k, 8, 8)

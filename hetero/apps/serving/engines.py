@@ -8,10 +8,19 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    TCPConnector,
+)
 
 from hetero.apps.serving.faults import Fault, unreached
 from hetero.apps.serving.learning import EngineWork, StepLearner
-from hetero.apps.serving.lines import Address, EnginePool, UnreachedError
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
 if TYPE_CHECKING:
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("hetero.apps.serving")
 _MOST = 16  # times the first cooldown
 _REMEMBERED = 64  # requests that an engine is blamed for
+_READ = 64 << 10  # bytes of an answer that wait for its client
 _LATE_S = 0.5  # by which a timer may be late before the dispatcher itself is the slow one
 
 
@@ -35,6 +45,8 @@ class Seen:
     ----------
     position
         Its place among the replicas of the present deployment, -1 once it has left.
+    url, headers
+        Where it listens, and what every request to it carries.
     names
         Names that clients may ask it for, and its own.
     load
@@ -58,7 +70,8 @@ class Seen:
     blamed: deque[int] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     load: EngineWork = field(default_factory=EngineWork)
     learner: StepLearner = field(init=False)
-    address: Address = field(init=False)
+    url: str = field(init=False)
+    headers: dict[str, str] = field(init=False)
     names: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,7 +80,12 @@ class Seen:
     def use(self, backend: Backend, limits: DispatcherLimits, position: int, model: str) -> None:
         """Go over to these settings."""
         self.backend, self.limits, self.position = backend, limits, position
-        self.address = Address.of(backend.url, backend.key())
+        self.url, key = backend.url, backend.key()
+        self.headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
+        if key:  # instead of a name and a password in its address
+            parts = urlsplit(self.url)
+            self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+            self.headers["Authorization"] = f"Bearer {key}"
         self.names = backend.served(model)
 
     def serves(self, model: str) -> bool:
@@ -135,7 +153,7 @@ class Seen:
         self.up = False
 
 
-async def probe(pool: EnginePool, seen: Seen) -> Fault | None:
+async def probe(session: ClientSession, seen: Seen) -> Fault | None:
     """Check an engine's health; None if it is well.
 
     An engine without the page of its health is alive all the same. A check that this process was
@@ -144,18 +162,30 @@ async def probe(pool: EnginePool, seen: Seen) -> Fault | None:
     limit_s = seen.limits.health_timeout_s
     began = time.monotonic()
     try:
-        async with asyncio.timeout(limit_s):
-            line = await pool.line(seen.address)
-            try:
-                line.ask([seen.address.head("GET", seen.backend.health), b"\r\n"], 2 * limit_s)
-                await line.head()
-            finally:
-                pool.back(line)
-            return None if line.status < 500 else Fault.ENGINE
-    except UnreachedError as error:
+        async with (
+            asyncio.timeout(limit_s),
+            session.get(
+                f"{seen.url}{seen.backend.health}", headers=seen.headers, allow_redirects=False
+            ) as answer,
+        ):
+            return None if answer.status < 500 else Fault.ENGINE
+    except ClientConnectorError as error:
         return unreached(error)
     except TimeoutError:
         late = time.monotonic() - began > limit_s + _LATE_S
         return Fault.OWN if late else Fault.ENGINE
-    except OSError:
+    except (OSError, ClientError):
         return Fault.ENGINE
+
+
+def client() -> ClientSession:
+    """What asks engines: as many connections as are needed, kept for the next request."""
+    # Shorter than engines keep idle connections: uvicorn has 5 s.
+    connector = TCPConnector(limit=0, keepalive_timeout=3.0)
+    return ClientSession(
+        connector=connector,
+        cookie_jar=DummyCookieJar(),
+        timeout=ClientTimeout(total=None),
+        auto_decompress=False,
+        read_bufsize=_READ,
+    )

@@ -9,17 +9,20 @@ says nothing of any request, such as a port where nobody listens, is left to a h
 from __future__ import annotations
 
 import errno
+import json
 import socket
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from hetero.apps.serving.lines import (
-    BrokenError,
-    ConnectTimeoutError,
-    SilentError,
-    UnreachedError,
+from aiohttp import (
+    ClientConnectorError,
+    ClientOSError,
+    ConnectionTimeoutError,
+    ServerDisconnectedError,
+    SocketTimeoutError,
+    web,
 )
 
 if TYPE_CHECKING:
@@ -77,14 +80,15 @@ class Refusal(Exception):
             }
         }
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """What an answer with this error carries."""
-        found = [(b"content-type", b"application/json")]
+    def answer(self) -> web.Response:
+        """An answer with this error."""
+        found = {"content-type": "application/json"}
         if self.retry_after_s is not None:
-            found.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
+            found["retry-after"] = str(max(1, round(self.retry_after_s)))
         if self.status == 401:
-            found.append((b"www-authenticate", b"Bearer"))
-        return found
+            found["www-authenticate"] = "Bearer"
+        body = json.dumps(self.body()).encode()
+        return web.Response(status=self.status, body=body, headers=found)
 
 
 class Fault(Enum):
@@ -129,19 +133,22 @@ class Failed(Exception):
         self.refusal, self.fault, self.stale = refusal, fault, stale
 
     @classmethod
-    def by(cls, error: OSError, name: str, *, lost: bool, sent: bool) -> Failed:
+    def by(cls, error: Exception, name: str, *, lost: bool, begun: bool, sent: bool) -> Failed:
         """Judge an error of the connection to an engine.
 
         Parameters
         ----------
         error
-            As :mod:`hetero.apps.serving.lines` raises them, or a timer.
+            As aiohttp raises them, or a timer.
         lost
             Whether health checks have given the engine up.
+        begun
+            Whether the head of its answer has come.
         sent
             Whether the client has got part of the answer.
         """
-        if isinstance(error, UnreachedError) or error.errno in _OWN:
+        number = getattr(error, "errno", None)
+        if isinstance(error, ClientConnectorError | ConnectionTimeoutError) or number in _OWN:
             fault = unreached(error)
             text = f"{name} cannot be reached."
             if fault is Fault.OWN:
@@ -153,20 +160,21 @@ class Failed(Exception):
         if isinstance(error, TimeoutError):
             # An answer that was under way came in time, piece by piece, but was too long or was
             # read too slowly as a whole; an engine that says nothing meets another timer.
-            silent = isinstance(error, SilentError) or not sent
+            silent = isinstance(error, SocketTimeoutError) or not sent
             fault = Fault.ENGINE if silent else Fault.NOBODY
             return cls(Refusal(504, "engine_timeout", f"{name} took too long to answer."), fault)
         return cls(
             Refusal(502, "engine_broke_off", f"{name} broke off its answer."),
-            stale=isinstance(error, BrokenError) and error.early,
+            stale=not begun and isinstance(error, ClientOSError | ServerDisconnectedError),
         )
 
 
-def unreached(error: OSError) -> Fault:
+def unreached(error: Exception) -> Fault:
     """Whose fault it is that no connection came about."""
-    if isinstance(error, ConnectTimeoutError) or error.errno in _OWN:
+    number = getattr(error, "errno", None)
+    if isinstance(error, ConnectionTimeoutError) or number in _OWN:
         return Fault.OWN  # if it is the engine's, health checks see it too
-    return Fault.GONE if error.errno in _GONE else Fault.ENGINE
+    return Fault.GONE if number in _GONE else Fault.ENGINE
 
 
 @dataclass(slots=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hetero.apps.serving.settings import Outputs
 
 _START = 4.0  # characters per token of English text, until engines have told
 _MEMORY = 0.05  # weight of the newest prompt in the average
-_NONE: Mapping[str, int] = {}
 
 
 class PromptSize(NamedTuple):
@@ -97,8 +95,8 @@ class LengthEstimates:
                 self._quantile = max(1, round(low + more))
 
 
-def size(body: dict[str, Any], long: Mapping[str, int] = _NONE) -> PromptSize:
-    """Size of the prompt or the messages of a request, ``long`` the length of strings by name."""
+def size(body: dict[str, Any]) -> PromptSize:
+    """Size of the prompt or the messages of a request."""
     numbers = characters = 0
     stack: list[Any] = [body.get("prompt"), body.get("input"), body.get("instructions")]
     messages = body.get("messages")
@@ -107,7 +105,7 @@ def size(body: dict[str, Any], long: Mapping[str, int] = _NONE) -> PromptSize:
     while stack:
         part = stack.pop()
         if isinstance(part, str):
-            characters += long.get(part) or len(part)
+            characters += len(part)
         elif isinstance(part, list):
             if part and isinstance(part[0], int):
                 numbers += len(part)

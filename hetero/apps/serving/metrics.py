@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2)
-#: How requests end; with those in the house they are all that came in.
+#: How requests end; with those in flight they are all that came in.
 OUTCOMES = ("finished", "failed", "cancelled", "refused")
 
 
@@ -108,8 +108,8 @@ class Meters(Collector):
         decisions = HistogramMetricFamily("hetero_decision_seconds", "Time of a decision")
         self._decision.into(decisions)
         yield decisions
-        house, held = len(dispatcher.tickets), len(dispatcher.held)
-        yield _gauge("hetero_in_house", "Requests in the house", {(): house})
+        flight, held = len(dispatcher.tickets), len(dispatcher.held)
+        yield _gauge("hetero_in_flight", "Requests in flight", {(): flight})
         yield _gauge("hetero_held", "Requests held at the dispatcher", {(): held})
         engines = {seen.backend.name: seen for seen in dispatcher.engines}
         up = {name: float(one.open) for name, one in engines.items()}

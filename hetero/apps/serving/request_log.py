@@ -27,7 +27,7 @@ class RequestLog:
             ) from None
 
     def write(self, ticket: Ticket, outcome: str, outputs: int, now_s: float) -> None:
-        """A request has left the house."""
+        """A request has ended."""
         first_s = ticket.first_s
         line = {
             "time": round(time.time(), 3),

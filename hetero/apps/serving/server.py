@@ -6,13 +6,12 @@ import asyncio
 import gc
 import logging
 import signal
-import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hetero.apps.serving.settings import DeploymentFile, load
+from hetero.apps.serving.settings import load
 from hetero.errors import HeteroError, ParameterError
 
 log = logging.getLogger("hetero.apps.serving")
@@ -29,14 +28,13 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         If the file cannot be used.
     """
     with packages():
-        from hetero.apps.serving.app import Door
+        from hetero.apps.serving.app import App
+        from hetero.apps.serving.connections import Connections
         from hetero.apps.serving.dispatcher import Dispatcher, Prepared
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     settings = load(path)
-    context = _tls(settings)
     dispatcher = Dispatcher(Prepared.of(settings))
-    address = (host or settings.host, port or settings.port)
-    door = Door(dispatcher, address, context)
+    at = host or settings.host, port or settings.port
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -59,20 +57,30 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
                 except HeteroError as error:
                     log.error("The old deployment stays: %s", error)
 
+        connections = Connections(App(dispatcher).answer, lambda: dispatcher.settings.limits)
+        dispatcher.room = connections.room
         await dispatcher.start()
-        await door.open()
-        reloading = asyncio.create_task(reload())
+        try:
+            listening = await loop.create_server(connections, *at, backlog=2048)
+        except OSError as error:
+            raise ParameterError(
+                f"The address {at[0]}:{at[1]} cannot be bound ({error.strerror}).",
+                resolve="choose another with --port, or stop what listens there.",
+            ) from None
+        tasks = [loop.create_task(work) for work in (reload(), connections.watch())]
         names = ", ".join(backend.name for backend in settings.backends)
         print(
-            f"{'https' if context else 'http'}://{address[0]}:{address[1]}/v1 serves "
+            f"http://{at[0]}:{at[1]}/v1 serves "
             f"{', '.join(settings.models)} with {names}; router {dispatcher.router.name}.",
             flush=True,
         )
         gc.collect()
         gc.freeze()  # what is there now stays, and is not looked through again
         await ending.wait()
-        await door.close(dispatcher.settings.limits.drain_s, hurry)
-        reloading.cancel()
+        listening.close()
+        await connections.drain(dispatcher.settings.limits.drain_s, hurry)
+        for task in tasks:
+            task.cancel()
         await dispatcher.stop()
 
     with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
@@ -98,19 +106,3 @@ def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ModuleNotFoundError:
         return None
     return uvloop.new_event_loop
-
-
-def _tls(settings: DeploymentFile) -> ssl.SSLContext | None:
-    """The certificate that is shown, if there is one."""
-    if settings.tls_cert is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    key = None if settings.tls_key is None else settings.folder / settings.tls_key
-    try:
-        context.load_cert_chain(settings.folder / settings.tls_cert, key)
-    except OSError as error:
-        raise ParameterError(
-            f"The certificate {settings.tls_cert} and its key cannot be used ({error.strerror}).",
-            resolve="give tls_cert and tls_key as files in PEM, without a password.",
-        ) from None
-    return context

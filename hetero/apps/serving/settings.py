@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hetero import catalog, yaml_text
+from hetero import catalog, files, yaml_text
 from hetero.apps.refitted import refitted
 from hetero.apps.serving.plan import FleetPlan
 from hetero.catalog import Gpu
@@ -22,15 +23,17 @@ from hetero.naming import Line, Name
 from hetero.routers.base import Builtin
 from hetero.routers.named import factories
 
-# What is larger is a slip of the keyboard, and overflows the dispatcher's books or its memory.
+# What is larger is a slip of the keyboard, and overflows the dispatcher's records or its memory.
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 _Batch = Annotated[int, Field(ge=1, le=65_536)]
 _TYPICAL = StepModel.affine(
     floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7, source="assumed, for any engine"
 )
+_HOST = re.compile("[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _RESOLVE = "see the example in `hetero serve --help`."
 _NAMES = "leave it out; write each engine under backends, and send SIGHUP when they change."
+_TLS = "leave it out; HTTPS is the business of a proxy in front."
 #: Fields that there were once, and what to do instead.
 _GONE = {
     "admin_key_env": "leave it out; to add, drain or remove engines edit backends and send SIGHUP.",
@@ -38,6 +41,8 @@ _GONE = {
     "and shares by key are the business of a gateway in front.",
     "discover": _NAMES,
     "discover_s": _NAMES,
+    "tls_cert": _TLS,
+    "tls_key": _TLS,
     "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
     "workers": "leave it out; where one process is too few, run several `hetero serve` on ports of "
     "their own behind a balancer.",
@@ -112,7 +117,7 @@ class Backend(_Strict):
         if not value.startswith(("http://", "https://")):
             raise ValueError("write the address with its scheme, such as http://127.0.0.1:8001")
         parts = urlsplit(value)
-        if not (parts.hostname and value.isascii()) or parts.port == 0:
+        if not _HOST.fullmatch(parts.hostname or "") or not value.isascii() or parts.port == 0:
             raise ValueError("write an address with a host, in ASCII")
         return value.rstrip("/").removesuffix("/v1")
 
@@ -137,13 +142,13 @@ class DispatcherLimits(_Strict):
     Attributes
     ----------
     max_requests
-        Requests in the house at once; more are answered with 429.
+        Requests in flight at once; more are answered with 429.
     max_queue
         Of these, requests held at the dispatcher.
     max_body_bytes, body_s
         Size of a request, and the time that it may take to come [s].
     bodies_bytes
-        Size of all requests in the house together, 64 KiB of each not counted.
+        Size of all requests in flight together, 64 KiB of each not counted.
     head_bytes, head_s
         Size of the head of a request (address and headers), and the time that it may take [s].
     queue_s
@@ -237,8 +242,6 @@ class DeploymentFile(_Strict):
         Whether step models are refitted to what engines show; that they drift is told in any case.
     request_log
         File to which a line of JSON is added for every request, without its text.
-    tls_cert, tls_key
-        Files of the certificate and its key, in PEM: what is served is HTTPS then.
     """
 
     model: Annotated[Line, Field(min_length=1)]
@@ -250,8 +253,6 @@ class DeploymentFile(_Strict):
     api_keys_env: Line | None = None
     learn: bool = True
     request_log: Path | None = None
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
     limits: DispatcherLimits = DispatcherLimits()
     outputs: Outputs = Outputs()
     folder: Path = Field(default=Path(), exclude=True)
@@ -302,8 +303,8 @@ class DeploymentFile(_Strict):
             If a step model cannot be read.
         """
         # One object per file: engines of one kind are valued once for each request.
-        files = {one.step for one in self.backends if one.step}
-        steps = {None: _TYPICAL} | {file: storage.load(self.folder / file) for file in files}
+        named = {one.step for one in self.backends if one.step}
+        steps = {None: _TYPICAL} | {file: storage.load(self.folder / file) for file in named}
         found = []
         for one in self.backends:
             told = [one] if one.step else [other for other in self.backends if other.step]
@@ -389,15 +390,14 @@ def load(path: Path | str, including: tuple[Path, ...] = ()) -> DeploymentFile:
     ------
     DataError
         If it is missing, is no YAML, or states something unknown or impossible; the first
-        offending field is named.
+        offending field is named, and all that are missing.
     """
     path = Path(path)
     try:
-        raw = yaml_text.parse(path.read_text(encoding="utf-8"), path)
+        raw = yaml_text.parse(files.text(path), path)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"cannot be read ({error.__class__.__name__}).", path=path, resolve="check the path."
-        ) from None
+        why = getattr(error, "strerror", "") or error.__class__.__name__
+        raise DataError(f"cannot be read ({why}).", path=path, resolve="check the path.") from None
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
     return _checked(_included(raw, path, including) | {"folder": path.parent}, path)
@@ -405,13 +405,13 @@ def load(path: Path | str, including: tuple[Path, ...] = ()) -> DeploymentFile:
 
 def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
     """Values with the engines of the deployment files that ``include`` names."""
-    files = raw.pop("include", [])
+    others = raw.pop("include", [])
     if path.resolve() in including:
         raise DataError("include: the file includes itself.", path=path, resolve="leave it out.")
-    if not (isinstance(files, list) and all(isinstance(one, str) for one in files)):
+    if not (isinstance(others, list) and all(isinstance(one, str) for one in others)):
         raise DataError("include: write a list of files.", path=path, resolve=_RESOLVE)
     own, within = raw.get("backends", []), (*including, path.resolve())
-    for name in files:
+    for name in others:
         if not (path.parent / name).is_file():
             raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
         raw.setdefault("model", (other := load(path.parent / name, within)).model)
@@ -423,7 +423,7 @@ def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> d
                 if one["name"] in taken:
                     one["name"] = f"{other.model}/{one['name']}"
             own = [*own, *theirs]
-    return raw | {"backends": own} if files else raw
+    return raw | {"backends": own} if others else raw
 
 
 def _theirs(other: DeploymentFile) -> list[dict[str, Any]]:
@@ -436,6 +436,10 @@ def _theirs(other: DeploymentFile) -> list[dict[str, Any]]:
     ]
 
 
+def _where(place: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, place)) or "the file as a whole"
+
+
 def _checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
     """A deployment of plain values, tried out."""
     if (name := next((one for one in _GONE if one in raw), None)) is not None:
@@ -443,10 +447,13 @@ def _checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
     try:
         settings = DeploymentFile.model_validate(raw)
     except ValidationError as error:
-        found = error.errors()[0]
-        where = ".".join(map(str, found["loc"])) or "the file as a whole"
-        said = found["msg"].removeprefix("Value error, ")
-        raise DataError(f"{where}: {said}.", path=path, resolve=_RESOLVE) from None
+        found = error.errors()
+        missing = [_where(one["loc"]) for one in found if one["type"] == "missing"]
+        said = [f"{', '.join(missing)}: missing"] if missing else []
+        other = next((one for one in found if one["type"] != "missing"), None)
+        if other is not None:
+            said.append(f"{_where(other['loc'])}: {other['msg'].removeprefix('Value error, ')}")
+        raise DataError(f"{'; '.join(said)}.", path=path, resolve=_RESOLVE) from None
     if not settings.backends:
         raise DataError("backends: there is no engine.", path=path, resolve=_RESOLVE)
     try:

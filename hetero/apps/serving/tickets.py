@@ -9,7 +9,6 @@ from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.faults import Blame
 from hetero.apps.serving.learning import Mark
-from hetero.apps.serving.lines import EngineLine
 
 #: Paths that engines answer without generating anything.
 WITHOUT_OUTPUT = ("/v1/embeddings", "/tokenize")
@@ -26,7 +25,7 @@ class Ticket:
     path
         What of an engine it asks for.
     row
-        Its row in the books; -1 until it is let in.
+        Its row in the records; -1 until it is let in.
     engine
         Where it is now; None while it is held.
     avoid
@@ -34,7 +33,7 @@ class Ticket:
     case, guilty
         What they did to it, and which of them are to blame, once it has ended.
     deadline_s
-        When its answer has to be whole, by the clock of the machine; 0 before it was sent.
+        When its answer has to be whole, by the clock of the event loop; 0 before it was sent.
     stale
         Whether one of the attempts met a connection that the engine had closed.
     sent, answered
@@ -43,8 +42,8 @@ class Ticket:
         When it was sent to its engine, and what decoded there if no other request waited.
     mark
         What its engine had done by its first token.
-    scope, line
-        The connection to its engine that is coming about, and the one that stands.
+    scope, lost
+        The attempt in progress, and whether its engine has been given up.
     """
 
     asked: Asked
@@ -71,16 +70,10 @@ class Ticket:
     pieces: int = 0
     waits: asyncio.Future[Seen] | None = None
     scope: asyncio.Timeout | None = None
-    line: EngineLine | None = None
     lost: bool = False
 
     def abort(self) -> None:
         """Give up the attempt in progress, if its client has got nothing of it."""
-        if self.sent:
-            return
-        if self.line is not None:
-            self.lost = True
-            self.line.give_up()
-        elif self.scope is not None and not self.scope.expired():
+        if not self.sent and self.scope is not None and not self.scope.expired():
             self.lost = True
             self.scope.reschedule(0.0)

@@ -4,7 +4,7 @@ The simulator plays an engine from event to event; here an engine is only seen f
 was sent to it, when a request got its first token, each later piece, and its end. Before a decision
 the records are brought up to date from that, by the rules by which the simulator forms batches:
 requests without a first token that fit a step and the free cache are taken to be in prefill, the
-others wait. Nothing is played: no step of a record ends before the engine has shown it.
+others wait. No step is foretold: none of a record ends before the engine has shown it.
 
 Where kernels are interpreted (:func:`hetero.engine.compiled.interpret`), as in the process that
 serves, the records are objects of Python and the memories lists; else arrays.
@@ -30,8 +30,8 @@ from hetero.routers.base import FleetState, Request
 _SEEN: Final = ("outstanding", "outstanding_tokens", "waiting", "running")
 
 
-class Books:
-    """Records of the requests in the house and of the engines.
+class FleetRecords:
+    """Records of the requests in flight and of the engines.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ class Books:
     >>> from hetero.deployment import Replica
     >>> from hetero.latency.step import StepModel
     >>> step = StepModel.affine(floor_s=0.02, per_token_s=1e-4, per_cached_token_s=1e-7)
-    >>> books = Books(Deployment("one", (Replica("a", step, kv_tokens=1000),)))
-    >>> r = books.open(100, 10, 0.0)
-    >>> books.send(r, 0, 0.0)
-    >>> int(books.fleet.outstanding_tokens[0])
+    >>> records = FleetRecords(Deployment("one", (Replica("a", step, kv_tokens=1000),)))
+    >>> r = records.open(100, 10, 0.0)
+    >>> records.send(r, 0, 0.0)
+    >>> int(records.fleet.outstanding_tokens[0])
     110
-    >>> books.first_token(r, 0.1)
-    >>> books.close(r, 0.2, 98, 12)
-    >>> int(books.fleet.outstanding[0])
+    >>> records.first_token(r, 0.1)
+    >>> records.close(r, 0.2, 98, 12)
+    >>> int(records.fleet.outstanding[0])
     0
     """
 
@@ -106,7 +106,7 @@ class Books:
             self._r = self.requests.view(np.recarray)
 
     @property
-    def records(self) -> Any:
+    def state(self) -> Any:
         """What the kernels of routers read."""
         return self.requests, self.engines, self.replicas, self.floats, self.integers
 
@@ -121,7 +121,7 @@ class Books:
             kv_tokens=np.array([one.kv_tokens for one in self._e]),
             eligible=np.array(self._eligible),
             known_tokens=np.zeros(len(self._e), np.int64),
-            records=self.records,
+            records=self.state,
         )
 
     # Requests -------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class Books:
     def compact(self) -> int:
         """Drop the oldest closed requests; by how much the rows of the others fall.
 
-        What is in the house keeps its order. If that is more than half, the records grow.
+        What is in flight keeps its order. If that is more than half, the records grow.
         """
         by = 0
         while by < self.next and self._r[by].status in (state.FINISHED, state.REJECTED):
