@@ -173,9 +173,6 @@ Seed = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw the plan into this file (.png, .svg).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Record = Annotated[
-    bool, typer.Option("--record", help="Write the times to data/measured/timings.csv.")
-]
 
 ARRIVALS = ("poisson", "scaled", "trace")
 """Ways that requests come."""
