@@ -95,7 +95,6 @@ def engine(
     block_tokens: int = 64,
     step_tokens: int = 2048,
     limit_s: float = 600.0,
-    fault: Path | None = None,
 ) -> Iterator[Running]:
     """Start ``transformers serve`` on a folder of :func:`write_model`, and wait until it serves.
 
@@ -107,8 +106,6 @@ def engine(
         Its KV cache.
     step_tokens
         Most tokens of a step.
-    fault
-        File of what disturbs it, see :mod:`pipelines.bench.faulted`.
 
     Raises
     ------
@@ -117,9 +114,6 @@ def engine(
     """
     port = free_port()
     command, own = _command(folder, port, blocks, block_tokens, step_tokens), _environment()
-    if fault is not None:
-        command[:1] = [sys.executable, "-m", "pipelines.bench.faulted"]
-        own["HETERO_FAULT"] = str(fault)
     path = folder / f"server-{port}.log"
     url = f"http://127.0.0.1:{port}"
     with started(command, url, path, core=core, limit_s=limit_s, env=own) as process:

@@ -183,6 +183,10 @@ class LiveBench(Measured):
         )
         return Table("Real engines", columns, tuple(rows), self.notes)
 
+    def keep(self) -> None:
+        """Write ``live.csv`` and ``live_profile.csv`` of ``data/measured``."""
+        live_data.record(self.runs, self.rounds)
+
     def record(self) -> list[dict[str, object]]:
         """One row per run, for JSON."""
         return self.runs.to_dict("records")  # type: ignore[return-value]

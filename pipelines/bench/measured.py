@@ -7,13 +7,13 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import psutil
 
-from hetero.display import Column, Shown, Table
-from hetero.timings import Timing
+from hetero.display import Shown
+from hetero.errors import require
+from hetero.timings import Timing, record
 
 Say: TypeAlias = Callable[[str], None]
 """Called with the name of what is measured next."""
@@ -53,41 +53,11 @@ class Measured(Shown):
         """Times that ``--record`` keeps."""
         return ()
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Times(Measured):
-    """One time after the other.
-
-    Attributes
-    ----------
-    about
-        Headings of what is said of each time.
-    rows
-        What is said of it, and the time.
-    """
-
-    title: str
-    about: tuple[str, ...]
-    rows: tuple[tuple[tuple[object, ...], Timing], ...]
-    note: str
-
-    @property
-    def timings(self) -> tuple[Timing, ...]:
-        """All of them."""
-        return tuple(one for _, one in self.rows)
-
-    def table(self) -> Table:
-        """One row per time."""
-        columns = (*map(Column, self.about), Column("time", "s"), Column("statistic"))
-        rows = tuple(
-            (*what, one.seconds, f"{one.statistic} of {one.repeats}") for what, one in self.rows
+    def keep(self) -> None:
+        """Write what ``--record`` keeps."""
+        require(
+            bool(self.timings),
+            "No notebook cites what this measures, so there is nothing to record.",
+            resolve="leave out --record.",
         )
-        return Table(self.title, columns, rows, (self.note,))
-
-    def record(self) -> list[dict[str, object]]:
-        """The same rows by heading, with the key of each time."""
-        return [
-            dict(zip(self.about, what, strict=True))
-            | {"key": one.key, "seconds": one.seconds, "repeats": one.repeats}
-            for what, one in self.rows
-        ]
+        record(self.timings)

@@ -23,7 +23,7 @@ from hetero.costs.cost import CostModel, PipelineStage
 from hetero.deployment import Role
 from hetero.display import Column, Table
 from hetero.engines import EngineSpec
-from hetero.errors import HeteroError, InfeasibleError
+from hetero.errors import HeteroError, InfeasibleError, require
 from hetero.planners import ground
 from hetero.planners.score import goodput
 from hetero.plans import Plan
@@ -229,8 +229,9 @@ def _divided(
     return [(), *whole]
 
 
-def bench(*, fleets: int, most: int = 8, seed: int = 0, progress: Say = silent) -> SearchBench:
+def bench(*, fleets: int = 60, most: int = 8, seed: int = 0, progress: Say = silent) -> SearchBench:
     """Compare both on random fleets of at most so many GPUs."""
+    require(most >= 2, f"No fleet has {most} GPUs.", resolve="give `most` 2 or more.")
     found = []
     for question, plan in questions(fleets, most=most, seed=seed):
         progress(question.cluster.name)

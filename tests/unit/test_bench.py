@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +14,15 @@ from hetero import paths, workload
 from hetero.apps.cli import main
 from hetero.deployment import Engine
 from hetero.routers import Router
-from pipelines.bench import peers
+from hetero.timings import timings
+from pipelines.bench import peers, recorded
+from pipelines.bench.commands import BENCHES
 from pipelines.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
 
 
-def test_the_smallest_run_measures_everything(capsys) -> None:
-    options = ["--largest", "300", "--many", "9", "--repeats", "1"]
+def test_the_smallest_run_measures_everything(capsys: Any) -> None:
     with pytest.raises(SystemExit) as end:
-        main(["bench", "simulate", *options, "--json"])
+        main(["bench", "simulate", "largest=300", "many=9", "repeats=1", "--json"])
     assert end.value.code == 0
     found = json.loads(capsys.readouterr().out)
     speeds = found["speeds"]
@@ -38,6 +40,45 @@ def test_the_smallest_run_measures_everything(capsys) -> None:
     assert found["bytes_per_request"] > 88
     assert set(found["first_call"]) == {"import_s", "first_call_s", "process_s"}
     assert len(found["peers"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (["nothing"], "no bench 'nothing'. Resolve: use simulate, search, cards"),
+        (["simulate", "many=few"], "cannot do 'many=few'. Resolve: it has largest=1000000, many="),
+        (["cards", "changes=no"], "cannot do 'changes=no'"),
+        (["search", "fleets=0"], "cannot do 'fleets=0'"),
+        (["search", "most=1"], "No fleet has 1 GPUs"),
+        (["islands", "keys=placement"], "No time begins with 'placement'"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_what_can(capsys: Any, asked: list[str], told: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", *asked])
+    assert end.value.code == 1
+    assert told in capsys.readouterr().err
+
+
+def test_every_time_that_was_recorded_can_be_made_again() -> None:
+    made = {
+        name: [row.key for row in getattr(recorded, f"_{name}")()]
+        for name in ("arena", "islands", "phases", "pipelines", "placement")
+    }
+    for key, one in timings().items():
+        (name,) = one.command.removeprefix("hetero bench ").removesuffix(" --record").split()
+        assert name in BENCHES
+        rows = made.get(name, [key])
+        assert any(key == row or key.startswith(f"{row}.") for row in rows), key
+
+
+def test_a_recorded_time_is_measured_as_its_row_says() -> None:
+    found = recorded.placement(keys="placement.small-10").timings
+    assert {one.key for one in found} == {k for k in timings() if "small-10" in k}
+    assert {(one.clock, one.repeats) for one in found} == {("wall", 1)}
+    (exact,) = recorded.islands(keys="islands.exact.c.code").timings
+    assert (exact.clock, exact.statistic, exact.repeats) == ("cpu", "median", 3)
+    assert exact.seconds > 0
 
 
 def test_tables_say_how_loaded_how_fast_and_beside_whom() -> None:

@@ -20,6 +20,16 @@ def study() -> Study:
     return Study((0, 1), 100)
 
 
+def test_verdicts_need_a_difference_that_is_clear_and_not_small() -> None:
+    for gain, found in (
+        ([0.05, 0.06, 0.055], "win"),
+        ([-0.05, -0.06, -0.055], "loss"),
+        ([0.005, 0.006, 0.0055], "tie"),
+        ([0.5, -0.4, 0.05], "tie"),
+    ):
+        assert hs.verdict(np.array(gain), 0.01) == found
+
+
 def test_printed_steps_prefill_at_table_4_and_decode_at_the_speed_of_memory():
     a100 = catalog.gpu("A100-SXM-80GB")
     free, paid = (hs.printed_steps(reads_kv=reads)(a100, hs.MODEL, 1) for reads in (False, True))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from small_placements import exhaustive, random_problem, two_slow_regions
 
-from hetero.catalog import llm
-from hetero.cluster import cluster
+from hetero.catalog import Link, gpu, llm
+from hetero.cluster import Cluster, Machine, Network, cluster
 from hetero.errors import InfeasibleError
 from hetero.placement import Links, Placement, Problem
 from hetero.placement.pruning import all_links, pruned
@@ -21,7 +21,7 @@ from hetero.planners.helix.groups import groups
 from hetero.planners.helix.heuristics import petals, separate, swarm
 from hetero.planners.helix.milp import Milp, judge
 from hetero.programs import SolverLimits
-from pipelines.bench.placement import random_cluster
+from hetero.streams import stream
 from pipelines.studies.helix_artifact import placement, problem
 
 # Our planner --------------------------------------------------------------------------------
@@ -150,7 +150,18 @@ def test_a_large_region_is_one_line_close_to_its_bound(times: int, gap: float) -
 
 
 def test_a_flow_of_many_links_crosses_between_regions_that_hold_copies_of_their_own() -> None:
-    fleet = Problem.of(random_cluster(70, regions=2), llm("Llama-2-70B"))
+    # Helix's seven kinds of nodes, drawn evenly, 100 Mbit/s between regions.
+    kinds = (("A100-SXM-40GB", 1), ("V100-16GB", 1), *(("L4", n) for n in (1, 2)))
+    kinds = (*kinds, *(("T4", n) for n in (1, 2, 4)))
+    draws = stream(0, "cluster")
+    machines = tuple(
+        Machine(f"node-{k + 1}", gpu(name), count, f"region-{int(draws.integers(2)) + 1}")
+        for k in range(70)
+        for name, count in (kinds[int(draws.integers(len(kinds)))],)
+    )
+    inside, between = Link("link", 1.25, 0.001), Link("link", 0.0125, 0.05)
+    drawn = Cluster("random-70", machines, Network(inside, between, coordinator=between))
+    fleet = Problem.of(drawn, llm("Llama-2-70B"))
     effort = PlacementEffort(precision=2e-3, variety=8, exchanges=0, shallow=(), proof=False)
     found = search(fleet, effort=effort)
     members = [[k for k, node in enumerate(fleet.nodes) if node.region == r] for r in fleet.regions]

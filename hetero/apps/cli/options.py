@@ -102,9 +102,6 @@ ServedModel = Annotated[str, typer.Option(help="Name under which the server know
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Figure = Annotated[Path | None, typer.Option(help="Draw the plan into this file (.png, .svg).")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Record = Annotated[
-    bool, typer.Option("--record", help="Write the times to data/measured/timings.csv.")
-]
 
 PICTURES = (".png", ".svg")
 """Endings of figures."""
