@@ -20,6 +20,7 @@ from hetero.apps.capacity.spare import Spare
 from hetero.apps.capacity.spare import spare as find_spare
 from hetero.apps.capacity.spot import SpotMix, cheapest_mix
 from hetero.apps.cards.request import able
+from hetero.comparison import footing
 from hetero.costs.cost import CostSettings
 from hetero.display import Shown, Table
 from hetero.engines import EngineSpec
@@ -29,6 +30,7 @@ from hetero.plans import Plan
 from hetero.question import Load, Question, within_context
 from hetero.search.planners import planner, planners
 from hetero.search.portfolio import portfolio
+from hetero.simulator.sustained import came
 
 Sized: TypeAlias = sizing.Sizing | SpotMix | days.DayPlan | Autoscaled
 """The fleet for a load, with spot machines, or for a day."""
@@ -185,7 +187,9 @@ def resilience(ask: Ask) -> Remaining:
     seeds = _seeds(ask)
     found = losses.resilience(plan, question, planner=again, seeds=seeds, progress=say)
     extra = find_spare(plan, question, _listed(ask), seeds=seeds) if ask.spare else None
-    return Remaining(plan, question, found, extra, notes)
+    replicas = plan.deployment.replicas if plan.deployment is not None else ()
+    said = footing(replicas, came(trace, question.process), seeds)
+    return Remaining(plan, question, found, extra, (*notes, said))
 
 
 def _engine(ask: Ask) -> EngineSpec:
