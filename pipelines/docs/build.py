@@ -208,7 +208,7 @@ def _own(module: ModuleType, value: object) -> bool:
 
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     below = getattr(command, "commands", None)
-    if below is None:
+    if not below:
         yield name, command
         return
     for key, one in below.items():

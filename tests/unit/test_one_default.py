@@ -21,8 +21,7 @@ def test_every_answer_says_what_it_stands_on(run) -> None:
     compared = hetero.compare(SERVED, Predictive(), CHATS, seeds=1, resample=False, slo=slo)
     view = hetero.explore(SERVED, CHATS, 1.0, slo, requests=50)
     _, out, _ = run("simulate", FLEET.name, "--requests", 50, "--router", "hetero", "--json")
-    simulated = json.loads(out)["notes"]
-    for notes in (card.notes, [compared.note], view.notes, simulated):
+    for notes in (card.notes, [compared.note], view.notes, json.loads(out)["notes"]):
         assert any(one.startswith(f"Predictor {DEFAULT}; engine ") for one in notes)
     assert hetero.Question(FLEET, LLM, CHATS, 1.0).engine == hetero.EngineSpec()
     assert card.question.engine == hetero.EngineSpec().name

@@ -239,6 +239,7 @@ def cheapest_part(
     Examples
     --------
     >>> from hetero import catalog, cluster, workload
+    >>> from hetero.simulator import Slo
     >>> question = Question(
     ...     cluster.cluster("thunderserve-cloud-32"),
     ...     catalog.llm("Llama-3-8B"),
