@@ -57,6 +57,10 @@ class Records(Shown, Sequence[T], Generic[T]):
         """Names of the rows, without aliases."""
         return tuple(record.name for record in self._records)
 
+    def get(self, name: str) -> T | None:
+        """Row of that name or alias, as :meth:`find` takes them; None without one."""
+        return self._by_key.get(_key(name))
+
     def find(self, name: str) -> T:
         """Row of that name or alias; upper and lower case, spaces and hyphens do not matter.
 
@@ -65,7 +69,7 @@ class Records(Shown, Sequence[T], Generic[T]):
         CatalogError
             If there is none, with the nearest names.
         """
-        record = self._by_key.get(_key(name)) if isinstance(name, str) else None
+        record = self.get(name) if isinstance(name, str) else None
         if record is not None:
             return record
         near = self.near(str(name))

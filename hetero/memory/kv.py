@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 from hetero.catalog import KvFormula, Llm
-from hetero.catalog.precision import bytes_of
-
-
-def kv_heads_held(llm: Llm, tensor_parallel: int) -> int:
-    """KV heads on all GPUs of an instance together: each holds at least one, and whole ones."""
-    return tensor_parallel * math.ceil(llm.kv_heads / tensor_parallel)
 
 
 def kv_bytes_per_token(
@@ -36,12 +28,4 @@ def kv_bytes_per_token(
     >>> 1024 * kv_bytes_per_token(llm("LLaMA-1-30B")) / 1e9  # ThunderServe, Table 8: 1.64 GB
     1.63577856
     """
-    values = llm.kv_values_per_token_layer(formula)
-    if formula == "model":
-        values = (
-            tensor_parallel * values
-            if llm.latent
-            else 2 * kv_heads_held(llm, tensor_parallel) * llm.head_dim
-        )
-    layers = llm.layers if formula == "full" else llm.caching_layers
-    return bytes_of(layers * values, precision)
+    return llm.kv_bytes_per_token(precision, formula, tensor_parallel)

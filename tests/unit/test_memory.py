@@ -80,8 +80,9 @@ def test_latent_cache_is_copied_to_every_gpu() -> None:
         Budget(model, gpu("H200"), tensor_parallel=t, weight_precision="fp8").weight_bytes
         for t in (1, 8)
     )
-    assert one == model.params
-    assert eight - one == 7 * 61 * 7168 * (1536 + 512 + 64)
+    assert one == model.weight_bytes("fp8") == pytest.approx(model.params, rel=4e-3)
+    copied = 7 * 61 * 7168 * (1536 + 512 + 64)
+    assert eight - one == pytest.approx(copied, rel=1e-3)
 
 
 def test_stages_divide_layers_embedding_and_head() -> None:

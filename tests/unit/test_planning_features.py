@@ -109,7 +109,7 @@ def test_plans_with_drafts_keep_below_their_bound():
     assert bound(plain).rps() < bound(drafts).rps()
     (seen,) = {replica.kv_tokens for replica in two.deployment.replicas}
     (before,) = {replica.kv_tokens for replica in one.deployment.replicas}
-    layer = 2 * MODEL.layer_params(0)
+    layer = 2 * sum(MODEL.layer_params(0, 1))
     assert before - seen == pytest.approx(layer / MODEL.kv_bytes_per_token(), abs=1)
 
 

@@ -81,7 +81,7 @@ def plan(
     slo: Slo | str = "ttft=500ms,tpot=50ms",
     rate: float | None = None,
     budget: float | None = None,
-    precision: str = "fp16",
+    precision: str = "",
     goal: float = 0.9,
     choose: Rule = "nominal",
     effort: str = "quick",

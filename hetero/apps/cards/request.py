@@ -121,7 +121,7 @@ def request(
     slo: Slo | str = "ttft=500ms,tpot=50ms",
     rate: float | None = None,
     budget: float | None = None,
-    precision: str = "fp16",
+    precision: str = "",
     goal: float = 0.9,
     choose: Rule = "nominal",
     effort: str = "quick",
@@ -158,8 +158,6 @@ def request(
     _one_of("choose", choose, RULES)
     _one_of("effort", effort, EFFORTS)
     _one_of("engine", engine, get_args(EngineName))
-    precision = features.FORMATS.get(precision, precision)
-    _one_of("precision", precision, ("auto", *PRECISION_BITS))
     _one_of("arrivals", arrivals, get_args(Arrivals))
     if not (isinstance(seed, int) and seed >= 0):
         raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
@@ -182,6 +180,7 @@ def request(
                 resolve="give its usd_per_h in the cluster file, or leave the budget out.",
             )
     llm = model if isinstance(model, Llm) else catalog.find_llm(model)
+    precision = precision if precision == "auto" else llm.loaded_as(precision)
     if not isinstance(trace, Trace):
         trace = workload.open_trace(trace, source, seed, columns=columns)
     if prefix_share is not None:

@@ -42,7 +42,7 @@ def export(
     budget: options.Budget = None,
     precision: Annotated[
         str, typer.Option(help="Data type of weights, or 'auto'; a card has its own.")
-    ] = "fp16",
+    ] = "",
     memory: Annotated[
         float | None,
         typer.Option(help="Share of a GPU's memory that an engine may use; by default the card's."),

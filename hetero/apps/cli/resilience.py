@@ -43,7 +43,7 @@ def resilience(
     prices: Prices = None,
     gpu: Gpus = None,
     most: Most = None,
-    precision: Precision = "fp16",
+    precision: Precision = "",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds that are simulated.")] = 3,
     engine: options.Engine = "vllm",
     seed: options.Seed = 0,
@@ -71,6 +71,7 @@ def resilience(
         "The load is given by --rate or --arrivals trace.",
         resolve="write --rate 20.",
     )
+    precision = llm.loaded_as(precision)
     machines = able(where, engine, precision)
     require(
         bool(machines),

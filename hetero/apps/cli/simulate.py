@@ -109,8 +109,12 @@ def simulate(
         ),
     ] = "",
     precision: Annotated[
-        Any, options.one_of("hetero.catalog:PRECISION_BITS", "Data type of the weights.")
-    ] = "fp16",
+        str,
+        typer.Option(
+            help="Data type or format of the weights: fp16, fp8, int4, awq ...; by default what "
+            "the checkpoint states."
+        ),
+    ] = "",
     kv_precision: options.KvPrecision = "fp16",
     engine: options.EngineRelease = "vllm",
     steps: Annotated[
@@ -192,7 +196,7 @@ def simulate(
     if card is not None:
         require(
             (degree, batching, engine, kv_tokens, precision, kv_precision)
-            == ("best", None, ("vllm", ""), "", "fp16", "fp16")
+            == ("best", None, ("vllm", ""), "", "", "fp16")
             and not (steps or max_batch or chunk or enable_expert_parallel)
             and (memory, schedule_ahead, prefix_cache) == (None, None, None),
             "A plan card says itself how its machines are divided and what its engines do.",
@@ -217,6 +221,7 @@ def simulate(
     else:
         machines, llm = clusters.find(cluster), catalog.find_llm(model)
         requested, too_long = within_context(requested, llm)
+        precision = llm.loaded_as(precision)
         own = _own(steps or [], machines, degree)
         serving = catalog.serving_engine(engine[0])
         ranks = data_parallel_size
@@ -272,7 +277,12 @@ def simulate(
             share, rest_gib = here.room
             left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
             left = "as given" if name in given else left
+            weights = here.budget.weight_bytes / count / 2**30
+            form = llm.format(precision)
+            whose = ", as its checkpoint states" if form is llm.stated else ""
             said = [
+                f"Weights on {gpu.name} x{count * ranks}: {weights:.4g} GiB on each, in "
+                f"{form.name if form.name == precision else f'{precision} ({form.name})'}{whose}.",
                 f"Step times of {gpu.name} x{count * ranks}: {here.label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
                 f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"

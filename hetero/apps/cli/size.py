@@ -49,7 +49,7 @@ Within = Annotated[
 Goal = Annotated[
     float, typer.Option(min=0, max=1, help="Share of the requests that must meet the targets.")
 ]
-Precision = Annotated[str, typer.Option(help="Data type of the weights, such as fp16 or fp8.")]
+Precision = Annotated[str, typer.Option(help="Data type of the weights, such as fp16.")]
 Seeds = Annotated[
     int, typer.Option(min=1, help="Seeds that a fleet is simulated with; it must pass all.")
 ]
@@ -105,7 +105,7 @@ def size(
         ),
     ] = 1.5,
     most: Most = None,
-    precision: Precision = "fp16",
+    precision: Precision = "",
     engine: options.Engine = "vllm",
     seeds: Seeds = 3,
     seed: options.Seed = 0,
@@ -168,8 +168,9 @@ def size(
     each = tuple(range(seed, seed + seeds))
     load = Load(requested, offered, slo, goal, seeds=each, process=process)
     offers = listed(prices, gpu, most, within)
-    settings = CostSettings(engine=EngineSpec(name=engine, precision=precision))
-    market = Market(offers, catalog.find_llm(model), load, settings)
+    llm = catalog.find_llm(model)
+    settings = CostSettings(engine=EngineSpec(name=engine, precision=llm.loaded_as(precision)))
+    market = Market(offers, llm, load, settings)
     with progress(None, "size", unit="steps") as advance:
         if spot is not None:
             from hetero.apps.capacity.spot import cheapest_mix

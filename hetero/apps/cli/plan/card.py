@@ -32,8 +32,12 @@ def card(
         float | None, typer.Option(help="What may be spent [$/h]; without it the whole cluster.")
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Data type of weights: fp16, fp8, int8, int4, awq ..., or 'auto'.")
-    ] = "fp16",
+        str,
+        typer.Option(
+            help="Data type or format of weights: fp16, fp8, int8, int4, awq ..., or 'auto'; by "
+            "default what the checkpoint states."
+        ),
+    ] = "",
     goal: Annotated[
         float, typer.Option(help="Share of the requests that has to meet all targets.")
     ] = 0.9,
