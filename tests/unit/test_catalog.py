@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -452,6 +453,48 @@ def test_peak_rates_by_precision() -> None:
 )
 def test_names_are_found_however_they_are_written(name: str, found: str) -> None:
     assert gpu(name).name == found
+
+
+# What nvidia-smi, rocm-smi, nvidia.com/gpu.product, SkyPilot and clouds call them or a machine.
+PRINTED_NAMES = """
+NVIDIA H100 80GB HBM3=H100-SXM  NVIDIA-H100-80GB-HBM3=H100-SXM  NVIDIA H100 PCIe=H100-PCIE-80GB
+NVIDIA H100 NVL=H100-NVL  NVIDIA H200=H200-SXM  NVIDIA H200 NVL=H200-NVL  NVIDIA H20=H20
+NVIDIA GH200 480GB=GH200-96GB  NVIDIA H800=H800-SXM  NVIDIA A100-SXM4-80GB=A100-SXM-80GB
+NVIDIA-A100-SXM4-40GB=A100-SXM-40GB  NVIDIA A100-PCIE-40GB=A100-PCIE-40GB
+NVIDIA A100 80GB PCIe=A100-PCIE-80GB  NVIDIA-A100-80GB-PCIe=A100-PCIE-80GB
+NVIDIA A800-SXM4-80GB=A800-SXM-80GB  NVIDIA A800 80GB PCIe=A800-PCIE-80GB  NVIDIA L40S=L40S
+NVIDIA-L40S-SHARED=L40S  NVIDIA L40=L40  NVIDIA L20=L20  NVIDIA L4=L4  Tesla T4=T4  Tesla-T4=T4
+Tesla V100-SXM2-16GB=V100-SXM2-16GB  Tesla-V100-SXM2-32GB=V100-SXM2-32GB
+Tesla V100-PCIE-16GB=V100-16GB  Tesla V100-PCIE-32GB=V100-PCIE-32GB  NVIDIA A40=A40
+NVIDIA RTX A6000=RTX-A6000  NVIDIA-RTX-A5000=RTX-A5000  NVIDIA A10G=A10G  NVIDIA A10=A10
+NVIDIA RTX 6000 Ada Generation=RTX-6000-Ada  NVIDIA GeForce RTX 3090=RTX-3090  NVIDIA A30=A30
+NVIDIA GeForce RTX 3090 Ti=RTX-3090Ti  NVIDIA-GeForce-RTX-4090=RTX-4090  NVIDIA B200=B200-SXM
+NVIDIA GeForce RTX 5090=RTX-5090  NVIDIA GB200=GB200  NVIDIA GB300=GB300
+NVIDIA RTX PRO 6000 Blackwell Server Edition=RTX-PRO-6000-Server  AMD Instinct MI300X=MI300X
+AMD_Instinct_MI300X_OAM=MI300X  AMD Instinct MI325X=MI325X  AMD Instinct MI355X=MI355X
+A100-80GB=A100-SXM-80GB  H100-MEGA-80GB=H100-SXM  RTX6000-Ada=RTX-6000-Ada  V100-32GB=V100-SXM2-32GB
+p5.48xlarge=H100-SXM  p4d.24xlarge=A100-SXM-40GB  p4de.24xlarge=A100-SXM-80GB  g5.12xlarge=A10G
+g6e.xlarge=L40S  a2-highgpu-8g=A100-SXM-40GB  a2-ultragpu-4g=A100-SXM-80GB  g2-standard-24=L4
+Standard_NC24ads_A100_v4=A100-PCIE-80GB  Standard_ND96isr_H100_v5=H100-SXM
+"""
+
+
+def test_names_of_drivers_labels_and_clouds_find_the_gpu() -> None:
+    pairs = [one.split("=") for one in PRINTED_NAMES.replace("\n", "  ").split("  ") if one]
+    assert len(pairs) >= 60
+    assert {name: gpu(name).name for name, _ in pairs} == dict(pairs)
+
+
+def test_advice_keeps_memory_and_form() -> None:
+    for name, near, not_near in [
+        ("A100-PCIE-20GB", "describe it", "use"),
+        ("A100-SXM5-80GB", "A100-SXM-80GB", "PCIE|40GB"),
+    ]:
+        with pytest.raises(CatalogError, match=near) as told:
+            gpu(name)
+        assert re.search(not_near, told.value.resolve or "") is None
+    with pytest.raises(CatalogError, match="a part of a GPU"):
+        gpu("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb")
 
 
 @pytest.mark.parametrize(

@@ -275,14 +275,17 @@ def simulate(
                 ahead += ", prompts that share blocks found in the cache"
             held = next(r for r in deployment.replicas if r.name.startswith(f"{name} t=")).kv_tokens
             share, rest_gib = here.room
-            left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
+            weights = here.budget.weight_bytes / here.budget.gpus
+            left = (
+                f"{share * gpu.mem_gib:.4g} GiB of each less {weights / 2**30:.4g} GiB of weights "
+                f"and {rest_gib:.3g} GiB held"
+            )
             left = "as given" if name in given else left
-            weights = here.budget.weight_bytes / count / 2**30
-            form = llm.format(precision)
-            whose = ", as its checkpoint states" if form is llm.stated else ""
+            if not llm.plain:
+                longest = int((requested.input_tokens + requested.output_tokens).max())
+                most = here.budget.max_requests(longest, limits.max_step_tokens)
+                left += f"; {most:,.4g} requests of {longest:,} tokens as engines count"
             said = [
-                f"Weights on {gpu.name} x{count * ranks}: {weights:.4g} GiB on each, in "
-                f"{form.name if form.name == precision else f'{precision} ({form.name})'}{whose}.",
                 f"Step times of {gpu.name} x{count * ranks}: {here.label}.",
                 f"Engines on {gpu.name}: {'@'.join(filter(None, engine))}, at most "
                 f"{limits.max_batch:,} requests and {limits.max_step_tokens:,} tokens a step"
@@ -290,6 +293,9 @@ def simulate(
                 f"KV cache on {gpu.name} x{count * ranks}: {held:,} tokens, {left}.",
             ]
             notes += [one for one in said if one not in notes]
+        if (form := llm.format(precision)).name not in ("fp16", "bf16"):
+            whose = ", as the checkpoint states" if form is llm.stated else ""
+            notes.append(f"Weights in {form.name}{whose}, loaded as {precision}.")
         served = Plan("given degrees", (), deployment, chosen[0], chosen[0].name, None)
         setting = {"cluster": machines.name, "model": llm.name}
         about = steps_of = deployment.replicas[0].engine.batching
