@@ -198,6 +198,12 @@ class EngineSpec:
                 return self._printed(gpu, llm, number, tokens, share)
         return Room(share, overhead_gib + self.held_gib / tensor_parallel)
 
+    def room_error_gib(self, gpu: Gpu) -> float:
+        """Deviation to expect of what it holds of a GPU [GiB]; 0 where that is given."""
+        rule, given = self.serving.memory_of(self.release), self.overhead_gib is not None
+        known = given or any(name == gpu.name for name, *_ in self.kv_tokens)
+        return rule.error_gib if rule and not known else 0.0
+
     def _assumed(self, gpu: Gpu, llm: Llm, tensor_parallel: int) -> Room:
         rule = self.serving.memory_of(self.release)
         if rule is None or self.overhead_gib is not None:
@@ -340,6 +346,10 @@ class Instance:
             step=self.step,
             kv_tokens=budget.max_tokens,
             kv_bytes_per_token=budget.kv_bytes_per_token,
+            kv_error_tokens=budget.gpus
+            * self.spec.room_error_gib(self.gpu)
+            * _GIB
+            / budget.kv_bytes_per_token,
             engine=self.limits,
             role=role,
             gpu=self.gpu,

@@ -144,6 +144,8 @@ class EngineMemory:
         the layers [GiB].
     graphs_gib
         CUDA graphs, where it counts them within its share [GiB].
+    error_gib
+        Deviation of what it holds from what engines print, per GPU [GiB].
     flashinfer_bytes
         As ``logit_bytes``, of FlashInfer's sampler where that is installed.
     """
@@ -156,6 +158,7 @@ class EngineMemory:
     engine_gib: float
     several_gib: float
     graphs_gib: float
+    error_gib: float
     source: str
     flashinfer_bytes: float | None = None
     notes: str = ""
@@ -168,6 +171,7 @@ class EngineMemory:
             engine_gib=self.engine_gib,
             several_gib=self.several_gib,
             graphs_gib=self.graphs_gib,
+            error_gib=self.error_gib,
         )
 
 

@@ -133,6 +133,7 @@ def replica(
         kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(spec.kv_precision)),
         engine=engine or pipeline.engine,
         role=role,
+        kv_error_tokens=pipeline.kv_error_tokens,
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,
         usd_per_h=pipeline.usd_per_h,

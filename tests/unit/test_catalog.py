@@ -13,6 +13,7 @@ from hetero.catalog import Gpu, Link, Llm, find_llm, gpu, gpus, link, links, llm
 from hetero.catalog.precision import bytes_of
 from hetero.catalog.tables import read_table
 from hetero.errors import CatalogError, DataError, ParameterError
+from hetero.memory import Budget
 from hetero.workload import datasets
 
 # Counted independently from the public configs: parameters and active parameters [1e9], and the
@@ -50,6 +51,51 @@ COUNTED = {
     "gpt-oss-20b": (20.908, 4.187, 24576),
     "DeepSeek-V3-R1-671B": (671.026, 37.552, 70272),
     "Kimi-K2": (1026.408, 32.861, 70272),
+    "Llama-3.2-1B": (1.236, 1.236, 32768),
+    "Llama-3.2-3B": (3.213, 3.213, 114688),
+    "Phi-4": (14.660, 14.660, 204800),
+    "Mistral-Small-24B": (23.572, 23.572, 163840),
+    "Qwen3-0.6B": (0.596, 0.596, 114688),
+    "Qwen3-1.7B": (1.721, 1.721, 114688),
+    "Qwen3-4B": (4.022, 4.022, 147456),
+    "Qwen3-14B": (14.768, 14.768, 163840),
+    "Qwen3-Coder-480B-A35B": (480.155, 35.475, 253952),
+    "Qwen3-Next-80B-A3B": (79.674, 3.875, 12 * 2048),
+    "Qwen3.5-27B": (26.896, 26.896, 16 * 4096),
+    "Qwen3.5-35B-A3B": (34.661, 3.455, 10 * 2048),
+    "Qwen3.5-122B-A10B": (122.111, 9.771, 12 * 2048),
+    "Qwen3.5-397B-A17B": (396.346, 17.349, 15 * 2048),
+    "Gemma-3-12B": (11.766, 11.766, 8 * 8192),
+    "Gemma-3-27B": (27.009, 27.009, 10 * 8192),
+    "Gemma-4-26B-A4B": (25.233, 3.822, 5 * 4096),
+    "Gemma-4-31B": (30.697, 30.697, 10 * 8192),
+    "Llama-4-Scout-17B-16E": (107.770, 17.173, 12 * 4096),
+    "Llama-4-Maverick-17B-128E": (400.712, 17.185, 12 * 4096),
+    "GLM-4.5-Air": (106.852, 13.424, 188416),
+    "GLM-4.5": (352.798, 33.633, 376832),
+    "GLM-5": (743.911, 41.785, 78 * (1152 + 132)),
+    "MiniMax-M2.5": (228.689, 11.030, 253952),
+    "MiMo-V2-Flash": (308.779, 15.446, 9 * 4 * (192 + 128) * 2),
+    "DeepSeek-V3.2": (671.878, 38.404, 61 * (1152 + 132)),
+    "Kimi-Linear-48B-A3B": (49.123, 3.485, 7 * 1152),
+    "Nemotron-3-Nano-30B-A3B": (31.578, 3.580, 6 * 1024),
+    "Nemotron-3-Super-120B-A12B": (120.668, 12.769, 8 * 1024),
+}
+# Active parameters [1e9] that the models' cards state, embeddings counted or not.
+ACTIVE = {
+    "Qwen3-Coder-480B-A35B": 35,
+    "Qwen3-Next-80B-A3B": 3.9,
+    "Qwen3.5-122B-A10B": 10,
+    "Qwen3.5-397B-A17B": 17,
+    "Gemma-4-26B-A4B": 3.8,
+    "Llama-4-Scout-17B-16E": 17,
+    "Llama-4-Maverick-17B-128E": 17,
+    "GLM-5": 40,
+    "MiniMax-M2.5": 10,
+    "MiMo-V2-Flash": 15,
+    "DeepSeek-V3.2": 37,
+    "Nemotron-3-Nano-30B-A3B": 3.6,
+    "Nemotron-3-Super-120B-A12B": 12.7,
 }
 
 # What the five papers print: preset, the paper's name, and the fields it prints.
@@ -224,6 +270,29 @@ def test_parameters_and_cache_follow_from_the_shape(name: str) -> None:
     assert round(model.active_params / 1e9, 3) == active_b
     assert model.kv_bytes_per_token("fp16") == kv_bytes
     assert model.params_nominal_b == pytest.approx(model.params / 1e9, rel=0.01)
+
+
+def test_active_parameters_are_those_of_the_cards() -> None:
+    for name, active_b in ACTIVE.items():
+        model, ends = llm(name), llm(name).embedding_params
+        low, high = (model.active_params - ends) / 1e9, model.active_params / 1e9
+        assert 0.95 * low <= active_b <= 1.05 * high, name
+
+
+def test_windows_and_states_are_held_by_request() -> None:
+    gemma, hybrid = llm("Gemma-3-27B"), llm("Qwen3.5-27B")
+    per_layer = 2 * 16 * 128 * 2
+    assert gemma.request_bytes(500) == 52 * 500 * per_layer
+    assert gemma.request_bytes(9000) == 52 * 1024 * per_layer
+    assert gemma.request_bytes(9000, step_tokens=2048) == 52 * (1024 + 2048) * per_layer
+    # 48 states of 48 heads x 128 x 128 in 32 bits, and 3 tokens of the convolution in 16.
+    state = 4 * 48 * 128 * 128 + 2 * 3 * (48 + 2 * 16) * 128
+    assert hybrid.request_bytes(1) == hybrid.request_bytes(10**5) == 48 * state
+    held = Budget(hybrid, gpu("H100-SXM"), request_tokens=1000.0)
+    alone = Budget(hybrid, gpu("H100-SXM"))
+    share = 1000 * 65536 / (1000 * 65536 + 48 * state)
+    assert held.max_tokens == pytest.approx(share * alone.max_tokens, rel=1e-3)
+    assert llm("Llama-3-8B").request_bytes(10**6) == 0
 
 
 @pytest.mark.parametrize(

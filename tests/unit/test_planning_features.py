@@ -215,4 +215,4 @@ def test_cards_say_what_experts_come_in():
     asked = request("thunderserve-a100-8", **ASKED | {"model": "gpt-oss-20b"})
     plan = planner("tensor-parallel search").plan(asked.question)
     notes = _of_engine(asked.cluster, asked.question, plan)
-    assert "Routed experts come in 4.25 bits, all other weights in fp16." in notes
+    assert "Weights in mxfp4, as the checkpoint states: 12.8 GiB." in notes

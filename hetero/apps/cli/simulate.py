@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -101,6 +102,13 @@ def simulate(
     prefix_cache: options.PrefixCache = None,
     prefix_share: options.PrefixShare = None,
     memory: options.Memory = None,
+    sampler: Annotated[
+        Any,
+        options.one_of(
+            "hetero.catalog.engines:Sampler",
+            "'flashinfer' where FlashInfer's sampler is installed; by default the release's own.",
+        ),
+    ] = "",
     kv_tokens: Annotated[
         str,
         typer.Option(
@@ -198,7 +206,7 @@ def simulate(
             (degree, batching, engine, kv_tokens, precision, kv_precision)
             == ("best", None, ("vllm", ""), "", "", "fp16")
             and not (steps or max_batch or chunk or enable_expert_parallel)
-            and (memory, schedule_ahead, prefix_cache) == (None, None, None),
+            and (memory, schedule_ahead, prefix_cache, sampler) == (None, None, None, ""),
             "A plan card says itself how its machines are divided and what its engines do.",
             resolve="leave out --degree, --steps, and the options of engines and their memory.",
         )
@@ -246,6 +254,7 @@ def simulate(
             precision=precision,
             kv_precision=kv_precision,
             memory_fraction=memory,
+            sampler=sampler,
             batching=batching and BATCHING[batching],  # type: ignore[arg-type]
             max_batch=max_batch,
             max_step_tokens=chunk,
@@ -273,16 +282,20 @@ def simulate(
             ahead = ", the next step prepared ahead" if limits.schedule_ahead else ""
             if limits.prefix_cache and requested.prefix_ids is not None:
                 ahead += ", prompts that share blocks found in the cache"
-            held = next(r for r in deployment.replicas if r.name.startswith(f"{name} t=")).kv_tokens
+            sample = next(r for r in deployment.replicas if r.name.startswith(f"{name} t="))
+            held = sample.kv_tokens
             share, rest_gib = here.room
             weights = here.budget.weight_bytes / here.budget.gpus
             left = (
                 f"{share * gpu.mem_gib:.4g} GiB of each less {weights / 2**30:.4g} GiB of weights "
                 f"and {rest_gib:.3g} GiB held"
             )
+            longest = int((requested.input_tokens + requested.output_tokens).max())
+            if (error := sample.kv_error_tokens) and held < longest + 3.0 * error:
+                sure = 0.5 + 0.5 * math.erf((held - longest) / error / math.sqrt(2.0))
+                left += f", give or take {error:,.0f}: the longest request fits in {sure:.0%}"
             left = "as given" if name in given else left
             if not llm.plain:
-                longest = int((requested.input_tokens + requested.output_tokens).max())
                 most = here.budget.max_requests(longest, limits.max_step_tokens)
                 left += f"; {most:,.4g} requests of {longest:,} tokens as engines count"
             said = [
