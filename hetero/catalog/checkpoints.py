@@ -103,7 +103,7 @@ def _whole(own: Mapping[str, Any], path: Path | str) -> WeightFormat:
             bits, size = weights.get("num_bits"), weights.get("group_size")
             zero = weights.get("symmetric") is False
             if weights.get("type") == "float":
-                method = {(4, 16): "nvfp4", (4, 32): "mxfp4"}.get((bits, size), "fp8")  # type: ignore[arg-type]
+                method = {"(4, 16)": "nvfp4", "(4, 32)": "mxfp4"}.get(str((bits, size)), "fp8")
             else:
                 method = "int8" if bits == 8 else "w4a16"
     if method == "bitsandbytes":

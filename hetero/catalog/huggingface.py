@@ -335,7 +335,7 @@ class _Config:
         if isinstance(given, list) and len(given) >= count:
             return "".join("de"[bool(one)] for one in given[:count])
         only = text.get("mlp_only_layers")
-        dense = set(only) if isinstance(only, list) else set()
+        dense = {k for k in only if isinstance(k, int)} if isinstance(only, list) else set()
         for key in ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step"):
             if (step := self._size(key, listed=True)) and step > 1:
                 return "".join("de"[(k + 1) % step == 0 and k not in dense] for k in range(count))

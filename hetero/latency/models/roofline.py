@@ -420,8 +420,7 @@ class Roofline(Shown):
         cached_s, times, level = np.array([rates[1] - rates[0]]), self.seconds(knots), None
         if (own := self.expert_ranks) > 1 or self._kept_bytes:
             batch = np.arange(1.0, _MOST_DECODING + 1.0)
-            if own > 1:
-                cached_s = cached_s * own * np.ceil(batch / own) / batch
+            cached_s = cached_s * max(1, own) * np.ceil(batch / max(1, own)) / batch
             level = self.seconds(batch, batch) - np.interp(batch, knots, times)
         return StepModel(
             (
