@@ -7,7 +7,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -81,14 +81,37 @@ def stated(content: Mapping[str, object], llm: Llm, path: Path | str) -> WeightF
         If the method of quantisation is not known.
     """
     nested = content.get("text_config")
-    own = content.get("quantization_config")
-    own = own or (nested.get("quantization_config") if isinstance(nested, Mapping) else None)
+    text = nested if isinstance(nested, Mapping) else content
+    own = content.get("quantization_config") or text.get("quantization_config")
     if own is None and isinstance(path, Path) and (beside := path.parent / _QUANTISED).is_file():
         read = json_object(beside)
         own = read.get("quantization", read)
     if not isinstance(own, Mapping):
         return None
-    return _mean(llm, content, own, _whole(own, path), path)
+    layers, whole = own.get("quantized_layers"), _whole(own, path)
+    named = {_plain(k): v for k, v in layers.items()} if isinstance(layers, Mapping) else {}
+    lists = [found for key in _LEFT if isinstance(found := own.get(key), list)]
+    left = _left([one for found in lists for one in found if isinstance(one, str)], path)
+    sums: dict[str, list[float]] = {}
+    for kind, name, params in _modules(llm, beside=bool(text.get("enable_moe_block"))):
+        parts, form = name.split("."), whole
+        above = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
+        if named:
+            algo = next((named[one] for one in above if one in named), "fp16")
+            algo = algo.get("quant_algo") if isinstance(algo, Mapping) else algo
+            form = weight_formats().get(str(algo).lower(), whole)
+        elif left(name, above):
+            form = weight_format("fp16")
+        total = sums.setdefault(kind, [0.0, 0.0])
+        total[0] += params * getattr(form, kind)
+        total[1] += params
+    means = {kind: got / n for kind, (got, n) in sums.items() if n}
+    found = replace(whole, **means)  # type: ignore[arg-type]
+    if not named:
+        return found
+    main = means[max(means, key=lambda kind: sums[kind][1])]
+    precision = "fp4" if main < 6 else "fp8" if main < 12 else "fp16"
+    return replace(found, name="mixed", precision=precision)
 
 
 def _whole(own: Mapping[str, Any], path: Path | str) -> WeightFormat:
@@ -102,90 +125,38 @@ def _whole(own: Mapping[str, Any], path: Path | str) -> WeightFormat:
         if isinstance(weights, Mapping):
             bits, size = weights.get("num_bits"), weights.get("group_size")
             zero = weights.get("symmetric") is False
+            method = "int8" if bits == 8 else "w4a16"
             if weights.get("type") == "float":
                 method = {"(4, 16)": "nvfp4", "(4, 32)": "mxfp4"}.get(str((bits, size)), "fp8")
-            else:
-                method = "int8" if bits == 8 else "w4a16"
     if method == "bitsandbytes":
         method = "bnb4" if own.get("load_in_4bit") else "int8"
     found = weight_formats().get("fp8" if method == "mixed_precision" else method)
     if found is None:
+        known = ", ".join(sorted({one.name for one in weight_formats().values()}))
         raise DataError(
             f"its weights are quantised by {reprlib.repr(method)}, whose sizes are not known.",
             path=path,
-            resolve=f"take quantization_config out, and give --precision: {', '.join(_known())}.",
+            resolve=f"take quantization_config out, and give --precision: {known}.",
         )
-    if found.precision != "int4" or not (isinstance(bits, int) and isinstance(size, int)):
-        return found
-    if not (0 < bits <= 8 and -1 <= size <= 2**20):
-        return found
-    each = bits + (16 + bits * bool(zero)) / size if size > 0 else float(bits)
-    return replace(found, attention=each, dense=each, experts=each, shared=each)
+    if found.precision == "int4" and isinstance(bits, int) and isinstance(size, int):
+        each = bits + (16 + bits * bool(zero)) / max(size, 1) if size > 0 else float(bits)
+        if 0 < bits <= 8:
+            return replace(found, attention=each, dense=each, experts=each, shared=each)
+    return found
 
 
-def _known() -> list[str]:
-    return sorted({one.name for one in weight_formats().values()})
+def _left(rules: list[str], path: Path | str) -> Callable[[str, list[str]], bool]:
+    """Whether a module, or one that it is part of, stays in 16 bits."""
+    every = [_plain(one) for text in rules for one in _globs(text, path)]
+    names = {one for one in every if "*" not in one}
+    globs = "|".join(fnmatch.translate(one + "*") for one in every if "*" in one)
+    pattern = re.compile(globs) if globs else None
 
+    def has(name: str, above: list[str]) -> bool:
+        known = not names.isdisjoint(above) or not names.isdisjoint(name.split("."))
+        return known or bool(pattern and pattern.match(name))
 
-def _mean(
-    llm: Llm,
-    content: Mapping[str, object],
-    own: Mapping[str, Any],
-    whole: WeightFormat,
-    path: Path | str,
-) -> WeightFormat:
-    """Format at the mean of the modules of each kind, those left in 16 bits among them."""
-    given: list[str] = []
-    for key in _LEFT:
-        found = own.get(key)
-        given += [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
-    layers = own.get("quantized_layers")
-    by_name = layers if isinstance(layers, Mapping) else {}
-    mixed = {_plain(name): one for name, one in by_name.items()}
-    left = _Left(given, path)
-    sums: dict[str, list[float]] = {}
-    usual = {"attention": whole.attention, "dense": whole.dense, "experts": whole.experts}
-    usual["shared"] = whole.shared
-    text = content.get("text_config", content)
-    beside = bool(isinstance(text, Mapping) and text.get("enable_moe_block"))
-    for kind, name, params in _modules(llm, beside):
-        parts = name.split(".")
-        above = [".".join(parts[:k]) for k in range(len(parts), 0, -1)]
-        bits = usual[kind]
-        if mixed:
-            algo = next((mixed[one] for one in above if one in mixed), None)
-            algo = algo.get("quant_algo") if isinstance(algo, Mapping) else algo
-            one = weight_formats().get(str(algo).lower()) if algo else weight_format("fp16")
-            bits = getattr(one or whole, kind)
-        elif given and left.has(name, above):
-            bits = 16.0
-        total = sums.setdefault(kind, [0.0, 0.0])
-        total[0] += params * bits
-        total[1] += params
-    means = {kind: got / n for kind, (got, n) in sums.items() if n}
-    found = replace(whole, **means)  # type: ignore[arg-type]
-    if not mixed:
-        return found
-    main = max(sums, key=lambda kind: sums[kind][1])
-    types = {"fp4": 6.0, "fp8": 12.0}
-    precision = next((p for p, most in types.items() if means[main] < most), "fp16")
-    return replace(found, name="mixed", precision=precision)
-
-
-class _Left:
-    """Modules that stay in 16 bits, by names, patterns with ``*`` and simple expressions."""
-
-    def __init__(self, given: Sequence[str], path: Path | str) -> None:
-        every = [one for text in given for one in _globs(text, path)]
-        self.names = {_plain(one) for one in every if "*" not in one}
-        globs = [fnmatch.translate(_plain(one) + "*") for one in every if "*" in one]
-        self.globs = re.compile("|".join(globs)) if globs else None
-
-    def has(self, name: str, above: Sequence[str]) -> bool:
-        """Whether a module is one of them, or part of one."""
-        if any(one in self.names for one in above) or self.names & set(name.split(".")):
-            return True
-        return bool(self.globs and self.globs.match(name))
+    return has
 
 
 def _globs(text: str, path: Path | str) -> Iterator[str]:
@@ -193,6 +164,7 @@ def _globs(text: str, path: Path | str) -> Iterator[str]:
     if not text.startswith("re:"):
         yield text
         return
+    # Expressions of a file are not run: few of them would take for ever.
     simple = text[3:].strip("^$").replace(".*", "*").replace("\\.", ".")
     head, bracket, rest = simple.partition("(")
     inner, _, tail = rest.partition(")")
@@ -215,25 +187,24 @@ def _plain(name: str) -> str:
     return name
 
 
-def _modules(llm: Llm, beside: bool) -> Iterator[tuple[str, str, int]]:
+def _modules(llm: Llm, *, beside: bool) -> Iterator[tuple[str, str, int]]:
     """Modules of all layers: kind, name and parameters; one expert stands for all.
 
     ``beside`` says that experts stand beside a dense block, which counts as a shared one.
     """
     routed, shared = ("experts.0", "mlp") if beside else ("mlp.experts.0", "mlp.shared_experts")
-    leaves = ("gate_proj", "up_proj", "down_proj")[not llm.gated_mlp :]
+    every = [
+        ("experts", routed, llm.experts * llm.expert_params),
+        ("shared", shared, llm.shared_experts * llm.expert_params),
+    ]
+    feeds = {"d": [("dense", "mlp", llm.mlp_params)], "e": every, "-": []}
     for k in range(llm.layers):
         ((mixer, feed),) = llm.kinds(k, 1)
         block = "linear_attn" if mixer == "s" else "self_attn"
         for leaf, params in llm.attention_products(mixer).items():
             yield "attention", f"layers.{k}.{block}.{leaf}", params
-        dense = [("dense", "mlp", llm.mlp_params)]
-        every = [
-            ("experts", routed, llm.experts * llm.expert_params),
-            ("shared", shared, llm.shared_experts * llm.expert_params),
-        ]
-        for kind, block, params in {"d": dense, "e": every}.get(feed, []):
-            for leaf in leaves:
+        for kind, block, params in feeds[feed]:
+            for leaf in ("gate_proj", "up_proj", "down_proj")[not llm.gated_mlp :]:
                 yield kind, f"layers.{k}.{block}.{leaf}", params
 
 
@@ -243,26 +214,18 @@ def _modules(llm: Llm, beside: bool) -> Iterator[tuple[str, str, int]]:
 def tensor_bytes(folder: Path, llm: Llm) -> int | None:
     """What the tensors of a folder weigh that an engine loads [bytes]; None where none says so.
 
-    Layers for multi-token prediction are left out.
+    Their headers count, else the sum of an index. Layers for multi-token prediction are left out.
     """
     index = folder / _INDEX
     listed = json_object(index) if index.is_file() else {}
-    names = listed.get("weight_map")
-    files = sorted(folder.glob("*.safetensors"))
-    shards = {str(one) for one in names.values()} if isinstance(names, Mapping) else set()
-    if files and shards <= {one.name for one in files}:
-        return sum(_header_bytes(_header(one), llm, one) for one in files)
-    return _index_bytes(listed, llm)
-
-
-def _index_bytes(listed: Mapping[str, Any], llm: Llm) -> int | None:
-    """What an index says all its tensors weigh; None where some of them are not loaded."""
     names, meta = listed.get("weight_map"), listed.get("metadata")
+    names = names if isinstance(names, Mapping) else {}
+    files = sorted(folder.glob("*.safetensors"))
+    if files and {str(one) for one in names.values()} <= {one.name for one in files}:
+        return sum(_header_bytes(one, llm) for one in files)
     total = meta.get("total_size") if isinstance(meta, Mapping) else None
-    if not isinstance(total, int) or not 0 < total < 2**60:
-        return None
-    skipped = any(not _loaded(one, llm) for one in names or ())
-    return None if skipped else total
+    known = isinstance(total, int) and 0 < total < 2**60 and all(_loaded(n, llm) for n in names)
+    return total if known else None
 
 
 def _loaded(name: str, llm: Llm) -> bool:
@@ -270,40 +233,22 @@ def _loaded(name: str, llm: Llm) -> bool:
     return "mtp" not in name and (layer is None or int(layer.group(1)) < llm.layers)
 
 
-def _header(path: Path) -> Mapping[str, Any]:
-    """Header of a file of tensors: their types, shapes and places."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        text = file.read(size) if size <= _MOST_BYTES else b""
-    return _tensors(text, path)
-
-
-def _tensors(text: bytes, path: Path | str) -> Mapping[str, Any]:
+def _header_bytes(path: Path, llm: Llm) -> int:
+    """What the tensors of a file weigh, by its header of their types, shapes and places."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size) if size <= _MOST_BYTES else b"")
+        places = [
+            one["data_offsets"]
+            for name, one in header.items()
+            if name != "__metadata__" and _loaded(name, llm)
+        ]
+        return sum(max(0, int(end) - int(start)) for start, end in places)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DataError(
             "it has no header of tensors.", path=path, resolve="download it again, or remove it."
-        )
-    return found
-
-
-def _header_bytes(header: Mapping[str, Any], llm: Llm, path: Path | str) -> int:
-    total = 0
-    for name, one in header.items():
-        if name == "__metadata__" or not _loaded(name, llm):
-            continue
-        place = one.get("data_offsets") if isinstance(one, Mapping) else None
-        if not (isinstance(place, list) and len(place) == 2 and all(type(k) is int for k in place)):
-            raise DataError(
-                f"the tensor {reprlib.repr(name)} has no place.",
-                path=path,
-                resolve="download it again, or remove it.",
-            )
-        total += max(0, place[1] - place[0])
-    return total
+        ) from None
 
 
 # The hub -----------------------------------------------------------------------------------

@@ -39,15 +39,15 @@ def bytes_of(values: int, precision: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How a checkpoint holds its weights, scales and zero points included.
+    """How a checkpoint holds its weights; a row of ``formats.csv``, or what one states.
 
     Attributes
     ----------
     precision
         Data type that it is loaded as, of :data:`PRECISION_BITS`.
     attention, dense, experts, shared, rest
-        Bits of a weight by where it is, see :class:`hetero.catalog.models.LayerParams`; at the mean
-        where some modules stay in 16 bits. ``rest`` has embedding, head, norms and routers too.
+        Bits of a weight, scales and zero points included, by where it is
+        (:class:`hetero.catalog.models.LayerParams`); means where some modules stay in 16 bits.
     hidden_multiple, width_multiple
         Sizes to whose multiples engines pad the matrices of routed experts.
 
@@ -63,9 +63,11 @@ class WeightFormat:
     dense: float
     experts: float
     shared: float
-    rest: float = 16.0
+    rest: float
     hidden_multiple: int = 1
     width_multiple: int = 1
+    aliases: tuple[str, ...] = ()
+    source: str = ""
 
     def bytes(self, params: LayerParams) -> int:
         """Bytes of so many parameters, rounded up."""
@@ -73,42 +75,14 @@ class WeightFormat:
         return math.ceil(sum(n * b for n, b in zip(params, bits, strict=True)) / 8)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _FormatRow:
-    """One row of formats.csv."""
-
-    name: str
-    precision: str
-    bits: float
-    expert_bits: float
-    rest_bits: float
-    hidden_multiple: int
-    width_multiple: int
-    source: str
-    aliases: tuple[str, ...] = ()
-
-
 @lru_cache(maxsize=1)
 def weight_formats() -> dict[str, WeightFormat]:
     """Formats of ``data/specs/formats.csv`` by name, and by the data types that they stand for."""
     from hetero.rows import read_records
 
-    found: dict[str, WeightFormat] = {}
-    for row in read_records(paths.data("specs", "formats.csv"), _FormatRow):
-        one = _FormatRow(**row)  # type: ignore[arg-type]
-        made = WeightFormat(
-            name=one.name,
-            precision=one.precision,
-            attention=one.bits,
-            dense=one.bits,
-            experts=one.expert_bits,
-            shared=one.bits,
-            rest=one.rest_bits,
-            hidden_multiple=one.hidden_multiple,
-            width_multiple=one.width_multiple,
-        )
-        found |= dict.fromkeys((one.name, *one.aliases), made)
-    return found
+    rows = read_records(paths.data("specs", "formats.csv"), WeightFormat)
+    found = [WeightFormat(**row) for row in rows]  # type: ignore[arg-type]
+    return {name: one for one in found for name in (one.name, *one.aliases)}
 
 
 def weight_format(name: str) -> WeightFormat:
