@@ -54,6 +54,12 @@ _OF_KIND = {
     "w": ("window", "window_kv_heads", "window_head_dim"),
     "i": ("index_heads", "index_dim"),
 }
+_SHARED = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "share_expert_dim",
+)
 _BASIC = ("layers", "hidden", "heads", "vocab")
 # Sizes that no model has would overflow what is computed from them.
 _MOST = {"layers": 10_000, "max_position": 2**40}
@@ -70,7 +76,8 @@ _BEYOND = {
     "num_kv_shared_layers": "layers share the KV cache of others",
     "hidden_size_per_layer_input": "every layer has an embedding of its own",
     "hybrid_layer_ids": "layers share one attention block",
-    "mamba_expand": "states are those of a first state-space model, or beside attention",
+    "attn_layer_period": "states are those of a first state-space model",
+    "mamba_d_ssm": "attention and a state stand side by side in a layer",
     "state_size": "no layer looks back over the context",
     "rescale_every": "no layer looks back over the context",
 }
@@ -153,7 +160,7 @@ def read(config: Path | str | Mapping[str, object], *, name: str | None = None) 
     kind = text.get("model_type") or content.get("model_type")
     family = _families().get(kind if isinstance(kind, str) else "") or _Family(family=str(kind))
     try:
-        found = _Config(text, content, family, path).llm(name or _name(content, path))
+        found = _Config(dict(text), dict(content), family, path).llm(name or _name(content, path))
         if found.params > _MOST_PARAMS:
             what = f"these sizes make a model of {found.params:.2g} parameters."
             raise DataError(what, path=path, resolve="give the sizes that the model has.")
@@ -172,8 +179,8 @@ def read(config: Path | str | Mapping[str, object], *, name: str | None = None) 
 class _Config:
     """A configuration on its way to a model."""
 
-    text: Mapping[str, object]
-    content: Mapping[str, object]
+    text: dict[str, object]
+    content: dict[str, object]
     family: _Family
     path: Path | str
 
@@ -185,14 +192,15 @@ class _Config:
                 raise self.error(f"{what} ({key}), which is not counted.", _SHAPE)
         shape = self._sizes()
         mixers, feeds = self._layers(shape)
-        used = dict(zip(("mixers", "feeds"), (mixers, feeds), strict=True))
         for letter, fields in _OF_KIND.items():
             if letter not in mixers:
                 shape = {field: size for field, size in shape.items() if field not in fields}
-        states = self._state(shape["hidden"], text) if "s" in mixers else {}
+        shape |= self._state(shape["hidden"]) if "s" in mixers else {}
         act = text.get("hidden_act", text.get("mlp_hidden_act"))
         values: dict[str, Any] = {
-            "tied_embeddings": self._flag("tie_word_embeddings", family.tied_embeddings),
+            "tied_embeddings": bool(
+                (self.content | text).get("tie_word_embeddings", family.tied_embeddings)
+            ),
             "gated_mlp": family.gated_mlp and act != "relu2",
             "biases": family.biases or "none",
             "qk_norm": family.qk_norm or bool(text.get("use_qk_norm")),
@@ -209,16 +217,15 @@ class _Config:
         if text.get("word_embed_proj_dim", shape["hidden"]) != shape["hidden"]:
             what = "the embedding is narrower than the layers (word_embed_proj_dim)"
             raise self.error(f"{what}, which is not counted.", _SHAPE)
-        source = f"config.json ({family.family})"
-        return Llm(name=name, source=source, **(shape | used | states | values))
+        values |= {"mixers": mixers, "feeds": feeds, "source": f"config.json ({family.family})"}
+        return Llm(name=name, **(shape | values))
 
     def _sizes(self) -> dict[str, int]:
         needed = {*_BASIC, *self.family.requires}
         every, own = dict(self.text), self.text.get("sparse_attention_config")
         every |= own if isinstance(own, Mapping) else {}
-        blocks = self._blocks()
-        if blocks and not any(key in every for key in _KEYS["layers"]):
-            every["num_hidden_layers"] = len(blocks)
+        if blocks := self._blocks():
+            every.setdefault("num_hidden_layers", len(blocks))
         shape: dict[str, int] = {}
         for field, keys in _KEYS.items():
             value = _size(every, keys, self.path, _MOST.get(field, _MOST_ELSE), field in needed)
@@ -238,33 +245,30 @@ class _Config:
                 _size({}, _KEYS[field], self.path, 1, required=True)
         shape.setdefault("kv_heads", shape["heads"])
         shape.setdefault("head_dim", shape["hidden"] // shape["heads"])
-        if (heads := self._size("num_global_key_value_heads")) is not None:  # Gemma 4
-            shape["window_kv_heads"], shape["kv_heads"] = shape["kv_heads"], heads
-        if (dim := self._size("global_head_dim")) is not None:
-            shape["window_head_dim"], shape["head_dim"] = shape["head_dim"], dim
+        for field, key in (
+            ("kv_heads", "num_global_key_value_heads"),
+            ("head_dim", "global_head_dim"),
+        ):
+            if own_size := self._get(key):  # Gemma 4
+                shape[f"window_{field}"], shape[field] = shape[field], own_size
         if shape.get("kv_lora_rank", 0) == 0 and shape.get("v_head_dim") == shape["head_dim"]:
             del shape["v_head_dim"]
         return shape
 
     def _experts(self, shape: dict[str, int]) -> None:
         """Sizes of experts, and of dense layers beside them."""
-        inner = shape.setdefault("moe_intermediate", shape.get("intermediate", 0))
-        for key in ("dense_intermediate_size", "intermediate_size_mlp"):
-            shape["intermediate"] = self._size(key) or shape.get("intermediate", 0)
-        width, shared = shape["hidden"], shape.get("shared_experts") or self.family.shared_experts
-        for key in (
-            "shared_expert_intermediate_size",
-            "moe_shared_expert_intermediate_size",
-            "share_expert_dim",
-        ):
-            if (size := self._size(key)) and inner:
-                shared = size / inner * max(1, shape.get("shared_experts") or 0)  # type: ignore[assignment]
-        if self._flag("enable_moe_block", False) and inner:  # Gemma 4: beside a dense block
-            shared = shape["intermediate"] / inner  # type: ignore[assignment]
-        shared *= width / (shape.get("expert_hidden") or width)  # type: ignore[assignment]
-        if shared != int(shared):
+        inner = shape.setdefault("moe_intermediate", shape.get("intermediate", 0)) or 1
+        dense = self._get("dense_intermediate_size", "intermediate_size_mlp")
+        shape["intermediate"] = dense or shape.get("intermediate", 0)
+        count = shape.get("shared_experts") or self.family.shared_experts
+        if size := self._get(*_SHARED):
+            count = size * max(1, count) / inner  # type: ignore[assignment]
+        if self.text.get("enable_moe_block"):  # Gemma 4: beside a dense block
+            count = shape["intermediate"] / inner  # type: ignore[assignment]
+        count *= shape["hidden"] / (shape.get("expert_hidden") or shape["hidden"])  # type: ignore[assignment]
+        if count != int(count):
             raise self.error("the shared expert is no multiple of a routed one.", _SHAPE)
-        shape["shared_experts"] = int(shared)
+        shape["shared_experts"] = int(count)
 
     # Layers ---------------------------------------------------------------------------------
 
@@ -272,15 +276,13 @@ class _Config:
         """Kinds of the layers, as :class:`Llm` writes them."""
         count, dense = shape["layers"], shape.get("first_dense_layers", 0)
         if blocks := self._blocks():
-            pairs = [_BLOCKS.get(one) for one in blocks]
-            if None in pairs or len(pairs) < count:
+            pairs = [_BLOCKS.get(one, "") for one in blocks]
+            if "" in pairs or len(pairs) < count:
                 raise self.error("its pattern of blocks has others than M, E, * and -.", _SHAPE)
-            both = [one for one in pairs if one]
-            return "".join(p[0] for p in both), "".join(p[1] for p in both)
+            return "".join(one[0] for one in pairs), "".join(one[1] for one in pairs)
         feeds = self._feeds(count) if shape.get("experts") else ""
         mixers = self._mixers(count)
-        windowed = "w" in mixers and shape.get("window")
-        if not windowed or "f" not in mixers:
+        if not shape.get("window") or "f" not in mixers:
             mixers = mixers.replace("w", "f")
         if shape.get("index_dim"):
             own = self._listed("indexer_types", count, {"full": "i", "shared": "f"})
@@ -319,13 +321,13 @@ class _Config:
         for given, letters in zip(flags, ("fw", "sf"), strict=True):
             if isinstance(given, list) and len(given) >= count:
                 return "".join(letters[bool(one)] for one in given[:count])
-        if every := self._size("full_attention_interval"):
+        if every := self._get("full_attention_interval"):
             return ("s" * (every - 1) + "f") * -(-count // every)
         if text.get("use_sliding_window") is False:
             return "f"
-        if every := self._size("sliding_window_pattern"):
+        if every := self._get("sliding_window_pattern"):
             return "w" * (every - 1) + "f"
-        return self.family.mixers or ("w" if self._size("sliding_window") else "f")
+        return self.family.mixers or ("w" if self._get("sliding_window") else "f")
 
     def _feeds(self, count: int) -> str:
         text = self.text
@@ -337,64 +339,54 @@ class _Config:
         only = text.get("mlp_only_layers")
         dense = {k for k in only if isinstance(k, int)} if isinstance(only, list) else set()
         for key in ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step"):
-            if (step := self._size(key, listed=True)) and step > 1:
+            step = None if isinstance(text.get(key), list) else self._get(key)
+            if step and step > 1:
                 return "".join("de"[(k + 1) % step == 0 and k not in dense] for k in range(count))
         return "".join("de"[k not in dense] for k in range(count))
 
     # States ---------------------------------------------------------------------------------
 
-    def _state(self, hidden: int, text: Mapping[str, object]) -> dict[str, int]:
+    def _state(self, hidden: int) -> dict[str, int]:
         """Parameters and bytes of one layer that carries a state."""
+        text, get = self.text, self._needed
         own = text.get("linear_attn_config")
-        wide = 4 if "float32" in (text.get("mamba_ssm_dtype"), self._ssm()) else 2
+        types = text.get("mamba_ssm_dtype"), text.get("mamba_ssm_cache_dtype")
+        wide = 4 if "float32" in types else 2
         if isinstance(own, Mapping):  # Kimi Delta Attention
-            heads, dim = (self._inside(own, key) for key in ("num_heads", "head_dim"))
-            inner, conv = heads * dim, 3 * self._inside(own, "short_conv_kernel_size") * heads * dim
+            dim = get("head_dim", of=own)
+            inner, heads = dim * get("num_heads", of=own), get("num_heads", of=own)
+            conv = 3 * inner * get("short_conv_kernel_size", of=own)
             low = dim * (hidden + inner)
             gate = hidden * inner if own.get("use_full_rank_gate") else low
             params = 4 * hidden * inner + hidden * heads + low + gate + conv + 2 * inner
             return {"state_params": params, "state_bytes": 4 * inner * dim + 2 * (conv - 3 * inner)}
-        if "linear_num_value_heads" in text:  # gated delta rule
-            heads = self._need("linear_num_value_heads")
-            inner = heads * self._need("linear_value_head_dim")
-            size = self._need("linear_key_head_dim")
-            keys, gates = self._need("linear_num_key_heads") * size, 2
-            conv = self._need("linear_conv_kernel_dim")
-        elif "mamba_num_heads" in text or "mamba_n_heads" in text:  # Mamba 2
-            heads = self._need("mamba_num_heads", "mamba_n_heads")
-            inner = heads * self._need("mamba_head_dim", "mamba_d_head")
-            size = self._need("ssm_state_size", "mamba_d_state")
-            keys, gates = self._need("n_groups", "mamba_n_groups") * size, 1
-            conv = self._need("conv_kernel", "mamba_d_conv")
-        elif "conv_L_cache" in text:  # LFM2: a short convolution between gates
-            conv = self._need("conv_L_cache")
+        if "conv_L_cache" in text:  # LFM2: a short convolution between gates
+            conv = get("conv_L_cache")
             return {"state_params": (4 * hidden + conv) * hidden, "state_bytes": 2 * conv * hidden}
+        if "linear_num_value_heads" in text:  # gated delta rule
+            heads, dim, gates = get("linear_num_value_heads"), get("linear_value_head_dim"), 2
+            groups, size = get("linear_num_key_heads"), get("linear_key_head_dim")
+            conv = get("linear_conv_kernel_dim")
+        elif "mamba_num_heads" in text or "mamba_n_heads" in text:  # Mamba 2
+            heads, gates = get("mamba_num_heads", "mamba_n_heads"), 1
+            dim, size = (
+                get("mamba_head_dim", "mamba_d_head"),
+                get("ssm_state_size", "mamba_d_state"),
+            )
+            groups, conv = get("n_groups", "mamba_n_groups"), get("conv_kernel", "mamba_d_conv")
         else:
             raise self.error("the sizes of its layers with states are not those known.", _SHAPE)
-        mixed = inner + 2 * keys
-        params = hidden * (2 * inner + 2 * keys + gates * heads) + inner * hidden
-        params += mixed * conv + 3 * heads
+        inner, mixed = heads * dim, heads * dim + 2 * groups * size
+        params = hidden * (inner + mixed + gates * heads + inner) + mixed * conv + 3 * heads
         return {"state_params": params, "state_bytes": wide * inner * size + 2 * mixed * (conv - 1)}
-
-    def _ssm(self) -> object:
-        return self.text.get("mamba_ssm_cache_dtype")
 
     # Values ---------------------------------------------------------------------------------
 
-    def _flag(self, key: str, default: bool) -> bool:
-        return bool(self.text.get(key, self.content.get(key, default)))
+    def _get(self, *keys: str) -> int | None:
+        return _size(self.text, keys, self.path, _MOST_ELSE, required=False)
 
-    def _size(self, key: str, *, listed: bool = False) -> int | None:
-        value = self.text.get(key)
-        if listed and isinstance(value, list):
-            return None
-        return _size(self.text, (key,), self.path, _MOST_ELSE, required=False)
-
-    def _need(self, *keys: str) -> int:
-        return cast("int", _size(self.text, keys, self.path, _MOST_ELSE, required=True))
-
-    def _inside(self, own: Mapping[str, object], key: str) -> int:
-        return cast("int", _size(own, (key,), self.path, _MOST_ELSE, required=True))
+    def _needed(self, *keys: str, of: Mapping[str, object] | None = None) -> int:
+        return _size(of or self.text, keys, self.path, _MOST_ELSE, required=True) or 0
 
     def error(self, what: str, resolve: str) -> DataError:
         """An error about this configuration."""
