@@ -158,8 +158,8 @@ class EngineMemory:
     engine_gib: float
     several_gib: float
     graphs_gib: float
-    error_gib: float
     source: str
+    error_gib: float = 0.0
     flashinfer_bytes: float | None = None
     notes: str = ""
 

@@ -45,7 +45,7 @@ def _layers_of(mixers: str, feeds: str, dense: int, layers: int) -> tuple[tuple[
 
 @lru_cache(maxsize=4096)
 def _counted(kinds: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], int]:
-    return Counter(kinds)
+    return dict(Counter(kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -484,6 +484,15 @@ class Llm(Shown):
         tensor_parallel
             GPUs that share every layer: each holds at least one KV head, and with latent attention
             the whole vector. Formula ``"full"`` is divided evenly.
+
+        Source: HeteroServe, eq. 1: KV cache of a request; KV(r_j).
+
+        Examples
+        --------
+        >>> [llm("Qwen3-30B-A3B").kv_bytes_per_token(tensor_parallel=t) for t in (1, 4, 8)]
+        [98304, 98304, 196608]
+        >>> 1024 * llm("LLaMA-1-30B").kv_bytes_per_token() / 1e9  # ThunderServe, Table 8: 1.64 GB
+        1.63577856
         """
         if formula != "model":
             return bytes_of(self.layers * self.kv_values_per_token_layer(formula), precision)

@@ -204,9 +204,16 @@ class CostModel:
         terms = roofline.terms([0.0, 1.0], 0, [0.0, 1.0], [0.0, 1.0])
         zero = {name: float(values[0]) for name, values in terms.items()}
         slope = {name: float(values[1] - values[0]) for name, values in terms.items()}
-        whole = memory.Budget(llm, machine.gpu, tensor_parallel=gpus, weight_precision=s.precision)
+        lengths = None if self.trace is None else self.trace.input_tokens + self.trace.output_tokens
+        whole = memory.Budget(
+            llm,
+            machine.gpu,
+            tensor_parallel=gpus,
+            weight_precision=s.precision,
+            kv_precision=s.kv_precision,
+            request_tokens=0.0 if lengths is None else float(lengths.mean()),
+        )
         ends = llm.end_bytes(s.precision, first=True, last=True)
-        kv = memory.kv_bytes_per_token(llm, tensor_parallel=gpus, precision=s.kv_precision)
         around = self.overheads(table)
         around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
         room = s.room(machine.gpu, llm, gpus)
@@ -223,19 +230,10 @@ class CostModel:
             step_s=roofline.efficiency.step_overhead_s + around_s,
             usable_bytes=gpus * usable,
             layer_bytes=(whole.weight_bytes - ends) / llm.layers,
-            kv_layer_bytes=(kv + self._beside_bytes(gpus)) / llm.layers,
+            kv_layer_bytes=whole.held_bytes_per_token / llm.layers,
             max_batch=s.limits(machine.gpu).max_batch,
             experts=roofline.experts_by_tokens() if llm.experts else None,
         )
-
-    def _beside_bytes(self, gpus: int) -> float:
-        """Windows and states of a mean request, by its tokens [bytes]."""
-        if self.llm.plain or self.trace is None:
-            return 0.0
-        mean = float((self.trace.input_tokens + self.trace.output_tokens).mean())
-        precision = self.settings.engine.kv_precision
-        held = self.llm.request_bytes(int(mean), precision, tensor_parallel=gpus)
-        return held / max(mean, 1.0)
 
     def end_bytes(self, *, first: bool, last: bool) -> int:
         """Weights outside the layers that a stage holds: embedding first, logits last [bytes]."""

@@ -10,7 +10,6 @@ from hetero.catalog import Gpu, KvFormula, Llm
 from hetero.catalog.models import LayerParams
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive, require_share
-from hetero.memory.kv import kv_bytes_per_token
 
 OverheadPer: TypeAlias = Literal["gpu", "instance"]
 """Whether the engine's static memory counts once per GPU or once per instance."""
@@ -161,20 +160,20 @@ class Budget(Shown):
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache of one token on all GPUs [bytes], copies included."""
-        return kv_bytes_per_token(
-            self.llm,
-            tensor_parallel=self.tensor_parallel,
-            precision=self.kv_precision,
-            formula=self.kv_formula,
-        )
+        return self.llm.kv_bytes_per_token(self.kv_precision, self.kv_formula, self.tensor_parallel)
+
+    @property
+    def held_bytes_per_token(self) -> float:
+        """The same with windows and states of a mean request, by its tokens [bytes]."""
+        length = self.request_tokens if self.kv_formula == "model" else 0.0
+        beside = self._beside_bytes(length) / length if length else 0.0
+        return self.kv_bytes_per_token + beside
 
     @property
     def max_tokens(self) -> int:
         """Tokens that the KV caches of all ranks hold; 0 if the weights do not fit."""
-        each: float = self.kv_bytes_per_token
-        if (length := self.request_tokens) and self.kv_formula == "model":
-            each += self._beside_bytes(length) / length
-        return self.ranks * max(0, math.floor(self.kv_capacity_bytes / each))
+        fitting = math.floor(self.kv_capacity_bytes / self.held_bytes_per_token)
+        return self.ranks * max(0, fitting)
 
     def _beside_bytes(self, tokens: float, step_tokens: int = 0) -> int:
         return self.llm.request_bytes(

@@ -47,14 +47,16 @@ def test_dvc_yaml_is_as_it_would_be_written() -> None:
 
 
 def test_every_way_to_import_is_followed() -> None:
-    code = "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import kv"
+    code = (
+        "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import engines"
+    )
     assert set(dependencies.imported(code)) == {
-        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.kv"),
+        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.engines"),
         "hetero.apps.cards.answer",
     }
     used = set(dependencies.imported("import hetero\ncard = hetero.plan(fleet)"))
     assert used == {"hetero", "hetero.apps.cards.answer"}
-    assert "hetero/catalog/gpus.py" in dependencies.closure("from hetero.memory import kv")
+    assert "hetero/catalog/gpus.py" in dependencies.closure("from hetero.memory import engines")
 
 
 @pytest.mark.parametrize("stage", list(schema.SECTIONS))

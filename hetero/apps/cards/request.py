@@ -37,9 +37,9 @@ PRECISIONS = ("fp16", "fp8", "int8", "int4")
 
 A GPU takes part in a type that its matrix units compute in, after the data sheet of its catalog
 row, or that the engine reads there to compute in 16 bits (``data/engines``). What a type does to
-the quality of the replies is not modelled, nor what it takes to quantise a model. Not counted
-either: scales and zero points (a few percent of the bytes), and embeddings or logits that a
-checkpoint may keep in 16 bits. Efficiencies were calibrated in 16 bits.
+the quality of the replies is not modelled, nor what it takes to quantise a model. Weights are those
+of a checkpoint as people publish it (``data/specs/formats.csv``). Efficiencies were calibrated in
+16 bits.
 """
 
 _MOST = "as much as it can"

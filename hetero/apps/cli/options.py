@@ -46,7 +46,10 @@ def above_zero(help_: str) -> Any:
 Cluster = Annotated[
     str, typer.Argument(help="Cluster file (YAML) or the name of a shipped cluster.")
 ]
-Model = Annotated[str, typer.Option(help="Model of the catalog, or a Hugging Face config.json.")]
+Model = Annotated[
+    str,
+    typer.Option(help="Model of the catalog or of Hugging Face's hub, or a checkpoint's folder."),
+]
 MoeModel = Annotated[
     str,
     typer.Option(help="Mixture-of-experts model of the catalog, or a Hugging Face config.json."),

@@ -222,7 +222,7 @@ def simulate(
             slo = Slo(**{f"{name}_s": value for name, value in card.question.targets_s.items()})
         setting = {"cluster": card.question.cluster, "model": card.question.model}
         with suppress(CatalogError):  # a model of one's own is not read again
-            requested, too_long = within_context(requested, catalog.llm(card.question.model))
+            requested, too_long = within_context(requested, catalog.find_llm(card.question.model))
             notes += too_long
         setting["planner"] = card.planner
         about = f"plan of {card.planner}"
