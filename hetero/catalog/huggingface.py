@@ -15,51 +15,10 @@ from hetero.catalog.models import Llm
 from hetero.errors import CatalogError, DataError
 from hetero.naming import RULE, good, slug
 
-# Where families write the same size under different keys; the first that is there counts.
-_KEYS = {
-    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
-    "hidden": ("hidden_size", "n_embed", "n_embd", "emb_size"),
-    "heads": ("num_attention_heads", "n_head", "num_q_heads"),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads", "num_attention_groups"),
-    "head_dim": ("head_dim", "key_size", "attention_head_dim"),
-    "intermediate": ("intermediate_size", "ffn_dim", "n_inner"),
-    "vocab": ("vocab_size",),
-    "max_position": ("max_position_embeddings", "n_positions", "seq_length", "sequence_len"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
-    "experts_active": (
-        "num_experts_per_tok",
-        "num_experts_per_token",
-        "num_selected_experts",
-        "experts_per_token",
-        "top_k_experts",
-        "moe_top_k",
-        "moe_k",
-    ),
-    "moe_intermediate": ("moe_intermediate_size", "expert_intermediate_size"),
-    "expert_hidden": ("moe_latent_size", "routed_expert_hidden_size"),
-    "shared_experts": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
-    "first_dense_layers": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
-    "q_lora_rank": ("q_lora_rank",),
-    "kv_lora_rank": ("kv_lora_rank",),
-    "qk_rope_head_dim": ("qk_rope_head_dim",),
-    "qk_nope_head_dim": ("qk_nope_head_dim",),
-    "v_head_dim": ("v_head_dim",),
-    "window": ("sliding_window", "attention_chunk_size"),
-    "window_kv_heads": ("swa_num_key_value_heads",),
-    "window_head_dim": ("swa_head_dim",),
-    "index_heads": ("index_n_heads", "sparse_num_index_heads"),
-    "index_dim": ("index_head_dim", "sparse_index_dim"),
-}
 _OF_KIND = {
     "w": ("window", "window_kv_heads", "window_head_dim"),
     "i": ("index_heads", "index_dim"),
 }
-_SHARED = (
-    "shared_expert_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "shared_intermediate_size",
-    "share_expert_dim",
-)
 _BASIC = ("layers", "hidden", "heads", "vocab")
 # Sizes that no model has would overflow what is computed from them.
 _MOST = {"layers": 10_000, "max_position": 2**40}
@@ -67,39 +26,31 @@ _MOST_ELSE = 2**24
 _MOST_PARAMS = 10**15
 _SHAPE = "write the model's shape as hetero.catalog.Llm(...)."
 
-#: What a model is made of beyond layers as they are counted here, by the key that says so.
-_BEYOND = {
-    "compress_ratios": "layers cache groups of tokens compressed to one",
-    "block_configs": "layers have feed-forward blocks of different widths",
-    "is_encoder_decoder": "an encoder goes before the decoder",
-    "cross_attention_layers": "some layers look at an image instead of the text",
-    "num_kv_shared_layers": "layers share the KV cache of others",
-    "hidden_size_per_layer_input": "every layer has an embedding of its own",
-    "hybrid_layer_ids": "layers share one attention block",
-    "attn_layer_period": "states are those of a first state-space model",
-    "mamba_d_ssm": "attention and a state stand side by side in a layer",
-    "state_size": "no layer looks back over the context",
-    "rescale_every": "no layer looks back over the context",
-}
-# Words and letters for the kinds of layers, in the lists and patterns of configurations.
-_WORDS = {
-    "full_attention": "f",
-    "deepseek_sparse_attention": "f",
-    "attention": "f",
-    "sliding_attention": "w",
-    "chunked_attention": "w",
-    "linear_attention": "s",
-    "mamba": "s",
-    "conv": "s",
-    "dense": "d",
-    "sparse": "e",
-}
-_BLOCKS = {"mamba": "s-", "M": "s-", "attention": "f-", "*": "f-"} | {
-    "moe": "-e",
-    "E": "-e",
-    "mlp": "-d",
-    "-": "-d",
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Keys:
+    """What keys and words of configurations mean; a row of config_keys.csv.
+
+    ``size``: a field of :class:`Llm`, the first key that is there counts; ``shared``: the width of
+    experts that every token visits; ``layer`` and ``block``: letters for words in lists of layers;
+    ``beyond``: what models have that is not counted.
+    """
+
+    kind: str
+    means: str
+    keys: tuple[str, ...]
+
+
+@lru_cache(maxsize=8)
+def _keys(kind: str) -> dict[str, tuple[str, ...]]:
+    from hetero.rows import read_records
+
+    rows = read_records(paths.data("specs", "config_keys.csv"), _Keys)
+    return {str(r["means"]): tuple(r["keys"]) for r in rows if r["kind"] == kind}  # type: ignore[arg-type]
+
+
+def _letters(kind: str) -> dict[str, str]:
+    return {word: letters for letters, words in _keys(kind).items() for word in words}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +138,10 @@ class _Config:
     def llm(self, name: str) -> Llm:
         """The model, its weights in 16 bits."""
         text, family = self.text, self.family
-        for key, what in _BEYOND.items():
-            if text.get(key):
-                raise self.error(f"{what} ({key}), which is not counted.", _SHAPE)
+        for what, keys in _keys("beyond").items():
+            for key in keys:
+                if text.get(key):
+                    raise self.error(f"{what} ({key}), which is not counted.", _SHAPE)
         shape = self._sizes()
         mixers, feeds = self._layers(shape)
         for letter, fields in _OF_KIND.items():
@@ -227,7 +179,7 @@ class _Config:
         if blocks := self._blocks():
             every.setdefault("num_hidden_layers", len(blocks))
         shape: dict[str, int] = {}
-        for field, keys in _KEYS.items():
+        for field, keys in _keys("size").items():
             value = _size(every, keys, self.path, _MOST.get(field, _MOST_ELSE), field in needed)
             if value is not None:
                 shape[field] = value
@@ -242,7 +194,7 @@ class _Config:
             shape["intermediate"] = 4 * shape["hidden"]
         for field in ("intermediate", "max_position"):
             if field not in shape:
-                _size({}, _KEYS[field], self.path, 1, required=True)
+                _size({}, _keys("size")[field], self.path, 1, required=True)
         shape.setdefault("kv_heads", shape["heads"])
         shape.setdefault("head_dim", shape["hidden"] // shape["heads"])
         for field, key in (
@@ -261,7 +213,7 @@ class _Config:
         dense = self._get("dense_intermediate_size", "intermediate_size_mlp")
         shape["intermediate"] = dense or shape.get("intermediate", 0)
         count = shape.get("shared_experts") or self.family.shared_experts
-        if size := self._get(*_SHARED):
+        if size := self._get(*(key for keys in _keys("shared").values() for key in keys)):
             count = size * max(1, count) / inner  # type: ignore[assignment]
         if self.text.get("enable_moe_block"):  # Gemma 4: beside a dense block
             count = shape["intermediate"] / inner  # type: ignore[assignment]
@@ -276,7 +228,7 @@ class _Config:
         """Kinds of the layers, as :class:`Llm` writes them."""
         count, dense = shape["layers"], shape.get("first_dense_layers", 0)
         if blocks := self._blocks():
-            pairs = [_BLOCKS.get(one, "") for one in blocks]
+            pairs = [_letters("block").get(one, "") for one in blocks]
             if "" in pairs or len(pairs) < count:
                 raise self.error("its pattern of blocks has others than M, E, * and -.", _SHAPE)
             return "".join(one[0] for one in pairs), "".join(one[1] for one in pairs)
@@ -312,7 +264,7 @@ class _Config:
 
     def _mixers(self, count: int) -> str:
         text = self.text
-        if found := self._listed("layer_types", count, _WORDS):
+        if found := self._listed("layer_types", count, _letters("layer")):
             return found
         own = text.get("linear_attn_config")
         if isinstance(own, Mapping) and isinstance(full := own.get("full_attn_layers"), list):
@@ -331,7 +283,7 @@ class _Config:
 
     def _feeds(self, count: int) -> str:
         text = self.text
-        if found := self._listed("mlp_layer_types", count, _WORDS):
+        if found := self._listed("mlp_layer_types", count, _letters("layer")):
             return found
         given = text.get("moe_layer_freq")
         if isinstance(given, list) and len(given) >= count:
