@@ -288,10 +288,7 @@ class Llm(Shown):
     @property
     def attention_params(self) -> int:
         """Parameters in the matrix products of one layer's attention projections, at the mean."""
-        every = self.kinds().items()
-        return sum(n * sum(self.attention_products(m).values()) for (m, _), n in every) // (
-            self.layers
-        )
+        return self.layer_params().attention // self.layers
 
     @property
     def mlp_params(self) -> int:
@@ -614,9 +611,7 @@ def find_llm(name: str | Path) -> Llm:
     if isinstance(name, Path) or name.endswith(".json") or Path(name).is_dir():
         return Llm.from_config(name)
     last = name.rpartition("/")[2]
-    words = last.split("-")
-    shape = "-".join(word for word in words if word.lower() not in _SAME_SHAPE)
-    for one in (name, last, shape):
+    for one in (name, last, _SAME_SHAPE.sub("", last)):
         if found := llms().get(one):
             break
     else:
@@ -625,27 +620,12 @@ def find_llm(name: str | Path) -> Llm:
 
             return Llm.from_config(checkpoints.hub_folder(name))
         return llm(name)
-    form = next((w.lower() for w in words if w.lower() in weight_formats()), "")
+    form = next((one for one in last.lower().split("-") if one in weight_formats()), "")
     return replace(found, name=last, ships=form) if form and form != found.ships else found
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-# Words behind the name of a model that say nothing of its shape.
-_SAME_SHAPE = frozenset(
-    {
-        "instruct",
-        "chat",
-        "it",
-        "hf",
-        "base",
-        "int4",
-        "int8",
-        "fp8",
-        "awq",
-        "gptq",
-        "nvfp4",
-        "mxfp4",
-        "w4a16",
-        "w8a8",
-    }
+# What names have behind them that says nothing of the shape.
+_SAME_SHAPE = re.compile(
+    r"-(instruct|chat|it|hf|base|int[48]|fp8|awq|gptq|(nv|mx)fp4|w4a16|w8a8)(?=-|$)", re.IGNORECASE
 )

@@ -197,18 +197,6 @@ class Pipeline(Shown):
             found.append(free / (stage.layers * rates.kv_layer_bytes))
         return max(0, int(min(found)))
 
-    @property
-    def kv_error_tokens(self) -> float:
-        """Deviation to expect of that, by the largest of its stages [tokens]."""
-        spec = self.model.settings.engine
-        return max(
-            stage.gpus
-            * spec.room_error_gib(machine.gpu)
-            * 2**30
-            / (stage.layers * rates.kv_layer_bytes)
-            for stage, machine, rates in zip(self.stages, self.machines, self.rates, strict=True)
-        )
-
     @cached_property
     def max_batch(self) -> int:
         """Requests that its engine decodes together, at most."""
