@@ -245,7 +245,7 @@ def _header_bytes(path: Path, llm: Llm) -> int:
             if name != "__metadata__" and _loaded(name, llm)
         ]
         return sum(max(0, int(end) - int(start)) for start, end in places)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
         raise DataError(
             "it has no header of tensors.", path=path, resolve="download it again, or remove it."
         ) from None

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from hetero import workload
 from hetero.apps.cli import main
 from hetero.catalog import gpu, llm
-from hetero.engines import EngineSpec, Instance
+from hetero.cluster import Cluster, Machine
+from hetero.deployment import Replica
+from hetero.engines import PAPERS, EngineSpec, Instance, replicated
+from hetero.plans import Plan
+from hetero.question import Question, drawn, fit_draws
+from hetero.routers import LeastTokens
 
 GIB = 2**30
 # Model, data type, GPU, degree, release, share, sampler; then what was printed per GPU: weights
@@ -79,3 +87,28 @@ def test_the_command_says_so(tmp_path, capsys) -> None:
     assert "18 GiB of weights" in said
     assert "Weights in awq, as the checkpoint states, loaded as int4." in said
     assert re.search(r"give or take [\d,]+: the longest request fits in \d+%", said)
+
+
+def test_what_engines_hold_is_drawn_beside_the_step_times() -> None:
+    fleet, model = Cluster("one", (Machine("m", gpu("RTX-4090"), 1),)), llm("Qwen2.5-32B")
+    trace = workload.load("azure2023_conv").head(200)
+
+    def draws(spec: EngineSpec) -> tuple[Replica, list[int], float]:
+        deployment = replicated(fleet, model, {"m": 1}, spec)
+        plan = Plan("by hand", (), deployment, LeastTokens(), "least-tokens", None)
+        question = Question(fleet, model, trace, 1.0, engine=spec)
+        found = [one.deployment.replicas[0].kv_tokens for one in drawn(plan, question, 200)]
+        assert found == [o.deployment.replicas[0].kv_tokens for o in drawn(plan, question, 200)]
+        return deployment.replicas[0], found, float(np.mean(fit_draws(plan, question, 200)))
+
+    one, tokens, fits = draws(EngineSpec(precision="int4", memory_fraction=0.9))
+    assert one.kv_error_tokens == pytest.approx(0.4 * GIB / 262144)
+    assert np.std(tokens) == pytest.approx(one.kv_error_tokens, rel=0.2)
+    assert np.median(tokens) == pytest.approx(one.kv_tokens, rel=0.05)
+    longest = (trace.input_tokens + trace.output_tokens).max()
+    assert fits == np.mean(np.array(tokens) >= longest)
+    assert 0.5 < fits < 1.0
+    # What is told or a paper's is not drawn.
+    for spec in (EngineSpec(precision="int4", overhead_gib=1.0), replace(PAPERS, precision="int4")):
+        one, tokens, _ = draws(spec)
+        assert set(tokens) == {one.kv_tokens}
