@@ -436,6 +436,11 @@ class Roofline(Shown):
             + (f" x{self.gpus}" if self.gpus > 1 else "")
             + (f", experts spread by {own} rank{'s' * (own > 1)}" if own else "")
             + (", windows and states estimated" if self._kept_bytes else "")
+            + (
+                ", as if all tokens were read that its index chooses from"
+                if self.llm.index_dim
+                else ""
+            )
             + f", {self.efficiency.source}",
             provenance=self.efficiency.provenance,
         )
