@@ -129,6 +129,8 @@ class Replica(Shown):
         Latency contract of the replica.
     kv_tokens
         Capacity of its KV cache [tokens].
+    kv_error_tokens
+        Deviation to expect of that [tokens].
     kv_bytes_per_token
         Bytes of one cached token: what a transfer or a swap moves.
     lag_s, lag_s_per_token
@@ -158,9 +160,10 @@ class Replica(Shown):
     network_s: float = 0.0
     precision: str = ""
     kv_precision: str = ""
+    kv_error_tokens: float = 0.0
 
     def __post_init__(self) -> None:
-        require_not_negative(network_s=self.network_s)
+        require_not_negative(network_s=self.network_s, kv_error_tokens=self.kv_error_tokens)
         lagging = self.lag_s > 0 or self.lag_s_per_token > 0
         require(
             min(self.lag_s, self.lag_s_per_token) >= 0 and (not lagging or self.role == "prefill"),

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from hetero.catalog import EngineName, Gpu, KvFormula, Link, Llm, ServingEngine, serving_engine
+from hetero.catalog.engines import Sampler
 from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Batching, Deployment, Engine, Replica, Role
@@ -61,6 +62,8 @@ class EngineSpec:
     expert_ranks
         Ranks of an instance that share out the experts, each of its tensor-parallel degree; 1
         spreads whole experts over the GPUs of one rank, 0 divides each.
+    sampler
+        ``flashinfer`` where FlashInfer's is installed; by default that of the release.
     own
         Step models of one's own by GPU type, which count first.
     rules, steps, kv_formula
@@ -89,6 +92,7 @@ class EngineSpec:
     speculation: Speculation | None = None
     held_gib: float = 0.0
     expert_ranks: int = 0
+    sampler: Sampler = ""
     own: tuple[tuple[str, StepModel], ...] = ()
     rules: Engine | None = None
     steps: StepSource | None = None
@@ -194,6 +198,12 @@ class EngineSpec:
                 return self._printed(gpu, llm, number, tokens, share)
         return Room(share, overhead_gib + self.held_gib / tensor_parallel)
 
+    def room_error_gib(self, gpu: Gpu) -> float:
+        """Deviation to expect of what it holds of a GPU [GiB]; 0 where that is given."""
+        rule, given = self.serving.memory_of(self.release), self.overhead_gib is not None
+        known = given or any(name == gpu.name for name, *_ in self.kv_tokens)
+        return rule.error_gib if rule and not known else 0.0
+
     def _assumed(self, gpu: Gpu, llm: Llm, tensor_parallel: int) -> Room:
         rule = self.serving.memory_of(self.release)
         if rule is None or self.overhead_gib is not None:
@@ -208,6 +218,7 @@ class EngineSpec:
             max_batch=limits.max_batch,
             max_step_tokens=limits.max_step_tokens,
             share=self.memory_fraction,
+            sampler=self.sampler,
         )
 
     def _printed(self, gpu: Gpu, llm: Llm, gpus: int, tokens: int, share: float) -> Room:
@@ -247,7 +258,8 @@ class EngineSpec:
             found = self.resolved(gpu, llm, tensor_parallel, trace)
             step, label = self.drafting(found.step, gpu), found.label
         room = self.room(gpu, llm, tensor_parallel)
-        return Instance(self, gpu, llm, tensor_parallel, step, label, room)
+        mean = float((trace.input_tokens + trace.output_tokens).mean()) if trace else 0.0
+        return Instance(self, gpu, llm, tensor_parallel, step, label, room, mean)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,6 +272,8 @@ class Instance:
         Its step times, and their kind and source in words.
     room
         What it takes of the memory of each GPU, and holds beside weights and caches.
+    request_tokens
+        Length of the mean request that is known of.
     """
 
     spec: EngineSpec
@@ -269,6 +283,7 @@ class Instance:
     step: StepModel
     label: str
     room: Room
+    request_tokens: float = 0.0
 
     @property
     def limits(self) -> Engine:
@@ -290,6 +305,7 @@ class Instance:
             kv_precision=self.spec.kv_precision,
             kv_formula=self.spec.kv_formula,
             ranks=self.spec.ranks,
+            request_tokens=self.request_tokens,
         )
 
     @property
@@ -330,6 +346,10 @@ class Instance:
             step=self.step,
             kv_tokens=budget.max_tokens,
             kv_bytes_per_token=budget.kv_bytes_per_token,
+            kv_error_tokens=budget.gpus
+            * self.spec.room_error_gib(self.gpu)
+            * _GIB
+            / budget.kv_bytes_per_token,
             engine=self.limits,
             role=role,
             gpu=self.gpu,

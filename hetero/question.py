@@ -22,6 +22,7 @@ from hetero.arrays import Floats
 from hetero.catalog import EngineName, Gpu, Llm
 from hetero.catalog.engines import Bits
 from hetero.cluster import Cluster
+from hetero.deployment import Replica
 from hetero.display import Shown, Table
 from hetero.engines import EngineSpec
 from hetero.errors import CatalogError, ParameterError, require, require_positive
@@ -53,7 +54,7 @@ from hetero.workload import Trace
 MOST_REQUESTS: Final = 30_000
 """Requests that a trace is repeated to at most where planners compare plans."""
 
-Factors: TypeAlias = tuple[float, float, float]
+Factors: TypeAlias = tuple[float, ...]
 """Of prefill, decode and front-end times."""
 
 DRAWS: Final = 24
@@ -312,17 +313,28 @@ def _weights(plan: Plan) -> dict[str, dict[str, float]]:
 
 
 def rescaled(plan: Plan, factors: Mapping[str, Factors]) -> Plan:
-    """The plan with prefill, decode and front-end times of each replica multiplied."""
+    """The plan with prefill, decode and front-end times of each replica multiplied.
+
+    A fourth factor is of what its engine holds: its logarithm counts the deviations.
+    """
     assert plan.deployment is not None
     # Replicas often share a step model: one scaled copy serves them all.
-    known: dict[tuple[int, float, float, float], StepModel] = {}
+    known: dict[tuple[float, ...], StepModel] = {}
     replicas = []
     for replica in plan.deployment.replicas:
-        key = (id(replica.step), *factors[replica.name])
+        times, more = factors[replica.name][:3], factors[replica.name][3:]
+        key = (id(replica.step), *times)
         if key not in known:
-            known[key] = scaled(replica.step, *factors[replica.name])
-        replicas.append(replace(replica, step=known[key]))
+            known[key] = scaled(replica.step, *times)
+        left = held_tokens(replica, *more)
+        replicas.append(replace(replica, step=known[key], kv_tokens=left))
     return plan.on(replace(plan.deployment, replicas=tuple(replicas)))
+
+
+def held_tokens(replica: Replica, factor: float = 1.0) -> int:
+    """KV cache of a replica whose engine holds more than expected; at least a block."""
+    left = replica.kv_tokens - round(replica.kv_error_tokens * math.log(factor))
+    return max(left, min(replica.kv_tokens, replica.engine.block_tokens))
 
 
 def _factors(
@@ -333,26 +345,29 @@ def _factors(
     engine: EngineName,
     experts: bool,
 ) -> list[dict[str, Factors]]:
-    """Factors of the prefill, decode and front-end times of each replica, by draw."""
+    """Factors of the prefill, decode and front-end times of each replica and its room, by draw."""
     if draws < 1 or not drawable(plan):
         return []
     assert plan.deployment is not None
     weights = _weights(plan)
     levels = {one.name: one.step.level for one in plan.deployment.replicas}
+    errs = {one.name: one.kv_error_tokens > 0 for one in plan.deployment.replicas}
 
     @cache
     def logs(gpu: str, level: str) -> Floats:
         # A type draws the same numbers whatever is known of its steps, only scaled.
         error = step_error(gpus[gpu], level, engine, experts=experts)
-        return np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
+        times = np.log(draw_factors({gpu: error}, draws, seed=seed)[gpu])
+        return np.column_stack([times, stream(seed, f"memory of {gpu}").standard_normal(draws)])
 
     found: list[dict[str, Factors]] = []
     for d in range(draws):
         found.append({})
         for name, own in weights.items():
             drawn = (share * logs(gpu, levels[name])[d] for gpu, share in own.items())
-            prefill, decode, front = np.exp(sum(drawn))
-            found[-1][name] = (float(prefill), float(decode), float(front))
+            prefill, decode, front, held = np.exp(sum(drawn))
+            held = held if errs[name] else 1.0
+            found[-1][name] = (float(prefill), float(decode), float(front), float(held))
     return found
 
 
@@ -364,6 +379,19 @@ def drawn(plan: Plan, question: Question, draws: int) -> Iterator[Plan]:
     gpus, experts = question.cluster.gpu_types, bool(question.llm.experts)
     for factors in _factors(plan, gpus, draws, question.seed, question.engine.name, experts):
         yield rescaled(plan, factors)
+
+
+def fit_draws(plan: Plan, question: Question, draws: int) -> tuple[bool, ...]:
+    """Whether every replica holds the longest request with the memory of each draw."""
+    gpus, experts = question.cluster.gpu_types, bool(question.llm.experts)
+    rows = _factors(plan, gpus, draws, question.seed, question.engine.name, experts)
+    if plan.deployment is None:
+        return ()
+    longest = int((question.trace.input_tokens + question.trace.output_tokens).max())
+    replicas = plan.deployment.replicas
+    return tuple(
+        all(held_tokens(one, row[one.name][3]) >= longest for one in replicas) for row in rows
+    )
 
 
 def sustained_draws(

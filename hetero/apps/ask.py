@@ -44,7 +44,6 @@ REQUIRED: Final = MISSING
 _NAMED = {"int": int, "float": float, "bool": bool, "Path": Path}
 _TYPED: Final[dict[str, Any]] = {**_NAMED, "Slo": "slo", "Sequence[str]": list[str]}
 _FIELD = re.compile(r"^:(\w+): (.*(?:\n +.*)*)", re.MULTILINE)
-_PRECISIONS = "hetero.catalog.precision:PRECISION_BITS"
 
 
 def _how(default: Any, **how: Any) -> Any:
@@ -57,7 +56,7 @@ class Ask:
     """Everything that may be asked; each function takes the part of its own :func:`words`.
 
     :cluster: Cluster file (YAML) or the name of a shipped cluster.
-    :model: Model of the catalog, or a Hugging Face config.json.
+    :model: Model of the catalog or of Hugging Face's hub, or a checkpoint's folder.
     :trace: Trace file, or a shipped workload such as azure2023_conv.
     :source: For a shipped workload: its statistical 'twin', or the 'real' trace.
     :columns: Columns of a trace file that names its own: arrival=, input=, output=, session=, unit=
@@ -83,7 +82,8 @@ class Ask:
     :classes: Shares of the requests in order of priority, as in chat=0.7,batch=0.3: engines and the
         dispatcher serve the first class first, and each has a row of its own.
     :budget: What may be spent [$/h]: rent the part of the cluster that does most; else all of it.
-    :precision: Data type of weights: fp16, fp8, int8, int4, awq ..., or 'auto'.
+    :precision: Data type or format of weights: fp16, fp8, int8, int4, awq ..., or 'auto'; by
+        default what the checkpoint states.
     :choose: Rule among plans: 'nominal', or over draws of the error of step times 'best mean' or
         'best worst case'.
     :effort: 'quick' (a minute or two), 'normal' or 'thorough'.
@@ -102,6 +102,7 @@ class Ask:
     :prefix_share: Share of every prompt (0 to 1) that is the beginning of all others too.
     :memory: Share of a GPU's memory that an engine may use (0 to 1); by default its own.
     :kv_precision: Data type of the KV cache.
+    :sampler: 'flashinfer' where FlashInfer's sampler is installed; by default the release's own.
     :kv_tokens: KV cache [tokens] that an engine of the model prints, by its GPUs, as in
         H100-SXM=450000,2xL4=180000, instead of what --memory leaves.
     :speculate: Speculative decoding: tokens of a draft, the share of them that is accepted, and the
@@ -166,7 +167,7 @@ class Ask:
     goal: float = 0.9
     classes: str = ""
     budget: float | None = _how(None, above_zero=True)
-    precision: str = "fp16"
+    precision: str = ""
     choose: Any = _how("nominal", kind="hetero.simulator.uncertainty:Rule")
     effort: str = _how("quick", kind="hetero.apps.cards.delivery:EFFORTS")
     cheapest: bool = False
@@ -178,7 +179,8 @@ class Ask:
     prefix_cache: bool | None = None
     prefix_share: float | None = None
     memory: float | None = None
-    kv_precision: str = _how("fp16", kind=_PRECISIONS)
+    kv_precision: str = _how("fp16", kind="hetero.catalog.precision:PRECISION_BITS")
+    sampler: str = _how("", kind="hetero.catalog.engines:Sampler")
     kv_tokens: Mapping[str, int] | str = ""
     speculate: str = ""
     lora: str = ""
@@ -462,7 +464,10 @@ def _in_python(help_: str) -> str:
 
 _LOAD = "trace source columns arrivals"
 _CACHE = "schedule_ahead prefix_cache prefix_share"
-_WEIGHTS = {"help": "Data type of the weights, such as fp16 or fp8."}
+_WEIGHTS = {
+    "help": "Data type or format of the weights, such as fp8 or awq; by default what the "
+    "checkpoint states."
+}
 _NEEDED = {"default": REQUIRED}
 _TARGETS, _LOOSER = "ttft=500ms,tpot=50ms", "ttft=2s,tpot=100ms"
 
@@ -493,7 +498,7 @@ SEVERAL = words(
 SIMULATE = words(
     "cluster model trace source columns degree enable_expert_parallel data_parallel_size router "
     f"predictor rate arrivals clients think requests slo classes batching max_batch chunk {_CACHE} "
-    "memory kv_tokens precision kv_precision engine steps seed seeds figures",
+    "memory sampler kv_tokens precision kv_precision engine steps seed seeds figures",
     cluster={
         "default": REQUIRED,
         "help": "Cluster file (YAML), the name of a shipped cluster, or a plan card (.json).",
@@ -502,7 +507,7 @@ SIMULATE = words(
         "help": "KV cache of a replica [tokens], as its engine prints it, instead of what "
         "--memory leaves: one number for all, or one per machine, as in a=469072,b=93312."
     },
-    precision={**_WEIGHTS, "kind": _PRECISIONS},
+    precision=_WEIGHTS,
     seeds={
         "help": "Seeds from --seed on; of several, each draws the requests anew in blocks, and "
         "routers are told apart by paired 95 % intervals."

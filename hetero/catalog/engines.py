@@ -22,6 +22,9 @@ Reach: TypeAlias = Literal["machines", "machine", "none"]
 """How far the stages of a pipeline may stand apart."""
 
 
+Sampler: TypeAlias = Literal["", "flashinfer"]
+"""Sampler of an engine; empty for that of its release."""
+
 Bits: TypeAlias = Literal[16, 8, 4]
 """Bits per value in which KV caches travel; they are computed in 16."""
 
@@ -141,6 +144,10 @@ class EngineMemory:
         the layers [GiB].
     graphs_gib
         CUDA graphs, where it counts them within its share [GiB].
+    error_gib
+        Deviation of what it holds from what engines print, per GPU [GiB].
+    flashinfer_bytes
+        As ``logit_bytes``, of FlashInfer's sampler where that is installed.
     """
 
     engine: str
@@ -152,6 +159,8 @@ class EngineMemory:
     several_gib: float
     graphs_gib: float
     source: str
+    error_gib: float = 0.0
+    flashinfer_bytes: float | None = None
     notes: str = ""
 
     def __post_init__(self) -> None:
@@ -162,6 +171,7 @@ class EngineMemory:
             engine_gib=self.engine_gib,
             several_gib=self.several_gib,
             graphs_gib=self.graphs_gib,
+            error_gib=self.error_gib,
         )
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from hetero import paths
 from hetero.catalog.links import Link
 from hetero.catalog.precision import PRECISION_BITS
-from hetero.catalog.tables import Records, read_table
+from hetero.catalog.tables import Records, key_of, read_table
 from hetero.display import Column, Shown, Table
 from hetero.errors import CatalogError
 
 _VISIBLE = 0.99
+_SAME_SIZE = 0.08  # vendors round, and write GB for GiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +201,15 @@ class _Printed:
     notes: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Named:
+    """One row of gpu_names.csv; ``*`` stands for anything."""
+
+    gpu: str
+    names: tuple[str, ...]
+    source: str
+
+
 @lru_cache(maxsize=1)
 def _data_sheets() -> Records[Gpu]:
     return read_table(paths.data("specs", "gpus.csv"), "GPU", Gpu)
@@ -244,6 +256,9 @@ def gpus(preset: str | None = None) -> Records[Gpu]:
 def gpu(name: str, preset: str | None = None) -> Gpu:
     """GPU of that name or alias, with data sheet figures or as a paper prints them.
 
+    Names of drivers, of the label nvidia.com/gpu.product and of SkyPilot are known, and machines of
+    clouds stand for the GPU that they have.
+
     Parameters
     ----------
     preset
@@ -263,6 +278,40 @@ def gpu(name: str, preset: str | None = None) -> Gpu:
     >>> gpu("A100")
     Traceback (most recent call last):
     hetero.errors.CatalogError: No GPU is called 'A100'. Resolve: use A100-SXM-80GB or \
-A100-SXM-40GB or A100-PCIE-80GB.
+A100-SXM-40GB or A100-PCIE-80GB or A100-PCIE-40GB.
+    >>> [gpu(name).name for name in ("NVIDIA-H100-80GB-HBM3", "g5.12xlarge")]
+    ['H100-SXM', 'A10G']
     """
-    return gpus(preset).find(name)
+    known = gpus(preset)
+    if (found := known.get(str(name))) is not None:
+        return found
+    key = key_of(str(name)).removesuffix("shared")
+    names = _other_names()
+    other = names.get(key) or next(
+        (gpu for one, gpu in names.items() if "*" in one and fnmatchcase(key, one)), ""
+    )
+    if other and (found := known.get(other)) is not None:
+        return found
+    if re.search(r"mig\d", key):
+        raise CatalogError(
+            f"'{name}' is a part of a GPU (MIG), of which there are no figures.",
+            resolve="describe it under gpus: in the cluster file, or name whole GPUs.",
+        )
+    return known.find(name, lambda one: _like(key, one))
+
+
+@lru_cache(maxsize=1)
+def _other_names() -> dict[str, str]:
+    """GPUs by what drivers, labels of Kubernetes, SkyPilot and clouds call them or a machine."""
+    from hetero.rows import read_records
+
+    rows = read_records(paths.data("specs", "gpu_names.csv"), _Named)
+    return {key_of(one, "*"): str(row["gpu"]) for row in rows for one in row["names"]}  # type: ignore[attr-defined]
+
+
+def _like(key: str, one: Gpu) -> bool:
+    """Whether a GPU has the memory and the form that a name says."""
+    said, own = re.search(r"(\d+)gi?b", key), key_of(one.name)
+    forms = [form for form in ("pcie", "sxm", "nvl") if form in key]
+    same = not forms or not any(f in own for f in ("pcie", "sxm", "nvl")) or forms[0] in own
+    return same and (said is None or abs(int(said.group(1)) / one.mem_gib - 1) < _SAME_SIZE)

@@ -3,19 +3,49 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hetero import paths
-from hetero.catalog.precision import bytes_of
+from hetero.catalog.precision import (
+    PRECISION_BITS,
+    WeightFormat,
+    bytes_of,
+    weight_format,
+    weight_formats,
+)
 from hetero.catalog.tables import Records, read_table
 from hetero.display import Column, Shown, Table
-from hetero.errors import CatalogError, ParameterError
+from hetero.errors import CatalogError, ParameterError, require
 
 KvFormula = Literal["model", "full"]
+_INDEX_SCALE_BYTES = 4
+
+
+class LayerParams(NamedTuple):
+    """Parameters, as formats of weights tell them apart; ``rest`` stays in 16 bits in all."""
+
+    attention: int = 0
+    dense: int = 0
+    experts: int = 0
+    shared: int = 0
+    rest: int = 0
+
+
+@lru_cache(maxsize=256)
+def _layers_of(mixers: str, feeds: str, dense: int, layers: int) -> tuple[tuple[str, str], ...]:
+    every = mixers * -(-layers // len(mixers)), "d" * dense + feeds * -(-layers // len(feeds))
+    return tuple(zip(every[0][:layers], every[1][:layers], strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _counted(kinds: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], int]:
+    return dict(Counter(kinds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +71,29 @@ class Llm(Shown):
     experts, experts_active, moe_intermediate, shared_experts, first_dense_layers
         Mixture of experts: routed experts per layer, how many a token visits, their inner
         size, experts every token visits, and how many leading layers have none. 0 in dense models.
-    expert_bits
-        Bits of a weight of the routed experts, scales included, where they are published in a
-        narrower type than the rest (4.25 of gpt-oss, mxfp4); 0 where all weights have one type.
-    windowed_layers
-        Layers that look back over a short window alone and keep no more of the KV cache.
+    expert_hidden
+        Width that routed experts work in where it is not ``hidden``: two products lead there and
+        back.
+    mixers, feeds
+        Layers as letters, repeated to their number. How tokens meet in them: ``f`` all (latent
+        where ``kv_lora_rank`` says so), ``i`` those that an index chooses, ``w`` those of a window,
+        ``s`` through a constant state (linear attention, state space), ``-`` not at all. And behind
+        the first dense layers: ``d`` a dense block, ``e`` experts, ``-`` nothing.
+    window, window_kv_heads, window_head_dim
+        Tokens of a window, and the heads of such layers where they are not those of the others.
+    state_params, state_bytes
+        Of one layer with a state: its parameters, and what it holds of a request, whatever its
+        length.
+    output_gate, keys_are_values
+        Attention with a gate as wide as its output; without values of their own where all tokens
+        meet.
+    index_heads, index_dim
+        Of an index (DeepSeek-V3.2), which caches as many 8-bit numbers and a scale per token.
+    ships
+        Format that checkpoints are published in, a name of ``data/specs/formats.csv``; empty for 16
+        bits.
+    weights, other_bytes
+        Format of one checkpoint, and what its tensors weigh beyond the parameters counted here.
     q_lora_rank, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim
         Multi-head latent attention (DeepSeek-V2): ranks of the compressed queries (0: not
         compressed) and keys-values, and the sizes of its heads. 0 in other models.
@@ -79,8 +127,21 @@ class Llm(Shown):
     moe_intermediate: int = 0
     shared_experts: int = 0
     first_dense_layers: int = 0
-    expert_bits: float = 0.0
-    windowed_layers: int = 0
+    expert_hidden: int = 0
+    mixers: str = "f"
+    feeds: str = ""
+    window: int = 0
+    window_kv_heads: int = 0
+    window_head_dim: int = 0
+    state_params: int = 0
+    state_bytes: int = 0
+    output_gate: bool = False
+    keys_are_values: bool = False
+    index_heads: int = 0
+    index_dim: int = 0
+    ships: str = ""
+    weights: WeightFormat | None = None
+    other_bytes: int = 0
     q_lora_rank: int = 0
     kv_lora_rank: int = 0
     qk_rope_head_dim: int = 0
@@ -103,11 +164,8 @@ class Llm(Shown):
                 f"{self.heads} heads for {self.kv_heads} KV heads",
                 "give a number of KV heads that divides the heads",
             )
-        if self.windowed_layers >= self.layers:
-            self._refuse(
-                f"{self.windowed_layers} windowed of {self.layers} layers",
-                "leave one that looks back over everything",
-            )
+        if not self.mixers or set(self.mixers) - set("fiws-") or set(self.feeds) - set("de-"):
+            self._refuse(f"layers '{self.mixers}', '{self.feeds}'", "use f, i, w, s, d, e and -")
         if self.experts_active > self.experts or self.first_dense_layers > self.layers:
             self._refuse(
                 f"{self.experts_active} active of {self.experts} experts and "
@@ -120,6 +178,14 @@ class Llm(Shown):
             self._refuse(f"biases = '{self.biases}'", "use none, qkv, attention or all")
         if self.kv_lora_rank and not (self.qk_nope_head_dim and self.v_head_dim):
             self._refuse("latent attention without head sizes", "give all five of its sizes")
+        if not self.caching_layers:
+            self._refuse("no layer whose cache grows with the context", "leave one that does")
+        needed = {"w": self.window, "s": self.state_params, "i": self.index_dim, "e": self.experts}
+        for kind, size in needed.items():
+            if size < 1 and any(kind in pair for pair in self.kinds()):
+                self._refuse(f"layers '{kind}' without sizes", "give them")
+        if self.ships:
+            weight_format(self.ships)
 
     def _refuse(self, what: str, how: str) -> None:
         raise CatalogError(f"Model '{self.name}' has {what}.", resolve=f"{how}.")
@@ -140,33 +206,89 @@ class Llm(Shown):
         """Whether attention caches a latent vector (MLA) instead of keys and values."""
         return self.kv_lora_rank > 0
 
+    def kinds(self, start: int = 0, count: int | None = None) -> dict[tuple[str, str], int]:
+        """How many of ``count`` layers from ``start`` are of each kind, as letters.
+
+        Examples
+        --------
+        >>> llm("gpt-oss-20b").kinds(0, 5)
+        {('w', 'e'): 3, ('f', 'e'): 2}
+        """
+        feeds = self.feeds or ("e" if self.experts else "d")
+        dense = self.first_dense_layers if self.experts else 0
+        every = _layers_of(self.mixers, feeds, dense, self.layers)
+        return _counted(every if count is None else every[start : start + count])
+
+    def _number(self, letters: str) -> int:
+        return sum(n for pair, n in self.kinds().items() if set(letters) & set(pair))
+
     @property
     def dense_layers(self) -> int:
-        """Layers with one feed-forward block for all tokens; the leading ones."""
-        return self.first_dense_layers if self.experts else self.layers
+        """Layers with one feed-forward block for all tokens."""
+        return self._number("d")
 
     @property
     def moe_layers(self) -> int:
         """Layers with experts."""
-        return self.layers - self.dense_layers
+        return self._number("e")
 
     @property
     def caching_layers(self) -> int:
         """Layers whose KV cache grows with the context."""
-        return self.layers - self.windowed_layers
+        return self._number("fi")
+
+    @property
+    def plain(self) -> bool:
+        """Whether no layer has a window or a state."""
+        return not self._number("ws")
+
+    @property
+    def expert_bits(self) -> float:
+        """Bits of a weight of the routed experts where they alone ship in a narrower type; or 0."""
+        found = self.stated
+        return found.experts if found and found.precision == "fp16" and self.experts else 0.0
 
     # Parameters -----------------------------------------------------------------------------
 
+    def attention_products(self, mixer: str = "f") -> dict[str, int]:
+        """Parameters of the matrix products of one layer's attention, by their usual names."""
+        h = self.hidden
+        if mixer in "s-":
+            return {"in_proj": self.state_params} if mixer == "s" else {}
+        index = self.index_heads * self.index_dim * (self.q_lora_rank or h)
+        index += h * (self.index_dim + self.index_heads * self.latent)
+        found = {"indexer.wq_b": index} if mixer == "i" else {}
+        dim, kv_heads = self._kv_heads(mixer)
+        value = self.v_head_dim or dim
+        gate = h * self.heads * value if self.output_gate else 0
+        if not self.latent:
+            return found | {
+                "q_proj": h * self.heads * dim + gate,
+                "k_proj": h * kv_heads * dim,
+                "v_proj": 0 if self.keys_are_values and mixer != "w" else h * kv_heads * value,
+                "o_proj": self.heads * value * h,
+            }
+        q_width = self.heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
+        return found | {
+            "q_a_proj": self.q_lora_rank * h,
+            "q_b_proj": (self.q_lora_rank or h) * q_width,
+            "kv_a_proj_with_mqa": h * (self.kv_lora_rank + self.qk_rope_head_dim),
+            "kv_b_proj": self.kv_lora_rank * self.heads * (self.qk_nope_head_dim + value),
+            "o_proj": self.heads * value * h + gate,
+        }
+
+    def _kv_heads(self, mixer: str) -> tuple[int, int]:
+        """Size and number of the KV heads of a layer."""
+        window = mixer == "w"
+        return (
+            (window and self.window_head_dim) or self.head_dim,
+            (window and self.window_kv_heads) or self.kv_heads,
+        )
+
     @property
     def attention_params(self) -> int:
-        """Parameters in the matrix products of one layer's attention projections."""
-        if not self.latent:
-            return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        q_width = self.heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        query = self.q_lora_rank * (self.hidden + q_width) or self.hidden * q_width
-        down = self.hidden * (self.kv_lora_rank + self.qk_rope_head_dim)
-        up = self.kv_lora_rank * self.heads * (self.qk_nope_head_dim + self.v_head_dim)
-        return query + down + up + self.heads * self.v_head_dim * self.hidden
+        """Parameters in the matrix products of one layer's attention projections, at the mean."""
+        return self.layer_params().attention // self.layers
 
     @property
     def mlp_params(self) -> int:
@@ -176,7 +298,8 @@ class Llm(Shown):
     @property
     def expert_params(self) -> int:
         """Parameters of one expert of one layer."""
-        return (3 if self.gated_mlp else 2) * self.hidden * self.moe_intermediate
+        width = self.expert_hidden or self.hidden
+        return (3 if self.gated_mlp else 2) * width * self.moe_intermediate
 
     @property
     def head_params(self) -> int:
@@ -189,42 +312,56 @@ class Llm(Shown):
 
         The logits' product is included; in prefill only the last token of a request needs it.
         """
-        router = self.hidden * self.experts
-        visited = (self.experts_active + self.shared_experts) * self.expert_params
-        return (
-            self.layers * self.attention_params
-            + self.dense_layers * self.mlp_params
-            + self.moe_layers * (router + visited)
-            + self.head_params
-        )
+        visited = self.layer_params()
+        visited = visited._replace(rest=self.moe_layers * self.hidden * self.experts)
+        idle = self.moe_layers * (self.experts - self.experts_active) * self.expert_params
+        return sum(visited) - idle + self.head_params
 
-    def layer_params(self, index: int) -> int:
-        """Parameters of one layer (0 is the first), biases, norms and all experts included."""
-        if not 0 <= index < self.layers:
+    def layer_params(
+        self, start: int = 0, count: int | None = None, tensor_parallel: int = 1
+    ) -> LayerParams:
+        """Parameters of ``count`` layers from ``start``, by default all; all experts included.
+
+        Those that tensor parallelism copies count as often as there are copies: projections of KV
+        heads where there are fewer than GPUs, and the down-projections of latent attention.
+        """
+        if not 0 <= start < self.layers:
             raise ParameterError(
-                f"Model '{self.name}' has no layer {index}.",
+                f"Model '{self.name}' has no layer {start}.",
                 resolve=f"use 0 to {self.layers - 1}.",
             )
-        total = self.attention_params + self._layer_vectors
-        if index < self.dense_layers:
-            return total + self.mlp_params + self._mlp_biases
-        experts = self.experts + self.shared_experts
-        return total + self.hidden * self.experts + experts * self.expert_params
+        attention = dense = experts = shared = rest = 0
+        for (mixer, feed), n in self.kinds(start, count).items():
+            products = self.attention_products(mixer)
+            attention += n * sum(products.values())
+            if self.latent and mixer in "fi":
+                down = products["q_a_proj"] + products["kv_a_proj_with_mqa"]
+                attention += n * (tensor_parallel - 1) * down
+            elif mixer in "fiw":
+                heads = self._kv_heads(mixer)[1]
+                copies = tensor_parallel * math.ceil(heads / tensor_parallel) - heads
+                attention += n * copies * (products["k_proj"] + products["v_proj"]) // heads
+            rest += n * self._vectors(mixer, feed)
+            if feed == "d":
+                dense += n * self.mlp_params
+            elif feed == "e":
+                experts += n * self.experts * self.expert_params
+                shared += n * self.shared_experts * self.expert_params
+                shared += n * 2 * self.hidden * self.expert_hidden
+                rest += n * self.hidden * self.experts
+        return LayerParams(attention, dense, experts, shared, rest)
 
-    @property
-    def _layer_vectors(self) -> int:
-        """Norms and attention biases of one layer."""
-        norms = self.hidden * (4 if self.biases == "all" else 2)
-        norms += self.q_lora_rank + self.kv_lora_rank
-        norms += 2 * self.head_dim if self.qk_norm else 0
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim if self.biases != "none" else 0
+    def _vectors(self, mixer: str, feed: str) -> int:
+        """Norms and biases of one layer."""
+        norms = self.hidden * (2 if self.biases == "all" else 1) * (2 - (mixer + feed).count("-"))
+        if feed == "d" and self.biases == "all":
+            norms += self.intermediate * (2 if self.gated_mlp else 1) + self.hidden
+        if mixer in "s-":
+            return norms
+        dim, kv_heads = self._kv_heads(mixer)
+        norms += self.q_lora_rank + self.kv_lora_rank + (2 * dim if self.qk_norm else 0)
+        qkv = (self.heads + 2 * kv_heads) * dim if self.biases != "none" else 0
         return norms + qkv + (self.hidden if self.biases in ("attention", "all") else 0)
-
-    @property
-    def _mlp_biases(self) -> int:
-        if self.biases != "all":
-            return 0
-        return self.intermediate * (2 if self.gated_mlp else 1) + self.hidden
 
     @property
     def embedding_params(self) -> int:
@@ -241,9 +378,7 @@ class Llm(Shown):
     @property
     def params(self) -> int:
         """All parameters, counted from the shape (symbol Phi of Xiong et al.)."""
-        dense = self.dense_layers * self.layer_params(0) if self.dense_layers else 0
-        moe = self.moe_layers * self.layer_params(self.layers - 1) if self.moe_layers else 0
-        return self.embedding_params + dense + moe + self.output_params
+        return self.embedding_params + sum(self.layer_params()) + self.output_params
 
     @property
     def active_params(self) -> int:
@@ -253,24 +388,58 @@ class Llm(Shown):
 
     # Bytes ----------------------------------------------------------------------------------
 
+    @property
+    def stated(self) -> WeightFormat | None:
+        """Format that its checkpoint states, or checkpoints are published in; None for 16 bits."""
+        return self.weights or (weight_format(self.ships) if self.ships else None)
+
+    @property
+    def precision(self) -> str:
+        """Data type that its checkpoint states, the default wherever weights are loaded."""
+        return self.stated.precision if self.stated else "fp16"
+
+    def loaded_as(self, asked: str) -> str:
+        """Data type of the weights, where one or a format is asked for; its own where none is."""
+        found = self.format(asked) if asked else self.stated
+        require(
+            found is None or found.name != "mxfp4" or found is self.stated,
+            f"{self.name} is not published in mxfp4.",
+            resolve="leave the precision out, or use another.",
+        )
+        return asked if asked in PRECISION_BITS else found.precision if found else "fp16"
+
+    def format(self, precision: str) -> WeightFormat:
+        """Its checkpoint's format where that is of a data type, else the usual one of that type."""
+        found = self.stated
+        same = found and precision in (found.precision, found.name)
+        if found and (same or (found.precision, precision) == ("fp16", "bf16")):
+            return found
+        return weight_format(precision)
+
     def weight_bytes(self, precision: str = "fp16") -> int:
-        """Bytes of all weights, ``params`` times the bytes of one value.
+        """Bytes of all weights of a checkpoint in a precision, scales and zero points included.
 
-        Scales of quantised formats and layers kept in a wider format are not counted.
+        Embedding, head, norms and routers stay in 16 bits in quantised ones.
         """
-        return self.bytes_of_params(self.params, self.moe_layers, precision)
+        kept = self.format(precision)
+        ends = self.end_bytes(precision, first=True, last=True)
+        return kept.bytes(self.layer_params()) + ends
 
-    def bytes_of_params(self, params: int, moe_layers: int, precision: str = "fp16") -> int:
-        """Bytes of ``params`` parameters, among them the routed experts of so many layers."""
-        if not self.expert_bits:
-            return bytes_of(params, precision)
-        routed = moe_layers * self.experts * self.expert_params
-        return bytes_of(params - routed, precision) + math.ceil(routed * self.expert_bits / 8)
+    def end_bytes(self, precision: str, *, first: bool, last: bool) -> int:
+        """Bytes of weights outside the layers: embedding first, logits last.
+
+        A tied matrix is needed at both ends, and counts once where they are one.
+        """
+        params = (self.embedding_params if first else 0) + (self.output_params if last else 0)
+        params += self.head_params if self.tied_embeddings and last and not first else 0
+        kept = self.format(precision)
+        own = kept is self.format(self.precision) or (not self.stated and precision == "bf16")
+        other = self.other_bytes if first and own else 0
+        return kept.bytes(LayerParams(rest=params)) + other
 
     def layer_weight_bytes(self, precision: str = "fp16") -> int:
         """Bytes of one layer's weights; in a mixture of experts, of a layer that has experts."""
-        params = self.layer_params(self.layers - 1)
-        return self.bytes_of_params(params, min(1, self.moe_layers), precision)
+        return self.format(precision).bytes(self.layer_params(self.layers - 1, 1))
 
     def kv_values_per_token_layer(self, formula: KvFormula = "model") -> int:
         """Cached numbers per token and layer.
@@ -285,12 +454,23 @@ class Llm(Shown):
                 f"No KV formula is called '{formula}'.",
                 resolve="use 'model' (as the model caches) or 'full' (2 l h, as papers print).",
             )
-        if self.latent:
-            return self.kv_lora_rank + self.qk_rope_head_dim
-        return 2 * self.kv_heads * self.head_dim
+        return self.cached_values("f")
 
-    def kv_bytes_per_token(self, precision: str = "fp16", formula: KvFormula = "model") -> int:
-        """Bytes of KV cache per token, all layers but windowed ones, one copy.
+    def cached_values(self, mixer: str, tensor_parallel: int = 1) -> int:
+        """Cached numbers per token in one layer, on all GPUs that share it."""
+        if mixer in "s-":
+            return 0
+        if self.latent:
+            return tensor_parallel * (self.kv_lora_rank + self.qk_rope_head_dim)
+        dim, heads = self._kv_heads(mixer)
+        return (
+            tensor_parallel * math.ceil(heads / tensor_parallel) * (dim + (self.v_head_dim or dim))
+        )
+
+    def kv_bytes_per_token(
+        self, precision: str = "fp16", formula: KvFormula = "model", tensor_parallel: int = 1
+    ) -> int:
+        """Bytes of KV cache per token in all layers whose cache grows with the context.
 
         Parameters
         ----------
@@ -298,9 +478,45 @@ class Llm(Shown):
             ``"model"``: what the model caches, grouped-query and latent attention included.
             ``"full"``: ``2 l h`` values per token, as Xiong et al. (eq. 5 and 8) and
             HeteroServe (eq. 1) print, whatever the attention.
+        tensor_parallel
+            GPUs that share every layer: each holds at least one KV head, and with latent attention
+            the whole vector. Formula ``"full"`` is divided evenly.
+
+        Source: HeteroServe, eq. 1: KV cache of a request; KV(r_j).
+
+        Examples
+        --------
+        >>> [llm("Qwen3-30B-A3B").kv_bytes_per_token(tensor_parallel=t) for t in (1, 4, 8)]
+        [98304, 98304, 196608]
+        >>> 1024 * llm("LLaMA-1-30B").kv_bytes_per_token() / 1e9  # ThunderServe, Table 8: 1.64 GB
+        1.63577856
         """
-        layers = self.layers if formula == "full" else self.caching_layers
-        return bytes_of(layers * self.kv_values_per_token_layer(formula), precision)
+        if formula != "model":
+            return bytes_of(self.layers * self.kv_values_per_token_layer(formula), precision)
+        values = self._number("fi") * self.cached_values("f", tensor_parallel)
+        index = self._number("i") * tensor_parallel * (self.index_dim + _INDEX_SCALE_BYTES)
+        return bytes_of(values, precision) + index
+
+    def request_bytes(
+        self,
+        tokens: int,
+        precision: str = "fp16",
+        *,
+        step_tokens: int = 0,
+        tensor_parallel: int = 1,
+    ) -> int:
+        """Bytes that a request holds beside its growing cache: windows and states.
+
+        A windowed layer keeps the tokens of its window and those of a step before they leave it.
+
+        Examples
+        --------
+        >>> llm("gpt-oss-20b").request_bytes(16384) == 128 * llm("gpt-oss-20b").kv_bytes_per_token()
+        True
+        """
+        kept = min(tokens, self.window + step_tokens)
+        windows = self._number("w") * self.cached_values("w", tensor_parallel) * kept
+        return bytes_of(windows, precision) + self._number("s") * self.state_bytes
 
     def activation_bytes_per_token(self, precision: str = "fp16") -> int:
         """Bytes per token that cross from one layer to the next."""
@@ -317,7 +533,8 @@ class Llm(Shown):
         is absorbed into the projections (decode).
         """
         if not self.latent:
-            return 4 * self.heads * self.head_dim * self.caching_layers
+            value = self.v_head_dim or self.head_dim
+            return 2 * self.heads * (self.head_dim + value) * self.caching_layers
         width = (
             2 * self.kv_lora_rank + self.qk_rope_head_dim
             if absorbed
@@ -375,13 +592,40 @@ def llm(name: str) -> Llm:
 
 
 def find_llm(name: str | Path) -> Llm:
-    """Model from a Hugging Face config if ``name`` is a file or folder, else of the catalog.
+    """Model of a checkpoint's folder or ``config.json``, of the catalog, or of Hugging Face's hub.
+
+    Of a name in the catalog with more behind it, such as ``-Instruct`` or ``-FP8``, it is that
+    model in that format; other names of the form ``owner/name`` are looked up on the hub.
 
     Raises
     ------
     CatalogError, DataError
-        If there is neither, or the config cannot be read.
+        If there is none, or the config cannot be read.
+
+    Examples
+    --------
+    >>> found = find_llm("Qwen/Qwen2.5-32B-Instruct-AWQ")
+    >>> found.name, found.precision, round(found.weight_bytes("int4") / 2**30, 1)
+    ('Qwen2.5-32B-Instruct-AWQ', 'int4', 18.0)
     """
     if isinstance(name, Path) or name.endswith(".json") or Path(name).is_dir():
         return Llm.from_config(name)
-    return llm(name)
+    last = name.rpartition("/")[2]
+    for one in (name, last, _SAME_SHAPE.sub("", last)):
+        if found := llms().get(one):
+            break
+    else:
+        if _HUB_NAME.fullmatch(name):
+            from hetero.catalog import checkpoints
+
+            return Llm.from_config(checkpoints.hub_folder(name))
+        return llm(name)
+    form = next((one for one in last.lower().split("-") if one in weight_formats()), "")
+    return replace(found, name=last, ships=form) if form and form != found.ships else found
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+# What names have behind them that says nothing of the shape.
+_SAME_SHAPE = re.compile(
+    r"-(instruct|chat|it|hf|base|int[48]|fp8|awq|gptq|(nv|mx)fp4|w4a16|w8a8)(?=-|$)", re.IGNORECASE
+)

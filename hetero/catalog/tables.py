@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, overload
 
@@ -46,7 +46,7 @@ class Records(Shown, Sequence[T], Generic[T]):
         self._by_key: dict[str, T] = {}
         for record in self._records:
             for name in (record.name, *record.aliases):
-                if self._by_key.setdefault(_key(name), record) is not record:
+                if self._by_key.setdefault(key_of(name), record) is not record:
                     raise CatalogError(
                         f"The name '{name}' stands for two rows of the {kind} table.",
                         resolve="give each row its own name and aliases.",
@@ -57,26 +57,33 @@ class Records(Shown, Sequence[T], Generic[T]):
         """Names of the rows, without aliases."""
         return tuple(record.name for record in self._records)
 
-    def find(self, name: str) -> T:
+    def get(self, name: str) -> T | None:
+        """Row of that name or alias, as :meth:`find` takes them; None without one."""
+        return self._by_key.get(key_of(name))
+
+    def find(self, name: str, fit: Callable[[T], bool] | None = None) -> T:
         """Row of that name or alias; upper and lower case, spaces and hyphens do not matter.
+
+        Near names are told of rows that ``fit``.
 
         Raises
         ------
         CatalogError
             If there is none, with the nearest names.
         """
-        record = self._by_key.get(_key(name)) if isinstance(name, str) else None
+        record = self.get(name) if isinstance(name, str) else None
         if record is not None:
             return record
-        near = self.near(str(name))
-        raise CatalogError(
-            f"No {self.kind} is called '{name}'.",
-            resolve=f"use {' or '.join(near)}." if near else f"use one of {', '.join(self.names)}.",
-        )
+        alike = self.near(str(name))
+        near = [one for one in alike if fit is None or fit(self.find(one))]
+        rule = f"use {' or '.join(near)}." if near else f"use one of {', '.join(self.names)}."
+        if alike and not near:
+            rule = f"describe it under gpus: in the cluster file; it is not {alike[0]}."
+        raise CatalogError(f"No {self.kind} is called '{name}'.", resolve=rule)
 
     def near(self, name: str) -> list[str]:
         """Up to five names that hold the given one, are held by it, or begin much like it."""
-        key = _key(name)
+        key = key_of(name)
         found = [r.name for k, r in self._by_key.items() if key and key in k]
         if not found and (held := [k for k in self._by_key if len(k) >= _NAME and k in key]):
             longest = max(map(len, held))  # "org/Llama-3.1-8B-Instruct" holds Llama-3.1-8B
@@ -109,8 +116,9 @@ class Records(Shown, Sequence[T], Generic[T]):
 _NAME = 4  # letters and digits that tell a name in a longer one
 
 
-def _key(name: str) -> str:
-    return "".join(c for c in name.lower() if c.isalnum() or c == ".")
+def key_of(name: str, kept: str = "") -> str:
+    """Small letters, digits and dots of a name, by which it is found, and what else is kept."""
+    return "".join(c for c in name.lower() if c.isalnum() or c in ("." + kept))
 
 
 def read_table(path: Path, kind: str, record: type[T]) -> Records[T]:

@@ -41,7 +41,6 @@ from hetero import memory
 from hetero.arrays import Floats
 from hetero.catalog import Llm, ServingEngine
 from hetero.catalog.engines import EngineOverheads, EngineStage, Misfit
-from hetero.catalog.precision import bytes_of
 from hetero.cluster import Cluster, Machine
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.rates import CostSettings, PipelineStage, Rates
@@ -205,9 +204,16 @@ class CostModel:
         terms = roofline.terms([0.0, 1.0], 0, [0.0, 1.0], [0.0, 1.0])
         zero = {name: float(values[0]) for name, values in terms.items()}
         slope = {name: float(values[1] - values[0]) for name, values in terms.items()}
-        whole = memory.Budget(llm, machine.gpu, tensor_parallel=gpus, weight_precision=s.precision)
-        ends = bytes_of(llm.embedding_params + llm.output_params, s.precision)
-        kv = memory.kv_bytes_per_token(llm, tensor_parallel=gpus, precision=s.kv_precision)
+        lengths = None if self.trace is None else self.trace.input_tokens + self.trace.output_tokens
+        whole = memory.Budget(
+            llm,
+            machine.gpu,
+            tensor_parallel=gpus,
+            weight_precision=s.precision,
+            kv_precision=s.kv_precision,
+            request_tokens=0.0 if lengths is None else float(lengths.mean()),
+        )
+        ends = llm.end_bytes(s.precision, first=True, last=True)
         around = self.overheads(table)
         around_s = around.step_s + (around.worker_s if gpus > 1 else 0.0) if around else 0.0
         room = s.room(machine.gpu, llm, gpus)
@@ -224,18 +230,15 @@ class CostModel:
             step_s=roofline.efficiency.step_overhead_s + around_s,
             usable_bytes=gpus * usable,
             layer_bytes=(whole.weight_bytes - ends) / llm.layers,
-            kv_layer_bytes=kv / llm.layers,
+            kv_layer_bytes=whole.held_bytes_per_token / llm.layers,
             max_batch=s.limits(machine.gpu).max_batch,
             experts=roofline.experts_by_tokens() if llm.experts else None,
         )
 
     def end_bytes(self, *, first: bool, last: bool) -> int:
         """Weights outside the layers that a stage holds: embedding first, logits last [bytes]."""
-        llm = self.llm
-        params = (llm.embedding_params if first else 0) + (llm.output_params if last else 0)
-        # A tied matrix is needed at both ends.
-        params += llm.head_params if llm.tied_embeddings and last and not first else 0
-        return bytes_of(params, self.settings.engine.precision)
+        precision = self.settings.engine.precision
+        return self.llm.end_bytes(precision, first=first, last=last)
 
     def most_layers(self, machine: int, gpus: int, *, first: bool, last: bool) -> int:
         """Layers whose weights fit a stage beside what its place in the pipeline adds."""

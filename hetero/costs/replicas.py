@@ -126,6 +126,11 @@ def replica(
     """
     spec, ends = pipeline.model.settings.engine, (pipeline.stages[0], pipeline.stages[-1])
     fixed, per_token = lag(pipeline) if role == "prefill" else (0.0, 0.0)
+    parts = zip(pipeline.stages, pipeline.machines, pipeline.rates, strict=True)
+    errors = [
+        stage.gpus * spec.room_error_gib(one.gpu) * 2**30 / (stage.layers * rates.kv_layer_bytes)
+        for stage, one, rates in parts
+    ]
     return Replica(
         name=name,
         step=step_model(pipeline, role),
@@ -133,6 +138,7 @@ def replica(
         kv_bytes_per_token=float(pipeline.model.llm.kv_bytes_per_token(spec.kv_precision)),
         engine=engine or pipeline.engine,
         role=role,
+        kv_error_tokens=max(errors),
         gpu=pipeline.gpu,
         gpus=pipeline.gpus,
         usd_per_h=pipeline.usd_per_h,

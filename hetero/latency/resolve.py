@@ -66,7 +66,7 @@ _LEVELS: dict[SourceKind, Level] = {
 }
 # What two models may differ in and still take the same time.
 _NAMES = {"name", "max_position", "params_nominal_b", "aliases", "in_papers", "source"}
-_NAMES |= {"checked", "notes"}
+_NAMES |= {"checked", "notes", "other_bytes"}
 _FIGURES = ("mem_bw_gbs", "fp16_tflops")
 _OF_TABLES = ("fp16", "bf16")
 

@@ -15,7 +15,6 @@ holds back belongs into ``overhead_gib``, or comes with the rule of a released e
 from hetero.catalog import KvFormula
 from hetero.memory.budget import Budget, OverheadPer, StageMemory
 from hetero.memory.engines import Room, RoomSource, engine_room
-from hetero.memory.kv import kv_bytes_per_token
 from hetero.memory.weight_share import max_layers, minimum_gpus
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "RoomSource",
     "StageMemory",
     "engine_room",
-    "kv_bytes_per_token",
     "max_layers",
     "minimum_gpus",
 ]

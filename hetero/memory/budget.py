@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from hetero.catalog import Gpu, KvFormula, Llm
+from hetero.catalog.models import LayerParams
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive, require_share
-from hetero.memory.kv import kv_bytes_per_token, kv_heads_held
 
 OverheadPer: TypeAlias = Literal["gpu", "instance"]
 """Whether the engine's static memory counts once per GPU or once per instance."""
@@ -60,6 +60,9 @@ class Budget(Shown):
         ``"model"`` or ``"full"``, see :mod:`hetero.memory`.
     ranks
         Ranks that share out the routed experts; figures but ``gpus`` and ``max_tokens`` are of one.
+    request_tokens
+        Length of a mean request: windows and states, which it holds besides, take from the tokens
+        that fit.
 
     Examples
     --------
@@ -84,6 +87,7 @@ class Budget(Shown):
     kv_precision: str = "fp16"
     kv_formula: KvFormula = "model"
     ranks: int = 1
+    request_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         require_positive(
@@ -123,22 +127,25 @@ class Budget(Shown):
         usable = self.tensor_parallel * self.gpu.mem_bytes * self.memory_fraction
         overhead = self.overhead_gib * _GIB
         per_stage = overhead * self.tensor_parallel if self.overhead_per == "gpu" else overhead / p
-        stages, start = [], 0
+        kept, stages, start = self.llm.format(self.weight_precision), [], 0
         for k, count in enumerate(counts):
-            params = _layers_params(self.llm, start, count, self.tensor_parallel)
-            params += self.llm.embedding_params if k == 0 else 0
-            params += self.llm.output_params if k == p - 1 else 0
-            # A tied matrix is needed at both ends.
-            tied = self.llm.tied_embeddings and 0 < k == p - 1
-            params += self.llm.head_params if tied else 0
-            routed = max(0, start + count - max(start, self.llm.dense_layers))
-            weights = self.llm.bytes_of_params(params, routed, self.weight_precision)
-            shared = routed * self.llm.experts * self.llm.expert_params
-            own = self.llm.bytes_of_params(shared, routed, self.weight_precision)
-            weights -= own - math.ceil(own / self.ranks)
+            params = self._padded(self.llm.layer_params(start, count, self.tensor_parallel))
+            routed = kept.bytes(LayerParams(experts=params.experts))
+            weights = kept.bytes(params) - routed + math.ceil(routed / self.ranks)
+            weights += self.llm.end_bytes(self.weight_precision, first=k == 0, last=k == p - 1)
             stages.append(StageMemory(count, usable, per_stage, weights))
             start += count
         return tuple(stages)
+
+    def _padded(self, params: LayerParams) -> LayerParams:
+        """Parameters with the experts' matrices as an engine pads them."""
+        kept, llm, t = self.llm.format(self.weight_precision), self.llm, self.tensor_parallel
+        hidden, width = llm.expert_hidden or llm.hidden, llm.moe_intermediate
+        if not params.experts or kept.hidden_multiple * kept.width_multiple == 1:
+            return params
+        wide = t * kept.width_multiple * math.ceil(width / t / kept.width_multiple)
+        high = kept.hidden_multiple * math.ceil(hidden / kept.hidden_multiple)
+        return params._replace(experts=params.experts * wide * high // (width * hidden))
 
     @property
     def weight_bytes(self) -> int:
@@ -153,17 +160,39 @@ class Budget(Shown):
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache of one token on all GPUs [bytes], copies included."""
-        return kv_bytes_per_token(
-            self.llm,
-            tensor_parallel=self.tensor_parallel,
-            precision=self.kv_precision,
-            formula=self.kv_formula,
-        )
+        return self.llm.kv_bytes_per_token(self.kv_precision, self.kv_formula, self.tensor_parallel)
+
+    @property
+    def held_bytes_per_token(self) -> float:
+        """The same with windows and states of a mean request, by its tokens [bytes]."""
+        length = self.request_tokens if self.kv_formula == "model" else 0.0
+        beside = self._beside_bytes(length) / length if length else 0.0
+        return self.kv_bytes_per_token + beside
 
     @property
     def max_tokens(self) -> int:
         """Tokens that the KV caches of all ranks hold; 0 if the weights do not fit."""
-        return self.ranks * max(0, math.floor(self.kv_capacity_bytes / self.kv_bytes_per_token))
+        fitting = math.floor(self.kv_capacity_bytes / self.held_bytes_per_token)
+        return self.ranks * max(0, fitting)
+
+    def _beside_bytes(self, tokens: float, step_tokens: int = 0) -> int:
+        return self.llm.request_bytes(
+            int(tokens),
+            self.kv_precision,
+            step_tokens=step_tokens,
+            tensor_parallel=self.tensor_parallel,
+        )
+
+    def max_requests(self, tokens: int, step_tokens: int = 0) -> float:
+        """Requests of a length that the caches hold at once, as engines print it.
+
+        Parameters
+        ----------
+        step_tokens
+            Tokens of a step, which a windowed layer holds before they leave its window.
+        """
+        each = tokens * self.kv_bytes_per_token + self._beside_bytes(tokens, step_tokens)
+        return max(0.0, self.ranks * self.kv_capacity_bytes / each)
 
     def max_batch(self, input_tokens: int, output_tokens: int) -> int:
         r"""Requests of one size that fit at once.
@@ -237,15 +266,3 @@ class Budget(Shown):
 
 def _gib(size_bytes: float) -> str:
     return f"{size_bytes / _GIB:,.2f} GiB"
-
-
-def _layers_params(llm: Llm, start: int, count: int, tensor_parallel: int) -> int:
-    """Parameters of ``count`` layers from ``start`` on all GPUs of a stage, copies included."""
-    dense = max(0, min(llm.dense_layers - start, count))
-    total = dense * llm.layer_params(0) if dense else 0
-    total += (count - dense) * llm.layer_params(llm.layers - 1) if count > dense else 0
-    if llm.latent:
-        down = llm.q_lora_rank + llm.kv_lora_rank + llm.qk_rope_head_dim
-        return total + count * (tensor_parallel - 1) * llm.hidden * down
-    copies = kv_heads_held(llm, tensor_parallel) - llm.kv_heads
-    return total + count * copies * 2 * llm.hidden * llm.head_dim

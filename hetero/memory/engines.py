@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 from hetero.catalog import Gpu, Llm
-from hetero.catalog.engines import EngineMemory
+from hetero.catalog.engines import EngineMemory, Sampler
 from hetero.errors import require_share
 
 _GIB = 2**30
@@ -32,6 +32,7 @@ def engine_room(
     max_batch: int,
     max_step_tokens: int,
     share: float | None = None,
+    sampler: Sampler = "",
 ) -> Room:
     r"""What an engine takes of the memory of a GPU, and holds beside weights and KV cache.
 
@@ -54,6 +55,8 @@ def engine_room(
         Limits that the engine runs with.
     share
         Share of the visible memory; by default the engine's own.
+    sampler
+        That is installed, see :class:`hetero.engines.EngineSpec`.
 
     Examples
     --------
@@ -70,7 +73,9 @@ def engine_room(
     require_share(memory_fraction=taken)
     width = max(llm.intermediate, llm.moe_intermediate * (llm.experts_active + llm.shared_experts))
     live = rule.live_factor * (6.0 * width / tensor_parallel + 4.0 * llm.hidden)
-    peak = max(max_step_tokens * live, max_batch * llm.vocab * rule.logit_bytes)
+    own = rule.flashinfer_bytes if sampler else None
+    logit_bytes = rule.logit_bytes if own is None else own
+    peak = max(max_step_tokens * live, max_batch * llm.vocab * logit_bytes)
     several = rule.several_gib if tensor_parallel > 1 else 0.0
     return Room(
         taken * gpu.visible_bytes / gpu.mem_bytes,

@@ -31,14 +31,16 @@ def test_lists_of_modules_are_true(stage: str) -> None:
 
 
 def test_every_way_to_import_is_followed() -> None:
-    code = "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import kv"
+    code = (
+        "import hetero.streams\nfrom hetero import plan, naming\nfrom hetero.memory import engines"
+    )
     assert set(dependencies.hash_and_imports(code)[1]) == {
-        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.kv"),
+        *("hetero", "hetero.streams", "hetero.naming", "hetero.memory", "hetero.memory.engines"),
         "hetero.apps.cards.answer",
     }
     used = dependencies.hash_and_imports("import hetero\ncard = hetero.plan(fleet)")[1]
     assert used == {"hetero", "hetero.apps.cards.answer"}
-    found = dependencies.closure(paths.root() / "x", "from hetero.memory import kv")
+    found = dependencies.closure(paths.root() / "x", "from hetero.memory import engines")
     assert {"hetero/catalog/gpus.py", "hetero/memory/__init__.py"} < {*found}
 
 

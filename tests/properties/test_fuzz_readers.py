@@ -115,6 +115,18 @@ CONFIG = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }
+LAYERED = CONFIG | {
+    "layer_types": ["linear_attention", "full_attention"] * 16,
+    "linear_attn_config": {"num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4},
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0],
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+        "ignore": ["lm_head", "re:.*self_attn.*", "model.layers.*.mlp"],
+    },
+}
 NOTEBOOK = {
     "cells": [
         {"cell_type": "markdown", "id": "a", "metadata": {}, "source": ["# Title\n", "prose"]},
@@ -258,6 +270,7 @@ READERS = [
     _tree("sobol sweep", ".yaml", SOBOL, _sweep),
     Reader("theta sweep", ".yaml", THETA.read_bytes(), _sweep),
     _tree("config.json", ".json", CONFIG, huggingface.read),
+    _tree("layered config.json", ".json", LAYERED, huggingface.read),
     _tree("notebook", ".ipynb", NOTEBOOK, _notebook),
     _tree("manifest", ".json", MANIFEST, _manifest),
     Reader("params.yaml", ".yaml", PARAMS.read_bytes(), schema.load),

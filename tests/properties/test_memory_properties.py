@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hetero import memory
 from hetero.catalog import Gpu, Llm, gpus, llms
-from hetero.catalog.precision import bytes_of
 from hetero.memory import Budget
 
 QUICK = settings(max_examples=400)
@@ -50,7 +49,8 @@ def test_stages_hold_every_layer_and_weight_once(budget: Budget) -> None:
         weight_precision=budget.weight_precision,
     )
     tied = budget.llm.tied_embeddings and budget.pipeline_parallel > 1
-    copy = bytes_of(budget.llm.head_params, budget.weight_precision) if tied else 0
+    form = budget.llm.format(budget.weight_precision)
+    copy = int(budget.llm.head_params * form.rest / 8) if tied else 0
     # Each stage rounds up to a whole byte.
     assert 0 <= budget.weight_bytes - copy - one.weight_bytes <= budget.pipeline_parallel
     assert one.weight_bytes >= budget.llm.weight_bytes(budget.weight_precision)
@@ -116,8 +116,8 @@ def test_more_memory_never_holds_less(budget: Budget, more: float, less: float) 
 @QUICK
 @given(MODELS, DEGREES, PRECISIONS)
 def test_copies_of_the_cache_are_bounded(model: Llm, degree: int, precision: str) -> None:
-    one = memory.kv_bytes_per_token(model, precision=precision)
-    many = memory.kv_bytes_per_token(model, tensor_parallel=degree, precision=precision)
+    one = model.kv_bytes_per_token(precision=precision)
+    many = model.kv_bytes_per_token(tensor_parallel=degree, precision=precision)
     assert one == model.kv_bytes_per_token(precision)
     assert one <= many <= degree * one
     if not model.latent and model.kv_heads % degree == 0:

@@ -11,7 +11,7 @@ from hetero.catalog import Gpu, Llm
 from hetero.latency.models.roofline import Efficiency, ExpertEfficiency
 from hetero.workload import Trace
 
-FP8 = 1.0  # bytes of a weight
+FP8 = 8.002 / 8  # bytes of a weight with its scale
 
 
 @dataclass
@@ -33,8 +33,11 @@ class Group:
         work = 2.0 * (m.matmul_params - m.head_params - visited)
         work *= (tokens + e.padding_tokens) / (1e12 * self.gpu.peak_tflops("fp8"))
         held = m.params - m.embedding_params - m.output_params - routed
-        total = max(work / e.compute_efficiency, held * FP8 / (bandwidth * e.bandwidth_efficiency))
-        total += m.head_params * FP8 / (bandwidth * e.bandwidth_efficiency)
+        rest = m.moe_layers * m.hidden * m.experts  # routers and norms stay in 16 bits
+        rest += m.layers * (2 * m.hidden + m.q_lora_rank + m.kv_lora_rank)
+        read = (held - rest) * FP8 + 2.0 * rest
+        total = max(work / e.compute_efficiency, read / (bandwidth * e.bandwidth_efficiency))
+        total += m.head_params / (bandwidth * e.bandwidth_efficiency)
         width = m.kv_lora_rank + m.qk_rope_head_dim
         total += 2.0 * m.layers * width * cached / (bandwidth * e.kv_efficiency)
         heads = m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim + m.v_head_dim)

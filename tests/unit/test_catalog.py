@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hetero.catalog import Gpu, Link, Llm, find_llm, gpu, gpus, link, links, llm
 from hetero.catalog.precision import bytes_of
 from hetero.catalog.tables import read_table
 from hetero.errors import CatalogError, DataError, ParameterError
+from hetero.memory import Budget
 from hetero.workload import datasets
 
 # Counted independently from the public configs: parameters and active parameters [1e9], and the
@@ -49,6 +51,51 @@ COUNTED = {
     "gpt-oss-20b": (20.908, 4.187, 24576),
     "DeepSeek-V3-R1-671B": (671.026, 37.552, 70272),
     "Kimi-K2": (1026.408, 32.861, 70272),
+    "Llama-3.2-1B": (1.236, 1.236, 32768),
+    "Llama-3.2-3B": (3.213, 3.213, 114688),
+    "Phi-4": (14.660, 14.660, 204800),
+    "Mistral-Small-24B": (23.572, 23.572, 163840),
+    "Qwen3-0.6B": (0.596, 0.596, 114688),
+    "Qwen3-1.7B": (1.721, 1.721, 114688),
+    "Qwen3-4B": (4.022, 4.022, 147456),
+    "Qwen3-14B": (14.768, 14.768, 163840),
+    "Qwen3-Coder-480B-A35B": (480.155, 35.475, 253952),
+    "Qwen3-Next-80B-A3B": (79.674, 3.875, 12 * 2048),
+    "Qwen3.5-27B": (26.896, 26.896, 16 * 4096),
+    "Qwen3.5-35B-A3B": (34.661, 3.455, 10 * 2048),
+    "Qwen3.5-122B-A10B": (122.111, 9.771, 12 * 2048),
+    "Qwen3.5-397B-A17B": (396.346, 17.349, 15 * 2048),
+    "Gemma-3-12B": (11.766, 11.766, 8 * 8192),
+    "Gemma-3-27B": (27.009, 27.009, 10 * 8192),
+    "Gemma-4-26B-A4B": (25.233, 3.822, 5 * 4096),
+    "Gemma-4-31B": (30.697, 30.697, 10 * 8192),
+    "Llama-4-Scout-17B-16E": (107.770, 17.173, 12 * 4096),
+    "Llama-4-Maverick-17B-128E": (400.712, 17.185, 12 * 4096),
+    "GLM-4.5-Air": (106.852, 13.424, 188416),
+    "GLM-4.5": (352.798, 33.633, 376832),
+    "GLM-5": (743.911, 41.785, 78 * (1152 + 132)),
+    "MiniMax-M2.5": (228.689, 11.030, 253952),
+    "MiMo-V2-Flash": (308.779, 15.446, 9 * 4 * (192 + 128) * 2),
+    "DeepSeek-V3.2": (671.878, 38.404, 61 * (1152 + 132)),
+    "Kimi-Linear-48B-A3B": (49.123, 3.485, 7 * 1152),
+    "Nemotron-3-Nano-30B-A3B": (31.578, 3.580, 6 * 1024),
+    "Nemotron-3-Super-120B-A12B": (120.668, 12.769, 8 * 1024),
+}
+# Active parameters [1e9] that the models' cards state, embeddings counted or not.
+ACTIVE = {
+    "Qwen3-Coder-480B-A35B": 35,
+    "Qwen3-Next-80B-A3B": 3.9,
+    "Qwen3.5-122B-A10B": 10,
+    "Qwen3.5-397B-A17B": 17,
+    "Gemma-4-26B-A4B": 3.8,
+    "Llama-4-Scout-17B-16E": 17,
+    "Llama-4-Maverick-17B-128E": 17,
+    "GLM-5": 40,
+    "MiniMax-M2.5": 10,
+    "MiMo-V2-Flash": 15,
+    "DeepSeek-V3.2": 37,
+    "Nemotron-3-Nano-30B-A3B": 3.6,
+    "Nemotron-3-Super-120B-A12B": 12.7,
 }
 
 # What the five papers print: preset, the paper's name, and the fields it prints.
@@ -225,6 +272,29 @@ def test_parameters_and_cache_follow_from_the_shape(name: str) -> None:
     assert model.params_nominal_b == pytest.approx(model.params / 1e9, rel=0.01)
 
 
+def test_active_parameters_are_those_of_the_cards() -> None:
+    for name, active_b in ACTIVE.items():
+        model, ends = llm(name), llm(name).embedding_params
+        low, high = (model.active_params - ends) / 1e9, model.active_params / 1e9
+        assert 0.95 * low <= active_b <= 1.05 * high, name
+
+
+def test_windows_and_states_are_held_by_request() -> None:
+    gemma, hybrid = llm("Gemma-3-27B"), llm("Qwen3.5-27B")
+    per_layer = 2 * 16 * 128 * 2
+    assert gemma.request_bytes(500) == 52 * 500 * per_layer
+    assert gemma.request_bytes(9000) == 52 * 1024 * per_layer
+    assert gemma.request_bytes(9000, step_tokens=2048) == 52 * (1024 + 2048) * per_layer
+    # 48 states of 48 heads x 128 x 128 in 32 bits, and 3 tokens of the convolution in 16.
+    state = 4 * 48 * 128 * 128 + 2 * 3 * (48 + 2 * 16) * 128
+    assert hybrid.request_bytes(1) == hybrid.request_bytes(10**5) == 48 * state
+    held = Budget(hybrid, gpu("H100-SXM"), request_tokens=1000.0)
+    alone = Budget(hybrid, gpu("H100-SXM"))
+    share = 1000 * 65536 / (1000 * 65536 + 48 * state)
+    assert held.max_tokens == pytest.approx(share * alone.max_tokens, rel=1e-3)
+    assert llm("Llama-3-8B").request_bytes(10**6) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "params"),
     [
@@ -256,7 +326,7 @@ def test_products_leave_out_lookups_and_norms() -> None:
 
 def test_layers_embedding_and_head_make_up_the_model() -> None:
     for model in llms():
-        layers = sum(model.layer_params(k) for k in range(model.layers))
+        layers = sum(sum(model.layer_params(k, 1)) for k in range(model.layers))
         assert model.embedding_params + layers + model.output_params == model.params
 
 
@@ -277,15 +347,13 @@ def test_full_formula_is_2_l_h() -> None:
 
 def test_precisions() -> None:
     model = llm("Llama-3-8B")
-    sizes = {p: model.weight_bytes(p) for p in ("fp32", "fp16", "bf16", "fp8", "int8", "int4")}
-    assert sizes == {
-        "fp32": 4 * model.params,
-        "fp16": 2 * model.params,
-        "bf16": 2 * model.params,
-        "fp8": model.params,
-        "int8": model.params,
-        "int4": model.params // 2,
-    }
+    assert model.weight_bytes("fp32") == 4 * model.params
+    assert model.weight_bytes("fp16") == model.weight_bytes("bf16") == 2 * model.params
+    # Embedding, head and norms stay in 16 bits; the rest has scales, and zero points in awq.
+    kept = 2 * 128256 * 4096 + 65 * 4096
+    for precision, bits in {"fp8": 8.002, "int8": 8.004, "int4": 4 + 20 / 128, "fp4": 4.5}.items():
+        found = model.weight_bytes(precision)
+        assert found == pytest.approx(2 * kept + (model.params - kept) * bits / 8, abs=1)
     assert bytes_of(3, "int4") == 2
     with pytest.raises(ParameterError, match="'fp17'"):
         model.weight_bytes("fp17")
@@ -320,11 +388,13 @@ def test_config_files(tmp_path: Path) -> None:
         ({"hidden_size": None}, "the key 'hidden_size' is missing"),
         ({"vocab_size": "128256"}, "'vocab_size' is '128256'"),
         ({"num_hidden_layers": True}, "'num_hidden_layers' is True"),
-        ({"model_type": "mamba"}, "the model type 'mamba' is not known"),
-        ({"model_type": None}, "the model type None is not known"),
+        ({"state_size": 16}, "no layer looks back over the context"),
+        ({"compress_ratios": [4]}, "cache groups of tokens"),
+        ({"layer_types": ["full_attention"] * 31 + ["ring"]}, "'layer_types' names layers"),
+        ({"layer_types": ["full_attention", "mamba"] * 16}, "layers with states"),
         ({"model_type": "mixtral"}, "the key 'num_local_experts' is missing"),
         ({"model_type": "qwen3"}, "the key 'head_dim' is missing"),
-        ({"mlp_only_layers": [3]}, "only some layers"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantised by 'hqq'"),
     ],
 )
 def test_wrong_configs_name_the_key(change: dict[str, object], sentence: str) -> None:
@@ -452,6 +522,48 @@ def test_peak_rates_by_precision() -> None:
 )
 def test_names_are_found_however_they_are_written(name: str, found: str) -> None:
     assert gpu(name).name == found
+
+
+# What nvidia-smi, rocm-smi, nvidia.com/gpu.product, SkyPilot and clouds call them or a machine.
+PRINTED_NAMES = """
+NVIDIA H100 80GB HBM3=H100-SXM  NVIDIA-H100-80GB-HBM3=H100-SXM  NVIDIA H100 PCIe=H100-PCIE-80GB
+NVIDIA H100 NVL=H100-NVL  NVIDIA H200=H200-SXM  NVIDIA H200 NVL=H200-NVL  NVIDIA H20=H20
+NVIDIA GH200 480GB=GH200-96GB  NVIDIA H800=H800-SXM  NVIDIA A100-SXM4-80GB=A100-SXM-80GB
+NVIDIA-A100-SXM4-40GB=A100-SXM-40GB  NVIDIA A100-PCIE-40GB=A100-PCIE-40GB
+NVIDIA A100 80GB PCIe=A100-PCIE-80GB  NVIDIA-A100-80GB-PCIe=A100-PCIE-80GB
+NVIDIA A800-SXM4-80GB=A800-SXM-80GB  NVIDIA A800 80GB PCIe=A800-PCIE-80GB  NVIDIA L40S=L40S
+NVIDIA-L40S-SHARED=L40S  NVIDIA L40=L40  NVIDIA L20=L20  NVIDIA L4=L4  Tesla T4=T4  Tesla-T4=T4
+Tesla V100-SXM2-16GB=V100-SXM2-16GB  Tesla-V100-SXM2-32GB=V100-SXM2-32GB
+Tesla V100-PCIE-16GB=V100-16GB  Tesla V100-PCIE-32GB=V100-PCIE-32GB  NVIDIA A40=A40
+NVIDIA RTX A6000=RTX-A6000  NVIDIA-RTX-A5000=RTX-A5000  NVIDIA A10G=A10G  NVIDIA A10=A10
+NVIDIA RTX 6000 Ada Generation=RTX-6000-Ada  NVIDIA GeForce RTX 3090=RTX-3090  NVIDIA A30=A30
+NVIDIA GeForce RTX 3090 Ti=RTX-3090Ti  NVIDIA-GeForce-RTX-4090=RTX-4090  NVIDIA B200=B200-SXM
+NVIDIA GeForce RTX 5090=RTX-5090  NVIDIA GB200=GB200  NVIDIA GB300=GB300
+NVIDIA RTX PRO 6000 Blackwell Server Edition=RTX-PRO-6000-Server  AMD Instinct MI300X=MI300X
+AMD_Instinct_MI300X_OAM=MI300X  AMD Instinct MI325X=MI325X  AMD Instinct MI355X=MI355X
+A100-80GB=A100-SXM-80GB  H100-MEGA-80GB=H100-SXM  RTX6000-Ada=RTX-6000-Ada  V100-32GB=V100-SXM2-32GB
+p5.48xlarge=H100-SXM  p4d.24xlarge=A100-SXM-40GB  p4de.24xlarge=A100-SXM-80GB  g5.12xlarge=A10G
+g6e.xlarge=L40S  a2-highgpu-8g=A100-SXM-40GB  a2-ultragpu-4g=A100-SXM-80GB  g2-standard-24=L4
+Standard_NC24ads_A100_v4=A100-PCIE-80GB  Standard_ND96isr_H100_v5=H100-SXM
+"""
+
+
+def test_names_of_drivers_labels_and_clouds_find_the_gpu() -> None:
+    pairs = [one.split("=") for one in PRINTED_NAMES.replace("\n", "  ").split("  ") if one]
+    assert len(pairs) >= 60
+    assert {name: gpu(name).name for name, _ in pairs} == dict(pairs)
+
+
+def test_advice_keeps_memory_and_form() -> None:
+    for name, near, not_near in [
+        ("A100-PCIE-20GB", "describe it", "use"),
+        ("A100-SXM5-80GB", "A100-SXM-80GB", "PCIE|40GB"),
+    ]:
+        with pytest.raises(CatalogError, match=near) as told:
+            gpu(name)
+        assert re.search(not_near, told.value.resolve or "") is None
+    with pytest.raises(CatalogError, match="a part of a GPU"):
+        gpu("NVIDIA-A100-SXM4-40GB-MIG-3g.20gb")
 
 
 @pytest.mark.parametrize(

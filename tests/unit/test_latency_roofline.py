@@ -85,7 +85,9 @@ def test_a_node_of_some_layers_has_no_logits_and_no_step_overhead():
 
 def test_precision_changes_bytes_and_rates():
     half = ideal().terms(1)["weights"]
-    assert float(ideal(precision="int8").terms(1)["weights"]) == pytest.approx(float(half) / 2)
+    assert float(ideal(precision="int8").terms(1)["weights"]) == pytest.approx(
+        float(half) / 2, rel=1e-3
+    )
     h100 = {"gpu": gpu("H100-SXM")}
     fast, plain = ideal(**h100, precision="fp8"), ideal(**h100)
     assert float(plain.terms(1)["products"] / fast.terms(1)["products"]) == pytest.approx(

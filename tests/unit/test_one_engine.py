@@ -81,7 +81,9 @@ def test_every_door_gives_one_replica_the_same(gpu, count, model, own, tmp_path,
         int(re.search(pattern, notes)[1].replace(",", ""))
         for pattern in (r": ([\d,]+) tokens", r"most ([\d,]+) req", r"and ([\d,]+) tokens a step")
     )
-    assert (kv, batch, tokens) == (here.kv_tokens, here.engine.max_batch, told(here)[-1])
+    assert (batch, tokens) == (here.engine.max_batch, told(here)[-1])
+    # Windows take from the tokens that fit by the length of a mean request, here of 9 others.
+    assert kv == pytest.approx(here.kv_tokens, rel=0 if llm.plain else 0.01)
 
 
 def test_replicas_are_made_of_facts_in_one_place() -> None:

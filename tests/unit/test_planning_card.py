@@ -377,7 +377,7 @@ def test_an_engine_leaves_out_what_it_does_not_run_on():
         ({"budget": -3.0}, "budget is -3"),
         ({"budget": 5.0}, "needs prices, and machine v100"),
         ({"precision": "fp8"}, "No GPU of xiong-v100-a800 computes in fp8"),
-        ({"precision": "half"}, "--precision does not know 'half'"),
+        ({"precision": "half"}, "No precision is called 'half'"),
         ({"choose": "boldest"}, "--choose does not know 'boldest'"),
         ({"effort": "some"}, "--effort does not know 'some'"),
         ({"goal": 1.5}, "goal of 1.5"),

@@ -109,7 +109,7 @@ def test_plans_with_drafts_keep_below_their_bound():
     assert bound(plain).rps() < bound(drafts).rps()
     (seen,) = {replica.kv_tokens for replica in two.deployment.replicas}
     (before,) = {replica.kv_tokens for replica in one.deployment.replicas}
-    layer = 2 * MODEL.layer_params(0)
+    layer = 2 * sum(MODEL.layer_params(0, 1))
     assert before - seen == pytest.approx(layer / MODEL.kv_bytes_per_token(), abs=1)
 
 
@@ -215,4 +215,4 @@ def test_cards_say_what_experts_come_in():
     asked = request("thunderserve-a100-8", **ASKED | {"model": "gpt-oss-20b"})
     plan = planner("tensor-parallel search").plan(asked.question)
     notes = _of_engine(asked.cluster, asked.question, plan)
-    assert "Routed experts come in 4.25 bits, all other weights in fp16." in notes
+    assert "Weights in mxfp4, as the checkpoint states: 12.8 GiB." in notes

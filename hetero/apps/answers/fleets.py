@@ -164,10 +164,10 @@ def resilience(ask: Ask) -> Remaining:
         resolve="write --rate 20.",
     )
     engine = _engine(ask)
-    machines = able(where, engine.name, ask.precision)
+    machines = able(where, engine.name, engine.precision)
     require(
         bool(machines),
-        f"No GPU of {where.name} computes in {ask.precision} under the engine {engine.name}.",
+        f"No GPU of {where.name} computes in {engine.precision} under the engine {engine.name}.",
         resolve="choose another precision, or --engine any.",
     )
     question = Question(
@@ -194,7 +194,7 @@ def resilience(ask: Ask) -> Remaining:
 
 def _engine(ask: Ask) -> EngineSpec:
     name, release = ask.engine_release
-    return EngineSpec(name=name, release=release, precision=ask.precision)
+    return EngineSpec(name=name, release=release, precision=ask.llm.loaded_as(ask.precision))
 
 
 def _seeds(ask: Ask) -> tuple[int, ...]:

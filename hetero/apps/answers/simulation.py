@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -20,9 +21,10 @@ from hetero.apps.cards.card import PlanCard
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
 from hetero.comparison import Comparison, compare, footing, measured, resampled
+from hetero.deployment import Replica
 from hetero.display import Column, Shown, Table
 from hetero.encoding import finite
-from hetero.engines import EngineSpec, replicated
+from hetero.engines import EngineSpec, Instance, replicated
 from hetero.errors import CatalogError, DataError, ParameterError, require
 from hetero.files import writing
 from hetero.latency import storage
@@ -40,7 +42,7 @@ from hetero.workload.statistics import rate_rps
 
 _OF_ENGINES = (
     *("degree", "batching", "engine", "kv_tokens", "precision", "kv_precision", "steps", "memory"),
-    *("max_batch", "chunk", "enable_expert_parallel", "schedule_ahead", "prefix_cache"),
+    *("max_batch", "chunk", "enable_expert_parallel", "schedule_ahead", "prefix_cache", "sampler"),
 )
 
 
@@ -275,7 +277,7 @@ def _model(ask: Ask, card: PlanCard | None) -> Llm | None:
     if card is None:
         return ask.llm
     with suppress(CatalogError):
-        return catalog.llm(card.question.model)
+        return catalog.find_llm(card.question.model)
     return None
 
 
@@ -306,19 +308,20 @@ def _divided(ask: Ask, trace: Trace, too_long: list[str]) -> tuple[Any, ...]:
         f"{ranks} ranks spread no experts without --enable-expert-parallel and --degree.",
         resolve="add both, or leave out --data-parallel-size.",
     )
-    cannot = [gpu for gpu, g in machines.gpu_types.items() if not serving.serves(g, ask.precision)]
+    precision = llm.loaded_as(ask.precision)
+    cannot = [gpu for gpu, g in machines.gpu_types.items() if not serving.serves(g, precision)]
     require(
-        ask.precision == "fp16" or not cannot,
-        f"{', '.join(cannot)} of {machines.name}: no weights in {ask.precision} under "
-        f"{serving.title}.",
+        precision == "fp16" or not cannot,
+        f"{', '.join(cannot)} of {machines.name}: no weights in {precision} under {serving.title}.",
         resolve="choose another precision or engine.",
     )
     batching: Any = ask.batching and BATCHING[choice("--batching", ask.batching, BATCHING)]
     spec = EngineSpec(
         name=name,
         release=release,
-        precision=ask.precision,
+        precision=precision,
         kv_precision=ask.kv_precision,
+        sampler=ask.sampler,  # type: ignore[arg-type]
         memory_fraction=ask.memory,
         batching=batching,
         max_batch=ask.max_batch,
@@ -351,21 +354,40 @@ def _divided(ask: Ask, trace: Trace, too_long: list[str]) -> tuple[Any, ...]:
         ahead = ", the next step prepared ahead" if limits.schedule_ahead else ""
         if limits.prefix_cache and trace.prefix_ids is not None:
             ahead += ", prompts that share blocks found in the cache"
-        held = next(r for r in deployment.replicas if r.name.startswith(f"{at} t=")).kv_tokens
-        share, rest_gib = here.room
-        left = f"{share * gpu.mem_gib:.4g} GiB of each less weights and {rest_gib:.3g} GiB held"
-        left = "as given" if at in given else left
+        one = next(r for r in deployment.replicas if r.name.startswith(f"{at} t="))
+        left = "as given" if at in given else _left(here, one, trace)
         said = [
             f"Step times of {gpu.name} x{count * ranks}: {here.label}.",
             f"Engines on {gpu.name}: {ask.engine}, at most {limits.max_batch:,} requests and "
             f"{limits.max_step_tokens:,} tokens a step{ahead}.",
-            f"KV cache on {gpu.name} x{count * ranks}: {held:,} tokens, {left}.",
+            f"KV cache on {gpu.name} x{count * ranks}: {one.kv_tokens:,} tokens, {left}.",
         ]
         notes += [one for one in said if one not in notes]
+    if (form := llm.format(precision)).name not in ("fp16", "bf16"):
+        whose = ", as the checkpoint states" if form is llm.stated else ""
+        notes.append(f"Weights in {form.name}{whose}, loaded as {precision}.")
     setting = {"cluster": machines.name, "model": llm.name}
     batching = deployment.replicas[0].engine.batching
     layout = _layout(Plan("given degrees", (), deployment, RoundRobin(), "", None))
     return deployment, layout, setting, {"degrees": degrees, "batching": batching}, notes
+
+
+def _left(here: Instance, one: Replica, trace: Trace) -> str:
+    """What the caches of a replica are left of the memory, and how sure that is."""
+    share, rest_gib = here.room
+    weights_gib = here.budget.weight_bytes / here.budget.gpus / 2**30
+    left = (
+        f"{share * here.gpu.mem_gib:.4g} GiB of each less {weights_gib:.4g} GiB of weights and "
+        f"{rest_gib:.3g} GiB held"
+    )
+    longest, error = int((trace.input_tokens + trace.output_tokens).max()), one.kv_error_tokens
+    if error and one.kv_tokens < longest + 3.0 * error:
+        sure = 0.5 + 0.5 * math.erf((one.kv_tokens - longest) / error / math.sqrt(2.0))
+        left += f", give or take {error:,.0f}: the longest request fits in {sure:.0%}"
+    if not here.llm.plain:
+        most = here.budget.max_requests(longest, here.spec.limits(here.gpu).max_step_tokens)
+        left += f"; {most:,.4g} requests of {longest:,} tokens as engines count"
+    return left
 
 
 def _by_machine(option: str, given: Any, machines: Cluster) -> dict[str, int]:

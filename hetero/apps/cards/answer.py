@@ -56,7 +56,7 @@ from hetero.planners.bound import bound, goodput_bound
 from hetero.planners.effort import EFFORTS as ARENA
 from hetero.planners.ground import analytic
 from hetero.plans import Group, Plan
-from hetero.question import Question, drawable, judged, step_error
+from hetero.question import Question, drawable, fit_draws, judged, step_error
 from hetero.search.planners import planners
 from hetero.search.portfolio import ask
 from hetero.simulator.sustained import came
@@ -219,6 +219,12 @@ def _card(
     if question.engine.precision != "fp16":
         weights = f"Weights in {question.engine.precision}"
         notes.append(f"{weights}: what that does to answers is not judged here.")
+    fits = fit_draws(plan, question, effort.draws)
+    if not all(fits):
+        notes.append(
+            f"Its caches hold the longest request in {100 * sum(fits) / len(fits):.0f} % of "
+            f"{len(fits)} draws of what engines hold of the memory."
+        )
     if asked.ask.choose != "nominal" and best is max(found, key=lambda one: one.key):
         notes.append(
             f"The {asked.ask.choose} over step times is that of the nominal ones: same plan."
@@ -296,8 +302,11 @@ def _of_engine(offered: Cluster, question: Question, plan: Plan) -> list[str]:
             f"KV caches are what {100 * spec.memory_share:g} % of the visible memory leaves beside "
             "the weights and the engine's profiling run."
         )
-    if coded := question.llm.expert_bits:
-        found.append(f"Routed experts come in {coded:g} bits, all other weights in {precision}.")
+    form = question.llm.format(precision)
+    if form.name not in ("fp16", "bf16", "fp32"):
+        whose = ", as the checkpoint states" if form is question.llm.stated else ""
+        held = question.llm.weight_bytes(precision) / 2**30
+        found.append(f"Weights in {form.name}{whose}: {held:,.1f} GiB.")
     if reasons := [why for gpu in gpus if (why := engine.lacks(gpu, precision))]:
         found.append(f"Left out: {'; '.join(reasons)}.")
     read = [g.name for g in gpus if precision not in (*g.rated, "fp32", "fp16", "bf16")]

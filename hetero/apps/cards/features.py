@@ -9,7 +9,7 @@ modelled: no source for it covers the GPUs here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from hetero import catalog
 from hetero.catalog import Llm
@@ -17,9 +17,6 @@ from hetero.errors import ParameterError, require
 from hetero.latency.speculation import Speculation
 
 T = TypeVar("T", int, float)
-
-FORMATS: Final = {"awq": "int4", "gptq": "int4", "w4a16": "int4", "w8a8": "int8", "nvfp4": "fp4"}
-"""Data types of weights by the name of the format that they come in."""
 
 _GIB = 2**30
 _DRAFTS = "write for instance length=4,acceptance=0.7,draft=0.15."
@@ -50,7 +47,7 @@ def speculation(text: str, llm: Llm, precision: str = "fp16") -> Feature:
     """
     said = _words("speculate", text, ("length", "acceptance", "draft"), _DRAFTS)
     whole, one, what = llm.matmul_params, said.get("draft", ""), "one more layer"
-    held = 2.0 * llm.layer_params(llm.layers - 1)
+    held = 2.0 * sum(llm.layer_params(llm.layers - 1, 1))
     cost = ((whole - llm.head_params) / llm.layers + llm.head_params) / whole
     if one:
         try:

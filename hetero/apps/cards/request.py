@@ -35,9 +35,9 @@ PRECISIONS = ("fp16", "fp8", "int8", "int4")
 
 A GPU takes part in a type that its matrix units compute in, after the data sheet of its catalog
 row, or that the engine reads there to compute in 16 bits (``data/engines``). What a type does to
-the quality of the replies is not modelled, nor what it takes to quantise a model. Not counted
-either: scales and zero points (a few percent of the bytes), and embeddings or logits that a
-checkpoint may keep in 16 bits. Efficiencies were calibrated in 16 bits.
+the quality of the replies is not modelled, nor what it takes to quantise a model. Weights are those
+of a checkpoint as people publish it (``data/specs/formats.csv``). Efficiencies were calibrated in
+16 bits.
 """
 
 _MOST = "as much as it can"
@@ -125,8 +125,6 @@ def requested(ask: Ask) -> CardRequest:
     choice("--choose", ask.choose, RULES)
     choice("--effort", ask.effort, EFFORTS)
     engine, release = ask.engine_release
-    precision = features.FORMATS.get(ask.precision, ask.precision)
-    choice("--precision", precision, ("auto", *PRECISION_BITS))
     if not (isinstance(seed, int) and seed >= 0):
         raise ParameterError(f"The seed is {seed}.", resolve="give a whole number of 0 or more.")
     for what, value in (("rate", rate), ("budget", budget)):
@@ -148,6 +146,8 @@ def requested(ask: Ask) -> CardRequest:
                 resolve="give its usd_per_h in the cluster file, or leave the budget out.",
             )
     llm, trace = ask.llm, ask.opened()
+    ask = ask if ask.precision == "auto" else replace(ask, precision=llm.loaded_as(ask.precision))
+    precision = ask.precision
     process, rate = ask.arriving(trace)
     if ask.prefix_share is not None:
         trace = trace.with_prefix(ask.prefix_share)

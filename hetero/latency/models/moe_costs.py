@@ -62,15 +62,11 @@ class MoeCosts(Shown):
     @property
     def _projections(self) -> tuple[int, int, int, int]:
         """Parameters: queries, keys and values that a hit saves, their expansion, output."""
-        m = self.llm
-        if not m.latent:
-            one = m.hidden * m.head_dim
-            return one * m.heads, 2 * one * m.kv_heads, 0, one * m.heads
-        width = m.heads * (m.qk_nope_head_dim + m.qk_rope_head_dim)
-        query = m.q_lora_rank * (m.hidden + width) or m.hidden * width
-        down = m.hidden * (m.kv_lora_rank + m.qk_rope_head_dim)
-        up = m.kv_lora_rank * m.heads * (m.qk_nope_head_dim + m.v_head_dim)
-        return query, down, up, m.heads * m.v_head_dim * m.hidden
+        of = self.llm.attention_products()
+        if not self.llm.latent:
+            return of["q_proj"], of["k_proj"] + of["v_proj"], 0, of["o_proj"]
+        query = of["q_a_proj"] + of["q_b_proj"]
+        return query, of["kv_a_proj_with_mqa"], of["kv_b_proj"], of["o_proj"]
 
     @property
     def _absorbed(self) -> tuple[int, int, int]:

@@ -72,6 +72,7 @@ from hetero.latency.step import Piece, StepModel
 
 Floats = NDArray[np.float64]
 
+_SHORT_WINDOW = 128
 _MANY = 2.0**40  # tokens or pairs of a step whose time is its rate
 _MOST_DECODING = 1024  # requests up to which ranks are told apart
 
@@ -277,9 +278,19 @@ class Roofline(Shown):
     def _weight_bytes(self) -> float:
         """Bytes on one GPU of the layers' weights that every step reads."""
         model = self.llm
-        layers = model.params - model.embedding_params - model.output_params
-        dense = layers - model.moe_layers * model.experts * model.expert_params
-        return self._share * bytes_of(dense, self.precision) / self.tensor_parallel
+        layers = model.format(self.precision).bytes(model.layer_params()._replace(experts=0))
+        return self._share * layers / self.tensor_parallel
+
+    @property
+    def _kept_bytes(self) -> float:
+        """Bytes that decoding a token reads, and writes, of windows and states of its request.
+
+        What shares were fitted to (gpt-oss) has such short windows that they hold them already.
+        """
+        model = self.llm
+        states = model.request_bytes(0)
+        windows = model.request_bytes(model.window, self.kv_precision) - states
+        return self._share * (2.0 * states + windows * (model.window > _SHORT_WINDOW))
 
     def _experts(self, tokens: Floats) -> Floats:
         """Time [s] of the routed experts of a step of so many tokens."""
@@ -292,7 +303,7 @@ class Roofline(Shown):
         visits, read = active * tokens / parts, held * touched
         visits = np.minimum(_largest(visits, visits, parts), min(active, held) * tokens)
         read = np.minimum(_largest(read, read * (1.0 - touched), parts), held)
-        per_value = model.expert_bits / 8 or bytes_of(1024, self.precision) / 1024
+        per_value = model.format(self.precision).experts / 8
         flops = self._flops * e.compute_efficiency * own.compute_share
         bandwidth = self._bandwidth * e.bandwidth_efficiency * own.bandwidth_share
         computing = 2.0 * share * visits / flops
@@ -324,10 +335,14 @@ class Roofline(Shown):
         e, model, t, held = self.efficiency, self.llm, self.tensor_parallel, self._held
         routed = model.moe_layers * model.experts_active * model.expert_params
         compute = 2.0 * (model.matmul_params - model.head_params - routed) * self._share / t
-        head = bytes_of(model.head_params, self.precision) / t if self.layers is None else 0.0
+        form = model.format(self.precision)
+        # The efficiencies of fp8 were fitted with logits in fp8.
+        per_value = form.rest / 8 if form.dense < 8 else bytes_of(1024, self.precision) / 1024
+        head = per_value * model.head_params / t if self.layers is None else 0.0
         copies = t / min(t, 1 if model.latent else model.kv_heads)
         kv = model.kv_bytes_per_token(self.kv_precision) * self._share * copies / t
         attention = model.attention_flops_per_pair() * self._share / t
+        kept = self._kept_bytes
         size, link = model.activation_bytes_per_token("fp16"), 1e9 * self.gpu.link_gbs
         spread = self._share * model.moe_layers if ranks > 1 else 0
         reduces = 2 * held - spread / 2 if spread else 2 * held
@@ -345,7 +360,7 @@ class Roofline(Shown):
             "weights": self._weight_bytes / (self._bandwidth * e.bandwidth_efficiency) * one,
             **experts,
             "logits": head / (self._bandwidth * e.bandwidth_efficiency) * one,
-            "kv cache": kv * c / (self._bandwidth * e.kv_efficiency),
+            "kv cache": (kv * c + kept * b / ranks / t) / (self._bandwidth * e.kv_efficiency),
             # Scores and values are products of activations, whatever the weights are stored in.
             "attention": attention * q / (1e12 * self.gpu.fp16_tflops * e.attention_efficiency),
             "all-reduce": sent * n / (link * e.link_efficiency) + hops * e.hop_latency_s,
@@ -403,9 +418,9 @@ class Roofline(Shown):
         # Of one token or pair the difference would drown in the rounding of an empty step.
         rates = self.seconds([0.0, 0.0, 0.0], 0, [0.0, _MANY, 0.0], [0.0, 0.0, _MANY]) / _MANY
         cached_s, times, level = np.array([rates[1] - rates[0]]), self.seconds(knots), None
-        if (own := self.expert_ranks) > 1:
+        if (own := self.expert_ranks) > 1 or self._kept_bytes:
             batch = np.arange(1.0, _MOST_DECODING + 1.0)
-            cached_s = cached_s * own * np.ceil(batch / own) / batch
+            cached_s = cached_s * max(1, own) * np.ceil(batch / max(1, own)) / batch
             level = self.seconds(batch, batch) - np.interp(batch, knots, times)
         return StepModel(
             (
@@ -420,6 +435,12 @@ class Roofline(Shown):
             source=f"roofline of {self.llm.name} on {self.gpu.name}"
             + (f" x{self.gpus}" if self.gpus > 1 else "")
             + (f", experts spread by {own} rank{'s' * (own > 1)}" if own else "")
+            + (", windows and states estimated" if self._kept_bytes else "")
+            + (
+                ", as if all tokens were read that its index chooses from"
+                if self.llm.index_dim
+                else ""
+            )
             + f", {self.efficiency.source}",
             provenance=self.efficiency.provenance,
         )
