@@ -122,7 +122,7 @@ class Ask:
     :figures: Folder for figures (.png, .svg): queue, KV use and time in steps of every replica over
         time, times to first token.
     :curve: Load over a day: CSV file with the columns hour (0, 1, ...), rate_rps.
-    :spot: Mix in spot machines of --prices: share of the hours that must meet the goal.
+    :spot: Mix in spot machines of --prices: share of the time that must meet the goal.
     :autoscale: With --curve: also play the day under an autoscaler that keeps machines at this
         share of what the busiest hour's carry, such as 0.8.
     :weights_gbs: Bandwidth at which a machine that has started loads the weights [GB/s]; by default

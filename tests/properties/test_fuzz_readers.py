@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from hetero import catalog, paths, timings
 from hetero.apps.capacity import prices
-from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.capacity.curve import LoadCurve
 from hetero.apps.cards.card import PlanCard
 from hetero.apps.export import Service, routing, write
 from hetero.apps.serving import settings as serving_settings

@@ -12,17 +12,14 @@ from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.autoscale import (
     Policy,
-    Rental,
     autoscaled,
     day_of,
     rentals,
     short_share,
-    with_losses,
 )
-from hetero.apps.capacity.curve import DayPlan, day
-from hetero.apps.capacity.load_curve import LoadCurve
-from hetero.apps.capacity.losses import availability
+from hetero.apps.capacity.curve import DayPlan, LoadCurve, day
 from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.states import Rental, availability
 from hetero.apps.cli import main
 from hetero.errors import ParameterError
 from hetero.question import Load
@@ -80,12 +77,12 @@ def test_a_place_is_taken_again_once_it_is_drained_and_the_newest_goes_first() -
 def test_a_spot_machine_lost_once_an_hour_is_there_as_often_as_arithmetic_says() -> None:
     hours, start_s = 20_000, 900.0
     one = Rental(0, 0.0, 0.0, 3600.0 * hours)
-    found = with_losses([one], 1.0, start_s, 0, np.random.default_rng(0))
+    found = [*one.losses(1.0, start_s, np.random.default_rng(0))]
     served = sum(one.end_s - one.ready_s for one in found if one.serves)
     assert served / one.end_s == pytest.approx(availability(1.0, start_s), abs=0.005)
     assert availability(1.0, start_s) == 1 / (1 + start_s / 3600)
     assert sum(one.lost for one in found) == pytest.approx(hours / 1.25, rel=0.03)
-    assert with_losses([one], 1.0, start_s, 1, np.random.default_rng(0)) == [one]  # reserved
+    assert [*one.losses(0.0, start_s, np.random.default_rng(0))] == [one]
 
 
 def test_a_day_has_the_rates_of_its_curve(stepped: DayPlan) -> None:

@@ -11,15 +11,13 @@ import pytest
 
 from hetero import catalog, workload
 from hetero.apps.capacity import prices
-from hetero.apps.capacity.curve import day
-from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.capacity.curve import LoadCurve, day
 from hetero.apps.capacity.market import Market
 from hetero.apps.cli import main
 from hetero.errors import DataError, ParameterError
 from hetero.plots import days, figures
 from hetero.question import Load
 from hetero.simulator import Slo
-from hetero.workload import Trace
 
 MODEL = catalog.llm("Llama-3-8B")
 CHATS = workload.load("azure2023_conv")
@@ -80,11 +78,11 @@ def test_the_table_and_the_figure_show_every_hour(tmp_path) -> None:
     heights = np.sum(
         [patch.get_data().values - patch.get_data().baseline for patch in top.patches], axis=0
     )
-    assert list(heights) == [sum(found.gpus(hour).values()) for hour in range(6)]
+    assert list(heights) == [sum(found.machines(hour).values()) for hour in range(6)]
     figures.close(drawn)
 
 
-def test_curves_come_from_files_and_traces(tmp_path) -> None:
+def test_curves_come_from_files(tmp_path) -> None:
     path = tmp_path / "day.csv"
     path.write_text("hour,rate_rps\n0,2.5\n1,4\n")
     assert LoadCurve.load(path).rates_rps == (2.5, 4.0)
@@ -99,11 +97,6 @@ def test_curves_come_from_files_and_traces(tmp_path) -> None:
             LoadCurve.load(path)
     with pytest.raises(DataError, match="cannot be read"):
         LoadCurve.load(tmp_path / "none.csv")
-    even = Trace(np.arange(0.0, 3 * 3600 + 1, 10.0), [10] * 1081, [10] * 1081)
-    assert LoadCurve.of(even).rates_rps == pytest.approx((0.1, 0.1, 0.1), rel=0.01)
-    assert LoadCurve.of(even, peak_rps=5.0).peak_rps == pytest.approx(5.0)
-    with pytest.raises(ParameterError, match="make no curve"):
-        LoadCurve.of(even.head(100))
     with pytest.raises(ParameterError, match="make it for the peak"):
         day(replace_rate(market(1.0)), CURVE)
 

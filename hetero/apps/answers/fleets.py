@@ -13,7 +13,7 @@ from hetero.apps.capacity import prices as lists
 from hetero.apps.capacity import resilience as losses
 from hetero.apps.capacity import sizing
 from hetero.apps.capacity.autoscale import Autoscaled, Policy, autoscaled
-from hetero.apps.capacity.load_curve import LoadCurve
+from hetero.apps.capacity.curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.spare import Spare
@@ -347,8 +347,8 @@ def _spot(mix: SpotMix) -> dict[str, Any]:
         "usd_per_h": mix.risk.usd_per_h,
         "on_demand_alone_usd_per_h": mix.on_demand_usd_per_h,
         "probability": mix.probability,
-        "hours_that_meet_the_goal": mix.risk.carried,
-        "goodput_rps": mix.risk.goodput_rps,
+        "time_that_meets_the_goal": mix.risk.carried,
+        "goodput_rps": mix.risk.attained * mix.market.load.rate_rps,
         "attainment_worst_5_percent": mix.risk.worst,
         "attainment_of_played_hours": list(mix.played),
         "carries_in_draws": _share(mix.draws),

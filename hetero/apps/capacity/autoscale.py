@@ -22,29 +22,24 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
-from hetero.apps.capacity.curve import DayPlan
+from hetero.apps.capacity.curve import DayPlan, LoadCurve
 from hetero.apps.capacity.fluid import Counts
-from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Market
+from hetero.apps.capacity.states import Kind, Rental, events
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
 from hetero.errors import require, require_not_negative, require_positive
 from hetero.question import Load
-from hetero.simulator import Event, Run
-from hetero.simulator.replicas import What
 from hetero.simulator.saturation import attainment
 from hetero.streams import stream
 from hetero.workload import Trace
-
-Kind: TypeAlias = tuple[int, tuple[int, ...]]
-"""A kind of machine of a market and how it is divided."""
 
 Steps: TypeAlias = list[tuple[float, int]]
 """From which time [s] how many machines are asked for."""
@@ -115,13 +110,6 @@ class Policy:
             Part of the busiest hour's fleet that the first 1, 2, ... machines make up.
         least
             Machines that are always asked for.
-
-        Examples
-        --------
-        >>> even = np.arange(0.0, 7200.0, 0.5)
-        >>> later = np.concatenate([even[even < 3600], np.arange(3600.0, 7200.0, 0.25)])
-        >>> Policy(target=1.0).asked(later, LoadCurve((2.0, 4.0)), np.array([0.25, 0.5, 0.75, 1.0]))
-        [(0.0, 2), (3615.0, 3), (3645.0, 4)]
         """
         marks = np.arange(0.0, curve.end_s, self.period_s)
         came = np.histogram(arrival_s, np.append(marks, marks[-1] + self.period_s))[0][:-1]
@@ -137,40 +125,8 @@ class Policy:
         return [(float(marks[k]), int(held[k])) for k in changes]
 
 
-@dataclass(frozen=True, slots=True)
-class Rental:
-    """One machine in one place of the fleet.
-
-    Attributes
-    ----------
-    place
-        Its number among the machines of its kind.
-    ordered_s, ready_s, end_s
-        When it is ordered, would serve, and begins to drain or is lost [s].
-    lost
-        Whether it is lost.
-    """
-
-    place: int
-    ordered_s: float
-    ready_s: float
-    end_s: float
-    lost: bool = False
-
-    @property
-    def serves(self) -> bool:
-        """Whether it is ready before it is given back."""
-        return self.ready_s < self.end_s
-
-
 def rentals(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[Rental]:
-    """Machines that are ordered and given back as so many are asked for; the first serve at once.
-
-    Examples
-    --------
-    >>> [(one.place, one.ready_s) for one in rentals([(0.0, 1), (60.0, 2)], 30.0, 9.0, 600.0)]
-    [(0, 0.0), (1, 90.0)]
-    """
+    """Machines that are ordered and given back as asked for; the first ones serve at once."""
     found: list[Rental] = []
     up: list[Rental] = []
     free: list[tuple[float, int]] = []  # when a place is free again
@@ -188,26 +144,6 @@ def rentals(steps: Steps, start_s: float, drain_s: float, day_s: float) -> list[
             found.append(one)
             heapq.heappush(free, (time_s + drain_s * one.serves, one.place))
     return sorted([*found, *up], key=lambda one: (one.place, one.ordered_s))
-
-
-def with_losses(
-    ones: Sequence[Rental],
-    losses_per_h: float,
-    start_s: float,
-    kept: int,
-    draws: np.random.Generator,
-) -> list[Rental]:
-    """The same where machines are lost at a rate and ordered again; places below ``kept`` never."""
-    found = []
-    for one in ones:
-        while one.place >= kept and losses_per_h > 0 and one.serves:
-            lost_s = one.ready_s + draws.exponential(3600.0 / losses_per_h)
-            if lost_s >= one.end_s:
-                break
-            found.append(replace(one, end_s=lost_s, lost=True))
-            one = replace(one, ordered_s=lost_s, ready_s=lost_s + start_s)
-        found.append(one)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,25 +291,39 @@ def _hourly(name: str, fleets: Sequence[Counts], start_s: float, kept: Counts) -
 
 def _course(day: DayPlan, policy: Policy, way: _Way, trace: Trace, seed: int) -> Course:
     """The day with machines that are asked for so, simulated."""
-    market, end_s = day.market, day.curve.end_s
+    market, end_s, drain_s = day.market, day.curve.end_s, policy.drain_s
     start_s, draws = policy.start_s(market), stream(seed, "losses of a day")
     fleet: dict[Kind, list[Rental]] = {}
     for at, asked in way.steps.items():
-        own = rentals(asked, start_s, policy.drain_s, end_s)
-        losses = float(market.offers[at[0]].losses_per_h or 0.0) if way.spot else 0.0
-        fleet[at] = with_losses(own, losses, start_s, way.kept.get(at, 0), draws)
+        rate, kept = float(market.offers[at[0]].losses_per_h or 0.0), way.kept.get(at, 0)
+        fleet[at] = [
+            one
+            for each in rentals(asked, start_s, drain_s, end_s)
+            for one in each.losses(rate * (way.spot and each.place >= kept), start_s, draws)
+        ]
     places = {at: 1 + max(one.place for one in own) for at, own in fleet.items() if own}
-    replicas: dict[Kind, list[tuple[str, ...]]] = {at: [] for at in places}
-    for at, names in market.machines(places):
-        replicas[at].append(names)
-    events = [
+    replicas = market.replicas(places)
+    what = [
         event
         for at, each in replicas.items()
         for place, names in enumerate(each)
-        for event in _events([one for one in fleet[at] if one.place == place], names, policy, end_s)
+        for event in events([one for one in fleet[at] if one.place == place], names, end_s, drain_s)
     ]
-    run = market.plan(places).simulate(trace, seed, events=events)
-    usd, gpu_hours = _paid(day, policy, way, fleet, replicas, run)
+    run = market.plan(places).simulate(trace, seed, events=what)
+    rows = run.requests[run.finished]
+    ended = {
+        replica.name: np.sort(rows["finish_s"][rows["node"] == k])
+        for k, replica in enumerate(run.deployment.replicas)
+    }
+    usd = gpu_hours = 0.0
+    for at, own in fleet.items():
+        offer, kept = market.offers[at[0]], way.kept.get(at, 0)
+        rented = (offer.spot_usd_per_h if way.spot else None) or offer.usd_per_h
+        for one in own:
+            last = max(_last(ended[name], one, drain_s) for name in replicas[at][one.place])
+            hours = (min(last, end_s) - one.ordered_s) / 3600.0
+            usd += hours * ((offer.reserved_usd_per_h if one.place < kept else None) or rented)
+            gpu_hours += hours * offer.count
     hour = trace.arrival_s // 3600.0
     every = [one for own in fleet.values() for one in own]
     return Course(
@@ -388,67 +338,18 @@ def _course(day: DayPlan, policy: Policy, way: _Way, trace: Trace, seed: int) ->
     )
 
 
-def _events(
-    own: Sequence[Rental], names: Sequence[str], policy: Policy, day_s: float
-) -> Iterator[Event]:
-    """What happens to the replicas of one place, in order of time."""
-    what: list[tuple[float, What]] = [(0.0, "fail")]
-    for one in own:
-        if one.serves:
-            what.append((one.ready_s, "recover"))
-            if one.lost:
-                what.append((one.end_s, "fail"))
-            elif one.end_s < day_s:
-                what += [(one.end_s, "drain"), (one.end_s + policy.drain_s, "fail")]
-    return (Event(time_s, name, kind) for time_s, kind in what for name in names)
-
-
-def _paid(
-    day: DayPlan,
-    policy: Policy,
-    way: _Way,
-    fleet: Mapping[Kind, Sequence[Rental]],
-    replicas: Mapping[Kind, Sequence[Sequence[str]]],
-    run: Run,
-) -> tuple[float, float]:
-    """Price of the day [$], and GPU hours that are paid for."""
-    usd = gpu_hours = 0.0
-    rows = run.requests[run.finished]
-    ended = {
-        replica.name: np.sort(rows["finish_s"][rows["node"] == k])
-        for k, replica in enumerate(run.deployment.replicas)
-    }
-    for at, own in fleet.items():
-        offer, kept = day.market.offers[at[0]], way.kept.get(at, 0)
-        rented = (offer.spot_usd_per_h if way.spot else None) or offer.usd_per_h
-        for one in own:
-            last = max(_last(ended[name], one, policy) for name in replicas[at][one.place])
-            hours = (min(last, day.curve.end_s) - one.ordered_s) / 3600.0
-            reserved = (offer.reserved_usd_per_h if one.place < kept else None) or rented
-            usd += reserved * hours
-            gpu_hours += offer.count * hours
-    return usd, gpu_hours
-
-
-def _last(finish_s: Floats, one: Rental, policy: Policy) -> float:
+def _last(finish_s: Floats, one: Rental, drain_s: float) -> float:
     """When a replica of a machine is done: at its last answer within the drain, or when lost."""
     if one.lost or not one.serves:
         return one.end_s
-    k = int(np.searchsorted(finish_s, one.end_s + policy.drain_s, "right"))
+    k = int(np.searchsorted(finish_s, one.end_s + drain_s, "right"))
     return max(one.end_s, float(finish_s[k - 1])) if k else one.end_s
 
 
 def short_share(
     fleet: Mapping[Kind, Sequence[Rental]], needed: Mapping[Kind, Sequence[int]]
 ) -> float:
-    """Share of the time in which fewer machines of a kind serve than the hour needs.
-
-    Examples
-    --------
-    >>> one, late = Rental(0, 0.0, 0.0, 7200.0), Rental(1, 3600.0, 4500.0, 7200.0)
-    >>> short_share({(0, (1,)): [one, late]}, {(0, (1,)): [1, 2]})
-    0.125
-    """
+    """Share of the time in which fewer machines of a kind serve than the hour needs."""
     end_s = 3600.0 * max(map(len, needed.values()))
     cuts = [t for own in fleet.values() for one in own for t in (one.ready_s, one.end_s)]
     marks = np.unique(np.clip([*np.arange(0.0, end_s + 1, 3600.0), *cuts], 0.0, end_s))

@@ -20,19 +20,20 @@ machines are given back hour by hour while simulation allows it.
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from hetero.apps.capacity.fluid import Counts, together
-from hetero.apps.capacity.load_curve import LoadCurve
 from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.trial import Outcome
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
-from hetero.errors import InfeasibleError, ParameterError, SolverError
+from hetero.errors import DataError, InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.melange import MelangeProgram
 from hetero.programs import Program, SolverLimits
 from hetero.question import in_draws
@@ -42,6 +43,77 @@ _TIGHT = 3  # hours that are simulated with draws of the step times
 _ROUNDS = 20
 _RAISE = 1.08
 _LIMITS = SolverLimits(gap=2e-3, nodes=5000)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCurve:
+    """Requests per second, hour by hour.
+
+    Examples
+    --------
+    >>> LoadCurve((2.0, 8.0, 4.0), "three hours").peak_rps
+    8.0
+    """
+
+    rates_rps: tuple[float, ...]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.rates_rps or not all(0 < rate < np.inf for rate in self.rates_rps):
+            raise ParameterError(
+                f"A load curve of {len(self.rates_rps)} hours needs rates above 0.",
+                resolve="give one rate above 0 per hour.",
+            )
+
+    @property
+    def peak_rps(self) -> float:
+        """Largest rate [requests/s]."""
+        return max(self.rates_rps)
+
+    @property
+    def end_s(self) -> float:
+        """Its length [s]."""
+        return 3600.0 * len(self.rates_rps)
+
+    @classmethod
+    def load(cls, path: Path | str) -> LoadCurve:
+        """Curve from a CSV file with the columns ``hour`` (0, 1, ...) and ``rate_rps``.
+
+        Raises
+        ------
+        DataError
+            If the file is missing, lacks a column, or its hours are not 0, 1, ... in order.
+        """
+        path = Path(path)
+        try:
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+        except (OSError, UnicodeDecodeError, csv.Error):
+            raise DataError(
+                "The file cannot be read.", path=path, resolve="give a CSV file of hour,rate_rps."
+            ) from None
+        rates = []
+        for n, row in enumerate(rows):
+            try:
+                hour, rate = float(row["hour"]), float(row["rate_rps"])
+            except (KeyError, TypeError, ValueError):
+                raise DataError(
+                    "An hour and a rate are expected.",
+                    path=path,
+                    line=n + 2,
+                    resolve="give the columns hour,rate_rps with a number in each.",
+                ) from None
+            if hour != n or not 0 < rate < np.inf:
+                raise DataError(
+                    f"Received hour {hour:g} at {rate:g} requests/s.",
+                    path=path,
+                    line=n + 2,
+                    resolve="give hours 0, 1, 2, ... in order, each with a rate above 0.",
+                )
+            rates.append(rate)
+        if not rates:
+            raise DataError("No hour is given.", path=path, resolve="give one row per hour.")
+        return cls(tuple(rates), path.name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,11 +163,10 @@ class DayPlan(Shown):
         """Machines started for each hour."""
         return tuple(int(sum(one.values())) for one in _starts(self.on_demand))
 
-    def gpus(self, hour: int, *, reserved: bool | None = None) -> dict[str, int]:
-        """GPUs of an hour by type: all, or those reserved or on demand."""
-        counts = {None: self.machines(hour), True: self.reserved, False: self.on_demand[hour]}
+    def gpus(self, hour: int, *, reserved: bool) -> dict[str, int]:
+        """GPUs of an hour by type, of those reserved or on demand."""
         found: Counter[str] = Counter()
-        for (k, _), n in counts[reserved].items():
+        for (k, _), n in (self.reserved if reserved else self.on_demand[hour]).items():
             offer = self.market.offers[k]
             found[offer.gpu.name] += n * offer.count
         return found
@@ -134,16 +205,8 @@ class DayPlan(Shown):
         return Table.of(title, columns, range(len(self.outcomes)), *notes)
 
     def _names(self, counts: Counts) -> str:
-        found = machines_by_name(self.market, counts)
+        found = self.market.names(counts)
         return ", ".join(f"{n} x {name}" for name, n in found.items()) or "-"
-
-
-def machines_by_name(market: Market, counts: Counts) -> Counter[str]:
-    """Machines of a fleet by name of their kind, all divisions together."""
-    found: Counter[str] = Counter()
-    for (k, _), n in counts.items():
-        found[market.offers[k].name] += n
-    return found
 
 
 def day(

@@ -220,14 +220,20 @@ class Market:
             usd_per_h=self.usd_per_h(counts),
         )
 
-    def machines(
-        self, counts: Counts
-    ) -> Iterator[tuple[tuple[int, tuple[int, ...]], tuple[str, ...]]]:
-        """Every machine of a fleet: its kind and division, and the names of its replicas."""
+    def replicas(self, counts: Counts) -> dict[tuple[int, tuple[int, ...]], list[tuple[str, ...]]]:
+        """Names of the replicas of every machine of a fleet, by its kind and division."""
         named = iter(self._placed(counts))
-        for at, count in sorted(counts.items()):
-            for _ in range(count):
-                yield at, tuple(next(named)[-1].name for _ in at[1])
+        return {
+            (k, division): [tuple(next(named)[-1].name for _ in division) for _ in range(count)]
+            for (k, division), count in sorted(counts.items())
+        }
+
+    def names(self, counts: Counts) -> dict[str, int]:
+        """Machines of a fleet by name of their kind, all divisions together."""
+        found: dict[str, int] = {}
+        for (k, _), n in counts.items():
+            found[self.offers[k].name] = found.get(self.offers[k].name, 0) + n
+        return found
 
     def _placed(self, counts: Counts) -> list[tuple[str, Offer, int, Replica]]:
         numbers: dict[int, int] = {}

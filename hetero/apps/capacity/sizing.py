@@ -125,14 +125,6 @@ class Sizing(Shown):
         ]
         return min(found, key=lambda one: one.usd_per_h, default=None)
 
-    def machines(self, counts: Counts | None = None) -> dict[str, int]:
-        """Machines of a fleet by name of their kind, all divisions together."""
-        found: dict[str, int] = {}
-        for (k, _), n in (self.best.counts if counts is None else counts).items():
-            name = self.market.offers[k].name
-            found[name] = found.get(name, 0) + n
-        return found
-
     def table(self) -> Table:
         """One row per kind of machine and division, the alternatives below."""
         market, load, best = self.market, self.market.load, self.best
@@ -179,7 +171,7 @@ class Sizing(Shown):
         return Table(title, columns, rows, tuple(notes))
 
     def _fleet(self, one: Candidate) -> str:
-        return ", ".join(f"{n} x {kind}" for kind, n in self.machines(one.counts).items())
+        return ", ".join(f"{n} x {kind}" for kind, n in self.market.names(one.counts).items())
 
     def _safety(self) -> Iterator[str]:
         """In how many draws of step times the fleet carries the load, and what then wins."""

@@ -8,18 +8,17 @@ for which a cheaper machine of the list, or the same, sustains as much of every 
 
 from __future__ import annotations
 
-import heapq
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetero.apps.capacity.curve import machines_by_name
 from hetero.apps.capacity.fluid import Counts
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.resilience import kinds_of_loss
+from hetero.apps.capacity.states import Kind, cheapest_set
 from hetero.apps.capacity.trial import Outcome, dispatcher, outcome
+from hetero.arrays import Floats
 from hetero.costs.cost import CostSettings
 from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
@@ -29,7 +28,6 @@ from hetero.question import Load, Question
 from hetero.simulator import Event
 
 _SETS = 2000
-_Column = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,7 +60,7 @@ class Spare(Shown):
     @property
     def machines(self) -> dict[str, int]:
         """Machines to add by name of their kind."""
-        return machines_by_name(self.market, self.counts)
+        return self.market.names(self.counts)
 
     def table(self) -> Table:
         """One row per loss."""
@@ -113,39 +111,41 @@ def spare(
     load = question.load(precision=precision, seeds=seeds)
     market = Market(prices, question.llm, load, CostSettings(engine=question.engine))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
-    tried = 0
     columns = _undominated(market)
-    queue: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    failing = groups[0]  # the loss that failed last is tried first
-    while queue and tried < _SETS:
-        _, chosen = heapq.heappop(queue)
-        start = chosen[-1] if chosen else 0
-        for index in range(start, len(columns)):
-            more = (*chosen, index)
-            counts = Counter(columns[n] for n in more)
-            if market.allowed(counts):
-                heapq.heappush(queue, (market.usd_per_h(counts), more))
-        tried += 1
-        counts = Counter(columns[n] for n in chosen)
-        whole = _with(plan, market, counts)
-        losses = [("", ()), failing, *(one for one in groups if one != failing)]
-        losses += _own(market, counts)
-        found: list[tuple[str, Outcome]] = []
-        for name, down in losses:
-            one = _play(whole, load, down)
+    first = groups[0]  # the loss that failed last is tried first
+
+    def counts(numbers: tuple[int, ...]) -> Counts:
+        return {at: n for at, n in zip(columns, numbers, strict=True) if n}
+
+    def holds(numbers: tuple[int, ...]) -> dict[str, Outcome] | None:
+        nonlocal first
+        more = counts(numbers)
+        whole = _with(plan, market, more)
+        found: dict[str, Outcome] = {}
+        for name, down in dict.fromkeys([("", ()), first, *groups, *_own(market, more)]):
+            one = _left(whole, load, down)
             if one is None or not one.sustained:
-                failing = (name, down) if (name, down) in groups else failing
-                break
-            found.append((name, one))
-        else:
-            order = {name: n for n, (name, _) in enumerate([("", ()), *groups])}
-            found.sort(key=lambda pair: order.get(pair[0], len(order)))
-            return Spare(market, counts, tuple(found), tried, whole)
-    raise InfeasibleError(
-        f"None of the {tried:,} cheapest sets of machines of {prices.name} carries "
-        f"{load.rate_rps:g} requests/s through any single loss.",
-        resolve="lower the rate, relax the targets, or offer larger machines.",
+                first = (name, down) if (name, down) in groups else first
+                return None
+            found[name] = one
+        return found
+
+    numbers, found, tried = cheapest_set(
+        [market.offers[k].usd_per_h for k, _ in columns],
+        lambda numbers: market.allowed(counts(numbers)),
+        holds,
+        _SETS,
     )
+    if found is None:
+        raise InfeasibleError(
+            f"None of the {tried:,} cheapest sets of machines of {prices.name} carries "
+            f"{load.rate_rps:g} requests/s through any single loss.",
+            resolve="lower the rate, relax the targets, or offer larger machines.",
+        )
+    more = counts(numbers)
+    names = ["", *(name for name, _ in [*groups, *_own(market, more)])]
+    losses = tuple((name, found[name]) for name in names)
+    return Spare(market, more, losses, tried, _with(plan, market, more))
 
 
 def _with(plan: Plan, market: Market, counts: Counts) -> Plan:
@@ -163,21 +163,14 @@ def _with(plan: Plan, market: Market, counts: Counts) -> Plan:
 
 def _own(market: Market, counts: Counts) -> list[tuple[str, tuple[str, ...]]]:
     """Losses of one machine of the spare itself, one per kind and division."""
-    found = []
-    seen = set()
-    for group in market.groups(counts):
-        machine = group.stages[0][0]
-        names = tuple(
-            f"spare {one.name}" for one in market.groups(counts) if one.stages[0][0] == machine
-        )
-        kind = (group.stages[0][1], len(names), group.stages[0][2])
-        if kind not in seen:
-            seen.add(kind)
-            found.append((f"spare {machine}", names))
-    return found
+    machine = {group.name: group.stages[0][0] for group in market.groups(counts)}
+    return [
+        (f"spare {machine[names[0]]}", tuple(f"spare {name}" for name in names))
+        for names, *_ in market.replicas(counts).values()
+    ]
 
 
-def _play(plan: Plan, load: Load, down: tuple[str, ...]) -> Outcome | None:
+def _left(plan: Plan, load: Load, down: tuple[str, ...]) -> Outcome | None:
     """What is left of a plan; None if nothing is."""
     assert plan.deployment is not None
     if len(down) == len(plan.deployment.replicas):
@@ -185,24 +178,17 @@ def _play(plan: Plan, load: Load, down: tuple[str, ...]) -> Outcome | None:
     return outcome(plan, load, events=[Event(0.0, name) for name in down], stop_early=True)
 
 
-def _undominated(market: Market) -> list[_Column]:
+def _undominated(market: Market) -> list[Kind]:
     """Kinds and divisions, cheapest first, without those that a cheaper one outdoes throughout."""
     ranges = buckets(market.load.trace)
-    found: list[tuple[float, np.ndarray, _Column]] = []
-    every = sorted(market.fluid.columns, key=lambda at: market.offers[at[0]].usd_per_h)
-    for k, division in every:
+    found: list[tuple[Floats, Kind]] = []
+    for k, division in sorted(market.fluid.columns, key=lambda at: market.offers[at[0]].usd_per_h):
+        each = [market.kinds[k].instances[d] for d in division]
         rates = np.array(
-            [
-                sum(
-                    capacity_rps(market.kinds[k].instances[d], one, market.load.slo)
-                    for d in division
-                )
-                for one in ranges
-            ]
+            [sum(capacity_rps(one, part, market.load.slo) for one in each) for part in ranges]
         )
         limited = market.offers[k].limit is not None
-        if limited or not any(np.all(other >= rates) for _, other, _ in found):
+        if limited or not any(np.all(other >= rates) for other, _ in found):
             # What is limited may run out, so that it stands in for nothing else.
-            reach = np.zeros_like(rates) if limited else rates
-            found.append((market.offers[k].usd_per_h, reach, (k, division)))
-    return [at for *_, at in found]
+            found.append((0.0 * rates if limited else rates, (k, division)))
+    return [at for _, at in found]
