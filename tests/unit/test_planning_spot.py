@@ -52,23 +52,24 @@ def test_states_last_as_long_as_machines_that_are_drawn_one_by_one() -> None:
 
 
 def test_the_cheapest_set_is_the_first_of_all_in_order_of_price() -> None:
-    prices_h, most = (3.0, 2.0, 4.0), (3, 4, 2)
-    worth = np.array([4, 2, 7])
-    tried = []
+    usd, worth, tried = {"a": 3.0, "b": 2.0, "c": 4.0}, {"a": 4, "b": 2, "c": 7}, []
 
-    def holds(numbers: tuple[int, ...]) -> bool | None:
-        tried.append(numbers)
-        return bool(worth @ numbers >= 17) or None
+    def holds(counts: dict[str, int]) -> dict[str, int] | None:
+        tried.append(counts)
+        return counts if sum(n * worth[key] for key, n in counts.items()) >= 17 else None
 
-    found = cheapest_set(prices_h, lambda one: all(map(int.__le__, one, most)), holds, 10**6)
-    every = sorted(
-        product(*(range(n + 1) for n in most)),
-        key=lambda one: (np.dot(one, prices_h), [-n for n in one]),
+    every = [dict(zip(usd, numbers, strict=True)) for numbers in product(range(5), repeat=3)]
+    every = [{key: n for key, n in one.items() if n} for one in every if one["c"] < 2]
+    every.sort(
+        key=lambda one: (
+            sum(n * usd[key] for key, n in one.items()),
+            [-one.get(key, 0) for key in usd],
+        )
     )
-    first = next(n for n, one in enumerate(every) if worth @ one >= 17)
-    assert tried == every[: first + 1]
-    assert found == (every[first], True, first + 1)
-    assert cheapest_set(prices_h, lambda _: True, lambda _: None, 5)[1:] == (None, 5)
+    found = cheapest_set(usd, lambda one: max(one.values()) < 5 and one.get("c", 0) < 2, holds, 999)
+    assert found == tried[-1]
+    assert tried == every[: len(tried)]
+    assert cheapest_set(usd, lambda _: True, lambda _: None, 5) is None
 
 
 def test_the_risk_is_the_mean_over_the_states() -> None:

@@ -20,7 +20,6 @@ machines are given back hour by hour while simulation allows it.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,10 +32,11 @@ from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.trial import Outcome
 from hetero.arrays import Floats, Ints
 from hetero.display import Column, Shown, Table
-from hetero.errors import DataError, InfeasibleError, ParameterError, SolverError
+from hetero.errors import InfeasibleError, ParameterError, SolverError
 from hetero.planners.baselines.melange import MelangeProgram
 from hetero.programs import Program, SolverLimits
 from hetero.question import in_draws
+from hetero.rows import read_rows
 
 _PARTS = (3, 2)
 _TIGHT = 3  # hours that are simulated with draws of the step times
@@ -77,43 +77,14 @@ class LoadCurve:
 
     @classmethod
     def load(cls, path: Path | str) -> LoadCurve:
-        """Curve from a CSV file with the columns ``hour`` (0, 1, ...) and ``rate_rps``.
-
-        Raises
-        ------
-        DataError
-            If the file is missing, lacks a column, or its hours are not 0, 1, ... in order.
-        """
-        path = Path(path)
-        try:
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
-        except (OSError, UnicodeDecodeError, csv.Error):
-            raise DataError(
-                "The file cannot be read.", path=path, resolve="give a CSV file of hour,rate_rps."
-            ) from None
-        rates = []
-        for n, row in enumerate(rows):
-            try:
-                hour, rate = float(row["hour"]), float(row["rate_rps"])
-            except (KeyError, TypeError, ValueError):
-                raise DataError(
-                    "An hour and a rate are expected.",
-                    path=path,
-                    line=n + 2,
-                    resolve="give the columns hour,rate_rps with a number in each.",
-                ) from None
-            if hour != n or not 0 < rate < np.inf:
-                raise DataError(
-                    f"Received hour {hour:g} at {rate:g} requests/s.",
-                    path=path,
-                    line=n + 2,
-                    resolve="give hours 0, 1, 2, ... in order, each with a rate above 0.",
-                )
-            rates.append(rate)
-        if not rates:
-            raise DataError("No hour is given.", path=path, resolve="give one row per hour.")
-        return cls(tuple(rates), path.name)
+        """Curve from a CSV file with the columns ``hour`` (0, 1, ...) and ``rate_rps``."""
+        rows = read_rows(Path(path), ("hour", "rate_rps"))
+        hours, rates = rows.numbers("hour"), rows.numbers("rate_rps", above=0.0)
+        resolve = "give hours 0, 1, 2, ... in order."
+        rows.refuse(hours != np.arange(len(rows)), "hour", "the next hour", resolve)
+        if not len(rows):
+            raise rows.error("no hour is given.", None, None, "give one row per hour.")
+        return cls(tuple(rates.tolist()), rows.path.name)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -218,11 +189,6 @@ def day(
     ----------
     market
         Its load gives the requests, targets, goal and seeds; its rate must be the curve's peak.
-
-    Raises
-    ------
-    InfeasibleError
-        If the machines do not suffice in some hour.
     """
     load, say = market.load, progress or (lambda _: None)
     if load.rate_rps < curve.peak_rps * (1 - 1e-9):
@@ -254,7 +220,7 @@ def day(
         )
     say("machines to give back")
     reserved, on_demand = _give_back(market, curve, reserved, on_demand)
-    fluid = market.cheapest_hours()
+    fluid = market.bound(reserved=True)
     floor = sum(fluid.least_usd_per_h(rate) for rate in curve.rates_rps)
     fleets = [together(reserved, one) for one in on_demand]
     loads = [load.at(rate) for rate in curve.rates_rps]
@@ -321,32 +287,23 @@ def _give_back(
     market: Market, curve: LoadCurve, reserved: Counts, on_demand: list[Counts]
 ) -> tuple[Counts, list[Counts]]:
     """Leave out machines, dearest first, as long as every hour is carried and the day cheaper."""
-    load = market.load
-    spent = _usd(market, reserved, on_demand)
-
-    def prices(counts: Counts) -> list[tuple[int, tuple[int, ...]]]:
-        return sorted(counts, key=lambda at: -market.offers[at[0]].usd_per_h)
-
+    parts = [reserved, *on_demand]
     improved = True
     while improved:
         improved = False
-        for at in prices(reserved):
-            fewer = together(reserved, {at: -1})
-            if all(
-                market.sustains(together(fewer, on_demand[hour]), load.at(rate))
-                for hour, rate in enumerate(curve.rates_rps)
-            ):
-                reserved, improved = fewer, True
-                spent = _usd(market, reserved, on_demand)
-        for hour, rate in enumerate(curve.rates_rps):
-            for at in prices(on_demand[hour]):
-                tried = [*on_demand]
-                tried[hour] = together(on_demand[hour], {at: -1})
-                price = _usd(market, reserved, tried)
-                fleet = together(reserved, tried[hour])
-                if price < spent - 1e-9 and market.sustains(fleet, load.at(rate)):
-                    on_demand, spent, improved = tried, price, True
-    return reserved, on_demand
+        for n, part in enumerate(parts):
+            hours = [n - 1] if n else range(len(on_demand))
+            for at in sorted(part, key=lambda at: -market.offers[at[0]].usd_per_h):
+                tried = [*parts[:n], together(parts[n], {at: -1}), *parts[n + 1 :]]
+                saved = _usd(market, parts[0], parts[1:]) - _usd(market, tried[0], tried[1:])
+                if (n == 0 or saved > 1e-9) and all(
+                    market.sustains(
+                        together(tried[0], tried[1 + hour]), market.load.at(curve.rates_rps[hour])
+                    )
+                    for hour in hours
+                ):
+                    parts, improved = tried, True
+    return parts[0], parts[1:]
 
 
 def _usd(market: Market, reserved: Counts, on_demand: Sequence[Counts]) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -38,11 +39,6 @@ class Market:
     A division of a machine into several instances is left out where smaller machines of the same
     GPU hold the same instances for the same price or less, and so is a GPU that does not compute
     in the precision of the weights, or that the engine does not run on.
-
-    Raises
-    ------
-    InfeasibleError
-        If the model fits no machine, or some requests fit no instance under the targets.
     """
 
     prices: PriceList
@@ -76,24 +72,14 @@ class Market:
         self._kinds = tuple(found)
 
     def _redundant(self, offer: Offer, division: tuple[int, ...]) -> bool:
-        if division == (offer.count,):
-            return False
-        price = 0.0
-        for degree in division:
-            smaller = [
-                o.usd_per_h
-                for o in self.prices.offers
-                if o.gpu == offer.gpu
-                and o.count == degree
-                and o.limit is None
-                and o.link == offer.link
-                and o.reserved_usd_per_h is None
-                and o.spot_usd_per_h is None
-            ]
-            if not smaller:
-                return False
-            price += min(smaller)
-        return price <= offer.usd_per_h * (1 + 1e-9)
+        special = (None, None, None)  # no limit, no other prices
+        each: dict[int, float] = {}
+        for o in self.prices.offers:
+            alike = o.gpu == offer.gpu and o.link == offer.link
+            if alike and (o.limit, o.reserved_usd_per_h, o.spot_usd_per_h) == special:
+                each[o.count] = min(o.usd_per_h, each.get(o.count, np.inf))
+        price = sum(each.get(degree, np.inf) for degree in division)
+        return division != (offer.count,) and price <= offer.usd_per_h * (1 + 1e-9)
 
     # What there is --------------------------------------------------------------------------
 
@@ -152,17 +138,11 @@ class Market:
     @cached_property
     def fluid(self) -> Fluid:
         """Bound on what any fleet must cost."""
-        return self._fluid(range(len(self.offers)))
+        return self.bound()
 
-    def alone(self, gpu: str) -> Fluid:
-        """Bound on what a fleet of one GPU type must cost."""
-        return self._fluid([k for k, offer in enumerate(self.offers) if offer.gpu.name == gpu])
-
-    def cheapest_hours(self) -> Fluid:
-        """The same at the lower of the prices by the hour and reserved."""
-        return self._fluid(range(len(self.offers)), reserved=True)
-
-    def _fluid(self, chosen: Sequence[int], *, reserved: bool = False) -> Fluid:
+    def bound(self, only: str | None = None, *, reserved: bool = False) -> Fluid:
+        """The same for a fleet of one GPU type, or at the lower of the prices a day and an hour."""
+        chosen = [k for k, o in enumerate(self.offers) if only in (None, o.gpu.name)]
         prices = [
             min(o.usd_per_h, (o.reserved_usd_per_h if reserved else None) or o.usd_per_h)
             for o in self.offers
@@ -190,17 +170,13 @@ class Market:
 
     def allowed(self, counts: Counts) -> bool:
         """Whether there are so many machines."""
-        of_kind: dict[int, int] = {}
-        of_gpu: dict[str, int] = {}
+        found: Counter[int | str] = Counter()
         for (k, _), n in counts.items():
-            offer = self.offers[k]
-            of_kind[k] = of_kind.get(k, 0) + n
-            of_gpu[offer.gpu.name] = of_gpu.get(offer.gpu.name, 0) + n * offer.count
-        limits = dict(self.prices.most_gpus)
-        return all(
-            n <= (self.offers[k].limit if self.offers[k].limit is not None else n)  # type: ignore[operator]
-            for k, n in of_kind.items()
-        ) and all(n <= limits.get(name, n) for name, n in of_gpu.items())
+            found[k] += n
+            found[self.offers[k].gpu.name] += n * self.offers[k].count
+        limits: dict[int | str, int] = {**dict(self.prices.most_gpus)}
+        limits |= {k: one.limit for k, one in enumerate(self.offers) if one.limit is not None}
+        return all(found[key] <= most for key, most in limits.items())
 
     def groups(self, counts: Counts) -> tuple[Group, ...]:
         """The instances of a fleet and their machines."""
@@ -230,15 +206,15 @@ class Market:
 
     def names(self, counts: Counts) -> dict[str, int]:
         """Machines of a fleet by name of their kind, all divisions together."""
-        found: dict[str, int] = {}
+        found: Counter[str] = Counter()
         for (k, _), n in counts.items():
-            found[self.offers[k].name] = found.get(self.offers[k].name, 0) + n
+            found[self.offers[k].name] += n
         return found
 
     def _placed(self, counts: Counts) -> list[tuple[str, Offer, int, Replica]]:
-        numbers: dict[int, int] = {}
+        numbers: Counter[int] = Counter()
         for (k, _), count in counts.items():
-            numbers[k] = numbers.get(k, 0) + count
+            numbers[k] += count
         named: dict[int, list[str]] = {}
         for k, name in self._named(numbers):
             named.setdefault(k, []).append(name)
@@ -254,13 +230,13 @@ class Market:
                     placed.append((machine, offer, degree, made))
         return placed
 
-    def _named(self, numbers: dict[int, int]) -> Iterator[tuple[int, str]]:
+    def _named(self, numbers: Mapping[int, int]) -> Iterator[tuple[int, str]]:
         """So many machines of every kind, each with a name of its own."""
-        used: dict[str, int] = {}
+        used: Counter[str] = Counter()
         for k, count in sorted(numbers.items()):
             offer = self.offers[k]
             for n in range(count):
-                used[offer.name] = used.get(offer.name, 0) + 1
+                used[offer.name] += 1
                 owned = n < len(offer.owned)  # not all where one drains while another starts
                 yield k, offer.owned[n] if owned else f"{offer.name}-{used[offer.name]}"
 

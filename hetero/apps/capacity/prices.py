@@ -26,12 +26,11 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hetero import catalog, yaml_text
+from hetero import catalog, files, yaml_text
 from hetero.catalog import Gpu, Link
 from hetero.cluster import Cluster, Machine
 from hetero.cluster.file import GpuText
-from hetero.display import Column, Shown, Table
-from hetero.errors import CatalogError, DataError, ParameterError
+from hetero.errors import CatalogError, DataError, ParameterError, require, require_not_negative
 from hetero.naming import Name, good, slug
 
 _SIZES = (1, 2, 4, 8)
@@ -88,8 +87,8 @@ class Offer:
         )
 
 
-@dataclass(frozen=True, repr=False)
-class PriceList(Shown):
+@dataclass(frozen=True)
+class PriceList:
     """What can be rented.
 
     Attributes
@@ -161,30 +160,26 @@ class PriceList(Shown):
 
     def only(self, gpus: Iterable[str]) -> PriceList:
         """The same list with some GPU types alone."""
-        names = {self._known(name) for name in gpus}
+        names = {self._known(name, "offers no {}.") for name in gpus}
         return replace(self, offers=tuple(o for o in self.offers if o.gpu.name in names))
 
-    def _known(self, name: str) -> str:
+    def _known(self, name: str, said: str) -> str:
+        """The full name of a GPU type of the list."""
         known = {offer.gpu.name for offer in self.offers}
         full = name if name in known else catalog.gpu(name).name
-        if full not in known:
-            raise ParameterError(
-                f"{self.name} offers no {full}.", resolve=f"use {', '.join(sorted(known))}."
-            )
+        require(
+            full in known,
+            f"{self.name} {said.format(full)}",
+            resolve=f"use {', '.join(sorted(known))}.",
+        )
         return full
 
     def limited(self, most_gpus: Mapping[str, int]) -> PriceList:
         """The same list with at most so many GPUs of some types; 0 leaves a type out."""
-        known = {offer.gpu.name for offer in self.offers}
-        limits = dict(self.most_gpus)
-        for name, most in most_gpus.items():
-            full = name if name in known else catalog.gpu(name).name
-            if full not in known or most < 0:
-                raise ParameterError(
-                    f"{self.name} cannot be limited to {most} GPUs of {full}.",
-                    resolve=f"give 0 or more of {', '.join(sorted(known))}.",
-                )
-            limits[full] = most
+        said = "cannot be limited in GPUs of {}."
+        more = {self._known(name, said): most for name, most in most_gpus.items()}
+        require_not_negative(**{f"limit of {name}": most for name, most in more.items()})
+        limits = dict(self.most_gpus) | more
         kept = tuple(offer for offer in self.offers if limits.get(offer.gpu.name, 1) > 0)
         return replace(self, offers=kept, most_gpus=tuple(sorted(limits.items())))
 
@@ -193,31 +188,6 @@ class PriceList(Shown):
         return offer.source or (
             offer.gpu.price_source if self.source == _CATALOG else self.source or self.name
         )
-
-    def table(self) -> Table:
-        """One row per kind of machine."""
-        columns = (
-            Column("machine"),
-            Column("on demand", "$/h"),
-            Column("reserved", "$/h"),
-            Column("spot", "$/h"),
-            Column("losses", "per h"),
-            Column("limit"),
-        )
-        rows = tuple(
-            (
-                offer.name,
-                offer.usd_per_h,
-                offer.reserved_usd_per_h,
-                offer.spot_usd_per_h,
-                offer.losses_per_h,
-                offer.limit,
-            )
-            for offer in self.offers
-        )
-        notes = [f"Source: {self.source}."] if self.source else []
-        notes += [f"At most {most} GPUs of {name}." for name, most in self.most_gpus]
-        return Table(self.name, columns, rows, tuple(notes))
 
 
 def from_catalog(gpus: Iterable[str] | None = None, *, sizes: Sequence[int] = _SIZES) -> PriceList:
@@ -280,7 +250,7 @@ def load(path: Path | str) -> PriceList:
     """
     path = Path(path)
     try:
-        text = _ListText.model_validate(yaml_text.parse(path.read_text(encoding="utf-8"), path))
+        text = _ListText.model_validate(yaml_text.parse(files.text(path), path))
     except FileNotFoundError:
         raise DataError("There is no such file.", path=path, resolve="give a price list.") from None
     except (OSError, UnicodeDecodeError):

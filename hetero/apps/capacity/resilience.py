@@ -24,7 +24,7 @@ import numpy as np
 from hetero.apps.capacity.trial import Outcome, outcome
 from hetero.cluster import Cluster
 from hetero.display import Column, Shown, Table
-from hetero.errors import HeteroError, InfeasibleError, ParameterError
+from hetero.errors import HeteroError, ParameterError
 from hetero.planners.base import Planner
 from hetero.plans import Plan
 from hetero.question import DRAWS, Load, Question, in_draws, sustained_draws, sustained_rps
@@ -271,25 +271,10 @@ def _shock(plan: Plan, load: Load, replicas: tuple[str, ...]) -> tuple[float, fl
     return float(np.mean(shares)), float(np.mean(hit))
 
 
-def without(cluster: Cluster, machine: str) -> Cluster:
-    """A cluster less one machine.
-
-    Raises
-    ------
-    InfeasibleError
-        If it was the only one.
-    """
-    left = [one for one in cluster.machines if one.name != machine]
-    if not left:
-        raise InfeasibleError(
-            f"{machine} is the only machine of {cluster.name}.", resolve="add a machine."
-        )
-    return cluster.part(left)
-
-
 def _again(planner: Planner, question: Question, load: Load, machine: str) -> Outcome | None:
+    left = [one for one in question.cluster.machines if one.name != machine]
     try:
-        plan = planner.plan(replace(question, cluster=without(question.cluster, machine)))
+        plan = planner.plan(replace(question, cluster=question.cluster.part(left)))
     except HeteroError:
         return None  # no plan of this kind is left
     return outcome(plan, load)

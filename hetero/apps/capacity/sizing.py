@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 
-from hetero.apps.capacity.fluid import Counts
+from hetero.apps.capacity.fluid import Counts, together
 from hetero.apps.capacity.market import Draws, Market
 from hetero.apps.capacity.prices import PriceList
 from hetero.apps.capacity.trial import Outcome
@@ -50,8 +50,6 @@ class Candidate:
     ----------
     counts
         Machines by kind (its number in the market) and division.
-    factor
-        Factor on the rate at which the program proposed it; None after descent.
     draws
         Whether it carries the load with each draw of the step times.
     """
@@ -59,7 +57,6 @@ class Candidate:
     counts: Counts
     usd_per_h: float
     outcome: Outcome
-    factor: float | None
     draws: Draws = ()
 
     @property
@@ -83,8 +80,6 @@ class Sizing(Shown):
         By GPU type: the cheapest fleet found of that type alone, or why there is none.
     least_usd_per_h
         By GPU type: proven least price of a fleet of that type alone, targets aside.
-    trials
-        Fleets that were simulated.
     """
 
     market: Market
@@ -93,7 +88,6 @@ class Sizing(Shown):
     program_usd_per_h: float
     alone: dict[str, Candidate | str]
     least_usd_per_h: dict[str, float]
-    trials: int
 
     @property
     def usd_per_h(self) -> float:
@@ -289,7 +283,7 @@ def cheapest(
         if isinstance(price, str):
             alone[name] = price
             continue
-        bounds[name] = market.alone(name).least_usd_per_h(load.rate_rps)
+        bounds[name] = market.bound(name).least_usd_per_h(load.rate_rps)
         if bounds[name] >= near * least:
             times = bounds[name] / least
             alone[name] = f"not searched: proven to cost {times:.2g} times the cheapest or more"
@@ -317,8 +311,7 @@ def cheapest(
         return replace(one, draws=market.draws(one.counts, draws=draws)) if draws else one
 
     judged = {n: drawn(one) if isinstance(one, Candidate) else one for n, one in alone.items()}
-    trials = len(market.known | market.glanced)
-    return Sizing(market, drawn(best), floor, program.bound, judged, bounds, trials)
+    return Sizing(market, drawn(best), floor, program.bound, judged, bounds)
 
 
 def _types(market: Market) -> list[tuple[str, float | str]]:
@@ -354,7 +347,7 @@ def _proposal(market: Market, only: str | None) -> Candidate | None:
             return False
         price = market.usd_per_h(counts)
         if best is None or price < best.usd_per_h:
-            best = Candidate(counts, price, market.play(counts), factor)
+            best = Candidate(counts, price, market.play(counts))
         return True
 
     low = high = _FIRST
@@ -389,7 +382,7 @@ def _descend(market: Market, start: Candidate, only: str | None = None) -> Candi
                 continue
             trials += 1
             if market.sustains(counts):
-                best = Candidate(counts, price, market.play(counts), None)
+                best = Candidate(counts, price, market.play(counts))
                 improved = True
                 break
     return best
@@ -407,11 +400,7 @@ def _cheaper(market: Market, one: Candidate, only: str | None) -> Iterator[tuple
         for other in (None, *columns):
             if other == key:
                 continue
-            counts = dict(one.counts)
-            counts[key] -= 1
-            if other is not None:
-                counts[other] = counts.get(other, 0) + 1
-            counts = {k: n for k, n in sorted(counts.items()) if n}
+            counts = together(one.counts, {key: -1} | ({other: 1} if other else {}))
             price = market.usd_per_h(counts)
             at = tuple(counts.items())
             if price < one.usd_per_h * (1 - 1e-9) and at not in seen and market.allowed(counts):

@@ -40,8 +40,6 @@ class Spare(Shown):
         Machines by kind (number in the market) and division; empty if none are needed.
     losses
         Machine that is lost, and the load with what is left.
-    tried
-        Sets of machines that were simulated.
     plan
         The plan with the machines added.
     """
@@ -49,7 +47,6 @@ class Spare(Shown):
     market: Market
     counts: Counts
     losses: tuple[tuple[str, Outcome], ...]
-    tried: int
     plan: Plan
 
     @property
@@ -75,7 +72,6 @@ class Spare(Shown):
         notes = (
             f"With it {load.rate_rps:g} requests/s are carried (goal {100 * load.goal:g} %) "
             "whichever machine is lost.",
-            f"{self.tried:,} sets of machines tried in order of price.",
             *(
                 f"Price of {offer.gpu.name}: {self.market.prices.price_source(offer)}."
                 for offer in dict.fromkeys(self.market.offers[k] for k, _ in self.counts)
@@ -96,11 +92,6 @@ def spare(
 
     The dispatcher routes by predicted times to first token, over the plan's replicas and those of
     the spare alike.
-
-    Raises
-    ------
-    InfeasibleError
-        If no set of machines within the limits of the search will do.
     """
     base = plan.deployment
     if base is None or any(replica.role != "both" for replica in base.replicas):
@@ -111,41 +102,30 @@ def spare(
     load = question.load(precision=precision, seeds=seeds)
     market = Market(prices, question.llm, load, CostSettings(engine=question.engine))
     groups = [(names[0], down) for names, _, down in kinds_of_loss(plan, question.cluster)]
-    columns = _undominated(market)
     first = groups[0]  # the loss that failed last is tried first
 
-    def counts(numbers: tuple[int, ...]) -> Counts:
-        return {at: n for at, n in zip(columns, numbers, strict=True) if n}
-
-    def holds(numbers: tuple[int, ...]) -> dict[str, Outcome] | None:
+    def holds(more: Counts) -> Spare | None:
         nonlocal first
-        more = counts(numbers)
         whole = _with(plan, market, more)
+        every = [("", ()), *groups, *_own(market, more)]
         found: dict[str, Outcome] = {}
-        for name, down in dict.fromkeys([("", ()), first, *groups, *_own(market, more)]):
+        for name, down in dict.fromkeys([every[0], first, *every]):
             one = _left(whole, load, down)
             if one is None or not one.sustained:
                 first = (name, down) if (name, down) in groups else first
                 return None
             found[name] = one
-        return found
+        return Spare(market, more, tuple((name, found[name]) for name, _ in every), whole)
 
-    numbers, found, tried = cheapest_set(
-        [market.offers[k].usd_per_h for k, _ in columns],
-        lambda numbers: market.allowed(counts(numbers)),
-        holds,
-        _SETS,
-    )
+    each = {(k, division): market.offers[k].usd_per_h for k, division in _undominated(market)}
+    found = cheapest_set(each, market.allowed, holds, _SETS)
     if found is None:
         raise InfeasibleError(
-            f"None of the {tried:,} cheapest sets of machines of {prices.name} carries "
+            f"None of the cheapest sets of machines of {prices.name}, {_SETS:,} at most, carries "
             f"{load.rate_rps:g} requests/s through any single loss.",
             resolve="lower the rate, relax the targets, or offer larger machines.",
         )
-    more = counts(numbers)
-    names = ["", *(name for name, _ in [*groups, *_own(market, more)])]
-    losses = tuple((name, found[name]) for name in names)
-    return Spare(market, more, losses, tried, _with(plan, market, more))
+    return found
 
 
 def _with(plan: Plan, market: Market, counts: Counts) -> Plan:

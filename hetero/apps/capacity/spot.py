@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -32,9 +33,11 @@ from hetero.simulator import Event
 from hetero.simulator.saturation import attainment
 from hetero.streams import stream
 
+Mix: TypeAlias = dict[tuple[Kind, bool], int]
+"""Machines by kind, and whether they may vanish."""
+
 _WORST = 0.05
 _LEFT_OUT = 1e-3  # of the time: states that are rarer together count as nobody served
-_EXTRA = 3  # spot machines beyond those that suffice while none is lost, at least
 _MIXES = 20_000
 
 
@@ -74,8 +77,6 @@ class SpotMix(Shown):
         Attainment of hours played request by request, losses included.
     on_demand_usd_per_h
         Price of the cheapest fleet found without spot machines [$/h].
-    tried
-        Mixes that were looked at.
     draws
         Whether the mix, none of it lost, carries the load with each draw of the step times.
     """
@@ -87,7 +88,6 @@ class SpotMix(Shown):
     risk: SpotRisk
     played: tuple[float, ...]
     on_demand_usd_per_h: float
-    tried: int
     draws: Draws
 
     def table(self) -> Table:
@@ -123,7 +123,7 @@ class SpotMix(Shown):
             f"requests/s; in the worst 5 % of the time {100 * risk.worst:.1f} % of the requests "
             "meet their targets, or fewer.",
             f"On demand alone: {self.on_demand_usd_per_h:.3f} $/h; this mix costs {saved:.1f} % "
-            f"less. {self.tried:,} mixes tried in order of price.",
+            "less.",
             f"A lost machine is replaced after {self.market.prices.start_s:g} s, in which it is "
             f"not paid for; losses are independent. Prices and loss rates: {sources}.",
             *self.market.notes,
@@ -200,11 +200,6 @@ def cheapest_mix(
         Share of the time in which the goal must be met.
     played_hours, seed
         Hours of the answer that are played request by request, and the seed of the first.
-
-    Raises
-    ------
-    InfeasibleError
-        If no mix meets the goal often enough.
     """
     if not 0 < probability < 1:
         raise ParameterError(
@@ -218,42 +213,44 @@ def cheapest_mix(
         )
     firm = cheapest(market, near=1.0, draws=0)
     base = _spot_fleet(market)
-    firmly = firm.best.counts | base | firm.best.counts
-    most = [*firmly.values(), *(n + max(_EXTRA, n // 2) for n in base.values())]
-    prices = [market.offers[k].usd_per_h for k, _ in firmly]
-    prices += [_price(market, at) for at in base]
+    usd_per_h = {(at, False): market.offers[at[0]].usd_per_h for at in firm.best.counts | base}
+    usd_per_h |= {(at, True): _price(market, at) for at in base}
 
-    def split(numbers: tuple[int, ...]) -> tuple[Counts, Counts]:
-        parts = (firmly, numbers[: len(firmly)]), (base, numbers[len(firmly) :])
+    def split(mix: Mix) -> tuple[Counts, Counts]:
         on_demand, spot = (
-            {at: n for at, n in zip(ats, part, strict=True) if n} for ats, part in parts
+            {at: n for (at, vanishes), n in mix.items() if vanishes is part}
+            for part in (False, True)
         )
         return on_demand, spot
 
-    def allowed(numbers: tuple[int, ...]) -> bool:
-        few = all(n <= limit for n, limit in zip(numbers, most, strict=True))
-        return few and market.allowed(together(*split(numbers)))
-
-    def holds(numbers: tuple[int, ...]) -> SpotRisk | None:
-        total = together(*split(numbers))
+    def holds(mix: Mix) -> tuple[Counts, Counts, SpotRisk] | None:
+        on_demand, spot = split(mix)
+        total = together(on_demand, spot)
         if market.fluid.most_rps(total) < market.load.rate_rps or not market.sustains(total):
             return None
-        return spot_risk(market, *split(numbers), probability)
+        risk = spot_risk(market, on_demand, spot, probability)
+        return None if risk is None else (on_demand, spot, risk)
 
-    numbers, risk, tried = cheapest_set(prices, allowed, holds, _MIXES)
-    if risk is None:
+    found = cheapest_set(
+        usd_per_h, lambda mix: market.allowed(together(*split(mix))), holds, _MIXES
+    )
+    if found is None:
         raise InfeasibleError(
-            f"None of the {tried:,} cheapest mixes of "
-            f"{', '.join(market.offers[k].name for k, _ in base)} meets the goal in "
-            f"{100 * probability:g} % of the time.",
-            resolve="lower the probability or the goal, or offer machines that are lost less "
-            "often or fewer kinds of them.",
+            f"None of the {_MIXES:,} cheapest mixes of {len(usd_per_h)} kinds of machines and "
+            f"prices meets the goal in {100 * probability:g} % of the time.",
+            resolve="offer fewer kinds of machines, or lower the rate or the probability.",
         )
-    on_demand, spot = split(numbers)
-    played = play_hours(market, on_demand, spot, hours=played_hours, seed=seed)
-    draws = market.draws(together(on_demand, spot))
-    price = firm.usd_per_h
-    return SpotMix(market, on_demand, spot, probability, risk, played, price, tried, draws)
+    on_demand, spot, risk = found
+    return SpotMix(
+        market,
+        on_demand,
+        spot,
+        probability,
+        risk,
+        play_hours(market, on_demand, spot, hours=played_hours, seed=seed),
+        firm.usd_per_h,
+        market.draws(together(on_demand, spot)),
+    )
 
 
 def _serving(market: Market, at: Kind) -> float:

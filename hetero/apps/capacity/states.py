@@ -8,7 +8,7 @@ the others: of n alike, k serve for a share :math:`\binom nk a^k (1 - a)^{n - k}
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeAlias, TypeVar
@@ -23,6 +23,7 @@ from hetero.simulator.replicas import What
 Kind: TypeAlias = tuple[int, tuple[int, ...]]
 """A kind of machine of a market and how it is divided."""
 
+Key = TypeVar("Key")
 Found = TypeVar("Found")
 
 
@@ -55,37 +56,41 @@ def states(numbers: Sequence[int], serving: Sequence[float]) -> tuple[Floats, In
 
 
 def cheapest_set(
-    usd_per_h: Sequence[float],
-    allowed: Callable[[tuple[int, ...]], bool],
-    holds: Callable[[tuple[int, ...]], Found | None],
+    usd_per_h: Mapping[Key, float],
+    allowed: Callable[[dict[Key, int]], bool],
+    holds: Callable[[dict[Key, int]], Found | None],
     tries: int,
-) -> tuple[tuple[int, ...], Found | None, int]:
-    """The cheapest numbers of machines that hold, what ``holds`` found, and the sets tried.
+) -> Found | None:
+    """What ``holds`` finds for the first set of machines that holds, in order of price.
 
-    Sets are tried in order of price, and what adds to a set that is not allowed is left out. None
-    is found if no set within ``tries`` holds.
+    What adds to a set that is not allowed is left out; None if none of so many sets holds.
 
     Examples
     --------
-    >>> def holds(numbers: tuple[int, ...]) -> str | None:
-    ...     return "enough" if 2 * numbers[0] + 3 * numbers[1] >= 5 else None
-    >>> cheapest_set([1.0, 1.4], lambda numbers: numbers[1] < 2, holds, 100)
-    ((1, 1), 'enough', 5)
+    >>> def holds(counts: dict[str, int]) -> dict[str, int] | None:
+    ...     return counts if 2 * counts.get("a", 0) + 3 * counts.get("b", 0) >= 5 else None
+    >>> cheapest_set({"a": 1.0, "b": 1.4}, lambda counts: counts.get("b", 0) < 2, holds, 100)
+    {'a': 1, 'b': 1}
     """
-    queue, tried = [(0.0, (0,) * len(usd_per_h))], 0
-    numbers: tuple[int, ...] = ()
-    while queue and tried < tries:
-        tried += 1
-        numbers = tuple(-n for n in heapq.heappop(queue)[1])  # at one price the first kinds first
-        if (found := holds(numbers)) is not None:
-            return numbers, found, tried
-        last = max((k for k, n in enumerate(numbers) if n), default=0)
-        for k in range(last, len(numbers)):
-            more = (*numbers[:k], numbers[k] + 1, *numbers[k + 1 :])
-            if allowed(more):
-                price = sum(n * usd for n, usd in zip(more, usd_per_h, strict=True))
-                heapq.heappush(queue, (price, tuple(-n for n in more)))
-    return numbers, None, tried
+    keys, prices = [*usd_per_h], [*usd_per_h.values()]
+    queue = [(0.0, (0,) * len(keys))]
+    for _ in range(tries):
+        if not queue:
+            break
+        less = heapq.heappop(queue)[1]  # negative: at one price the first kinds come first
+        if (found := holds(_counts(keys, less))) is not None:
+            return found
+        last = max((k for k, n in enumerate(less) if n), default=0)
+        for k in range(last, len(keys)):
+            more = (*less[:k], less[k] - 1, *less[k + 1 :])
+            if allowed(_counts(keys, more)):
+                price = sum(-n * usd for n, usd in zip(more, prices, strict=True))
+                heapq.heappush(queue, (price, more))
+    return None
+
+
+def _counts(keys: Sequence[Key], less: Sequence[int]) -> dict[Key, int]:
+    return {key: -n for key, n in zip(keys, less, strict=True) if n}
 
 
 @dataclass(frozen=True, slots=True)
