@@ -19,7 +19,7 @@ from hetero.apps.capacity.autoscale import (
 )
 from hetero.apps.capacity.curve import DayPlan, LoadCurve, day
 from hetero.apps.capacity.market import Market
-from hetero.apps.capacity.states import Rental, availability
+from hetero.apps.capacity.states import Rental
 from hetero.apps.cli import main
 from hetero.errors import ParameterError
 from hetero.question import Load
@@ -72,17 +72,6 @@ def test_a_place_is_taken_again_once_it_is_drained_and_the_newest_goes_first() -
     ]
     cancelled = rentals([(0.0, 1), (100.0, 2), (120.0, 1)], 30.0, 60.0, 1000.0)
     assert [one.serves for one in cancelled] == [True, False]
-
-
-def test_a_spot_machine_lost_once_an_hour_is_there_as_often_as_arithmetic_says() -> None:
-    hours, start_s = 20_000, 900.0
-    one = Rental(0, 0.0, 0.0, 3600.0 * hours)
-    found = [*one.losses(1.0, start_s, np.random.default_rng(0))]
-    served = sum(one.end_s - one.ready_s for one in found if one.serves)
-    assert served / one.end_s == pytest.approx(availability(1.0, start_s), abs=0.005)
-    assert availability(1.0, start_s) == 1 / (1 + start_s / 3600)
-    assert sum(one.lost for one in found) == pytest.approx(hours / 1.25, rel=0.03)
-    assert [*one.losses(0.0, start_s, np.random.default_rng(0))] == [one]
 
 
 def test_a_day_has_the_rates_of_its_curve(stepped: DayPlan) -> None:

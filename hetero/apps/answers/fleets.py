@@ -16,8 +16,6 @@ from hetero.apps.capacity.autoscale import Autoscaled, Policy, autoscaled
 from hetero.apps.capacity.curve import LoadCurve
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.prices import PriceList
-from hetero.apps.capacity.spare import Spare
-from hetero.apps.capacity.spare import spare as find_spare
 from hetero.apps.capacity.spot import SpotMix, cheapest_mix
 from hetero.apps.cards.request import able
 from hetero.comparison import footing
@@ -100,7 +98,7 @@ class Remaining(Shown):
     plan: Plan
     question: Question
     found: losses.Resilience
-    spare: Spare | None
+    spare: losses.Spare | None
     notes: tuple[str, ...]
 
     @property
@@ -186,7 +184,7 @@ def resilience(ask: Ask) -> Remaining:
     again = maker if ask.replan or plan.deployment is None else None
     seeds = _seeds(ask)
     found = losses.resilience(plan, question, planner=again, seeds=seeds, progress=say)
-    extra = find_spare(plan, question, _listed(ask), seeds=seeds) if ask.spare else None
+    extra = losses.spare(plan, question, _listed(ask), seeds=seeds) if ask.spare else None
     replicas = plan.deployment.replicas if plan.deployment is not None else ()
     said = footing(replicas, came(trace, question.process), seeds)
     return Remaining(plan, question, found, extra, (*notes, said))

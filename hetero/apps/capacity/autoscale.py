@@ -353,14 +353,11 @@ def short_share(
     end_s = 3600.0 * max(map(len, needed.values()))
     cuts = [t for own in fleet.values() for one in own for t in (one.ready_s, one.end_s)]
     marks = np.unique(np.clip([*np.arange(0.0, end_s + 1, 3600.0), *cuts], 0.0, end_s))
-    short = np.zeros(len(marks) - 1, np.bool_)
+    begins = marks[:-1]
+    short = np.zeros(len(begins), np.bool_)
     for at, numbers in needed.items():
-        begin, end = (
-            np.sort([getattr(one, name) for one in fleet[at] if one.serves])
-            for name in ("ready_s", "end_s")
-        )
-        serve = np.searchsorted(begin, marks, "right") - np.searchsorted(end, marks, "right")
-        short |= serve[:-1] < np.array(numbers)[(marks[:-1] // 3600.0).astype(np.int64)]
+        serve = sum((one.ready_s <= begins) & (begins < one.end_s) for one in fleet[at])
+        short |= serve < np.array(numbers)[(begins // 3600.0).astype(np.int64)]
     return float(np.diff(marks)[short].sum() / end_s)
 
 
