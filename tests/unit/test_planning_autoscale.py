@@ -26,7 +26,7 @@ from hetero.question import Load
 from hetero.simulator import Slo
 
 CHATS = workload.load("azure2023_conv")
-STEP = LoadCurve((2.0, 8.0, 8.0), "one step")
+STEP = LoadCurve((2.0, 8.0, 8.0))
 AT = (0, (1,))
 
 

@@ -21,7 +21,7 @@ from hetero.simulator import Slo
 
 MODEL = catalog.llm("Llama-3-8B")
 CHATS = workload.load("azure2023_conv")
-CURVE = LoadCurve((2.0, 7.0, 7.0, 2.0, 12.0, 2.0), "six hours")
+CURVE = LoadCurve((2.0, 7.0, 7.0, 2.0, 12.0, 2.0))
 
 
 def market(discount: float, start_s: float = 600.0) -> Market:

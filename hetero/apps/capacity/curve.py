@@ -51,12 +51,11 @@ class LoadCurve:
 
     Examples
     --------
-    >>> LoadCurve((2.0, 8.0, 4.0), "three hours").peak_rps
+    >>> LoadCurve((2.0, 8.0, 4.0)).peak_rps
     8.0
     """
 
     rates_rps: tuple[float, ...]
-    source: str = ""
 
     def __post_init__(self) -> None:
         if not self.rates_rps or not all(0 < rate < np.inf for rate in self.rates_rps):
@@ -84,7 +83,7 @@ class LoadCurve:
         rows.refuse(hours != np.arange(len(rows)), "hour", "the next hour", resolve)
         if not len(rows):
             raise rows.error("no hour is given.", None, None, "give one row per hour.")
-        return cls(tuple(rates.tolist()), rows.path.name)
+        return cls(tuple(rates.tolist()))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,9 +8,9 @@ the others: of n alike, k serve for a share :math:`\binom nk a^k (1 - a)^{n - k}
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -49,7 +49,8 @@ def states(numbers: Sequence[int], serving: Sequence[float]) -> tuple[Floats, In
     >>> share.round(2).tolist(), up.ravel().tolist()
     ([0.81, 0.18, 0.01], [2, 1, 0])
     """
-    up = np.array(list(product(*(range(n + 1) for n in numbers))), np.int64)
+    each = [n + 1 for n in numbers]
+    up = np.indices(each).reshape(len(each), math.prod(each)).T
     share = np.prod(binom.pmf(up, np.array(numbers), np.array(serving)), axis=1)
     order = np.argsort(-share, kind="stable")
     return share[order], up[order]
