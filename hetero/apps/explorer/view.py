@@ -6,7 +6,7 @@ import math
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -66,15 +66,13 @@ class View(Shown):
     Attributes
     ----------
     plan
-        Replicas, the rate that no router exceeds on them, machines left out.
+        Replicas, the router, the rate that no router exceeds, GPUs left idle.
     requests
         Lengths that are played; arrivals are drawn for each rate.
     run
         Every request, with samples of the replicas over time.
     metrics
         Of the part that counts, see :mod:`hetero.simulator.sustained`.
-    router
-        Which replica serves a request.
     here
         The rate that was asked for.
     curve
@@ -86,7 +84,6 @@ class View(Shown):
     slo: Slo
     run: Run
     metrics: Metrics
-    router: Router | Builtin
     here: Point
     curve: tuple[Point, ...]
 
@@ -147,10 +144,8 @@ class View(Shown):
 
         Of routers of plain Python, which plans do not hold, none is known.
         """
-        router = self.router
-        if not isinstance(router, Builtin):
-            return None
-        return _goodput_rps(self.requests, self.slo, replace(self.plan, router=router))
+        known = isinstance(self.plan.router, Builtin)
+        return _goodput_rps(self.requests, self.slo, self.plan) if known else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -227,11 +222,14 @@ def explore(
     model = catalog.find_llm(llm) if isinstance(llm, str) else llm
     trace = _opened(workload, source, seed) if isinstance(workload, str) else workload
     # By the identity of its parts, which the entries keep alive.
-    parts, key = (at, model, trace), (id(at), id(model), id(trace), requests, seed)
+    parts = (at, model, trace)
+    key = (*map(id, parts), repr(chosen), requests, seed)
     if key not in _plans:
         while len(_plans) >= _KEPT:
             del _plans[next(iter(_plans))]
-        _plans[key] = parts, *_planned(at, model, trace, requests, seed)
+        plan, taken = _planned(at, model, trace, requests, seed)
+        plan = replace(plan, router=cast(Builtin, chosen), routing=chosen.name)
+        _plans[key] = parts, plan, taken
     _, plan, taken = _plans[key]
     assert plan.deployment is not None
     draw, curve = partial(_arriving, plan, taken), list[Point]()
@@ -246,10 +244,10 @@ def explore(
     until_s = max(end_s, math.nextafter(begin_s, math.inf))
     seen = metrics(run, slo, warmup_s=begin_s, until_s=until_s)
     here = Point(rate_rps, **_counted(run, slo))
-    return View(plan, taken, slo, run, seen, chosen, here, tuple(curve))
+    return View(plan, taken, slo, run, seen, here, tuple(curve))
 
 
-_plans: dict[tuple[int, ...], tuple[tuple[object, ...], Plan, Trace]] = {}
+_plans: dict[tuple[object, ...], tuple[tuple[object, ...], Plan, Trace]] = {}
 
 
 @lru_cache(maxsize=8)
