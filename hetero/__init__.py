@@ -14,9 +14,10 @@ from the ground up; a module imports only from those before its own:
 ``routers``, ``simulator``, ``comparison``
     Which replica serves a request; what every request sees then; both compared, rate by rate. A
     router is a file here.
-``costs``, ``planners``
-    What groups of mixed GPUs cost and serve; one folder per system: ``xiong``, ``rignall``,
-    ``helix``, ``thunderserve``, and ``baselines``, ``reschedule``.
+``bounds``, ``costs``, ``planners``, ``search``
+    What nothing exceeds; what groups of mixed GPUs cost and serve; one folder per system:
+    ``xiong``, ``rignall``, ``helix``, ``thunderserve``, and ``baselines``, ``reschedule``; all of
+    them asked, and the best plan improved.
 ``plots``, ``apps``
     Pictures; what people do with all of it: ``ask`` (every option once), ``cards``, ``capacity``,
     ``export``, ``serving``, ``profiling``, ``explorer``, and ``answers``: what commands do, as

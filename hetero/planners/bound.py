@@ -45,11 +45,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
-from hetero.costs.ceiling import StepKind, most_rps
+from hetero.bounds import StepKind, fleet_rps
 from hetero.costs.rates import PipelineStage, Rates
 from hetero.costs.replicas import compared_replica
 from hetero.deployment import Engine, Replica
-from hetero.display import Column, Shown, Table
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.latency.step import Piece, StepModel
 from hetero.planners import ground
@@ -62,12 +61,9 @@ from hetero.workload import Trace
 
 Floats = NDArray[np.float64]
 
-PARTS = ("prefill pairs", "cached tokens", "steps", "logits")
-"""Parts of the work of a request beside its tokens, see the module."""
 
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Bound(Shown):
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
     """The most that the GPUs of a case can serve.
 
     Attributes
@@ -77,9 +73,9 @@ class Bound(Shown):
     rates
         Corners of what one GPU of a type does: prompt and decode tokens per second, shape (K, 2).
     cost_s
-        GPU seconds per unit of each other part of the work by type, in the order of :data:`PARTS`.
+        GPU seconds per unit of each other part by type: pairs, cached tokens, steps and logits.
     amounts
-        Work of each request, sorted: prompt and decode tokens and :data:`PARTS`, shape (6, N).
+        Work of each request, see :func:`amounts`, shape (6, N).
     """
 
     name: str
@@ -100,17 +96,6 @@ class Bound(Shown):
         """
         kept = max(1, int(np.ceil(share * self.amounts.shape[1] - 1e-9)))
         work = self.amounts[:, :kept].sum(axis=1) / kept
-        return self._solve(work)[0]
-
-    def use(self) -> dict[str, Floats]:
-        """Share of the GPUs of each type that tokens and :data:`PARTS` take at the bound."""
-        busy = self._solve(self.amounts.mean(axis=1))[1]
-        return {
-            name: np.array([one[: -len(PARTS)].sum(), *one[-len(PARTS) :]]) / self.gpus[name]
-            for name, one in busy.items()
-        }
-
-    def _solve(self, work: Floats) -> tuple[float, dict[str, Floats]]:
         speed = {name: self._speed(name) for name in self.gpus}
         # Parts that no request has cost 0; the rate is in units of its largest coefficient.
         scale = np.max([one.max(axis=0) for one in speed.values()], axis=0)
@@ -119,15 +104,13 @@ class Bound(Shown):
         rate = program.variables(1, objective=1.0)
         balance = program.rows(len(work), lower=0.0, upper=0.0)
         program.entries(balance, rate, -(work / scale) / unit)
-        busy = {}
         for name, one in speed.items():
-            busy[name] = program.variables(len(one))
-            held = program.rows(1, upper=self.gpus[name])
-            program.entries(held, busy[name], 1.0)
-            program.entries(balance[None, :], busy[name][:, None], one / scale)
+            busy = program.variables(len(one))
+            program.entries(program.rows(1, upper=self.gpus[name]), busy, 1.0)
+            program.entries(balance[None, :], busy[:, None], one / scale)
         # HiGHS: where types are equally good at a part, GLOP would share it out otherwise.
-        values = program.solve(solver="highs", names=f"the bound of {self.name}").values
-        return float(values[rate[0]] / unit), {name: values[at] for name, at in busy.items()}
+        solution = program.solve(solver="highs", names=f"the bound of {self.name}")
+        return float(solution.values[rate[0]] / unit)
 
     def _speed(self, name: str) -> Floats:
         """Work per second of a GPU at each of its corners and at each other part, (K + 4, 6)."""
@@ -137,20 +120,6 @@ class Bound(Shown):
         speed[: len(rates), [0, 2]] = rates
         speed[len(rates) :, [1, 3, 4, 5]] = np.diag(others)
         return speed
-
-    def table(self) -> Table:
-        """Where the GPUs' time goes at the bound."""
-        rows = tuple(
-            (name, self.gpus[name], *(100.0 * float(x) for x in shares))
-            for name, shares in self.use().items()
-        )
-        columns = (
-            Column("GPU"),
-            Column("number"),
-            *(Column(part, "% of time", 3) for part in ("tokens", *PARTS)),
-        )
-        note = f"No plan serves more than {self.rps():.4g} requests/s."
-        return Table(f"Bound: {self.name}", columns, rows, (note,))
 
 
 def bound(question: Question) -> Bound | None:
@@ -180,7 +149,7 @@ def goodput_bound(question: Question, served: float = 1.0) -> float | None:
     """Rate of a case's requests that no plan sustains for ever [requests/s]; None as of `bound`.
 
     Plans serve requests that miss their targets all the same, so that all the work has to be done,
-    within the time per token that the goal asks for (:mod:`hetero.costs.ceiling`).
+    within the time per token that the goal asks for (:mod:`hetero.bounds`).
 
     Parameters
     ----------
@@ -206,7 +175,7 @@ def _ceiling(question: Question) -> float:
         plain = replace(question.engine, speculation=None)
         kinds = tuple(_kinds(replace(question, engine=plain) if gain != 1.0 else question))
     goal, slowed_s = question.goal, tpot_s and gain * tpot_s
-    return gain * most_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
+    return gain * fleet_rps(counts, kinds, drawn, goal=goal, tpot_s=slowed_s)
 
 
 def _gain(question: Question) -> float:
@@ -226,16 +195,13 @@ def _kinds(question: Question) -> Iterator[StepKind]:
     }.values():
         machine = costs.machines[number]
         engine = question.engine.limits(machine.gpu)
-        chunked = engine.batching == "chunked"
-        # Searches choose the size of chunks; plans of layers keep to the usual steps.
-        most = float(max(engine.max_step_tokens, *(ground.STEP_TOKENS if chunked else (0,))))
+        chunked, most = engine.batching == "chunked", float(_most_tokens(engine))
         name, there = machine.gpu.name, question.cluster.gpu_counts[machine.gpu.name]
         for gpus in filter(costs.divides, range(1, machine.count + 1)):
             pool = f"{gpus} x {name}" if limited else ""
             for one in _whole(question, number, gpus) if limited else ():
-                piece, own = one.step.pieces[0], one.engine.max_batch
-                rest = (one.kv_tokens, own, most * own / engine.max_batch, chunked, True)
-                yield StepKind(name, one.gpus, pool, piece, *rest)
+                ranks = one.engine.max_batch / engine.max_batch
+                yield StepKind.of(one, name, pool, most_tokens=ranks * most)
             if limited and (there < 2 * gpus or costs.misfit(2 * [PipelineStage(number, gpus, 1)])):
                 continue
             layer, parts = costs.rates(number, gpus), there // gpus
@@ -265,9 +231,13 @@ def _islands(question: Question) -> Iterator[StepKind]:
                     one = replay.replica(
                         model, name, phase, tp=tp, dp=dp, size=size, engine=Engine()
                     )
-                    limits = (0, 1.0) if first else (one.engine.max_batch, 0.0)
-                    rest = (one.kv_tokens, *limits, False, first)
-                    yield StepKind(name, one.gpus, one.name, one.step.pieces[0], *rest)
+                    yield StepKind.of(one, name, one.name, whole=first)
+
+
+def _most_tokens(engine: Engine) -> int:
+    """Tokens of a step at most: searches choose chunks, plans of layers keep to usual steps."""
+    chunked = engine.batching == "chunked"
+    return max(engine.max_step_tokens, *(ground.STEP_TOKENS if chunked else (0,)))
 
 
 def _whole(question: Question, number: int, gpus: int) -> Iterator[Replica]:
@@ -292,12 +262,8 @@ def _bound(question: Question) -> Bound:
     longest = float((question.drawn_from or question.trace).input_tokens.max())
     for number, machine in enumerate(costs.machines):
         engine = question.engine.limits(machine.gpu)
-        tokens = max(
-            engine.max_step_tokens,
-            *(ground.STEP_TOKENS if engine.batching == "chunked" else (0,)),
-        )
-        batch = ranks * engine.max_batch
-        engine = replace(engine, max_step_tokens=ranks * tokens, max_batch=batch)
+        tokens, batch = ranks * _most_tokens(engine), ranks * engine.max_batch
+        engine = replace(engine, max_step_tokens=tokens, max_batch=batch)
         # Tables were measured under an engine, each for one degree.
         degrees = range(1, machine.count + 1) if costs.engine.limited else (1,)
         for gpus in degrees:

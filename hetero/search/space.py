@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from hetero.arrays import Floats
-from hetero.costs.ceiling import StepKind, most_rps
+from hetero.bounds import StepKind, fleet_rps
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.pipeline import Pipeline
 from hetero.costs.replicas import replica
@@ -145,7 +145,7 @@ class ReplicaSpace:
     def most_rps(self, load: Load) -> float:
         """Rate of a load that no layout sustains, whatever the router [requests/s].
 
-        See :mod:`hetero.costs.ceiling`; closer than a sum of :meth:`bound_rps`, and for all layouts
+        See :mod:`hetero.bounds`; closer than a sum of :meth:`bound_rps`, and for all layouts
         together.
         """
         kinds, gpus = list[StepKind](), dict[str, int]()
@@ -155,17 +155,9 @@ class ReplicaSpace:
             for instance in sorted({one for _, division in ways for one in division}):
                 ((pipeline, role),) = self.parts(of[0], (instance,))
                 one = self.replica(pipeline, "", role)
-                chunked = one.engine.batching == "chunked" and role != "decode"
-                most = max(one.engine.max_step_tokens, MOST_STEP_TOKENS if chunked else 0)
-                limits = (
-                    one.kv_tokens,
-                    0 if role == "prefill" else one.engine.max_batch,
-                    0.0 if role == "decode" else float(most),
-                )
                 name = f"{machine.name}, {pipeline.label}, {role}"
-                piece = one.step.pieces[0]
-                kinds.append(StepKind(machine.name, one.gpus, name, piece, *limits, chunked, True))
-        return most_rps(gpus, kinds, load.trace, goal=load.goal, tpot_s=load.slo.tpot_s)
+                kinds.append(StepKind.of(one, machine.name, name, most_tokens=MOST_STEP_TOKENS))
+        return fleet_rps(gpus, kinds, load.trace, goal=load.goal, tpot_s=load.slo.tpot_s)
 
     def key(self, layout: ReplicaLayout) -> object:
         """The same for layouts that differ only in which of alike machines does what."""

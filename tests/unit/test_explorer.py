@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from hetero import catalog, cluster, workload
-from hetero.apps.explorer import bound_rps, explore
-from hetero.apps.explorer.setting import setting
+from hetero.apps.explorer import explore
 from hetero.apps.explorer.view import LOADS
+from hetero.bounds import deployment_rps
 from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.engines import EngineSpec, replicated
 from hetero.errors import CatalogError, HeteroError, InfeasibleError, ParameterError
@@ -44,8 +44,8 @@ def fleet(*steps: StepModel, **options: object) -> Deployment:
 def test_bound_of_work_by_the_token_is_tokens_over_speed() -> None:
     trace = requests()
     tokens = (trace.input_tokens + trace.output_tokens - 1).mean()
-    assert bound_rps(fleet(FAST), trace) == pytest.approx(1000 / tokens)
-    assert bound_rps(fleet(FAST, FAST, SLOW), trace) == pytest.approx(2250 / tokens)
+    assert deployment_rps(fleet(FAST), trace) == pytest.approx(1000 / tokens)
+    assert deployment_rps(fleet(FAST, FAST, SLOW), trace) == pytest.approx(2250 / tokens)
 
 
 def test_bound_gives_each_replica_the_requests_it_is_better_at() -> None:
@@ -54,7 +54,7 @@ def test_bound_gives_each_replica_the_requests_it_is_better_at() -> None:
     trace = Trace(np.zeros(200), *np.array([long_prompts, long_replies] * 100).T, name="two kinds")
     prefill = StepModel.affine(floor_s=0, per_token_s=1e-4, per_cached_token_s=1e-4)
     decode = StepModel.affine(floor_s=0, per_token_s=1e-3, per_cached_token_s=0.0)
-    best = bound_rps(fleet(prefill, decode), trace)
+    best = deployment_rps(fleet(prefill, decode), trace)
     # Each on its own kind: 1,001 tokens of 0.1 ms and of 1 ms; half of the requests are of a kind,
     # and the first helps the second with what it has to spare, which is nothing worth having.
     assert best is not None
@@ -68,16 +68,16 @@ def test_bound_keeps_requests_to_the_phases_of_split_replicas() -> None:
     split = Deployment("split", (one, two), (("p", "d", KvLink(100.0)),))
     by_prefill = 1000 / trace.input_tokens.mean()
     by_decode = 250 / (trace.output_tokens - 1).mean()
-    assert bound_rps(split, trace) == pytest.approx(min(by_prefill, by_decode))
+    assert deployment_rps(split, trace) == pytest.approx(min(by_prefill, by_decode))
 
 
 def test_bound_leaves_out_what_no_replica_holds_and_knows_when_there_is_none() -> None:
     held = Trace([0.0, 0.0], [100, 200_000], [2, 2], name="one too long")
-    assert bound_rps(fleet(FAST), held) == pytest.approx(1000 / 101)
-    assert bound_rps(fleet(FAST), Trace([0.0], [200_000], [2])) == 0.0
+    assert deployment_rps(fleet(FAST), held) == pytest.approx(1000 / 101)
+    assert deployment_rps(fleet(FAST), Trace([0.0], [200_000], [2])) == 0.0
     shared = Trace([0.0], [32], [2], prefix_offsets=[0, 1], prefix_ids=[7], block_tokens=16)
     caching = fleet(FAST, engine=Engine(admission="paged", prefix_cache=True))
-    assert bound_rps(caching, shared) is None
+    assert deployment_rps(caching, shared) is None
 
 
 @pytest.mark.parametrize("router", [LeastTokens(), Predictive(), RoundRobin()])
@@ -92,7 +92,7 @@ def test_no_router_gets_past_the_bound(router: LeastTokens, batching: str) -> No
     trace = workload.load("azure2023_conv").sample(600, np.random.default_rng(1))
     run = simulate(found, trace.all_at_once(), router)
     assert run.finished.all()
-    bound = bound_rps(found, trace)
+    bound = deployment_rps(found, trace)
     assert bound is not None
     assert len(trace) / run.span_s < bound
     # A request's least work is in what replicas were busy with, so the bound is not idle talk.
@@ -113,7 +113,7 @@ def test_the_same_arguments_give_the_same_view(view) -> None:  # type: ignore[no
     again = explore(
         "heteroserve-4", "azure2023_conv", 20.0, Slo(ttft_s=0.1, tpot_s=0.02), requests=500
     )
-    assert again.setting is view.setting  # planned and bounded once
+    assert again.plan is view.plan  # planned and bounded once
     assert str(again) == str(view)
     assert (again.here, again.curve) == (view.here, view.curve)
 
@@ -134,7 +134,7 @@ def test_a_view_counts_what_its_run_shows(view) -> None:  # type: ignore[no-unty
 
 
 def test_the_curve_follows_the_offer_and_stays_below_the_bound(view) -> None:  # type: ignore[no-untyped-def]
-    bound = view.setting.bound_rps
+    bound = view.plan.bound_rps
     offered = [point.offered_rps for point in view.curve]
     assert offered == pytest.approx([load * bound for load in LOADS[: len(offered)]])
     for point in view.curve:
@@ -167,7 +167,7 @@ def test_overload_and_short_runs_are_told() -> None:
 
 @pytest.mark.parametrize("load", [1.2, 2.0, 8.0])
 def test_beyond_saturation_a_fleet_serves_what_it_can_and_no_more(load: float) -> None:
-    bound = explore("heteroserve-4", "azure2023_conv", 1.0, Slo()).setting.bound_rps
+    bound = explore("heteroserve-4", "azure2023_conv", 1.0, Slo()).plan.bound_rps
     full = explore("heteroserve-4", "azure2023_conv", 1.1 * bound, Slo()).here.served_rps
     served = explore("heteroserve-4", "azure2023_conv", load * bound, Slo()).here.served_rps
     assert served == pytest.approx(full, rel=0.1)
@@ -175,10 +175,14 @@ def test_beyond_saturation_a_fleet_serves_what_it_can_and_no_more(load: float) -
 
 
 def test_machines_left_out_are_named() -> None:
-    found = setting("helix-10", "Qwen2.5-7B", "azure2023_conv", count=200)
-    assert {replica.gpu.name for replica in found.deployment.replicas if replica.gpu} == {"L4"}
-    assert any("t4-1" in note and "and 2 more" in note for note in found.notes)
-    assert "No router gets more than" in str(found)
+    options = {"llm": "Qwen2.5-7B", "requests": 200}
+    found = explore("helix-10", "azure2023_conv", 1.0, Slo(), **options)  # type: ignore[arg-type]
+    assert {one.gpu.name for one in found.run.deployment.replicas if one.gpu} == {"L4"}
+    assert "Idle: 6 x T4." in found.notes
+    assert "bound of any router" in str(found)
+    again = explore(found.plan, "azure2023_conv", 1.0, Slo(), requests=200)
+    assert again.plan.bound_rps == found.plan.bound_rps
+    assert (again.here, again.curve) == (found.here, found.curve)
 
 
 def test_a_deployment_and_a_router_of_ones_own_can_be_explored() -> None:
@@ -200,7 +204,7 @@ def test_a_deployment_and_a_router_of_ones_own_can_be_explored() -> None:
 
 def test_wrong_questions_are_refused() -> None:
     slo = Slo()
-    with pytest.raises(ParameterError, match="rate of 0"):
+    with pytest.raises(ParameterError, match="at 0 requests/s"):
         explore("heteroserve-4", "azure2023_conv", 0.0, slo)
     with pytest.raises(ParameterError, match="No router is called 'best'"):
         explore("heteroserve-4", "azure2023_conv", 1.0, slo, "best")
@@ -208,7 +212,7 @@ def test_wrong_questions_are_refused() -> None:
         explore("nowhere", "azure2023_conv", 1.0, slo)
     with pytest.raises(ParameterError, match="0 requests"):
         explore("heteroserve-4", "azure2023_conv", 1.0, slo, requests=0)
-    with pytest.raises(InfeasibleError, match=r"GiB short.*Resolve"):
+    with pytest.raises(InfeasibleError, match=r"fits no machine.*Resolve"):
         explore("heteroserve-4", "azure2023_conv", 1.0, slo, llm="Llama-3.1-405B")
 
 
@@ -259,7 +263,7 @@ def test_widgets_tell_what_cannot_be_served_and_recover() -> None:
     shown = Explorer(cluster="heteroserve-4", played=300)
     shown.model.value = "Llama-3.1-405B"
     assert shown.view is None
-    assert "GiB short" in shown._text.value
+    assert "fits no machine" in shown._text.value
     assert shown._figure.layout.display == "none"
     shown.model.value = "Qwen2.5-7B"
     assert shown.view is not None
@@ -290,6 +294,6 @@ def test_a_router_without_a_bound_has_no_share_of_it() -> None:
         2.0,
         Slo(ttft_s=1.0),
     )
-    assert found.setting.bound_rps is None
+    assert found.plan.bound_rps is None
     assert math.isnan(found.of_bound)
     assert found.curve == ()

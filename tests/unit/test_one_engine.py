@@ -15,12 +15,13 @@ import hetero
 from hetero import catalog, workload
 from hetero.apps.cards.request import request
 from hetero.apps.cli import main
-from hetero.apps.explorer.setting import setting
+from hetero.apps.explorer import explore
 from hetero.apps.serving.written import write
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Replica
 from hetero.planners.xiong import plan as xiong
 from hetero.routers import LeastTokens
+from hetero.simulator import Slo
 
 CHATS = workload.load("azure2023_conv").head(400)
 CASES: list[tuple[str, int, str, dict[str, Any]]] = [
@@ -70,8 +71,8 @@ def test_every_door_gives_one_replica_the_same(gpu, count, model, own, tmp_path,
     run = hetero.simulate(known, CHATS.head(40), LeastTokens())
     assert compared.frame["ttft_mean_s"].iloc[0] == hetero.metrics(run).means["ttft_s"]
     if not own:
-        explored = setting(fleet, llm, question.trace).deployment
-        assert told(explored.replicas[0]) == told(known.replicas[0])
+        explored = explore(fleet, question.trace, 1.0, Slo(), llm=llm).run.deployment
+        assert told(explored.replicas[0]) == pytest.approx(told(known.replicas[0]), rel=1e-6)
     (tmp_path / "f.yaml").write_text(f"machines: [{{name: m, gpu: {gpu}, count: {count}}}]\n")
     words = [str(tmp_path / "f.yaml"), "--model", model, "--degree", str(degree), "--requests", "9"]
     with pytest.raises(SystemExit):

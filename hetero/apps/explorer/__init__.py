@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hetero.apps.explorer.bound import bound_rps
-from hetero.apps.explorer.setting import Exploration
 from hetero.apps.explorer.view import Point, View, explore
 from hetero.errors import HeteroError
 
 if TYPE_CHECKING:
     from hetero.apps.explorer.widgets import Explorer
 
-__all__ = ["Exploration", "Explorer", "Point", "View", "bound_rps", "explore"]
+__all__ = ["Explorer", "Point", "View", "explore"]
 
 
 def __getattr__(name: str) -> object:

@@ -85,7 +85,7 @@ def _throughput(axis: Axes, view: View) -> None:
     """Requests served, and served within all targets, over those offered; and the bound."""
     points = sorted((*view.curve, view.here), key=lambda point: point.offered_rps)
     offered = [point.offered_rps for point in points]
-    bound = view.setting.bound_rps
+    bound = view.plan.bound_rps
     end = max(1.05 * offered[-1], 1.25 * (bound or 0.0))
     axis.plot([0, end], [0, end], color=_OFFERED, linewidth=0.9, linestyle=":", label="offered")
     if bound is not None:

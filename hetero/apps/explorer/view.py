@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hetero.apps.explorer.setting import Exploration, setting
+from hetero import catalog
+from hetero import cluster as clusters
+from hetero import workload as workloads
+from hetero.bounds import deployment_rps
 from hetero.catalog import Llm
 from hetero.cluster import Cluster
-from hetero.comparison import compare
+from hetero.comparison import compare, footing
 from hetero.deployment import Deployment
 from hetero.display import Column, Shown, Table
-from hetero.errors import ParameterError
+from hetero.errors import require
+from hetero.planners.xiong import plan as xiong
 from hetero.plans import Plan
-from hetero.question import Load, sustained_rps
-from hetero.routers import Builtin, Router
+from hetero.question import Load, Question, sustained_rps
+from hetero.routers import Builtin, Predictive, Router
 from hetero.routers.named import router_of
 from hetero.simulator import Metrics, Run, Slo, metrics, simulate
-from hetero.simulator.sustained import SustainedRule, arrivals, life_s, steady_s
+from hetero.simulator.saturation import attainment
+from hetero.simulator.sustained import SustainedRule, arrivals, came, steady_s
+from hetero.streams import stream
 from hetero.workload import Trace, TraceSource
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Floats = NDArray[np.float64]
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2)
 """Offered rates over the bound, along which throughput is shown."""
@@ -38,6 +41,7 @@ _PRECISION = 0.05  # of the goodput
 _RULE = f"sustained by 90 % of the requests, to {100 * _PRECISION:g} %"
 _SAMPLES = 160  # along a run
 _MOST = 30_000  # requests of a run
+_KEPT = 16  # plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +65,25 @@ class View(Shown):
 
     Attributes
     ----------
-    setting
-        Deployment, requests and bound.
+    plan
+        Replicas, the router, the rate that no router exceeds, GPUs left idle.
+    requests
+        Lengths that are played; arrivals are drawn for each rate.
     run
         Every request, with samples of the replicas over time.
     metrics
         Of the part that counts, see :mod:`hetero.simulator.sustained`.
-    router
-        Which replica serves a request.
     here
         The rate that was asked for.
     curve
         Other rates with the same requests and router, see :data:`LOADS`.
     """
 
-    setting: Exploration
+    plan: Plan
+    requests: Trace
     slo: Slo
     run: Run
     metrics: Metrics
-    router: Router | Builtin
     here: Point
     curve: tuple[Point, ...]
 
@@ -93,14 +97,14 @@ class View(Shown):
     @property
     def of_bound(self) -> float:
         """Offered rate over the bound; NaN where there is none."""
-        bound = self.setting.bound_rps
+        bound = self.plan.bound_rps
         return self.here.offered_rps / bound if bound else float("nan")
 
     def table(self) -> Table:
         """Throughput beside its bound, and latencies beside their targets."""
         found = self.metrics
         attained = found.attainment
-        bound = self.setting.bound_rps
+        bound = self.plan.bound_rps
         rows: list[tuple[object, ...]] = [
             ("offered", self.here.offered_rps, None, "requests/s", ""),
             ("throughput", self.here.served_rps, bound, "requests/s", "bound of any router"),
@@ -140,16 +144,15 @@ class View(Shown):
 
         Of routers of plain Python, which plans do not hold, none is known.
         """
-        router = self.router
-        if not isinstance(router, Builtin):
-            return None
-        return _goodput_rps(_Asked(self.setting, self.slo, repr(router), router))
+        known = isinstance(self.plan.router, Builtin)
+        return _goodput_rps(self.requests, self.slo, self.plan) if known else None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know before trusting the figures."""
-        notes = list(self.setting.notes)
-        if len(self.run.requests) < (needed := _needed(self.setting, self.here.offered_rps)):
+        notes = list(self.plan.notes)
+        needed = _needed(self.plan, self.requests, self.here.offered_rps)
+        if len(self.run.requests) < needed:
             notes.append(
                 f"{len(self.run.requests):,} requests are played of {needed:,} that it takes until "
                 "such a load shows what it does: more waits in the end than here."
@@ -166,7 +169,7 @@ class View(Shown):
 
 
 def explore(
-    cluster: Cluster | Deployment | str,
+    cluster: Cluster | Deployment | Plan | str,
     workload: Trace | str,
     rate_rps: float,
     slo: Slo,
@@ -185,8 +188,8 @@ def explore(
     Parameters
     ----------
     cluster
-        Cluster, its name or its file; each machine is divided by the best tensor-parallel degree.
-        Or a deployment that a planner has made.
+        Cluster, its name or its file; each machine is divided by the best tensor-parallel degree
+        (Xiong et al.) under vLLM as it starts. Or a plan, or a deployment.
     workload
         Trace, its name or its file; lengths and order are played, arrivals drawn.
     rate_rps
@@ -207,78 +210,98 @@ def explore(
     --------
     >>> view = explore("heteroserve-4", "azure2023_conv", 10.0, Slo(ttft_s=1.0, tpot_s=0.1),
     ...                requests=300)
-    >>> len(view.setting.deployment.replicas), view.here.offered_rps
+    >>> len(view.plan.deployment.replicas), view.here.offered_rps
     (4, 10.0)
-    >>> view.here.met_rps <= view.here.served_rps < view.setting.bound_rps
+    >>> view.here.met_rps <= view.here.served_rps < view.plan.bound_rps
     True
     """
-    if not 0 < rate_rps < float("inf"):
-        raise ParameterError(
-            f"A rate of {rate_rps:g} requests/s cannot be served.", resolve="give one above 0."
-        )
+    what = f"{requests} requests at {rate_rps:g} requests/s cannot be served."
+    require(0 < rate_rps < math.inf and requests > 0, what, resolve="give numbers above 0.")
     chosen = router_of(router)
-    where = setting(cluster, llm, workload, source=source, count=requests, seed=seed)
-    draw, curve = partial(_arriving, where), list[Point]()
-    if rates := [load * where.bound_rps for load in LOADS] if where.bound_rps else []:
+    at = clusters.find(cluster) if isinstance(cluster, str) else cluster
+    model = catalog.find_llm(llm) if isinstance(llm, str) else llm
+    trace = _opened(workload, source, seed) if isinstance(workload, str) else workload
+    # By the identity of its parts, which the entries keep alive.
+    parts = (at, model, trace)
+    key = (*map(id, parts), repr(chosen), requests, seed)
+    if key not in _plans:
+        while len(_plans) >= _KEPT:
+            del _plans[next(iter(_plans))]
+        plan, taken = _planned(at, model, trace, requests, seed)
+        plan = replace(plan, router=cast(Builtin, chosen), routing=chosen.name)
+        _plans[key] = parts, plan, taken
+    _, plan, taken = _plans[key]
+    assert plan.deployment is not None
+    draw, curve = partial(_arriving, plan, taken), list[Point]()
+    if rates := [load * plan.bound_rps for load in LOADS] if plan.bound_rps else []:
         counted = partial(_counted, slo=slo)
-        others = compare(where.deployment, chosen, draw, rates, [seed], measure=counted).frame
+        others = compare(plan.deployment, chosen, draw, rates, [seed], measure=counted).frame
         curve = [*map(Point, others["rate_rps"], others["served_rps"], others["met_rps"])]
-    trace = draw(rate_rps, seed)
-    sample_s = max(float(np.ptp(trace.arrival_s)), 1e-9) / _SAMPLES
-    run = simulate(where.deployment, trace, deepcopy(chosen), seed=seed, sample_s=sample_s)
+    played = draw(rate_rps, seed)
+    sample_s = max(float(np.ptp(played.arrival_s)), 1e-9) / _SAMPLES
+    run = simulate(plan.deployment, played, deepcopy(chosen), seed=seed, sample_s=sample_s)
     begin_s, end_s = steady_s(run)
-    seen = metrics(
-        run, slo, warmup_s=begin_s, until_s=max(end_s, math.nextafter(begin_s, math.inf))
-    )
+    until_s = max(end_s, math.nextafter(begin_s, math.inf))
+    seen = metrics(run, slo, warmup_s=begin_s, until_s=until_s)
     here = Point(rate_rps, **_counted(run, slo))
-    return View(where, slo, run, seen, chosen, here, tuple(curve))
+    return View(plan, taken, slo, run, seen, here, tuple(curve))
 
 
-def _arriving(where: Exploration, rate_rps: float, seed: int) -> Trace:
-    return arrivals(where.requests, min(_needed(where, rate_rps), _MOST), rate_rps, seed)
+_plans: dict[tuple[object, ...], tuple[tuple[object, ...], Plan, Trace]] = {}
 
 
-def _needed(where: Exploration, rate_rps: float) -> int:
-    """Requests that a run at a rate has to hold before it says anything."""
-    trace = where.requests
-    medians = (float(np.median(each)) for each in (trace.input_tokens, trace.output_tokens))
-    return SustainedRule(precision=_PRECISION).requests(
-        rate_rps, life_s(where.deployment, *medians)
+@lru_cache(maxsize=8)
+def _opened(name: str, source: TraceSource, seed: int) -> Trace:
+    known = name in workloads.names()
+    return workloads.open_trace(name, workloads.attainable(name, source) if known else source, seed)
+
+
+def _planned(
+    at: Cluster | Deployment | Plan, llm: Llm, trace: Trace, count: int, seed: int
+) -> tuple[Plan, Trace]:
+    """The plan with the bound of its deployment, and a sample of the requests."""
+    # The order of a trace says nothing of its lengths: a sample stands for all of it.
+    rng = stream(seed, "requests")
+    taken = trace.sample(count, rng) if len(trace) > count else trace
+    if isinstance(at, Cluster):
+        # Asked as it is: that an engine does not run on a GPU keeps nobody from exploring it.
+        plan = xiong.plan.make(Question(at, llm, taken, rate_rps=1.0, seed=seed))
+    else:
+        plan = at if isinstance(at, Plan) else Plan("by hand", (), at, Predictive(), "", None)
+    served = plan.deployment
+    require(
+        served is not None,
+        f"{plan.planner} sets up layers over a network, which have no replicas to look into.",
+        resolve="explore a plan of replicas.",
     )
+    assert served is not None
+    if isinstance(at, Cluster):
+        served = replace(served, name=at.name)
+    notes = tuple(dict.fromkeys((*plan.notes, footing(served.replicas, came(taken), [seed]))))
+    bound, whose = deployment_rps(served, taken), "any router, whatever the targets"
+    return replace(plan, serving=served, bound_rps=bound, bound=whose, notes=notes), taken
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a goodput depends on; routers with arrays have no hash, but a text."""
+def _arriving(plan: Plan, taken: Trace, rate_rps: float, seed: int) -> Trace:
+    return arrivals(taken, min(_needed(plan, taken, rate_rps), _MOST), rate_rps, seed)
 
-    where: Exploration
-    slo: Slo
-    text: str
-    router: Builtin = field(compare=False)
+
+def _needed(plan: Plan, taken: Trace, rate_rps: float) -> int:
+    """Requests that a run at a rate has to hold before it says anything."""
+    return SustainedRule(precision=_PRECISION).requests(rate_rps, plan.life_s(taken))
 
 
 @lru_cache(maxsize=64)
-def _goodput_rps(asked: _Asked) -> float:
-    where, router = asked.where, asked.router
-    plan = Plan("explorer", (), where.deployment, router, router.name, None)
-    load = Load(where.requests, where.bound_rps or 1.0, asked.slo, precision=_PRECISION)
+def _goodput_rps(taken: Trace, slo: Slo, plan: Plan) -> float:
+    load = Load(taken, plan.bound_rps or 1.0, slo, precision=_PRECISION)
     return sustained_rps(plan, load, 0)
 
 
 def _counted(run: Run, slo: Slo) -> dict[str, float]:
     """Requests that finish in the part of a run that counts."""
-    start_s, last_s = (float(run.requests["arrival_s"][0]) + one for one in steady_s(run))
+    begin_s, end_s = (float(run.requests["arrival_s"][0]) + one for one in steady_s(run))
     finish_s = run.requests["finish_s"]
-    done = run.finished & (finish_s >= start_s) & (finish_s <= last_s)
-    good = done.copy()
-    for times_s, target_s in (
-        (run.ttft_s, slo.ttft_s),
-        (run.tpot_s, slo.tpot_s),
-        (run.e2e_s, slo.e2e_s),
-    ):
-        if target_s is not None:
-            # Replies of one token have no TPOT and cannot miss it.
-            good &= ~(times_s > target_s)
-    length_s = max(last_s - start_s, math.ulp(last_s))
-    counts = {"served_rps": done, "met_rps": good}
-    return {name: float(which.sum()) / length_s for name, which in counts.items()}
+    done = run.finished & (finish_s >= begin_s) & (finish_s <= end_s)
+    served_rps = float(done.sum()) / max(end_s - begin_s, math.ulp(end_s))
+    met = attainment(run, slo, done) if done.any() else 0.0
+    return {"served_rps": served_rps, "met_rps": met * served_rps}

@@ -107,7 +107,7 @@ class Explorer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets has no type
             style = f"border-left:3px solid {colour};padding:4px 10px;line-height:1.4"
             self._text.value = f'<div style="{style}">{html.escape(str(error))}</div>'
             return
-        if bound := self.view.setting.bound_rps:
+        if bound := self.view.plan.bound_rps:
             self.rate_rps.max = math.log10(2.0 * bound)  # beyond it only queues grow
         self._figure.value = _png(self.view)
         self._figure.layout.display = ""

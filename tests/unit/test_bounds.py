@@ -1,4 +1,4 @@
-"""The ceiling of a fleet: closed forms, and schedules of every single step solved elsewhere."""
+"""The bound of a fleet: closed forms, and schedules of every single step solved elsewhere."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hetero.costs import ceiling
-from hetero.costs.ceiling import StepKind, most_rps
+from hetero import bounds
+from hetero.bounds import StepKind, fleet_rps
 from hetero.latency.step import Piece
 from hetero.workload import Trace
 
@@ -129,7 +129,7 @@ def test_it_is_just_above_the_program_of_every_step(
         other = Piece(knots, 3.0 * piece.knots_s, [cached_s / 5.0], 2.0 * pair_s)
         kinds, gpus = [*kinds, kind(other, 1e9, chunked=chunked, gpu="b")], {"gpu": 1, "b": 2}
     trace = Trace([0.0] * len(requests), *zip(*requests, strict=True))
-    found = most_rps(gpus, kinds, trace, goal=goal, tpot_s=tpot_s)
+    found = fleet_rps(gpus, kinds, trace, goal=goal, tpot_s=tpot_s)
     exact = every_schedule(gpus, kinds, trace, goal, tpot_s)
     assert exact * (1 - 1e-6) <= found
     if chunked or slope_s * bend <= 0.01:  # else small steps do most, and no prompt fits into them
@@ -145,7 +145,7 @@ def test_phases_of_their_own_share_the_gpus() -> None:
         StepKind("gpu", 1, "decode", steps, 1e9, 32, 0.0, chunked=False, whole=True),
     ]
     pairs_s = 1e-6 * (100**2 + 400**2) / 4
-    found = most_rps({"gpu": 2}, kinds, CHATS)
+    found = fleet_rps({"gpu": 2}, kinds, CHATS)
     assert found == pytest.approx(2 / (0.25 + pairs_s + 125 * 0.01 / 32), rel=1e-6)
 
 
@@ -153,7 +153,7 @@ def test_a_small_cache_holds_few_requests() -> None:
     """10 ms a step whatever is in it, two prompts or 32 requests: of 250 cached tokens, four."""
     piece = Piece([0.0, 1.0], [0.01, 0.01], [0.0])
     even = Trace([0.0], [250], [2])
-    free, tight = (most_rps({"gpu": 1}, [kind(piece, kv)], even) for kv in (1e9, 1000.0))
+    free, tight = (fleet_rps({"gpu": 1}, [kind(piece, kv)], even) for kv in (1e9, 1000.0))
     assert free == pytest.approx(1.0 / (0.01 / 2 + 0.01 / 32))
     assert tight == pytest.approx(1.0 / (0.01 / 2 + 0.01 / 4), rel=0.01)
 
@@ -162,7 +162,7 @@ def test_the_late_wait_in_large_batches() -> None:
     """Half of the requests are late: they decode 32 at once, the others two, in 12 ms."""
     piece = Piece([0.0, 1.0], [0.01, 0.011], [0.0])
     even = Trace([0.0, 0.0], [1, 1], [101, 101])
-    found = most_rps({"gpu": 1}, [kind(piece)], even, goal=0.5, tpot_s=0.012)
+    found = fleet_rps({"gpu": 1}, [kind(piece)], even, goal=0.5, tpot_s=0.012)
     prefill_s = (0.01 + 0.512) / 512
     busy_s = prefill_s + 50 * 0.012 / 2 + 50 * 0.042 / 32
     assert found == pytest.approx(1.0 / busy_s, rel=1e-6)
@@ -172,7 +172,7 @@ def test_the_late_wait_in_large_batches() -> None:
 def test_prompts_that_are_not_cut_share_steps_as_they_fit(tokens: int, together: int) -> None:
     """10 ms a step, and 1 ms per token beyond 512 of the long one, which goes alone."""
     piece = Piece([0.0, 512.0, 1024.0], [0.01, 0.01, 0.522], [0.0], 1e-8)
-    found = most_rps({"gpu": 1}, [kind(piece)], Trace([0.0], [tokens], [1]))
+    found = fleet_rps({"gpu": 1}, [kind(piece)], Trace([0.0], [tokens], [1]))
     step_s = 0.01 + 1e-3 * max(0, tokens - 512)
     assert found == pytest.approx(1.0 / (step_s / together + 1e-8 * tokens**2 / 2), rel=1e-6)
 
@@ -181,7 +181,7 @@ def test_parts_of_a_long_prompt_take_the_least_time() -> None:
     """Beyond 512 tokens each takes 1 ms, and two parts of 500 take 20 ms together."""
     piece = Piece([0.0, 512.0, 1024.0], [0.01, 0.01, 0.522], [0.0])
     parts = StepKind("gpu", 1, "gpu", piece, 1e9, 32, 512.0, chunked=False, whole=False)
-    found = most_rps({"gpu": 1}, [parts], Trace([0.0], [1000], [1]))
+    found = fleet_rps({"gpu": 1}, [parts], Trace([0.0], [1000], [1]))
     assert found == pytest.approx(512 / 1000 / 0.01, rel=1e-6)
 
 
@@ -195,7 +195,7 @@ def test_who_prefills_and_who_decodes_does_so_for_whole_requests() -> None:
         StepKind("b", 1, "b", steps_s, 1e9, 32, 0.0, chunked=False, whole=True),
         StepKind("a", 1, "c", prompts, 1e9, 0, 512.0, chunked=False, whole=True),
     ]
-    found = most_rps({"a": 1, "b": 1}, kinds, trace)
+    found = fleet_rps({"a": 1, "b": 1}, kinds, trace)
     # On a, 1 and 500 ms; on b 5 ms and 1.2525 s: a takes the first and 71.7 % of the second.
     share = (1.2525 - 0.001) / (0.5 + 1.2525)
     assert found == pytest.approx(2.0 / (0.001 + 0.5 * share), rel=1e-6)
@@ -210,7 +210,7 @@ def test_finer_classes_never_give_a_worse_bound(monkeypatch: pytest.MonkeyPatch)
     kinds = [kind(one), kind(other, gpu="b")]
     found = []
     for count in (1, 2, 4, 8, 16, 300):
-        monkeypatch.setattr(ceiling, "_QUANTILES", tuple(np.arange(1, count) / count))
-        found.append(most_rps({"gpu": 1, "b": 2}, kinds, trace, goal=0.9, tpot_s=0.05))
+        monkeypatch.setattr(bounds, "_QUANTILES", tuple(np.arange(1, count) / count))
+        found.append(fleet_rps({"gpu": 1, "b": 2}, kinds, trace, goal=0.9, tpot_s=0.05))
     assert all(b <= a * 1.002 for a, b in pairwise(found))
     assert found[-1] < 0.99 * found[0]

@@ -1,4 +1,4 @@
-r"""The most that GPUs serve within a target for the time per token: a bound by linear duality.
+r"""The most that GPUs or a deployment serve: one bound of their work, by linear duality.
 
 A step in which b requests decode with x cached tokens each, beside m prompt tokens, takes
 
@@ -20,8 +20,9 @@ they cost. Then request r pays at least :math:`c_r`, and weak duality bounds the
     c_r = \min_k (p_k \cdot w_{kr} + u_k\,a_{kr}) + \min_{ks} (d_{ks} \cdot v_r + q\,[s\ late]),
     \qquad \lambda \le \frac{\sum_g N_g\,u_g}{\bar c - q\,(1 - goal)}
 
-with what its prompt fills w, its attention and its steps alone a [s], and its tokens v. Any prices
-do; good ones are the duals of a linear program over classes of like requests.
+with what its prompt fills w, its attention and its steps alone a [s], and its tokens v. Where a
+request decodes on the replica that prefilled it, k is the same in both: one minimum of their sum.
+Any prices do; good ones are the duals of a linear program over classes of like requests.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import joblib
 import numpy as np
 
 from hetero.arrays import Floats, Ints
+from hetero.deployment import Deployment, Replica
 from hetero.latency.step import Piece
 from hetero.programs import Program
 from hetero.workload import Trace
 
 _QUANTILES = (0.05, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # between classes of requests
 _FILLS = (1, 2, 3)  # k of the functions of what fills a step
+_INTERVALS = 40  # of the number of requests that decode, above 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +70,22 @@ class StepKind:
     chunked: bool
     whole: bool
 
-    def columns(self, least: float, most: float) -> Floats:
+    @classmethod
+    def of(
+        cls, one: Replica, gpu: str, pool: str, *, most_tokens: float = 0.0, whole: bool = True
+    ) -> StepKind:
+        """Steps of a replica, of up to ``most_tokens`` where its prompts are cut and that is more.
+
+        Of two pieces, each of which its steps take at least, this is the first.
+        """
+        chunked = one.engine.batching == "chunked" and one.role != "decode"
+        tokens = max(float(one.engine.max_step_tokens), most_tokens if chunked else 0.0)
+        batch = 0 if one.role == "prefill" else one.engine.max_batch
+        tokens = 0.0 if one.role == "decode" else tokens
+        piece, held = one.step.pieces[0], one.kv_tokens
+        return cls(gpu, one.gpus, pool, piece, held, batch, tokens, chunked, whole)
+
+    def columns(self, least: float, most: float, intervals: int = _INTERVALS) -> Floats:
         """Prompt tokens, decoding, cached tokens, time and least time per token; shape (5, K).
 
         ``least`` and ``most`` are the cached tokens of a request that decodes.
@@ -79,7 +98,9 @@ class StepKind:
         prompts = np.unique([least, *corners[1:]])
         prompts = prompts[(self.chunked | (prompts >= least)) & (prompts <= self.max_tokens)]
         found = [[prompts, 0.0 * prompts, 0.0 * prompts, *2 * [self._prompts_s(prompts)]]]
-        edges = np.array([*range(17), *np.geomspace(16, max(16, self.max_batch), 40), *knots])
+        edges = np.array(
+            [*range(17), *np.geomspace(16, max(16, self.max_batch), intervals), *knots]
+        )
         edges = np.unique(np.minimum(np.floor(edges) if self.whole else edges, self.max_batch))
         b = np.unique(np.append(edges, np.arange(self.max_batch + 1.0)))
         alone = self._seconds(b, b)
@@ -145,13 +166,44 @@ def _envelope(x: Floats, y: Floats) -> Ints:
     return np.flatnonzero(steepest < slope.min(axis=1, where=before.T, initial=np.inf))
 
 
-def most_rps(
+def deployment_rps(deployment: Deployment, trace: Trace) -> float | None:
+    """Rate of the requests of a trace that no router gets out of a deployment [requests/s].
+
+    Targets do not enter. Requests that no replica can hold are left out. None where prefix caches
+    shorten prompts by as much as the router makes of them.
+
+    Examples
+    --------
+    >>> from hetero.latency.step import StepModel
+    >>> step = StepModel.affine(floor_s=0.0, per_token_s=0.01, per_cached_token_s=0.0)
+    >>> two = Deployment("two", tuple(Replica(name, step, kv_tokens=10**6) for name in "ab"))
+    >>> round(deployment_rps(two, Trace([0.0], [99], [2])), 6)  # 100 tokens, 1 s each
+    2.0
+    """
+    every = deployment.replicas
+    if trace.prefix_ids is not None and any(one.engine.prefix_cache for one in every):
+        return None
+    most = [max(r.kv_tokens for r in every if r.role != one) for one in ("prefill", "decode")]
+    held = np.flatnonzero(trace.input_tokens + trace.output_tokens <= min(most))
+    if not len(held):
+        return 0.0
+    gpus, kinds = dict[str, int](), dict[str, StepKind]()
+    for one in every:  # step models of like replicas are objects of their own
+        alike = joblib.hash((one.step.pieces, one.engine, one.kv_tokens, one.role, one.gpus))
+        gpus[alike] = gpus.get(alike, 0) + one.gpus
+        kinds.setdefault(alike, StepKind.of(one, alike, alike))
+    split = any(one.role != "both" for one in every)
+    return fleet_rps(gpus, list(kinds.values()), trace.take(held), split=split)
+
+
+def fleet_rps(
     gpus: Mapping[str, int],
     kinds: Sequence[StepKind],
     trace: Trace,
     *,
     goal: float = 1.0,
     tpot_s: float | None = None,
+    split: bool = True,
 ) -> float:
     """Rate of the requests of a trace that no plan of such steps exceeds [requests/s].
 
@@ -159,13 +211,15 @@ def most_rps(
     ----------
     goal, tpot_s
         Share of the requests that meets the target, and the target [s]; None for none.
+    split
+        Whether a request may decode elsewhere than it was prefilled; else targets do not enter.
 
     Examples
     --------
     >>> piece = Piece([0.0, 1.0], [0.02, 0.021], [0.0])
     >>> one = StepKind("gpu", 1, "pool", piece, 1e6, 256, 2048.0, chunked=False, whole=True)
     >>> chats = Trace([0.0], [1], [101])  # 100 tokens, at most 10 at once in 30 ms
-    >>> found = [most_rps({"gpu": 1}, [one], chats, tpot_s=t) for t in (None, 0.03, 0.02)]
+    >>> found = [fleet_rps({"gpu": 1}, [one], chats, tpot_s=t) for t in (None, 0.03, 0.02)]
     >>> [round(rps, 2) for rps in found]
     [9.19, 3.32, 0.0]
     """
@@ -177,6 +231,9 @@ def most_rps(
     first = _classes(inputs, [x * kind.max_tokens for kind in kinds for x in (0.5, 1.0)])
     then = len(steps) * _classes(tokens[1] / np.maximum(steps, 1.0)) + _classes(steps)
     then = np.unique(np.where(steps > 0, then, -1), return_inverse=True)[1]
+    if not split:
+        first = then = np.unique(first * (then.max() + 1) + then, return_inverse=True)[1]
+        tpot_s = None
     program = Program()
     rate = program.variables(1, objective=1.0)
     begun, ended = (program.rows(int(one.max()) + 1, upper=0.0) for one in (first, then))
@@ -188,7 +245,9 @@ def most_rps(
     program.entries(beyond, rate, -spare)
     found = []
     for kind in kinds:
-        m, b, cached, busy_s, wait_s = kind.columns(*contexts)
+        m, b, cached, busy_s, wait_s = kind.columns(
+            *contexts, _INTERVALS if split else kind.max_batch
+        )
         prompts, does = program.rows(0), [m / max(kind.max_tokens, 1.0), *len(_FILLS) * [m > 0]]
         if kind.max_tokens:
             fills, alone_s = kind.shares(inputs)
@@ -197,7 +256,8 @@ def most_rps(
             program.entries(prompts[:, None], taken, _means(fills, first))
             program.entries(held[kind.gpu], taken, kind.gpus * _means([alone_s], first))
         for late in (False, True) if tpot_s and kind.max_batch else (False,):
-            decodes, taken = program.rows(2, upper=0.0), program.variables(len(ended))
+            decodes = program.rows(2, upper=0.0)
+            taken = program.variables(len(ended)) if split else taken
             if kind.max_batch:
                 program.entries(ended, taken, -len(then) / np.bincount(then))
                 program.entries(decodes[:, None], taken, _means(tokens / unit, then))
@@ -208,20 +268,22 @@ def most_rps(
             values = np.array([*(-1.0 * x for x in done), kind.gpus * busy_s, wait])
             program.entries(rows[:, None], program.variables(len(b)), values)
             found.append((kind, late, rows, values))
-    duals = program.solve(names="the ceiling of a fleet").duals
+    duals = program.solve(names="the bound of a fleet").duals
     price = np.resize(duals, program.size[0]).clip(0.0)  # zeros where there are none
     for kind, _, rows, values in found:  # GPUs cost what rounding lets steps be worth beyond
         lack = -(price[rows] @ values) / values[-2].clip(1e-300)
         price[held[kind.gpu]] += lack.max(initial=0.0)
-    prefill, decode = np.full(len(inputs), np.inf), np.where(steps > 0, np.inf, 0.0)
+    prefill, decode = [np.full(len(inputs), np.inf)], [np.where(steps > 0, np.inf, 0.0)]
     for kind, late, rows, _ in found:
         if kind.max_tokens:
             fills, alone_s = kind.shares(inputs)
             busy = price[held[kind.gpu]] * kind.gpus * alone_s
-            prefill = np.minimum(prefill, price[rows[:-4]] @ fills + busy)
+            prefill.append(price[rows[:-4]] @ fills + busy)
         if kind.max_batch:
-            decode = np.minimum(decode, price[rows[-4:-2]] @ (tokens / unit) + late * price[beyond])
-    worth = float((prefill + decode).mean() - price[beyond[0]] * spare)
+            decode.append(price[rows[-4:-2]] @ (tokens / unit) + late * price[beyond])
+    apart = np.min(prefill, axis=0) + np.min(decode, axis=0)
+    least = apart if split else np.min(np.add(prefill, decode), axis=0)
+    worth = float(least.mean() - price[beyond[0]] * spare)
     paid = sum(float(price[held[name][0]]) * count for name, count in gpus.items())
     return paid / worth * (1.0 + 1e-9) if worth > 0 else np.inf
 
