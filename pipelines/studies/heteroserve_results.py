@@ -232,7 +232,7 @@ def over_parameters(rows: pd.DataFrame) -> Figure:
         else:
             axis.set_xticks(ticks)
     axes[0].set(yscale="log")
-    axes[2].plot([2.0, 4.0], [5.0, 14.0], "D", color="black", label="published (2: less than 5 %)")
+    axes[2].plot([2.0, 4.0], [5.0, 14.0], "D", color="black", label="published")
     figures.shared_legend(fig)
     return fig
 
