@@ -41,6 +41,9 @@ class KvTransfer:
     overlap
         Whether layers are sent while later ones are computed; the time that prefill hides is then
         not counted.
+    shared
+        Whether links of a deployment share the interfaces of machines, and lines between regions;
+        else each pair has its own, as eq. 1 has it and planners assume.
 
     Examples
     --------
@@ -53,6 +56,7 @@ class KvTransfer:
     compress_gbs: float = 29.0
     decompress_gbs: float = 23.0
     overlap: bool = False
+    shared: bool = True
 
     def __post_init__(self) -> None:
         require(
@@ -111,7 +115,8 @@ class KvTransfer:
         model = source.model
         latency, per_token = self.seconds(source, target)
         size = self.ratio * model.llm.kv_bytes_per_token(model.settings.engine.kv_precision)
-        return KvLink(size / per_token / 1e9, latency, self.ratio, _media(source, target))
+        media = _media(source, target) if self.shared else ()
+        return KvLink(size / per_token / 1e9, latency, self.ratio, media)
 
 
 def _media(source: Pipeline, target: Pipeline) -> tuple[str, ...]:

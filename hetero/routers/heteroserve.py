@@ -150,7 +150,7 @@ def heteroserve(R, E, S, RM, r):
             weight = RM[regime + i]
             if RM[FEEDBACK] != 0.0:
                 weight *= math.exp(-RM[DAMPENING] * RM[queues + i] / RM[QUEUE_MAX])
-            full = RM[queues + i] >= RM[QUEUE_MAX]
+            full = RM[FEEDBACK] != 0.0 and RM[queues + i] >= RM[QUEUE_MAX]
             barred = RM[admits + which * count + i] == 0.0
             open_ = not ((attempt < 1 and full) or (attempt < 2 and barred))
             RM[scratch + i] = weight if open_ and may_take(R, E, S, r, i) else 0.0
@@ -211,8 +211,8 @@ class HeteroServe(Builtin):
     dispatch, queue
         Readings, see :data:`Dispatch` and :data:`Queue`.
     feedback, binning, dynamic
-        Switches of the ablation: eq. 5 (the test against Q_max of section 3.3 stays), eq. 4, and
-        the exponents by regime (else medium).
+        Switches of the ablation: queue awareness (eq. 5 and the test against Q_max; a dampening of
+        0 switches eq. 5 off alone), eq. 4, and the exponents by regime (else medium).
     """
 
     bins_tokens: Sequence[int] = (256, 512, 2048)

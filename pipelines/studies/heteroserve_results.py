@@ -43,13 +43,15 @@ SHOWN_IN: Final = {"10": "load", "30": "bimodal_share", "19": "fig8", "31": "fig
     for number in numbers
 }
 #: Both decode models at their own saturation.
-_OWN: Final = (MAIN, hs.CALIBRATED)
+_OWN: Final = (MAIN, hs.WEIGHTS_ONLY)
 _COLOURS: Final = {
     name: "#777777" if k is None else figures.CYCLE[k]
     for name, k in zip((*_ROWS, "hetero"), (None, 5, 3, 1, 0, 2), strict=True)
 }
 #: Workloads of 4.1 and 4.4 that the five of fig. 6 leave out.
 _BESIDE_FIG6: Final = {"lognormal", "mean 2,048"}
+#: Row of the ablation that section 4.3 prints: static weights, unbounded queues.
+_STATIC: Final = "no queue-awareness"
 #: What 4.4 prints of fig. 6.
 _BIMODAL: Final = {
     SLO: {"Uniform": 26.7, "HeteroServe": 12.1},
@@ -62,7 +64,7 @@ _BY_SETTING: Final[dict[str, Any]] = {
     "err_kws": {"linewidth": 1},
     "markersize": 4.5,
     "hue": "setting",
-    "palette": [figures.CYCLE[0 if decode == "calibrated" else 1] for decode, _ in SETTINGS],
+    "palette": [figures.CYCLE[0 if decode == MAIN[0] else 1] for decode, _ in SETTINGS],
     "markers": [
         MarkerStyle("o", fillstyle="none" if load == hs.PUBLISHED else "full")
         for _, load in SETTINGS
@@ -230,7 +232,7 @@ def over_parameters(rows: pd.DataFrame) -> Figure:
         else:
             axis.set_xticks(ticks)
     axes[0].set(yscale="log")
-    axes[2].plot([2.0, 4.0], [5.0, 14.0], "D", color="black", label="published (2: less than 5 %)")
+    axes[2].plot([2.0, 4.0], [5.0, 14.0], "D", color="black", label="published")
     figures.shared_legend(fig)
     return fig
 
@@ -337,6 +339,51 @@ def over_uniform(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
     return mine - uniform
 
 
+def _change(rows: pd.DataFrame, name: str, metric: str) -> NDArray[np.float64]:
+    """What a part of the ablation changes [%], by seed."""
+    full = values(rows, metric, scheduler="full")
+    return 100 * (values(rows, metric, scheduler=name) - full) / full
+
+
+def headline_values(table1: pd.DataFrame, ablation: pd.DataFrame) -> dict[str, Value]:
+    """Values of what Table 1 and the ablation of queue awareness claim, of rows of one setting."""
+    whole = {
+        metric: {name[0]: values(table1, metric, scheduler=name) for name in _ROWS}
+        for metric in (TPS, SLO, P95, hs.TAIL)
+    }
+    tps, slo, p95, tail = whole.values()
+    ranked = {metric: ranking(whole[metric]) for metric in (TPS, SLO, P95)}
+    result: dict[str, Any] = {
+        f"{k}-{row}": whole[metric][name[0]]
+        for k, metric in enumerate((TPS, SLO, P95), start=1)
+        for name, row in _ROWS.items()
+    }
+    attained = {name: values(ablation, SLO, scheduler=name) for name in ("full", _STATIC)}
+    result |= {
+        "4a": ranked[TPS],
+        "4b": tps["H"] / tps["L"],
+        "5": tps["H"] / tps["U"],
+        "6": p95["U"] / p95["H"],
+        "7a": attained["full"] - attained[_STATIC],
+        "7b": _change(ablation, _STATIC, TPS),
+        "20": ranked[SLO],
+        "21a": ranked[P95],
+        "21b": p95["H"] / p95["L"],
+        "22a": tps["H"] / tps["O"],
+        "22b": slo["H"] - slo["O"],
+        "23a": 100.0 * of_means(tps["L"] - tps["U"], tps["H"] - tps["U"]),
+        "23b": 100.0 * of_means(slo["L"] - slo["U"], slo["H"] - slo["U"]),
+        "24a": 100 * (tps["H"] / tps["L"] - 1),
+        "24b": slo["H"] - slo["L"],
+        "24c": p95["H"] - p95["L"],
+        "25": tps["O"] / tps["U"],
+        "31a": tail["H"],
+        "31b": tail["U"],
+        "31c": tail["C"],
+    }
+    return {f"heteroserve-{number}": value for number, value in result.items()}
+
+
 def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str, Value]:
     """Value of every claim in one setting.
 
@@ -355,49 +402,10 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
     def swept(name: str, value: float, metric: str) -> NDArray[np.float64]:
         return values(here["sweeps"], metric, swept=name, value=value)
 
-    whole = {
-        metric: {name[0]: of("table1", metric, name) for name in _ROWS}
-        for metric in (TPS, SLO, P95, hs.TAIL)
-    }
-    tps, slo, p95, tail = whole.values()
-    ranked = {metric: ranking(whole[metric]) for metric in (TPS, SLO, P95)}
     result: dict[str, Any] = {
-        f"{k}-{row}": whole[metric][name[0]]
-        for k, metric in enumerate((TPS, SLO, P95), start=1)
-        for name, row in _ROWS.items()
-    }
-    result |= {
-        "4a": ranked[TPS],
-        "4b": tps["H"] / tps["L"],
-        "5": tps["H"] / tps["U"],
-        "6": p95["U"] / p95["H"],
-        "20": ranked[SLO],
-        "21a": ranked[P95],
-        "21b": p95["H"] / p95["L"],
-        "22a": tps["H"] / tps["O"],
-        "22b": slo["H"] - slo["O"],
-        "23a": 100.0 * of_means(tps["L"] - tps["U"], tps["H"] - tps["U"]),
-        "23b": 100.0 * of_means(slo["L"] - slo["U"], slo["H"] - slo["U"]),
-        "24a": 100 * (tps["H"] / tps["L"] - 1),
-        "24b": slo["H"] - slo["L"],
-        "24c": p95["H"] - p95["L"],
-        "25": tps["O"] / tps["U"],
-        "31a": tail["H"],
-        "31b": tail["U"],
-        "31c": tail["C"],
-    }
-
-    def change(name: str, metric: str) -> NDArray[np.float64]:
-        full = of("ablation", metric, "full")
-        return 100 * (of("ablation", metric, name) - full) / full
-
-    attained = of("ablation", SLO, "full")
-    result |= {
-        "7a": attained - of("ablation", SLO, "no queue-awareness"),
-        "7b": change("no queue-awareness", TPS),
-        "8": attained - of("ablation", SLO, "no length binning"),
-        "9": change("no memory penalty", TPS),
-        "26": change("no length binning", P95),
+        "8": of("ablation", SLO, "full") - of("ablation", SLO, "no length binning"),
+        "9": _change(here["ablation"], "no memory penalty", TPS),
+        "26": _change(here["ablation"], "no length binning", P95),
     }
     up_to = here["loads"][here["loads"]["factor"] <= 1.5]
     h2, u2 = (of("loads", SLO, name, factor=2.0) for name in ("HeteroServe", "Uniform"))
@@ -448,7 +456,8 @@ def claim_values(setting: Setting, runs: Mapping[str, pd.DataFrame]) -> dict[str
         "28": ranking(efficiency),
         "32": swept("Q_max", strictest, hs.PASSED) - swept("Q_max", 32.0, hs.PASSED),
     }
-    return {f"heteroserve-{number}": value for number, value in result.items()}
+    told = {f"heteroserve-{number}": value for number, value in result.items()}
+    return headline_values(here["table1"], here["ablation"]) | told
 
 
 def of_means(over: NDArray[np.float64], under: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -478,6 +487,35 @@ def _text(value: Value) -> str:
     return value if isinstance(value, str) else f"{np.mean(value):.4g}"
 
 
+def _judged(name: str, value: Value, draws: int) -> str:
+    """Verdict that a value of a claim has by itself."""
+    claim, ends = claims()[name], interval(value) if isinstance(value, np.ndarray) else None
+    return "not a test" if claim.not_a_test else claim.judge(mean(value), ends, draws)
+
+
+def in_window(
+    by_setting: Mapping[Setting, Mapping[str, Value]], window: Mapping[str, pd.DataFrame]
+) -> pd.DataFrame:
+    """Claims that the printed window judges otherwise than the whole run, by setting.
+
+    Parameters
+    ----------
+    window
+        Tables of :meth:`Study.windowed`: ``table1``, ``ablation``.
+    """
+    rows = []
+    for setting, whole in by_setting.items():
+        found = headline_values(*(at(window[key], setting) for key in ("table1", "ablation")))
+        for name, value in found.items():
+            both = (whole[name], value)
+            told = [_judged(name, one, np.size(whole["heteroserve-5"])) for one in both]
+            if told[0] != told[1]:
+                row = [name, claims()[name].published, ", ".join(setting)]
+                rows.append([*row, _text(both[0]), told[0], _text(value), told[1]])
+    columns = ["claim", "published", "setting", "whole run", "verdict", "window", "its verdict"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def survival(by_setting: Mapping[Setting, Mapping[str, Value]]) -> pd.DataFrame:
     """Every claim with its value and verdict under every setting, and how many reproduce it."""
     rows, draws = [], max(np.size(value) for value in by_setting[MAIN].values())
@@ -486,20 +524,22 @@ def survival(by_setting: Mapping[Setting, Mapping[str, Value]]) -> pd.DataFrame:
         row: dict[str, object] = {"claim": name, "about": claim.claim, "published": claim.published}
         for setting in SETTINGS:
             value, label = by_setting[setting][name], ", ".join(setting)
-            ends = interval(value) if isinstance(value, np.ndarray) else None
-            judged = "not a test" if claim.not_a_test else claim.judge(mean(value), ends, draws)
-            row |= {label: _text(value), f"{label}: verdict": judged}
+            row |= {label: _text(value), f"{label}: verdict": _judged(name, value, draws)}
         row["reproduced in"] = list(row.values()).count("reproduced")
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def elsewhere(name: str, by_setting: Mapping[Setting, Mapping[str, Value]]) -> str:
-    """The three settings other than the recorded one in a sentence."""
+def elsewhere(
+    name: str, by_setting: Mapping[Setting, Mapping[str, Value]], window: pd.DataFrame
+) -> str:
+    """The other three settings in a sentence, and the rows of :func:`in_window` in another."""
     a, b, c = (_text(by_setting[setting][name]) for setting in SETTINGS[1:])
+    here = window[(window["claim"] == name) & (window["setting"] == ", ".join(MAIN))]
+    told = (f" In the printed window {x} ({y})." for x, y in here.to_numpy()[:, -2:])
     return (
-        f"Prefill by Table 4 and decode that reads weights only, at its own saturation; at 49.8 "
-        f"requests/s {a}; calibrated: {b} at its own saturation, {c} at 49.8 requests/s."
+        f"Decode by batch and KV cache (4.1), at its own saturation; at 49.8 requests/s {a}; "
+        f"weights only: {b} at its own saturation, {c} at 49.8 requests/s.{''.join(told)}"
     )
 
 
@@ -514,7 +554,7 @@ def reasons(
     Parameters
     ----------
     windowed
-        Means of :meth:`Study.windowed`.
+        Rows of :meth:`Study.windowed`.
     """
     here = {name: at(rows, MAIN) for name, rows in runs.items()}
 
@@ -525,12 +565,15 @@ def reasons(
     told_bins = " / ".join(f"{v:.1f}" for v in by_bins)
     told = over_uniform(here["shares"], "HeteroServe, long to H100").mean(axis=1)
     told_oracle = values(here["table1"], SLO, scheduler="Oracle, long to H100").mean()
-    static = "proportional, no queue-awareness"
-    shared = part("full", SLO) - part(static, SLO)
-    change = 100 * (part(static, TPS) / part("full", TPS) - 1)
+    others = ("eq. 5 off, Q_max kept", "proportional, no queue-awareness")
+    points = [part("full", SLO) - part(name, SLO) for name in others]
+    percent = [100 * (part(name, TPS) / part("full", TPS) - 1) for name in others]
+    static = (
+        "Static weights and unbounded queues (4.3). With the test against Q_max kept {:.1f}, with "
+        "weights read as shares {:.1f} {}. "
+    )
     ours, latency = (study.saturated_rps(MAIN[0], one) for one in (hs.RATED, latency_aware))
-    in_window = windowed[(windowed["decode"] == MAIN[0]) & (windowed["load"] == MAIN[1])]
-    tps = in_window.set_index("scheduler")[TPS]
+    tps = at(windowed, MAIN).groupby("scheduler")[TPS].mean()
     empty = (
         "Eq. 4 as printed admits every bin everywhere (4,685 tokens fit on any device), so bins do "
         "nothing. "
@@ -555,13 +598,14 @@ def reasons(
 
     by_number = {
         "1": f"The rate decides: the cluster saturates at {ours:.1f} requests/s here, and at "
-        f"{study.saturated_rps(hs.CALIBRATED[0]):.1f} where a decode step reads its KV cache. ",
+        f"{study.saturated_rps(hs.WEIGHTS_ONLY[0]):.1f} where a decode step reads no KV cache. ",
         "2-oracle": exclusive,
-        "3": whole + noisy,
+        "3": whole,
+        "3-heteroserve": whole + noisy,
         "5": draining("HeteroServe", "Uniform"),
         "6": whole,
-        "7a": f"With weights read as shares the difference is {shared:.1f} points. ",
-        "7b": f"With weights read as shares the change is {change:.1f} %. ",
+        "7a": static.format(*points, "points"),
+        "7b": static.format(*percent, "%"),
         "8": f"{empty}With long prompts on the H100s alone attainment is "
         f"{part('long to H100', SLO):.1f} %. ",
         "9": f"Evictions per run at 0.9 of the own saturation: {part('full', 'evictions'):.1f}; "

@@ -144,7 +144,7 @@ def batching_curves(prefill: pd.DataFrame, decode: pd.DataFrame) -> Figure:
 def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
     """Bandwidth between all GPUs that the cost model uses (ThunderServe Fig. 13), by title."""
     large = catalog.llm("LLaMA-1-30B")
-    fig, axes = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
+    fig, axes = plt.subplots(1, len(clusters), figsize=(5 * len(clusters), 4.6))
     for axis, (name, fleet) in zip(axes, clusters.items(), strict=True):
         model = CostModel(fleet, large)
         counts = np.array([m.count for m in model.machines])
@@ -152,14 +152,14 @@ def bandwidths(clusters: Mapping[str, Cluster]) -> Figure:
         matrix = model.bandwidth_gbs[np.ix_(where, where)]
         np.fill_diagonal(matrix, np.nan)
         figures.heat_map(
-            pd.DataFrame(matrix), axis, cmap="viridis", norm=LogNorm(2, 300), linewidths=0,
+            pd.DataFrame(matrix), axis, cmap="viridis", norm=LogNorm(0.3, 300), linewidths=0,
             square=True, rasterized=True,
         )  # fmt: skip
         middle, names = np.cumsum(counts) - counts / 2, [m.name for m in model.machines]
         axis.set_xticks(middle, names, rotation=45, ha="right")
         axis.set_yticks(middle, names, rotation=0)
         axis.set_title(f"{name}, {len(where)} GPUs")
-    ticks = [3, 10, 30, 100, 300]
+    ticks = [0.3, 1, 3, 10, 30, 100, 300]
     bar = fig.colorbar(axis.collections[0], ax=axes, label="bandwidth [GB/s]", ticks=ticks)
     bar.ax.set_yticklabels([str(tick) for tick in ticks])
     bar.ax.minorticks_off()

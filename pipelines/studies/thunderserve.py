@@ -20,11 +20,10 @@ from hetero.costs.cost import CostModel, CostSettings, PipelineStage, Rates
 from hetero.costs.demand import Demand, reference
 from hetero.costs.groups import Design
 from hetero.costs.pipeline import Pipeline
-from hetero.costs.replicas import replica
+from hetero.costs.replicas import replica, split
 from hetero.costs.transfer import Bits, KvTransfer
 from hetero.deployment import Deployment
 from hetero.errors import ParameterError, require_share
-from hetero.planners.baselines import melange
 from hetero.planners.thunderserve.evaluate import Evaluator
 from hetero.planners.thunderserve.exact import enumerate_all
 from hetero.planners.thunderserve.phases import PhasePlan
@@ -53,6 +52,9 @@ SCALES: Final = "scales"
 INPUTS: Final = 1024  # tokens of a request on the two machines of Fig. 16
 OUTPUTS: Final = 32  # not printed
 LENGTHS: Final = (512, 1024, 1536, 2048)
+_NETWORKS: Final = ("pair by pair", "shared interfaces")
+#: The network of planner and simulator: every pair of groups its own (ThunderServe eq. 1).
+PAIRS: Final = KvTransfer(shared=False)
 # GPUs of each machine of the cloud, in its order; the paper prints the sums only.
 _PARTS: Final = {16: (4, 0, 4, 0, 4, 4, 0), 24: (4, 0, 4, 4, 8, 4, 0), 32: (4, 4, 4, 4, 8, 4, 4)}
 _TIMES: Final = ("prefill [ms]", "KV transfer [ms]", "decode [ms]", TPS)
@@ -182,7 +184,7 @@ class ThunderServeStudy:
         if key not in self._evaluators:
             costs = CostModel(cloud, self.llm, self.printed)
             asked = self.demand(name, rate_rps)
-            self._evaluators[key] = Evaluator(costs, asked, self.target(name))
+            self._evaluators[key] = Evaluator(costs, asked, self.target(name), PAIRS)
         evaluator = self._evaluators[key]
         search = TabuSearch.start(evaluator, TabuSettings(steps=self.tabu_steps), seed=seed)
         best = search.run()
@@ -371,7 +373,7 @@ def two_machines(
     rows = [("baseline", *_baseline(fast, trace), *_PRINTED_5_8["baseline"], None)]
     best = {}
     for label, (costs, bits) in cases.items():
-        evaluator = Evaluator(costs, heavy, wide, KvTransfer(bits=bits))
+        evaluator = Evaluator(costs, heavy, wide, replace(PAIRS, bits=bits))
         made = PhasePlan.of(evaluator, enumerate_all(evaluator).best, search="exact")
         best[label] = made
         printed = PhasePlan.of(evaluator, _HALVES if label == "5 Gbit/s" else _APART)
@@ -476,16 +478,27 @@ def gpu_phases(plans: Mapping[tuple[str, str], PhasePlan]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
-def mix_table(
-    study: ThunderServeStudy, mixes: Mapping[str, melange.MelangePlan], rate_rps: float
+def networks(
+    study: ThunderServeStudy,
+    plans: Mapping[tuple[str, float], Sequence[PhasePlan]],
+    serve: Callable[..., pd.DataFrame],
 ) -> pd.DataFrame:
-    """Mélange's machines by workload, and the deadline that 90 % of the requests stay within."""
+    """Attainment of plans at their own target [%]: estimated, pair by pair, on shared interfaces.
+
+    ``serve`` answers with the measured runs of systems with a workload at a rate.
+    """
     rows = []
-    for name, mix in mixes.items():
-        arriving = study.work(name, rate_rps, study.seeds[0])
-        run = simulate(mix.deployment(), arriving, mix.router())
-        used = ", ".join(f"{n} x {mix.kinds[k].machine.gpu.name}" for k, _, n in mix.used)
-        ninety = Scales.of(run, study.unit(name)).smallest("e2e", 0.9)
-        rows.append((name, rate_rps, used, mix.usd_per_h, 100 * mix.gap, ninety))
-    columns = ["workload", "rate [req/s]", "machines", "price [$/h]", "gap [%]"]
-    return pd.DataFrame(rows, columns=[*columns, "E2E scale for 90 %"])
+    shared = replace(PAIRS, shared=True)
+    for (name, rate), made in plans.items():
+        systems = {
+            way: [(split(way, one.parts, transfer), one.router()) for one in made]
+            for way, transfer in zip(_NETWORKS, (PAIRS, shared), strict=True)
+        }
+        served = by_system(serve(systems, name, rate, study.latencies(name)))
+        for k, (seed, one) in enumerate(zip(study.seeds, made, strict=True)):
+            found = (served[way][k].attained("e2e", [study.plan_scale])[0] for way in _NETWORKS)
+            ratio = f"{len(one.prefill)}:{len(one.decode)}"
+            values = (100 * share for share in (one.value.attainment, *found))
+            rows.append((name, rate, seed, ratio, *values))
+    columns = ["workload", "rate [req/s]", "seed", "prefill:decode", "estimate"]
+    return pd.DataFrame(rows, columns=[*columns, *_NETWORKS])

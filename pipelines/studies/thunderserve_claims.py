@@ -223,7 +223,9 @@ def replicas(table: pd.DataFrame, rescheduled: Losses, rate_rps: float) -> Rows:
         light = rescheduled[name, "Table 3", "light"]
         before, after = ("{}:{}".format(*s.ratio) for s in (light.before, light.after))
         note = f"{before} to {after}; {len(light.turned)} groups change their phase at "
-        count = sum(light.before.group(group).phase == "prefill" for group in light.turned)
+        # Towards decode, as published; what turns the other way counts against it.
+        phases = [light.before.group(group).phase for group in light.turned]
+        count = phases.count("prefill") - phases.count("decode")
         rows += _rows("fig11_loss", f"{note}{rate_rps:g} req/s", **{key: count})
     coding = ours.loc["coding"]
     ratios = (coding["prefill replicas"] / coding["decode replicas"]).unstack("seed")

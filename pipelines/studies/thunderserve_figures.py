@@ -168,6 +168,22 @@ def _line_legend(fig: Figure, entries: Mapping[str, Style]) -> None:
     fig.legend(handles, list(entries), loc="outside upper right", ncols=len(handles))
 
 
+def networks(table: pd.DataFrame) -> Figure:
+    """Attainment by rate as estimated and as simulated on either network, a panel per workload."""
+    ways = list(table.columns[4:])
+    long = table.melt(list(table.columns[:4]), ways, "attainment", "attainment [%]")
+    fig, axes = plt.subplots(1, 2, figsize=(9.2, 3.4), sharey=True)
+    for axis, (name, here) in zip(axes, long.groupby("workload", sort=False), strict=True):
+        sns.barplot(
+            here, x="rate [req/s]", y="attainment [%]", hue="attainment", saturation=1, ax=axis,
+            palette=["#BBBBBB", COLOURS["ThunderServe"], figures.CYCLE[1]], errorbar=interval,
+            err_kws={"color": "#222222", "linewidth": 1.2},
+        )  # fmt: skip
+        axis.set(title=name, ylim=(0, 105))
+    figures.shared_legend(fig)
+    return fig
+
+
 def throughput(overloaded: pd.DataFrame) -> Figure:
     """Throughput under overload over ThunderServe's, with intervals over seeds (Fig. 9)."""
     wide = overloaded.pivot(index=["workload", "seed"], columns="system", values=TPS)

@@ -35,6 +35,7 @@ FLEETS = {
     "helix-42": {"A100-SXM-40GB": 4, "V100-16GB": 6, "L4": 16, "T4": 38},
     "helix-10": {"L4": 4, "T4": 6},
     "thunderserve-cloud-32": {"RTX-A6000": 8, "RTX-A5000": 8, "A40": 8, "RTX-3090Ti": 8},
+    "thunderserve-cloud-32-unequal": {"RTX-A6000": 8, "RTX-A5000": 8, "A40": 8, "RTX-3090Ti": 8},
     "thunderserve-a100-8": {"A100-SXM-80GB": 8},
     "thunderserve-a5000-8": {"RTX-A5000": 8},
     "thunderserve-a5000-12": {"RTX-A5000": 12},
@@ -58,6 +59,7 @@ CURRENT = {
 
 def test_all_clusters_of_the_papers_are_there() -> None:
     assert set(clusters().names) == set(FLEETS) | ASSUMED | set(CURRENT)
+    assert "whole network is assumed" in str(cluster("thunderserve-cloud-32-unequal"))
 
 
 @pytest.mark.parametrize("name", CURRENT)

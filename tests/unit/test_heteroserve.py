@@ -8,10 +8,10 @@ from hetero import catalog
 from hetero.intervals import interval
 from hetero.workload import synthetic
 from pipelines.studies import heteroserve as hs
-from pipelines.studies.heteroserve import MAIN, RATED, SETTINGS, SLO, TPS, Study
+from pipelines.studies.heteroserve import MAIN, RATED, SLO, TPS, WEIGHTS_ONLY, Study
 from tests import committed
 
-WEIGHTS_AT_PUBLISHED = SETTINGS[1]
+WEIGHTS_AT_PUBLISHED = (WEIGHTS_ONLY[0], hs.PUBLISHED)
 PAPER = committed.told("05_heteroserve", "paper")["paper"]
 
 

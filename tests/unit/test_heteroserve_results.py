@@ -88,13 +88,35 @@ def test_survival_counts_the_settings_that_reproduce(by_setting):
 
 def test_notes_tell_reasons_and_the_other_settings(study, told, runs, by_setting):
     paper = told["paper"]
-    windowed = hs.with_intervals(study.windowed(paper, 10.0))
+    windowed = study.windowed(paper, 10.0)
     reasons = results.reasons(study, paper["Latency-Aware"], runs, windowed)
     assert reasons["heteroserve-8"].startswith("Eq. 4 as printed admits every bin")
     assert reasons["heteroserve-24c"] == reasons["heteroserve-24a"] != ""
     assert reasons["heteroserve-31b"] == ""
+    ablated = {name: told["switched"][name] for name in ("full", "no queue-awareness")}
+    window = {"table1": windowed, "ablation": study.windowed(ablated, 10.0, 0.9)}
+    found = results.in_window(by_setting, window)
+    assert (found["verdict"] != found["its verdict"]).all()
     order = by_setting[SETTINGS[1]]["heteroserve-20"]
-    assert f"at 49.8 requests/s {order};" in results.elsewhere("heteroserve-20", by_setting)
+    said = results.elsewhere("heteroserve-20", by_setting, found)
+    assert f"at 49.8 requests/s {order};" in said
+    # The runs themselves in place of the window: nothing to tell.
+    same = results.in_window(by_setting, {key: runs[key] for key in window})
+    assert same.empty
+    assert "window" not in results.elsewhere("heteroserve-20", by_setting, same)
+
+
+def test_static_weights_and_unbounded_queues_lose_most_of_the_throughput():
+    """Section 4.3: -75.5 % of the throughput, 96.65 to 1.1 % of attainment."""
+    study = Study((0,), 2000)
+    names = ("full", "no queue-awareness", "eq. 5 off, Q_max kept")
+    switched = committed.told("05_heteroserve", "switched")["switched"]
+    rows = study.runs({name: switched[name] for name in names}, 0.9)
+    for setting in (MAIN, hs.WEIGHTS_ONLY):
+        (full,), (static,), (kept,) = hs.grid(hs.at(rows, setting), "scheduler", TPS)
+        assert static < 0.5 * full < kept
+        one, other, _ = hs.grid(hs.at(rows, setting), "scheduler", SLO)
+        assert one - other > 50
 
 
 def test_flips(runs):

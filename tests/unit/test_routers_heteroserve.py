@@ -64,7 +64,7 @@ class Dispatcher:
             ]
         able = [i for i in range(4) if fleet.eligible[i]]
         in_bin = [i for i in able if self.admits[which][i] or not r.binning]
-        short = [i for i in in_bin if self.queues[i] < r.queue_max]
+        short = [i for i in in_bin if not r.feedback or self.queues[i] < r.queue_max]
         open_ = short or in_bin or able
         self.window.append(request.input_tokens)
         if r.dispatch == "highest":
@@ -116,7 +116,7 @@ def test_regimes_change_with_the_lower_median_of_128_prompts():
     """192 tokens are still short, 193 are medium; 768 medium, 769 long."""
     deployment = fleet()
     for tokens, exponents in ((192, 0), (193, 1), (768, 1), (769, 2)):
-        router = HeteroServe(feedback=False, binning=False, dispatch="proportional", queue_max=1e9)
+        router = HeteroServe(feedback=False, binning=False, dispatch="proportional")
         served = dataclasses.replace(trace(1200), input_tokens=np.full(1200, tokens, np.int32))
         run = simulate(deployment, served, router)
         share = np.bincount(run.requests["node"], minlength=4) / 1200

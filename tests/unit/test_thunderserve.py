@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from hetero import catalog, cluster, workload
-from hetero.costs.cost import CostSettings
-from hetero.planners.baselines import melange
+from hetero.costs.cost import CostModel, CostSettings
+from hetero.costs.groups import Fleet
 from pipelines.studies import thunderserve as ts
 from pipelines.studies import thunderserve_changes as changes
 from pipelines.studies import thunderserve_claims as claims
@@ -244,16 +244,27 @@ def test_a_shift_is_noticed_and_counted(study, plans):
     assert (table["lost"] == 0).all()
 
 
-def test_the_cheapest_mix_costs_less_than_the_cloud(study):
-    whole = study.traces["coding"], RATE
-    mix = melange.cheapest(study.cloud, study.llm, *whole, slo=study.target("coding"))
-    table = ts.mix_table(study, {"coding": mix}, RATE)
-    assert (table["price [$/h]"] <= study.cloud.usd_per_h).all()
+def test_plans_are_judged_on_their_planners_network(study, told):
+    table = ts.networks(study, told["plans"], told["serve"])
+    assert len(table) == 2 * len(study.seeds)
+    for name, here in table.groupby("workload", sort=False):
+        judged = told["scales"][name, RATE, "ThunderServe"]
+        shares = [100 * one.attained("e2e", [study.plan_scale])[0] for one in judged]
+        assert here["pair by pair"].tolist() == shares
+    assert [axis.get_title() for axis in pictures.networks(table).axes] == [*study.traces]
+    links = told["planned"]["coding", RATE, "ThunderServe"][0][0].links
+    assert {link.media for _, _, link in links} == {()}
+    # Unequal links give the clustering that starts the search something other than machines.
+    unequal = CostModel(cluster.cluster("thunderserve-cloud-32-unequal"), study.llm, study.printed)
+    first = Fleet(unequal).clusters(np.random.default_rng(0))
+    assert {len(members) for members, _ in first} == {1, 2}
 
 
 def test_claims_of_replicas(study, told):
     table = ts.replicas(told["planned"], study.seeds)
     rows = _values(claims.replicas(table, told["losses"], RATE))
     light = told["losses"]["coding", "Table 3", "light"]
-    assert rows["22a"] <= len(light.turned)
+    # Prefill groups that turn to decode, less those that turn the other way.
+    (before, _), (after, _) = light.before.ratio, light.after.ratio
+    assert rows["22a"] == before - after
     assert "27" not in rows
