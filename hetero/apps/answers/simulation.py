@@ -213,17 +213,17 @@ def simulation(ask: Ask) -> Simulated:
     )
     about = own["batching"] if card is None else f"plan of {card.planner}"
     setting |= {"trace": first.source, "requests": len(first), "arrivals": came} | own
-    plan = getattr(served, "deployment", served)
     order = "drawn anew in blocks for each seed" if ask.seeds > 1 else "in their order"
-    if "Poisson" in came:
-        order = "in an order of each seed's own"
-    said_of = footing(getattr(plan, "replicas", ()), f"{came}, requests {order}", seeds, predictor)
+    if "Poisson" in came and opened.prefix_ids is None:
+        order = "in an order of each seed's own"  # see hetero.simulator.sustained.arrivals
+    every = getattr(getattr(served, "deployment", served), "replicas", ())
+    notes = [footing(every, f"{came}, requests {order}", seeds, predictor), *notes]
     made = Simulated(
         f"{setting['model']} on {setting['cluster']}: {title}",
         found,
         setting | {"seed": ask.seed},
         f"{len(first):,} requests of {first.source}, {came}; {about}, seed {ask.seed}",
-        (said_of, *notes),
+        tuple(notes),
     )
     if ask.figures is not None:
         timelines.draw(Path(ask.figures), made.runs, f"{first.source}, {about}, seed {ask.seed}")
