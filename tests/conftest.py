@@ -5,12 +5,14 @@ Raw data are fetched, in HETERO_DATA_MIRROR, or in ../shared/data beside the che
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -52,6 +54,36 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
         return int(ended.value.code or 0), said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def said(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """What a command that succeeds prints, with nothing on stderr."""
+
+    def out(*words: object) -> str:
+        code, found, err = run(*words)
+        assert (code, err) == (0, ""), err
+        return found
+
+    return out
+
+
+@pytest.fixture
+def told(said: Callable[..., str]) -> Callable[..., Any]:
+    """What a command that succeeds tells in JSON."""
+    return lambda *words: json.loads(said(*words, "--json"))
+
+
+@pytest.fixture
+def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """What a command that fails says on stderr."""
+
+    def err(*words: object) -> str:
+        code, _, found = run(*words)
+        assert code == 1, found
+        return found
+
+    return err
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,11 +145,12 @@ def test_a_server_that_dies_leaves_the_rounds_that_ended(tmp_path):
 
 
 @contextmanager
-def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
+def answering(
+    answer: Callable[[http.server.BaseHTTPRequestHandler, bytes], object],
+) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            answer(self)
+            answer(self, self.rfile.read(int(self.headers["Content-Length"])))
 
         def log_message(self, *_: object) -> None: ...
 
@@ -161,7 +164,7 @@ def answering(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> I
 
 
 def _send(status: int, kind: str, body: bytes, length: int | None = None):
-    def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
+    def answer(handler: http.server.BaseHTTPRequestHandler, _: bytes = b"") -> None:
         handler.send_response(status)
         handler.send_header("Content-Type", kind)
         handler.send_header("Content-Length", str(len(body) if length is None else length))
@@ -203,7 +206,7 @@ def test_what_a_server_does_wrong_is_said(answer, says, tmp_path):
 
 def test_a_silent_server_and_an_empty_port_are_told_apart(tmp_path):
     hold = threading.Event()
-    with answering(lambda _: hold.wait(600) and None) as url:
+    with answering(lambda *_: hold.wait(600)) as url:
         with pytest.raises(EndpointError, match=r"sent nothing for 0\.3 s"):
             profiling.profile(Endpoint(url, "m", timeout_s=0.3), SETTINGS, tmp_path / "a.csv")
         hold.set()
@@ -216,25 +219,16 @@ def test_an_engine_that_refuses_ignore_eos_is_asked_without(tmp_path):
     usage = PIECE + b'"choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":2,'
     usage += b'"total_tokens":3}}\n\n'
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            bodies.append(body)
-            if b"ignore_eos" in body:
-                _send(400, JSON, b'{"error":{"message":"unknown field"}}')(self)
-            else:
-                count = usage % len(body)
-                _send(200, STREAM, TEXT + TEXT + count + END)(self)
+    def answer(handler: http.server.BaseHTTPRequestHandler, body: bytes) -> None:
+        bodies.append(body)
+        if b"ignore_eos" in body:
+            _send(400, JSON, b'{"error":{"message":"unknown field"}}')(handler)
+        else:
+            _send(200, STREAM, TEXT + TEXT + usage % len(body) + END)(handler)
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    setting = Setting(1, 8, 8)
-    found = profiling.profile(Endpoint(url, "m"), [setting], tmp_path / "a.csv", repeats=1)
-    server.shutdown()
-    server.server_close()
+    with answering(answer) as url:
+        setting = Setting(1, 8, 8)
+        found = profiling.profile(Endpoint(url, "m"), [setting], tmp_path / "a.csv", repeats=1)
     assert found.done == 1
     assert [b"ignore_eos" in body for body in bodies] == [True, False, False, False, False]
 
@@ -265,19 +259,32 @@ def test_settings_and_limits_that_measure_nothing_are_refused(tmp_path):
         profiling.profile(Endpoint("http://x", "m"), SETTINGS, tmp_path / "other.csv")
 
 
-def test_the_bent_form_wins_where_prefill_is_quadratic(tmp_path):
-    rng = np.random.default_rng(0)
+def measured(
+    folder: Path,
+    lengths: tuple[int, ...],
+    scatter: float,
+    seconds: Callable[[int, int], tuple[float, float]],
+) -> Path:
+    """A profile of prefills and decode steps that take given times and scatter."""
+    rng, file = np.random.default_rng(0), folder / "steps.csv"
     lines = ["phase,batch,input_tokens,context_tokens,seconds"]
-    for batch in (1, 2, 4, 8):
-        for length in (64, 256, 1024):
-            n = batch * length
-            for noise in 1 + 0.01 * rng.standard_normal(2):
-                lines.append(
-                    f"prefill,{batch},{length},,{(5e-3 + 1e-5 * n + 2e-8 * n * n) * noise}"
-                )
-                lines.append(f"decode,{batch},,{length},{(2e-3 + 1e-7 * n + 1e-4 * batch) * noise}")
-    (tmp_path / "steps.csv").write_text("\n".join(lines) + "\n")
-    found = profiling.fitted(tmp_path / "steps.csv", wanted_percent=2.0)
+    for batch, length in product((1, 2, 4, 8), lengths):
+        prefill, decode = seconds(batch, batch * length)
+        for noise in 1 + scatter * rng.standard_normal(2):
+            lines.append(f"prefill,{batch},{length},,{prefill * noise}")
+            lines.append(f"decode,{batch},,{length},{decode * noise}")
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_the_bent_form_wins_where_prefill_is_quadratic(tmp_path):
+    file = measured(
+        tmp_path,
+        (64, 256, 1024),
+        0.01,
+        lambda batch, n: (5e-3 + 1e-5 * n + 2e-8 * n * n, 2e-3 + 1e-7 * n + 1e-4 * batch),
+    )
+    found = profiling.fitted(file, wanted_percent=2.0)
     assert found.form == "bent"
     assert found.held_out_percent["bent"] < 2 < found.held_out_percent["affine"]
     n = np.array([100.0, 1000.0, 8000.0])
@@ -289,18 +296,11 @@ def test_the_bent_form_wins_where_prefill_is_quadratic(tmp_path):
 
 
 def test_engines_that_attend_to_the_whole_batch_are_bent_in_both_phases(tmp_path):
-    rng = np.random.default_rng(1)
-    lines = ["phase,batch,input_tokens,context_tokens,seconds"]
-    for batch in (1, 2, 4, 8):
-        for length in (32, 128, 512):
-            n = batch * length
-            for noise in 1 + 0.005 * rng.standard_normal(2):
-                prefill = 5e-3 + 1e-4 * n + 2e-7 * n * n
-                decode = 4e-3 + 5e-4 * batch + 1e-6 * n + 2e-7 * batch * n
-                lines.append(f"prefill,{batch},{length},,{prefill * noise}")
-                lines.append(f"decode,{batch},,{length},{decode * noise}")
-    (tmp_path / "steps.csv").write_text("\n".join(lines) + "\n")
-    found = profiling.fitted(tmp_path / "steps.csv")
+    def seconds(batch: int, n: int) -> tuple[float, float]:
+        prefill = 5e-3 + 1e-4 * n + 2e-7 * n * n
+        return prefill, 4e-3 + 5e-4 * batch + 1e-6 * n + 2e-7 * batch * n
+
+    found = profiling.fitted(measured(tmp_path, (32, 128, 512), 0.005, seconds))
     assert (found.form, found.decode_form) == ("bent", "bent")
     assert found.decode_held_out_percent["bent"] < 1 < found.decode_held_out_percent["affine"]
     batch, cached = np.array([2.0, 8.0, 8.0]), np.array([100.0, 400.0, 4000.0])

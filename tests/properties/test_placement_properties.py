@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from hetero.errors import InfeasibleError
 from hetero.placement import FlowNetwork, Placement
-from hetero.planners.helix import search
 from hetero.planners.helix.bound import flow_bound
 
 sys.path.append(str(Path(__file__).parents[1] / "unit"))
-from small_placements import exhaustive, random_problem
+from small_placements import random_problem
 
 SETTINGS = settings(max_examples=8)
 
@@ -46,15 +45,3 @@ def test_no_placement_exceeds_the_bound(seed: int, nodes: int, slow: bool) -> No
             assert sum(p.tokens_per_s for p in flow.paths()) == pytest.approx(
                 flow.tokens_per_s, rel=1e-6
             )
-
-
-@settings(max_examples=4)
-@given(seed=st.integers(0, 10_000), slow=st.booleans())
-def test_plan_is_the_best_of_all_placements(seed: int, slow: bool) -> None:
-    small = random_problem(seed, 4, 5, 4, slow=slow)
-    best = exhaustive(small)
-    if best == 0:
-        with pytest.raises(InfeasibleError):
-            search(small)
-    else:
-        assert search(small).tokens_per_s == pytest.approx(best, rel=1e-6)

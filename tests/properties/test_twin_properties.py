@@ -4,9 +4,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.errors import ParameterError
 from hetero.workload import Trace, Twin
 from hetero.workload.twin import LIMIT_BYTES
 
@@ -66,6 +68,9 @@ def test_fit_is_deterministic_and_survives_its_file(trace: Trace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         twin.save(Path(folder) / "twin.json")
         again = Twin.load(Path(folder) / "twin.json")
+        with pytest.raises(ParameterError, match="exists already"):
+            twin.save(Path(folder) / "twin.json")
+    assert again.to_json() == twin.to_json()
     a, b = twin.draw(2), again.draw(2)
     np.testing.assert_array_equal(a.arrival_s, b.arrival_s)
     np.testing.assert_array_equal(a.output_tokens, b.output_tokens)

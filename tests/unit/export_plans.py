@@ -83,6 +83,12 @@ def on(gpu: str, **how: str) -> Service:
     return Service("one kind", SMALL, placed(servings), weights="meta-llama/Meta-Llama-3-8B", **how)
 
 
+def closed(*required: str, **properties: object) -> dict[str, object]:
+    """Schema of an object that holds these properties and no others."""
+    found = {"type": "object", "additionalProperties": False, "properties": properties}
+    return found | ({"required": [*required]} if required else {})
+
+
 EVERY = {
     "AMD": on("MI300X"),
     "AMD, fp8": on("MI355X", precision="fp8", kv_precision="fp8"),

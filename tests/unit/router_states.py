@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hetero import catalog
-from hetero.deployment import Deployment, Engine, Replica
+from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.latency.step import StepModel
 from hetero.simulator import simulate
 from hetero.workload import Trace
@@ -48,6 +50,22 @@ def trace(count=600, rate_rps=20.0, seed=0, median=500.0):
         name="test",
         source="test",
     )
+
+
+def phases(roles, kv_tokens, links=(), gbs=10.0):
+    """Replicas of one speed by name, of which some only prefill or only decode."""
+    step = StepModel.affine(floor_s=0.01, per_token_s=3e-5, per_cached_token_s=2e-7)
+    replicas = tuple(
+        Replica(name, step, kv_tokens, 1e5, Engine(max_batch=64), role)
+        for name, role in roles.items()
+    )
+    return Deployment("split", replicas, links, KvLink(gbs))
+
+
+def handed_over(count, rate_rps=20.0):
+    """No reply of one token: those end with their prefill and have no decode replica."""
+    served = trace(count, rate_rps)
+    return replace(served, output_tokens=np.maximum(served.output_tokens, 2))
 
 
 class Check:

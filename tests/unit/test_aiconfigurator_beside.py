@@ -10,7 +10,7 @@ import pytest
 
 from hetero.catalog import llm
 from hetero.errors import ParameterError
-from hetero.workload import Trace, datasets
+from hetero.workload import Trace
 from pipelines.studies import aiconfigurator_beside as beside
 from pipelines.studies import calibration, servers
 
@@ -70,9 +70,8 @@ def test_without_its_python_it_says_how_to_get_it(tmp_path, monkeypatch) -> None
         beside.python()
 
 
-def test_a_kept_estimate_comes_out(monkeypatch) -> None:
-    if not servers.available():
-        pytest.skip(f"{servers.DATASET} is not here: set {datasets.MIRROR}")
+def test_a_kept_estimate_comes_out(monkeypatch, need) -> None:
+    need(servers.DATASET)
     try:
         beside.python()
     except ParameterError as error:

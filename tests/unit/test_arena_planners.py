@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 from engine_plans import as_in_papers
+from quick_cards import LITTLE as QUICK
 
 from hetero import catalog, workload
 from hetero.cluster import cluster
@@ -15,18 +16,14 @@ from hetero.engines import PAPERS
 from hetero.errors import InfeasibleError, ParameterError
 from hetero.planners.base import Planner
 from hetero.planners.bound import bound, goodput_bound
-from hetero.planners.effort import Effort
 from hetero.planners.score import goodput
 from hetero.plans import Plan
+from hetero.question import Question
 from hetero.search.planners import planner, planners
 from hetero.search.portfolio import ask
 from hetero.simulator import Slo
 
-LITTLE = Effort(
-    requests=120, rates=2, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=16,
-    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2,
-    designs=60,
-)  # fmt: skip
+LITTLE = replace(QUICK, rates=2, layouts=16, designs=60)
 CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)
 THIRTEEN = catalog.llm("LLaMA-1-13B")
@@ -41,10 +38,13 @@ OF_EXPERTS = ("islands exact", "islands by BO")
 OF_DENSE = tuple(name for name in NAMES if name not in OF_EXPERTS)
 
 
+def case(name: str) -> Question:
+    return SPARSE if name in OF_EXPERTS else DENSE
+
+
 @lru_cache(maxsize=32)
 def made(name: str) -> Plan:
-    question = SPARSE if name in OF_EXPERTS else DENSE
-    return planner(name, LITTLE).plan(question)
+    return planner(name, LITTLE).plan(case(name))
 
 
 def test_all_planners_have_names_of_their_own() -> None:
@@ -55,9 +55,8 @@ def test_all_planners_have_names_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_use_the_gpus_that_there_are(name: str) -> None:
-    question = SPARSE if name in OF_EXPERTS else DENSE
-    plan = made(name)
+def test_plans_use_the_gpus_that_there_are_and_cost_what_these_do(name: str) -> None:
+    question, plan = case(name), made(name)
     assert plan.planner == name
     for gpu, count in plan.gpus.items():
         assert 0 < count <= question.cluster.gpu_counts[gpu]
@@ -70,12 +69,6 @@ def test_plans_use_the_gpus_that_there_are(name: str) -> None:
                 used[machine] = used.get(machine, 0) + gpus
         for machine, gpus in used.items():
             assert gpus <= question.cluster.machine(machine).count
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_price_is_that_of_the_gpus_in_use(name: str) -> None:
-    question = SPARSE if name in OF_EXPERTS else DENSE
-    plan = made(name)
     each = {m.gpu.name: (m.usd_per_h or 0.0) / m.count for m in question.cluster.machines}
     price = sum(each[gpu] * count for gpu, count in plan.gpus.items())
     assert plan.usd_per_h == pytest.approx(price)
@@ -83,8 +76,7 @@ def test_the_price_is_that_of_the_gpus_in_use(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> None:
-    question = SPARSE if name in OF_EXPERTS else DENSE
-    plan = made(name)
+    question, plan = case(name), made(name)
     limit = bound(question)
     assert (limit is None) == (name in OF_EXPERTS)
     for trace in (question.arrivals(seed=1), CHATS.all_at_once()):
@@ -110,7 +102,7 @@ def test_every_request_is_accounted_for_and_none_beyond_the_bound(name: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_plan_and_run_twice(name: str) -> None:
-    question = SPARSE if name in OF_EXPERTS else DENSE
+    question = case(name)
     again = planner(name, LITTLE).plan(question)
     assert str(again) == str(made(name))
     one, two = (plan.simulate(question.arrivals(seed=2), 2) for plan in (made(name), again))
@@ -119,8 +111,7 @@ def test_the_same_plan_and_run_twice(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_read_back_is_the_same_plan_and_plays_the_same_run(name: str) -> None:
-    question = SPARSE if name in OF_EXPERTS else DENSE
-    plan = made(name)
+    question, plan = case(name), made(name)
     again = Plan.from_json(plan.to_json())
     assert again == plan
     assert again.to_json() == plan.to_json()

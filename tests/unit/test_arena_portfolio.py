@@ -8,23 +8,19 @@ from functools import cache
 import numpy as np
 import pytest
 from engine_plans import as_in_papers
+from quick_cards import LITTLE as QUICK
 
 from hetero import catalog, workload
 from hetero.cluster import Cluster, Machine, cluster
 from hetero.engines import EngineSpec
 from hetero.errors import InfeasibleError, ParameterError
-from hetero.planners.effort import Effort
 from hetero.planners.score import PRECISION, goodput, score
 from hetero.search.improve import improve
 from hetero.search.planners import planner, planners
 from hetero.search.portfolio import IMPROVED, Portfolio, portfolio
 from hetero.simulator import Slo
 
-LITTLE = Effort(
-    requests=120, rates=1, tabu_steps=3, tabu_neighbours=3, generations=2, population=4, layouts=16,
-    node_degrees=1, exchanges=20, variety=2, exact_nodes=20, keep=2, parts=1, improved=2,
-    designs=30,
-)  # fmt: skip
+LITTLE = replace(QUICK, layouts=16, designs=30)
 CHATS = workload.load("azure2023_conv").sample(200, np.random.default_rng(3))
 CODE = workload.load("azure2023_code").sample(200, np.random.default_rng(4))
 TARGETS = Slo(ttft_s=2.0, tpot_s=0.2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from hetero import paths, workload
-from hetero.apps.cli import main
 from hetero.deployment import Engine
 from hetero.routers import Router
 from hetero.timings import timings
@@ -20,11 +18,8 @@ from pipelines.bench.commands import BENCHES
 from pipelines.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
 
 
-def test_the_smallest_run_measures_everything(capsys: Any) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "simulate", "largest=300", "many=9", "repeats=1", "--json"])
-    assert end.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+def test_the_smallest_run_measures_everything(told: Any) -> None:
+    found = told("bench", "simulate", "largest=300", "many=9", "repeats=1")
     speeds = found["speeds"]
     assert {one["replicas"] for one in speeds} == {8, 9}
     assert {one["load"] for one in speeds} == set(LOADS)
@@ -43,7 +38,7 @@ def test_the_smallest_run_measures_everything(capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "says"),
     [
         (["nothing"], "no bench 'nothing'. Resolve: use simulate, search, cards"),
         (["simulate", "many=few"], "cannot do 'many=few'. Resolve: it has largest=1000000, many="),
@@ -53,11 +48,8 @@ def test_the_smallest_run_measures_everything(capsys: Any) -> None:
         (["islands", "keys=placement"], "No time begins with 'placement'"),
     ],
 )
-def test_what_cannot_be_measured_is_told_what_can(capsys: Any, asked: list[str], told: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["bench", *asked])
-    assert end.value.code == 1
-    assert told in capsys.readouterr().err
+def test_what_cannot_be_measured_is_told_what_can(refused, asked: list[str], says: str) -> None:
+    assert says in refused("bench", *asked)
 
 
 def test_every_time_that_was_recorded_can_be_made_again() -> None:

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from hetero.errors import ParameterError
-from hetero.workload import datasets
 from pipelines.studies import calibration, server_fit, servers
 from tests import committed
 
@@ -25,9 +24,8 @@ ROWS = pd.DataFrame(
 
 
 @pytest.fixture
-def raw() -> None:
-    if not servers.available():
-        pytest.skip(f"{servers.DATASET} is not here: set {datasets.MIRROR}")
+def raw(need) -> None:
+    need(servers.DATASET)
 
 
 def test_verdicts_are_of_left_out_runs_alone() -> None:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -121,20 +121,20 @@ PRINTED = [
     ("xiong", "A800 80GB PCIe", {"mem_gib": 80}),
 ]
 
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-}
-LATENT = {
-    "num_hidden_layers": 61,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
+# Most families call their sizes so; the rest of a config.json, or other words, follow by name.
+SIZES = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size", "max_position_embeddings"),
+)
+
+
+def config(family: str, *sizes: int | None, **own: object) -> dict[str, object]:
+    given = {key: size for key, size in zip(SIZES, sizes, strict=True) if size is not None}
+    return {"model_type": family, **given, **own}
+
+
+LLAMA = config("llama", 32, 4096, 32, 8, 14336, 128256, 8192)
+LATENT: dict[str, object] = {
     "moe_intermediate_size": 2048,
     "n_shared_experts": 1,
     "num_experts_per_tok": 8,
@@ -145,116 +145,46 @@ LATENT = {
     "v_head_dim": 128,
     "moe_layer_freq": 1,
 }
+ROUTED: dict[str, object] = {"num_experts_per_tok": 8, "moe_intermediate_size": 768}
+ROUTED |= {"num_experts": 128, "decoder_sparse_step": 1, "mlp_only_layers": []}
 # The sizes that each family's public config.json states, under the family's own keys.
 CONFIGS: dict[str, dict[str, object]] = {
     "Llama-3-8B": LLAMA,
-    "LLaMA-1-7B": {
-        "model_type": "llama",
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "num_attention_heads": 32,
-        "intermediate_size": 11008,
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    },
-    "Mistral-7B": LLAMA
-    | {"model_type": "mistral", "vocab_size": 32000, "max_position_embeddings": 32768},
-    "Qwen2.5-7B": {
-        "model_type": "qwen2",
-        "num_hidden_layers": 28,
-        "hidden_size": 3584,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": False,
-    },
-    "Qwen3-32B": {
-        "model_type": "qwen3",
-        "num_hidden_layers": 64,
-        "hidden_size": 5120,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 25600,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "attention_bias": False,
-    },
-    "Mixtral-8x7B": LLAMA
-    | {
-        "model_type": "mixtral",
-        "vocab_size": 32000,
-        "max_position_embeddings": 32768,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "Qwen3-30B-A3B": {
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": 48,
-        "hidden_size": 2048,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-    "DeepSeek-V3-R1-671B": LATENT
-    | {
-        "model_type": "deepseek_v3",
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
-        "n_routed_experts": 256,
-        "first_k_dense_replace": 3,
-        "vocab_size": 129280,
-        "max_position_embeddings": 163840,
-    },
-    "Kimi-K2": LATENT
-    | {
-        "model_type": "kimi_k2",
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
-        "n_routed_experts": 384,
-        "first_k_dense_replace": 1,
-        "vocab_size": 163840,
-        "max_position_embeddings": 131072,
-    },
-    "OPT-30B": {
-        "model_type": "opt",
-        "num_hidden_layers": 48,
-        "hidden_size": 7168,
-        "num_attention_heads": 56,
-        "ffn_dim": 28672,
-        "vocab_size": 50272,
-        "max_position_embeddings": 2048,
-        "word_embed_proj_dim": 7168,
-    },
-    "BLOOM-176B": {
-        "model_type": "bloom",
-        "n_layer": 70,
-        "n_embed": 14336,
-        "num_attention_heads": 112,
-        "vocab_size": 250880,
-    },
-    "Grok-1": {
-        "model_type": "grok-1",
-        "num_hidden_layers": 64,
-        "hidden_size": 6144,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
-        "intermediate_size": 32768,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "vocab_size": 131072,
-        "max_position_embeddings": 8192,
-    },
+    "LLaMA-1-7B": config("llama", 32, 4096, 32, None, 11008, 32000, 2048),
+    "Mistral-7B": config("mistral", 32, 4096, 32, 8, 14336, 32000, 32768),
+    "Qwen2.5-7B": config("qwen2", 28, 3584, 28, 4, 18944, 152064, 32768, tie_word_embeddings=False),
+    "Qwen3-32B": config(
+        "qwen3", 64, 5120, 64, 8, 25600, 151936, 40960, head_dim=128, attention_bias=False
+    ),
+    "Mixtral-8x7B": config(
+        *("mixtral", 32, 4096, 32, 8, 14336, 32000, 32768),
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    ),
+    "Qwen3-30B-A3B": config(
+        "qwen3_moe", 48, 2048, 32, 4, 6144, 151936, 40960, head_dim=128, **ROUTED
+    ),
+    "DeepSeek-V3-R1-671B": config(
+        *("deepseek_v3", 61, 7168, 128, 128, 18432, 129280, 163840),
+        n_routed_experts=256,
+        first_k_dense_replace=3,
+        **LATENT,
+    ),
+    "Kimi-K2": config(
+        *("kimi_k2", 61, 7168, 64, 64, 18432, 163840, 131072),
+        n_routed_experts=384,
+        first_k_dense_replace=1,
+        **LATENT,
+    ),
+    "OPT-30B": config(
+        "opt", 48, 7168, 56, None, None, 50272, 2048, ffn_dim=28672, word_embed_proj_dim=7168
+    ),
+    "BLOOM-176B": config(
+        "bloom", None, None, 112, None, None, 250880, None, n_layer=70, n_embed=14336
+    ),
+    "Grok-1": config(
+        "grok-1", 64, 6144, 48, 8, 32768, 131072, 8192, num_experts=8, num_experts_per_tok=2
+    ),
 }
 
 
@@ -369,13 +299,14 @@ def test_hugging_face_configs_give_the_catalog_shape(name: str) -> None:
     assert read.max_position == known.max_position
 
 
-def test_config_files(tmp_path: Path) -> None:
+def test_config_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     file = folder / "config.json"
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
     assert find_llm(folder) == find_llm(str(file)) == Llm.from_config(file)
-    assert find_llm(folder).name == "my-model"
+    monkeypatch.chdir(folder)
+    assert find_llm(folder).name == find_llm("config.json").name == "my-model"
     assert find_llm("llama 3 8b").name == "Llama-3-8B"
     nested = {"model_type": "llava", "text_config": LLAMA, "_name_or_path": "org/seeing"}
     assert Llm.from_config(nested).params == llm("Llama-3-8B").params
@@ -444,28 +375,17 @@ def test_presets_are_as_printed(preset: str, printed: str, figures: dict[str, ob
     assert found.preset == preset
 
 
-def test_preset_rignall_is_the_table_of_its_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    if datasets.MIRROR not in os.environ and beside.is_dir():
-        monkeypatch.setenv(datasets.MIRROR, str(beside))
-    if not datasets.available("moe_reference"):
-        pytest.skip(f"moe_reference is not here: set {datasets.MIRROR}")
+def test_preset_rignall_is_the_table_of_its_simulator(need: Callable[[str], None]) -> None:
+    need("moe_reference")
     with datasets.path("moe_reference", "gpu_info.csv").open(encoding="utf-8") as file:
         rows = {row["gpu_type"]: row for row in csv.DictReader(file)}
     assert len(rows) == len(gpus("rignall"))
     for name, row in rows.items():
         ours = gpu(name, preset="rignall")
         assert ours.fp4_tflops == (float(row["fp4"]) or None), name
-        assert (
-            ours.fp16_tflops,
-            ours.fp8_tflops,
-            ours.mem_gib,
-            ours.mem_bw_gbs,
-            ours.link_gbs,
-            ours.pcie_gbs,
-        ) == tuple(
-            float(row[key]) for key in ("fp16", "fp8", "mem", "mem_bw", "nvlink_bw", "pcie_bw")
-        ), name
+        fields = ("fp16_tflops", "fp8_tflops", "mem_gib", "mem_bw_gbs", "link_gbs", "pcie_gbs")
+        keys = ("fp16", "fp8", "mem", "mem_bw", "nvlink_bw", "pcie_bw")
+        assert [getattr(ours, one) for one in fields] == [float(row[key]) for key in keys], name
 
 
 def test_presets_keep_what_the_paper_does_not_print() -> None:
@@ -637,16 +557,3 @@ def test_tables_show_units_and_sources() -> None:
     assert "Vast.ai" in shown
     assert "8 of 256" in str(llm("DeepSeek-R1"))
     assert gpus()[0] is gpu("A100-SXM-80GB")
-
-
-def test_a_bare_config_is_called_by_its_folder(tmp_path, monkeypatch):
-    folder = tmp_path / "my-model"
-    folder.mkdir()
-    config = {
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
-        "max_position_embeddings": 512,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.chdir(folder)
-    assert find_llm("config.json").name == "my-model"

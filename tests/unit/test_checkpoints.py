@@ -8,22 +8,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from test_catalog import CONFIGS
 
 from hetero import paths
 from hetero.catalog import Llm, find_llm, llm
 from hetero.errors import DataError, ParameterError
 
-QWEN = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 64,
-    "hidden_size": 5120,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 25600,
-    "vocab_size": 151936,
-    "max_position_embeddings": 40960,
-}
+QWEN = CONFIGS["Qwen3-32B"]
 ENDS = 2 * 151936 * 5120  # embedding and head, which stay in 16 bits
 GIB = 2**30
 

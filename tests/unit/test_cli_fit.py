@@ -1,20 +1,11 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
-from hetero.apps.cli import main
 from hetero.latency import storage
 
 HEAD = "phase,batch,input_tokens,context_tokens,ms\n"
-
-
-def call(*arguments):
-    with pytest.raises(SystemExit) as end:
-        main(["fit", *map(str, arguments)])
-    return end.value.code or 0
 
 
 @pytest.fixture
@@ -32,18 +23,16 @@ def grid(tmp_path):
     return path
 
 
-def test_fit_prints_coefficients_intervals_and_errors(grid, capsys):
-    assert call(grid) == 0
-    text = capsys.readouterr().out
+def test_fit_prints_coefficients_intervals_and_errors(grid, said):
+    text = said("fit", grid)
     assert "p1" in text
     assert "95 % low" in text
     assert "mean error" in text
     assert "Reduction to a step model" in text
 
 
-def test_json_holds_the_truth_within_its_intervals(grid, capsys):
-    assert call(grid, "--json", "--confidence", "0.999") == 0
-    found = json.loads(capsys.readouterr().out)
+def test_json_holds_the_truth_within_its_intervals(grid, told):
+    found = told("fit", grid, "--confidence", "0.999")
     truth = {"p1": 5e-5, "p2": 5e-4, "p3": 2e-6, "p4": 1e-2}
     truth |= {"p5": 2e-7, "p6": 3e-4, "p7": 5e-7, "p8": 2e-2}
     coefficients = found["prefill"]["coefficients"] | found["decode"]["coefficients"]
@@ -54,26 +43,23 @@ def test_json_holds_the_truth_within_its_intervals(grid, capsys):
     assert found["decode"]["accuracy"]["rows"] == 12
 
 
-def test_output_is_a_step_model_and_is_not_replaced_unasked(grid, tmp_path, capsys):
+def test_output_is_a_step_model_and_is_not_replaced_unasked(grid, tmp_path, said, refused):
     target = tmp_path / "model.json"
-    assert call(grid, "--non-negative", "--output", target) == 0
-    assert f"Wrote {target}" in capsys.readouterr().out
+    assert f"Wrote {target}" in said("fit", grid, "--non-negative", "--output", target)
     model = storage.load(target)
     assert 1e3 * float(model.decode_seconds([512] * 4)) == pytest.approx(21.87, rel=0.02)
     before = target.read_bytes()
-    assert call(grid, "--output", target) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "exists already" in refused("fit", grid, "--output", target)
     assert target.read_bytes() == before
-    assert call(grid, "--non-negative", "--output", target, "--force") == 0
+    assert said("fit", grid, "--non-negative", "--output", target, "--force")
 
 
-def test_floor_and_own_headings(tmp_path, capsys):
+def test_floor_and_own_headings(tmp_path, said):
     path = tmp_path / "own.csv"
     rows = [f"prefill,1,{n},{max(50, 0.1 * n)}" for n in (64, 128, 256, 1024, 2048, 4096)]
     path.write_text("phase,bs,len,ms\n" + "\n".join(rows) + "\n")
     options = ("--floor", "--column", "batch=bs", "--column", "input_tokens=len")
-    assert call(path, *options) == 0
-    text = capsys.readouterr().out
+    text = said("fit", path, *options)
     assert "floor up to 500 tokens" in text
     assert "No step model: own.csv has no decode rows" in text
 
@@ -85,14 +71,12 @@ def cross(tmp_path):
     return path
 
 
-def test_designs_that_determine_too_little_are_refused_with_a_way_out(tmp_path, capsys):
+def test_designs_that_determine_too_little_are_refused_with_a_way_out(tmp_path, said, refused):
     path = cross(tmp_path)
-    assert call(path) == 1
-    error = capsys.readouterr().err
+    error = refused("fit", path)
     assert "b I = 512 b + I - 512" in error
     assert "--form cross" in error
-    assert call(path, "--form", "cross") == 0
-    assert "slope along I at b = 1" in capsys.readouterr().out
+    assert "slope along I at b = 1" in said("fit", path, "--form", "cross")
 
 
 @pytest.mark.parametrize(
@@ -104,39 +88,33 @@ def test_designs_that_determine_too_little_are_refused_with_a_way_out(tmp_path, 
         (("--column", "batch=bs"), "has no column 'bs' for batch"),
     ],
 )
-def test_bad_options_end_in_one_sentence(grid, capsys, options, message):
-    assert call(grid, *options) == 1
-    error = capsys.readouterr().err
+def test_bad_options_end_in_one_sentence(grid, refused, options, message):
+    error = refused("fit", grid, *options)
     assert error.startswith("Error: ")
     assert message in error
     assert "Resolve: " in error
 
 
-def test_bad_cells_and_missing_phases(tmp_path, capsys):
+def test_bad_cells_and_missing_phases(tmp_path, refused):
     path = tmp_path / "bad.csv"
     path.write_text(HEAD + "prefill,1,128,,10\nprefill,one,128,,10\n")
-    assert call(path) == 1
-    assert "line 3, column 'batch': 'one' is not a number" in capsys.readouterr().err
+    assert "line 3, column 'batch': 'one' is not a number" in refused("fit", path)
     target = tmp_path / "out.json"
-    assert call(cross(tmp_path), "--form", "cross", "--output", target) == 1
-    assert "has no decode rows" in capsys.readouterr().err
+    assert "has no decode rows" in refused(
+        "fit", cross(tmp_path), "--form", "cross", "--output", target
+    )
     assert not target.exists()
 
 
-def test_negative_rates_are_told_apart_from_broken_input(tmp_path, capsys):
+def test_negative_rates_are_told_apart_from_broken_input(tmp_path, said, refused):
     path = tmp_path / "falling.csv"
     lines = [f"prefill,{b},{n},,{5 + 0.05 * b * n}" for b in (1, 2, 4) for n in (64, 512)]
     lines += [f"decode,{b},,{n},{30 + b - 1e-3 * n}" for b in (1, 2, 4) for n in (64, 512)]
     path.write_text(HEAD + "\n".join(lines) + "\n")
-    assert call(path) == 0
-    assert "No step model: A step model needs" in capsys.readouterr().out
-    assert call(path, "--output", tmp_path / "o.json") == 1
-    assert "non-negative" in capsys.readouterr().err
+    assert "No step model: A step model needs" in said("fit", path)
+    assert "non-negative" in refused("fit", path, "--output", tmp_path / "o.json")
 
 
-def test_a_missing_file_is_named(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", str(tmp_path / "none.csv")])
-    assert ended.value.code == 1
-    said = capsys.readouterr().err
-    assert "none.csv: there is no such file. Resolve: check the path.\n" in said
+def test_a_missing_file_is_named(tmp_path, refused):
+    said = "none.csv: there is no such file. Resolve: check the path.\n"
+    assert said in refused("fit", tmp_path / "none.csv")

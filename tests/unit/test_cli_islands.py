@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,19 +7,15 @@ import pytest
 FLEET = ("H200=16", "H20=32", "--powers", "--trace", "azure2023_code")
 
 
-def test_a_plan_with_bound_cost_and_picture(run, tmp_path: Path) -> None:
+def test_a_plan_with_bound_cost_and_picture(said, told, refused, tmp_path: Path) -> None:
     picture = tmp_path / "plan.svg"
     prices = ("--price", "H200=4", "--price", "H20=1")
-    status, out, err = run("plan", "islands", *FLEET, *prices, "--figure", str(picture))
-    assert (status, err) == (0, "")
+    out = said("plan", "islands", *FLEET, *prices, "--figure", picture)
     assert "proven" in out
     assert "$/h" in out
     assert picture.read_text().lstrip().startswith("<?xml")
-    status, out, err = run("plan", "islands", *FLEET, "--figure", str(picture))
-    assert status != 0
-    assert "--force" in err
-    status, out, _ = run("plan", "islands", *FLEET, *prices, "--json")
-    plan = json.loads(out)
+    assert "--force" in refused("plan", "islands", *FLEET, "--figure", picture)
+    plan = told("plan", "islands", *FLEET, *prices)
     assert plan["status"] == "optimal"
     assert plan["served_rps"] <= plan["bound_rps"] * (1 + 1e-9)
     used = {"H200-SXM": 0, "H20": 0}
@@ -44,50 +39,43 @@ machines:
 """
 
 
-def test_a_cluster_file_brings_gpus_of_its_own_and_prices(run, tmp_path: Path) -> None:
+def test_a_cluster_file_brings_gpus_of_its_own_and_prices(said, told, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(FILE)
     rest = ("--powers", "--trace", "azure2023_code")
-    status, out, err = run("plan", "islands", str(file), *rest, "--json")
-    assert (status, err) == (0, "")
-    plan = json.loads(out)
+    plan = told("plan", "islands", file, *rest)
     used = dict.fromkeys(("X1", "H20"), 0)
     for group in plan["groups"]:
         used[group["gpu"]] += group["islands"] * group["gpus_per_island"]
     assert used == {"X1": 16, "H20": 16}
     assert plan["usd_per_h"] == pytest.approx(16 * 2 + 2 * 9.6)
     # An option prevails over the file, and a type without price leaves the cost open.
-    _, out, _ = run("plan", "islands", str(file), *rest, "--price", "X1=3", "--json")
-    assert json.loads(out)["usd_per_h"] == pytest.approx(16 * 3 + 2 * 9.6)
-    _, out, _ = run("plan", "islands", str(file), "B300=2", *rest)
-    assert "no price is given for B300-SXM" in out
+    dearer = told("plan", "islands", file, *rest, "--price", "X1=3")
+    assert dearer["usd_per_h"] == pytest.approx(16 * 3 + 2 * 9.6)
+    assert "no price is given for B300-SXM" in said("plan", "islands", file, "B300=2", *rest)
 
 
-def test_a_budget_and_a_load(run) -> None:
+def test_a_budget_and_a_load(said, told) -> None:
     prices = ("--price", "H200=4", "--price", "H20=1")
-    _, out, _ = run("plan", "islands", *FLEET, *prices, "--budget", "64", "--json")
-    limited = json.loads(out)
+    limited = told("plan", "islands", *FLEET, *prices, "--budget", "64")
     assert limited["usd_per_h"] <= 64
-    status, out, _ = run("plan", "islands", *FLEET, *prices, "--load", "20", "--json")
-    assert status == 0
-    bought = json.loads(out)
+    bought = told("plan", "islands", *FLEET, *prices, "--load", "20")
     assert bought["served_rps"] >= 20 * (1 - 1e-6)
     assert bought["usd_per_h"] <= 96
     drawn = bought["served_rps_in_draws"]
     assert min(drawn) < bought["served_rps"] < max(drawn)
     share = 100 * sum(one >= 20 * (1 - 1e-9) for one in drawn) / len(drawn)
-    _, out, _ = run("plan", "islands", *FLEET, *prices, "--load", "20")
+    out = said("plan", "islands", *FLEET, *prices, "--load", "20")
     assert f"Carries 20 requests/s in {share:.0f} % of 24 draws of step times." in out
 
 
-def test_a_search_shows_its_distance_from_the_best_of_all(run, tmp_path: Path) -> None:
+def test_a_search_shows_its_distance_from_the_best_of_all(said, tmp_path: Path) -> None:
     search = ("--method", "mutation", "--batch", "4", "--iterations", "2")
     fleet = ("H200=32", "H20=32", "--trace", "azure2023_code")
-    state = ("--state", str(tmp_path / "state.json"))
-    status, out, _ = run("plan", "islands", *fleet, *search, *state)
-    assert status == 0
+    state = ("--state", tmp_path / "state.json")
+    out = said("plan", "islands", *fleet, *search, *state)
     assert "No layout carries more than" in out
-    assert run("plan", "islands", *fleet, *search, *state)[1] == out
+    assert said("plan", "islands", *fleet, *search, *state) == out
 
 
 @pytest.mark.parametrize(
@@ -120,7 +108,7 @@ def test_errors_name_the_cause(run, arguments: tuple[str, ...], text: str) -> No
     assert "Resolve:" in err
 
 
-def test_help_shows_units_in_brackets(run) -> None:
-    _, out, _ = run("plan", "islands", "--help")
+def test_help_shows_units_in_brackets(said) -> None:
+    out = said("plan", "islands", "--help")
     assert "[tokens]" in out
     assert "[GPUs]" in out

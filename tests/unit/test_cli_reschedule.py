@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 FLEET = """
@@ -18,13 +16,11 @@ SHORT = ["--model", "LLaMA-1-13B", "--rate", "2", "--requests", "120", "--at", "
 SHORT += ["--search-s", "5", "--steps", "3", "--max-stages", "2"]
 
 
-def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, run) -> None:
+def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, told, refused) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
-    words = ["--slo", "ttft=4s,e2e=60s", "--budget", "5.5", "--lose", "big-1", "--json"]
-    code, out, _ = run("reschedule", str(fleet), *SHORT, *words)
-    assert code == 0
-    found = json.loads(out)
+    words = ["--slo", "ttft=4s,e2e=60s", "--budget", "5.5", "--lose", "big-1"]
+    found = told("reschedule", fleet, *SHORT, *words)
     assert found["usd_per_h"] <= 5.5
     assert found["what"] == "big-1 fails"
     served = [one for one in found["policies"] if "error" not in one]
@@ -35,18 +31,15 @@ def test_own_instances_a_budget_two_targets_and_a_lost_instance(tmp_path, run) -
     for one in found["policies"]:
         assert "error" not in one or "Resolve:" in one["error"]
     words = ["--slo", "ttft=4s,e2e=60s", "--budget", "2", "--lose", "fast-2"]
-    code, _, err = run("reschedule", str(fleet), *SHORT, *words)
-    assert code == 1
+    err = refused("reschedule", fleet, *SHORT, *words)
     assert "fast-2 is not among those that 2 $/h rent" in err
 
 
-def test_tables_say_what_happens_and_what_it_costs(tmp_path, run) -> None:
+def test_tables_say_what_happens_and_what_it_costs(tmp_path, said) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(FLEET)
-    code, out, _ = run(
-        "reschedule", str(fleet), *SHORT, "--slow", "big-1,fast-1=0.1", "--policies", "none,light"
-    )
-    assert code == 0
+    slow = ("--slow", "big-1,fast-1=0.1", "--policies", "none,light")
+    out = said("reschedule", fleet, *SHORT, *slow)
     assert "the link between big-1 and fast-1 drops to 0.1" in out
     assert "Rescheduling: light" in out
     assert "lost" in out

@@ -7,33 +7,22 @@ import pytest
 
 import hetero
 from hetero import workload
-from hetero.apps.cli import main
 from hetero.latency import storage
 from hetero.latency.step import StepModel
 
-SMALL = ("xiong-8xv100", "--degree", "2", "--requests", "120")
+SMALL = ("simulate", "xiong-8xv100", "--degree", "2", "--requests", "120")
 
 
-def call(*arguments):
-    with pytest.raises(SystemExit) as end:
-        main(["simulate", *map(str, arguments)])
-    return end.value.code or 0
-
-
-def test_one_row_per_router_and_the_same_twice(capsys):
-    assert call(*SMALL) == 0
-    first = capsys.readouterr()
-    assert first.err == ""  # no bar where nobody looks
-    assert "4 replicas on 2 x V100" in first.out
+def test_one_row_per_router_and_the_same_twice(said):
+    first = said(*SMALL)
+    assert "4 replicas on 2 x V100" in first
     for name in ("round robin", "least tokens", "power of two", "hetero"):
-        assert f"\n{name} " in first.out
-    assert call(*SMALL) == 0
-    assert capsys.readouterr().out == first.out
+        assert f"\n{name} " in first
+    assert said(*SMALL) == first
 
 
-def test_json_conserves_requests_and_tokens(capsys):
-    assert call(*SMALL, "--slo", "ttft=500ms,tpot=0.05s", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+def test_json_conserves_requests_and_tokens(told):
+    said = told(*SMALL, "--slo", "ttft=500ms,tpot=0.05s")
     trace = workload.load("azure2023_conv").head(120)
     assert said["requests"] == 120
     assert said["degrees"] == {"v100": 2}
@@ -47,47 +36,41 @@ def test_json_conserves_requests_and_tokens(capsys):
 
 
 def test_python_answers_as_the_command_and_an_own_router_is_one_of_them(
-    tmp_path, capsys, monkeypatch
+    tmp_path, monkeypatch, told, refused
 ):
     monkeypatch.chdir(tmp_path)
     router = "class First:\n    name = 'first'\n    choose = lambda self, request, fleet: 0\n"
     (tmp_path / "first_of_all.py").write_text(router)
     names = ("first_of_all:First", "round-robin", "hetero")
     routers = [word for name in names for word in ("--router", name)]
-    assert call(*SMALL, *routers, "--rate", 4, "--slo", "ttft=1s", "--seeds", 3, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+    said = told(*SMALL, *routers, "--rate", 4, "--slo", "ttft=1s", "--seeds", 3)
     words = {"degree": 2, "requests": 120, "router": names, "rate": 4.0, "slo": "ttft=1s"}
-    found = hetero.simulation(SMALL[0], seeds=3, **words)
+    found = hetero.simulation(SMALL[1], seeds=3, **words)
     assert json.loads(json.dumps(found.to_dict())) == said
     assert [row["router"] for row in said["routers"]] == ["first", "round robin", "hetero"]
     rows = {row["system"]: row for row in said["over_seeds"]}
     assert rows["first"]["high"] < 0  # one of four replicas, paired
     assert "By attainment over 3 seeds: " in str(found)
-    assert call(*SMALL, "--router", "first_of_all:Second") == 1
-    assert "Resolve: name a module" in capsys.readouterr().err
+    assert "Resolve: name a module" in refused(*SMALL, "--router", "first_of_all:Second")
 
 
-def test_rate_changes_the_time_the_trace_takes(capsys):
+def test_rate_changes_the_time_the_trace_takes(told):
     spans = {}
     for rate in ("1", "2", "inf"):
-        how = ("--rate", rate, "--arrivals", "scaled")
-        assert call(*SMALL, *how, "--router", "round-robin", "--json") == 0
-        spans[rate] = json.loads(capsys.readouterr().out)["routers"][0]["window_s"][1]
+        how = ("--rate", rate, "--arrivals", "scaled", "--router", "round-robin")
+        spans[rate] = told(*SMALL, *how)["routers"][0]["window_s"][1]
     assert 1.9 < (spans["1"] - 10) / (spans["2"] - 10) < 2.6
     assert spans["inf"] < spans["2"] / 3
 
 
-def test_lengths_without_arrivals_get_poisson_ones(capsys):
-    sharegpt = (*SMALL, "--trace", "sharegpt", "--router", "round-robin", "--json")
-    assert call(*sharegpt, "--rate", "2") == 0
-    slow = json.loads(capsys.readouterr().out)["routers"][0]
-    assert call(*sharegpt) == 0
-    at_once = json.loads(capsys.readouterr().out)["routers"][0]
+def test_lengths_without_arrivals_get_poisson_ones(told):
+    sharegpt = (*SMALL, "--trace", "sharegpt", "--router", "round-robin")
+    slow, at_once = (told(*sharegpt, *rate)["routers"][0] for rate in (("--rate", "2"), ()))
     assert slow["window_s"][1] > 45  # 120 requests at 2 per second
     assert at_once["window_s"][1] < 45
 
 
-def test_requests_come_as_asked_and_the_answer_says_how(tmp_path, capsys):
+def test_requests_come_as_asked_and_the_answer_says_how(tmp_path, told):
     own = tmp_path / "own.csv"
     stamps = [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0, 6.0, 6.0]
     rows = "".join(f"{stamp},100,{10 + n}\n" for n, stamp in enumerate(stamps))
@@ -95,10 +78,9 @@ def test_requests_come_as_asked_and_the_answer_says_how(tmp_path, capsys):
 
     def gaps(*options):
         path = tmp_path / "run.csv"
-        one = ("--router", "round-robin", "--output", path, "--force", "--json")
-        assert call(*SMALL, "--trace", own, *one, *options) == 0
-        arrival_s = pd.read_csv(path)["arrival_s"].sort_values()
-        return arrival_s.diff().dropna().round(6), json.loads(capsys.readouterr().out)["arrivals"]
+        one = ("--router", "round-robin", "--output", path, "--force")
+        found = told(*SMALL, "--trace", own, *one, *options)["arrivals"]
+        return pd.read_csv(path)["arrival_s"].sort_values().diff().dropna().round(6), found
 
     as_it_is, said = gaps()
     assert set(as_it_is) == {0.0, 3.0}
@@ -113,86 +95,54 @@ def test_requests_come_as_asked_and_the_answer_says_how(tmp_path, capsys):
     assert gaps("--rate", "inf")[1] == "all at once"
 
 
-def test_arrivals_that_contradict_the_rate_are_refused(capsys):
-    assert call(*SMALL, "--arrivals", "scaled") == 1
-    assert "give --rate" in capsys.readouterr().err
-    assert call(*SMALL, "--arrivals", "trace", "--rate", "3") == 1
-    assert "leave out --rate" in capsys.readouterr().err
-
-
-def test_clients_send_when_they_are_answered(tmp_path, capsys):
+def test_clients_send_when_they_are_answered(tmp_path, told):
     path = tmp_path / "run.csv"
-    one = (*SMALL, "--router", "least-requests", "--output", path, "--force", "--json")
-    assert call(*one, "--clients", "7", "--think", "0.5") == 0
-    said = json.loads(capsys.readouterr().out)["arrivals"]
+    one = (*SMALL, "--router", "least-requests", "--output", path, "--force")
+    said = told(*one, "--clients", "7", "--think", "0.5")["arrivals"]
     assert said == "7 clients that each wait for an answer and 0.5 s more"
     rows = pd.read_csv(path)
     assert (rows["arrival_s"] == 0).sum() == 7
     # Written with all digits: every later request follows an answer.
     ends = (rows["finish_s"] + 0.5).round(9)
     assert rows["arrival_s"][7:].round(9).isin(ends).all()
-    assert call(*one, "--clients", "1") == 0
-    assert "one client that waits for an answer" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--clients", "4", "--rate", "2"), "leave out --rate and --arrivals"),
-        (("--clients", "4", "--arrivals", "trace"), "leave out --rate and --arrivals"),
-        (("--think", "2"), "give --clients"),
-        (("--clients", "4", "--think", "-1"), "think_s is -1"),
-    ],
-)
-def test_clients_that_contradict_other_options_are_refused(capsys, options, words):
-    assert call(*SMALL, *options) == 1
-    assert words in capsys.readouterr().err
+    assert told(*one, "--clients", "1")["arrivals"] == "one client that waits for an answer"
 
 
 @pytest.mark.parametrize("name", ["run.csv", "run.parquet"])
-def test_output_holds_every_request_of_every_router(tmp_path, capsys, name):
+def test_output_holds_every_request_of_every_router(tmp_path, said, refused, name):
     path = tmp_path / name
     routers = ("--router", "least-requests", "--router", "workload")
-    assert call(*SMALL, *routers, "--output", path) == 0
-    assert "240 rows written" in capsys.readouterr().out
+    assert "240 rows written" in said(*SMALL, *routers, "--output", path)
     frame = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     assert frame["router"].value_counts().to_dict() == {"least requests": 120, "workload": 120}
     assert (frame["finish_s"] >= frame["first_token_s"]).all()
     assert (frame["first_token_s"] > frame["arrival_s"]).all()
-    assert call(*SMALL, "--output", path) == 1
-    assert "--force" in capsys.readouterr().err
-    assert call(*SMALL, *routers, "--output", path, "--force") == 0
+    assert "--force" in refused(*SMALL, "--output", path)
+    assert said(*SMALL, *routers, "--output", path, "--force")
 
 
-def test_best_degree_is_the_search_s(capsys):
-    assert call("xiong-8xv100", "--requests", "120", "--json") == 0
-    said = json.loads(capsys.readouterr().out)
-    with pytest.raises(SystemExit):
-        main(["estimate", "xiong-8xv100", "--trace", "azure2023_conv", "--json"])
-    rows = json.loads(capsys.readouterr().out)
+def test_best_degree_is_the_search_s(told):
+    said = told("simulate", "xiong-8xv100", "--requests", "120")
+    rows = told("estimate", "xiong-8xv100", "--trace", "azure2023_conv")
     best = max(rows, key=lambda row: row["machine total [tokens/s]"])
     assert said["degrees"] == {"v100": best["degree"]}
 
 
-def test_degrees_by_machine_and_machines_left_out(capsys):
-    common = ("xiong-v100-a800", "--requests", "50")
-    assert call(*common, "--degree", "v100=4,a800=1", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["degrees"] == {"v100": 4, "a800": 1}
-    assert call(*common, "--degree", "a800=1") == 0
-    said = capsys.readouterr().out
-    assert "1 replica on 1 x A800" in said
-    assert "does not name it: v100" in said
-    assert call(*common, "--model", "Llama-2-70B") == 0
-    assert "does not fit: a800" in capsys.readouterr().out
+def test_degrees_by_machine_and_machines_left_out(said, told):
+    common = ("simulate", "xiong-v100-a800", "--requests", "50")
+    assert told(*common, "--degree", "v100=4,a800=1")["degrees"] == {"v100": 4, "a800": 1}
+    one = said(*common, "--degree", "a800=1")
+    assert "1 replica on 1 x A800" in one
+    assert "does not name it: v100" in one
+    assert "does not fit: a800" in said(*common, "--model", "Llama-2-70B")
 
 
-def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
+def test_step_times_of_a_file_replace_the_roofline(told, tmp_path):
     file = tmp_path / "server.json"
     affine = StepModel.affine(floor_s=0.05, per_token_s=0.0, per_cached_token_s=0.0)
     storage.save(affine, file)
-    one = ("--router", "round-robin", "--json")
-    assert call(*SMALL, *one, "--rate", "0.01", "--steps", f"V100-SXM2-32GB={file}") == 0
-    said = json.loads(capsys.readouterr().out)
+    one = ("--router", "round-robin", "--rate", "0.01")
+    said = told(*SMALL, *one, "--steps", f"V100-SXM2-32GB={file}")
     # A request that is alone has its first token, and every next one, after one step of 50 ms.
     at = said["routers"][0]["percentiles"]
     assert at["tpot_s"]["50"] == pytest.approx(0.05)
@@ -200,28 +150,26 @@ def test_step_times_of_a_file_replace_the_roofline(capsys, tmp_path):
     assert f"Step times of V100-SXM2-32GB x2: own file: {file}" in said["notes"][-3]
 
 
-def test_the_answer_says_where_step_times_come_from(capsys, tmp_path):
+def test_the_answer_says_where_step_times_come_from(told, tmp_path):
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text(
         "machines:\n  - {name: a, gpu: RTX-PRO-6000-Server}\n  - {name: b, gpu: A40}\n"
     )
-    assert call(str(fleet), "--requests", "20", "--model", "Llama-3.1-8B", "--json") == 0
-    notes = json.loads(capsys.readouterr().out)["notes"]
+    notes = told("simulate", fleet, "--requests", "20", "--model", "Llama-3.1-8B")["notes"]
     assert any("RTX-PRO-6000-Server x1: layer profile" in one for one in notes)
     assert any("A40 x1: assumed: roofline" in one for one in notes)
 
 
-def test_an_engine_is_as_its_log_says(tmp_path, capsys):
+def test_an_engine_is_as_its_log_says(tmp_path, told):
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("machines:\n  - {name: a, gpu: A40}\n  - {name: b, gpu: A40}\n")
     own = tmp_path / "own.csv"
     rows = "".join("0.0,1000,200\n" for _ in range(60))
     own.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
-    one = (fleet, "--trace", own, "--degree", "1", "--router", "round-robin", "--json")
+    one = ("simulate", fleet, "--trace", own, "--degree", "1", "--router", "round-robin")
 
     def run(*options):
-        assert call(*one, *options) == 0
-        said = json.loads(capsys.readouterr().out)
+        said = told(*one, *options)
         at = said["routers"][0]["percentiles"]
         return at["ttft_s"]["50"], at["e2e_s"]["99"], said["notes"]
 
@@ -261,6 +209,12 @@ def test_an_engine_is_as_its_log_says(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--arrivals", "scaled"), "give --rate"),
+        (("--arrivals", "trace", "--rate", "3"), "leave out --rate"),
+        (("--clients", "4", "--rate", "2"), "leave out --rate and --arrivals"),
+        (("--clients", "4", "--arrivals", "trace"), "leave out --rate and --arrivals"),
+        (("--think", "2"), "give --clients"),
+        (("--clients", "4", "--think", "-1"), "think_s is -1"),
         (("--kv-tokens", "3"), "at least 16"),
         (("--kv-tokens", "v10=64"), "no machine 'v10'"),
         (("--kv-tokens", "much"), "one per machine"),
@@ -290,9 +244,8 @@ def test_an_engine_is_as_its_log_says(tmp_path, capsys):
         (("--model", "Llama-2-70B", "--degree", "1"), "GiB short"),
     ],
 )
-def test_errors_are_one_sentence_with_a_way_out(capsys, arguments, words):
-    assert call("xiong-8xv100", "--requests", "20", *arguments) == 1
-    said = capsys.readouterr().err
+def test_errors_are_one_sentence_with_a_way_out(refused, arguments, words):
+    said = refused("simulate", "xiong-8xv100", "--requests", "20", *arguments)
     assert said.startswith("Error: ")
     assert "Resolve: " in said
     assert said.count("\n") == 1

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import configparser
-import os
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -379,14 +379,10 @@ NODES = {"A100": "A100-SXM-40GB", "V100": "V100-16GB", "L4": "L4", "T4": "T4"}
     ],
 )
 def test_clusters_of_helix_agree_with_its_artifact(
-    name: str, file: str, monkeypatch: pytest.MonkeyPatch
+    name: str, file: str, need: Callable[[str], None]
 ) -> None:
     """Nodes by region, and the mean of the links between each two regions."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    if datasets.MIRROR not in os.environ and beside.is_dir():
-        monkeypatch.setenv(datasets.MIRROR, str(beside))
-    if not datasets.available("helix_config"):
-        pytest.skip(f"helix_config is not here: set {datasets.MIRROR} or run hetero data fetch")
+    need("helix_config")
     config = configparser.ConfigParser()
     config.read(datasets.path("helix_config", file), encoding="utf-8")
     ours = cluster(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from hetero import workload
-from hetero.apps.cli import main
 from hetero.catalog import gpu, llm
 from hetero.cluster import Cluster, Machine
 from hetero.deployment import Replica
@@ -69,16 +67,15 @@ def test_memory_is_as_engines_print_it(row) -> None:
         assert said == pytest.approx(printed, rel=0.05)
 
 
-def test_the_command_says_so(tmp_path, capsys) -> None:
+def test_the_command_says_so(tmp_path, told) -> None:
     (tmp_path / "f.yaml").write_text(
         "machines: [{name: g, gpu: NVIDIA GeForce RTX 4090, count: 1}]"
     )
 
     def notes(*words: str) -> str:
-        asked = [str(tmp_path / "f.yaml"), *words, "--engine", "vllm@0.25", "--memory", "0.9"]
-        with pytest.raises(SystemExit):
-            main(["simulate", *asked, "--requests", "9", "--router", "round-robin", "--json"])
-        return " ".join(json.loads(capsys.readouterr().out)["notes"])
+        asked = [tmp_path / "f.yaml", *words, "--engine", "vllm@0.25", "--memory", "0.9"]
+        few = ("--requests", "9", "--router", "round-robin")
+        return " ".join(told("simulate", *asked, *few)["notes"])
 
     # A log prints 2,368 to 4,432 tokens; its steps are not told, 8,192 tokens are in line with it.
     said = notes("--model", "Qwen/Qwen2.5-32B-Instruct-AWQ", "--chunk", "8192")

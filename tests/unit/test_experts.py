@@ -1,15 +1,13 @@
 """Routed experts: their time by hand, gpt-oss as published, and runs of servers left out."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_catalog import config as sizes
 
 from hetero import paths
-from hetero.apps.cli import main
 from hetero.catalog import gpu, huggingface, llm, serving_engine
 from hetero.errors import CatalogError
 from hetero.latency.models.efficiencies import expert_efficiency, for_gpu
@@ -68,16 +66,8 @@ def test_dense_models_have_no_such_term() -> None:
 
 def test_gpt_oss_is_as_its_configuration_says() -> None:
     model = llm("openai/gpt-oss-120b")
-    config = {
-        "model_type": "gpt_oss",
-        "num_hidden_layers": 36,
-        "hidden_size": 2880,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
+    config = sizes("gpt_oss", 36, 2880, 64, 8, 2880, 201088, 131072) | {
         "head_dim": 64,
-        "intermediate_size": 2880,
-        "vocab_size": 201088,
-        "max_position_embeddings": 131072,
         "num_local_experts": 128,
         "experts_per_token": 4,
         "attention_bias": True,
@@ -243,11 +233,9 @@ def test_committed_errors_are_those_of_the_command(need) -> None:
     assert np.abs(made - kept[made.index]).max() < 0.2
 
 
-def test_the_shell_simulates_a_mixture(tmp_path, capsys) -> None:
+def test_the_shell_simulates_a_mixture(tmp_path, told) -> None:
     cluster = tmp_path / "two.yaml"
     cluster.write_text("machines:\n  - {name: one, gpu: H100-SXM, count: 2}\n")
     options = ["--trace", "azure2023_conv", "--requests", "200", "--rate", "4", "--degree", "2"]
-    with pytest.raises(SystemExit, match="0"):
-        main(["simulate", str(cluster), "--model", "gpt-oss-120b", *options, "--json"])
-    told = json.loads(capsys.readouterr().out)
-    assert told["routers"][0]["means"]["tpot_s"] < 0.02
+    found = told("simulate", cluster, "--model", "gpt-oss-120b", *options)
+    assert found["routers"][0]["means"]["tpot_s"] < 0.02

@@ -7,16 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from hetero import catalog, cluster, workload
 from hetero.apps.explorer import explore
 from hetero.apps.explorer.view import LOADS
 from hetero.bounds import deployment_rps
 from hetero.deployment import Deployment, Engine, KvLink, Replica
-from hetero.engines import EngineSpec, replicated
 from hetero.errors import CatalogError, HeteroError, InfeasibleError, ParameterError
 from hetero.latency.step import StepModel
-from hetero.routers import LeastTokens, Predictive, RoundRobin
-from hetero.simulator import Slo, simulate
+from hetero.simulator import Slo
 from hetero.workload import Trace
 
 FAST = StepModel.affine(floor_s=0.0, per_token_s=1e-3, per_cached_token_s=0.0)
@@ -78,25 +75,6 @@ def test_bound_leaves_out_what_no_replica_holds_and_knows_when_there_is_none() -
     shared = Trace([0.0], [32], [2], prefix_offsets=[0, 1], prefix_ids=[7], block_tokens=16)
     caching = fleet(FAST, engine=Engine(admission="paged", prefix_cache=True))
     assert deployment_rps(caching, shared) is None
-
-
-@pytest.mark.parametrize("router", [LeastTokens(), Predictive(), RoundRobin()])
-@pytest.mark.parametrize("batching", ["chunked", "prefill first"])
-def test_no_router_gets_past_the_bound(router: LeastTokens, batching: str) -> None:
-    found = replicated(
-        cluster.cluster("heteroserve-4"),
-        catalog.llm("Llama-3-8B"),
-        {machine.name: 1 for machine in cluster.cluster("heteroserve-4").machines},
-        EngineSpec(batching=batching, max_step_tokens=2048),  # type: ignore[arg-type]
-    )
-    trace = workload.load("azure2023_conv").sample(600, np.random.default_rng(1))
-    run = simulate(found, trace.all_at_once(), router)
-    assert run.finished.all()
-    bound = deployment_rps(found, trace)
-    assert bound is not None
-    assert len(trace) / run.span_s < bound
-    # A request's least work is in what replicas were busy with, so the bound is not idle talk.
-    assert len(trace) / run.span_s > 0.25 * bound
 
 
 # Views -----------------------------------------------------------------------------------------

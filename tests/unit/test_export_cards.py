@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 
 from hetero import catalog
-from hetero.apps import cli
 from hetero.apps.cards.card import CardQuestion, PlanCard, Replicas, Sampled
 from hetero.apps.export import Service, vllm
 from hetero.deployment import Deployment, Engine, Replica
@@ -140,26 +139,15 @@ def test_another_model_than_the_card_names():
     assert Service.of_card(card(), llm).llm is llm
 
 
-def run(capsys, *words):
-    code = 0
-    try:
-        cli.main(["export", *map(str, words)])
-    except SystemExit as stopped:
-        code = stopped.code
-    return code, capsys.readouterr()
-
-
-def test_the_command_writes_what_it_says(tmp_path, capsys):
+def test_the_command_writes_what_it_says(tmp_path, said):
     plan = tmp_path / "plan.json"
     card().save(plan)
-    code, said = run(capsys, plan, "--to", "vllm", "-o", tmp_path / "out", "--weights", "org/m")
-    assert code == 0
-    assert "m1.sh" in said.out
+    out = said("export", plan, "--to", "vllm", "-o", tmp_path / "out", "--weights", "org/m")
+    assert "m1.sh" in out
     assert "vllm serve org/m" in (tmp_path / "out" / "m1.sh").read_text()
-    code, said = run(
-        capsys, plan, "--to", "routing", "-o", tmp_path / "table", "--hosts", "kubernetes"
+    assert said(
+        "export", plan, "--to", "routing", "-o", tmp_path / "table", "--hosts", "kubernetes"
     )
-    assert code == 0
     table = json.loads((tmp_path / "table" / "routing.json").read_text())
     assert table["engines"][1]["url"] == "http://l4-tp2-pp2-1.l4-tp2-pp2:8000"
 
@@ -175,11 +163,10 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
         (("plan.json", "--to", "vllm", "-o", "x", "--memory", "2"), "starts no engine"),
     ],
 )
-def test_errors_are_one_sentence_and_leave_nothing(tmp_path, capsys, monkeypatch, words, says):
+def test_errors_are_one_sentence_and_leave_nothing(tmp_path, refused, monkeypatch, words, says):
     monkeypatch.chdir(tmp_path)
     card().save("plan.json")
-    code, said = run(capsys, *words)
-    assert code == 1
-    assert says in said.err
-    assert said.err.count("\n") == 1
+    err = refused("export", *words)
+    assert says in err
+    assert err.count("\n") == 1
     assert [one.name for one in tmp_path.iterdir()] == ["plan.json"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import jsonschema
 import pytest
-from export_plans import EVERY, on, pipeline, split, whole
+from export_plans import EVERY, closed, on, pipeline, split, whole
 from ruamel.yaml import YAML
 
 from hetero.apps.export import kubernetes, names, write
@@ -15,38 +15,26 @@ kubernetes_validate = pytest.importorskip(
 VERSIONS = ("1.29", "1.37")
 # Fields of leaderworkerset.x-k8s.io/v1 as its reference documents them; pods are checked by the
 # schemas of Kubernetes.
-GROUPS = {
-    "type": "object",
-    "required": ["apiVersion", "kind", "metadata", "spec"],
-    "additionalProperties": False,
-    "properties": {
-        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
-        "kind": {"const": "LeaderWorkerSet"},
-        "metadata": {"type": "object", "required": ["name"]},
-        "spec": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["leaderWorkerTemplate"],
-            "properties": {
-                "replicas": {"type": "integer", "minimum": 0},
-                "rolloutStrategy": {"type": "object"},
-                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
-                "networkConfig": {"type": "object"},
-                "leaderWorkerTemplate": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "required": ["workerTemplate"],
-                    "properties": {
-                        "size": {"type": "integer", "minimum": 1},
-                        "restartPolicy": {"enum": ["Default", "RecreateGroupOnPodRestart", "None"]},
-                        "leaderTemplate": {"type": "object"},
-                        "workerTemplate": {"type": "object"},
-                    },
-                },
-            },
-        },
-    },
-}
+GROUPS = closed(
+    *("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "leaderworkerset.x-k8s.io/v1"},
+    kind={"const": "LeaderWorkerSet"},
+    metadata={"type": "object", "required": ["name"]},
+    spec=closed(
+        "leaderWorkerTemplate",
+        replicas={"type": "integer", "minimum": 0},
+        rolloutStrategy={"type": "object"},
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+        networkConfig={"type": "object"},
+        leaderWorkerTemplate=closed(
+            "workerTemplate",
+            size={"type": "integer", "minimum": 1},
+            restartPolicy={"enum": ["Default", "RecreateGroupOnPodRestart", "None"]},
+            leaderTemplate={"type": "object"},
+            workerTemplate={"type": "object"},
+        ),
+    ),
+)
 
 
 def documents(service, folder):

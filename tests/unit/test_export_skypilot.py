@@ -4,7 +4,7 @@ import re
 
 import jsonschema
 import pytest
-from export_plans import EVERY, on, pipeline, split, whole
+from export_plans import EVERY, closed, on, pipeline, split, whole
 from ruamel.yaml import YAML
 
 from hetero import catalog
@@ -15,53 +15,34 @@ REFUSED = ("mixed pipeline", "AMD, fp8", "Gaudi", "Intel")
 
 # Fields of task and service files as SkyPilot 0.14 documents them; `make tools` gives its own
 # schemas, which tests/unit/test_export_tools.py uses.
-TASK = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["name", "resources", "run"],
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9-]*$"},
-        "num_nodes": {"type": "integer", "minimum": 2},
-        "setup": {"type": "string"},
-        "run": {"type": "string"},
-        "envs": {"type": "object", "additionalProperties": {"type": "string"}},
-        "secrets": {"type": "object", "additionalProperties": {"type": "string"}},
-        "resources": {
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+TASK = closed(
+    *("name", "resources", "run"),
+    name={"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9-]*$"},
+    num_nodes={"type": "integer", "minimum": 2},
+    setup={"type": "string"},
+    run={"type": "string"},
+    envs=TEXTS,
+    secrets=TEXTS,
+    resources=closed(
+        accelerators={
             "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "accelerators": {
-                    "type": "object",
-                    "maxProperties": 1,
-                    "additionalProperties": {"type": "number"},
-                },
-                "ports": {"type": "integer"},
-                "disk_size": {"type": "integer"},
-                "image_id": {"type": "string"},
-            },
+            "maxProperties": 1,
+            "additionalProperties": {"type": "number"},
         },
-        "service": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["readiness_probe"],
-            "properties": {
-                "readiness_probe": {
-                    "type": "object",
-                    "required": ["path"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "path": {"type": "string"},
-                        "initial_delay_seconds": {"type": "number"},
-                    },
-                },
-                "replicas": {"type": "integer", "minimum": 1},
-                "load_balancing_policy": {
-                    "enum": ["round_robin", "least_load", "instance_aware_least_load"]
-                },
-            },
-        },
-    },
-}
+        ports={"type": "integer"},
+        disk_size={"type": "integer"},
+        image_id={"type": "string"},
+    ),
+    service=closed(
+        "readiness_probe",
+        readiness_probe=closed(
+            "path", path={"type": "string"}, initial_delay_seconds={"type": "number"}
+        ),
+        replicas={"type": "integer", "minimum": 1},
+        load_balancing_policy={"enum": ["round_robin", "least_load", "instance_aware_least_load"]},
+    ),
+)
 
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in REFUSED])

@@ -1,4 +1,4 @@
-"""Ten formulas worked out again from the papers' text, in loops, on random inputs.
+"""Formulas worked out again from the papers' text, in loops, on random inputs.
 
 Nothing here shares code with the library beyond what states the input; each test names the place in
 its paper. Agreement is to 1e-7 of the value or better.
@@ -7,7 +7,7 @@ its paper. Agreement is to 1e-7 of the value or better.
 from __future__ import annotations
 
 import math
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ from hetero.cluster import cluster
 from hetero.costs.cost import CostModel, PipelineStage
 from hetero.costs.demand import Demand
 from hetero.costs.parallel import Configurations
-from hetero.costs.routes import shortest
 from hetero.latency.models.affine import Affine
 from hetero.placement import FlowNetwork, Placement
 from hetero.planners.rignall.divider import divide
@@ -27,15 +26,11 @@ from hetero.planners.rignall.rates import IslandClass, RateTable
 from hetero.planners.rignall.search import Objective
 from hetero.planners.thunderserve.transport import transport
 from hetero.planners.xiong.estimate import throughput
-from hetero.routers import Normal, Workload
-from hetero.routers.heteroserve import EXPONENTS, capability_scores
 from hetero.routers.pipelines import FlowRouter
-from hetero.routers.xiong import batch_share_s
 from hetero.simulator.pipelines import simulate_pipelines
 from hetero.workload import Trace
 from hetero.workload.lengths import LengthRanges
 from tests.pipeline_oracle import small_problem
-from tests.unit.router_states import check, fleet, trace
 
 
 def coefficients(rng: np.random.Generator) -> tuple[float, ...]:
@@ -88,81 +83,7 @@ def test_xiong_algorithm_1(seed: int) -> None:
     assert estimate.system_tps == pytest.approx(sum(inputs + outputs) / total * 8 / 2, rel=1e-12)
 
 
-def test_xiong_equations_5_and_6() -> None:
-    rng = np.random.default_rng(5)
-    fits = [coefficients(rng) for _ in range(4)]
-    memory = Workload(coefficients=[Affine(*p) for p in fits]).memory(fleet())
-    layers, hidden = 32, 4096
-    for _ in range(100):
-        s, inputs, outputs = int(rng.integers(4)), *rng.integers(1, 3000, 2).tolist()
-        tokens = float(rng.integers(inputs + outputs, 100_000))
-        total = 2 * tokens * layers * hidden
-        b = total / (2 * (inputs + outputs) * layers * hidden)
-        expected = batch_s(fits[s], b, inputs, outputs) / b
-        found = batch_share_s(memory, s, tokens, float(inputs), float(outputs))
-        assert found == pytest.approx(expected, rel=1e-12)
-
-
-class Mapper:
-    """Xiong et al. Algorithm 2 and eq. 7 and 8, the minimum started at infinity."""
-
-    def __init__(self, sizes: list[int], fits: list[tuple[float, ...]], theta: float) -> None:
-        self.sizes, self.fits, self.theta = sizes, fits, theta
-        self.loads, self.running = [0.0] * len(sizes), [0] * len(sizes)
-        self.weights: list[float] = []
-        self.hooks: dict[int, tuple[int, float, int]] = {}
-
-    def expected(self, request, known) -> set[int]:
-        size = request.input_tokens + request.predicted_tokens
-        self.weights = []
-        for s, capacity in enumerate(self.sizes):
-            b = max(capacity / size, 1.0)
-            share = batch_s(self.fits[s], b, request.input_tokens, request.predicted_tokens) / b
-            self.weights.append(share * math.exp(self.theta * self.running[s] / capacity))
-        worst = []
-        for s in range(len(self.sizes)):
-            after = [load + self.weights[s] * (k == s) for k, load in enumerate(self.loads)]
-            worst.append(max(after) if known.eligible[s] else math.inf)
-        # Rounding alone may tell two apart where another instance holds the maximum.
-        return {s for s, w in enumerate(worst) if w <= min(worst) * (1 + 1e-9)}
-
-    def dispatched(self, request, c: int) -> None:
-        size = request.input_tokens + request.predicted_tokens
-        self.loads[c] += self.weights[c]
-        self.running[c] += size
-        self.hooks[request.index] = c, self.weights[c], size
-
-    def finished(self, index: int) -> None:
-        c, weight, size = self.hooks.pop(index)
-        self.loads[c] -= weight
-        self.running[c] -= size
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_xiong_algorithm_2_the_mapper(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    fits, deployment = [coefficients(rng) for _ in range(4)], fleet()
-    router = Workload(1.0 + seed, ties="first", coefficients=[Affine(*p) for p in fits])
-    mapper = Mapper([one.kv_tokens for one in deployment.replicas], fits, 1.0 + seed)
-    chosen = check(router, mapper, deployment, trace(300, seed=seed), predictor=Normal(), seed=seed)
-    assert len(set(chosen.tolist())) == 4
-
-
 # HeteroServe ----------------------------------------------------------------------------------
-
-
-def test_heteroserve_equations_2_and_3() -> None:
-    # Section 3.2: exponents for short, medium and long prompts, and the devices of 4.1.
-    table = {"short": (0.55, 0.15, 0.30), "medium": (0.40, 0.30, 0.30), "long": (0.20, 0.50, 0.30)}
-    assert list(table.values()) == list(EXPONENTS)
-    devices = [(989, 80, 3350), (312, 80, 2000), (312, 80, 2000), (362, 48, 864)]
-    known = [(g.fp16_tflops, g.mem_gib, g.mem_bw_gbs) for g in (r.gpu for r in fleet().replicas)]
-    for ours, printed in zip(known, devices, strict=True):
-        assert ours == pytest.approx(printed, rel=0.02)  # bandwidth of an A100: 2,039 or 2.0 TB/s
-    for alpha, beta, gamma in table.values():
-        kappa = [f**alpha * m**beta * b**gamma for f, m, b in known]
-        found = capability_scores(fleet(), (alpha, beta, gamma))
-        assert found.tolist() == pytest.approx([k / sum(kappa) for k in kappa], rel=1e-12)
 
 
 # Rignall --------------------------------------------------------------------------------------
@@ -252,8 +173,8 @@ def test_rignall_divider() -> None:
     for _ in range(500):
         total, target, minimum = (
             int(rng.integers(0, 300)),
-            int(rng.integers(0, 20)),
-            rng.integers(1, 9),
+            int(rng.integers(0, 40)),
+            rng.integers(1, 20),
         )
         skew = float(rng.choice([0.0, rng.uniform(-5, 5)]))
         actual = min(target, total // int(minimum))
@@ -343,9 +264,6 @@ def test_thunderserve_transport_program(seed: int) -> None:
     rng = np.random.default_rng(seed)
     m, n = rng.integers(1, 5, 2).tolist()
     gain = rng.random((m, n))
-    # As printed (3.3): sum X = 1 and sum_j Y_ij = 1, so the best pair takes everything.
-    free = transport(gain, np.ones(m), np.ones(n))
-    assert (gain * free).sum() == pytest.approx(gain.max(), rel=1e-12)
     # With Z_ij = X_i Y_ij and capacities, by another solver.
     prefill, decode = rng.random(m), rng.random(n)
     rows, limits = [np.ones(m * n)], [1.0]
@@ -356,7 +274,11 @@ def test_thunderserve_transport_program(seed: int) -> None:
         rows.append(np.tile(np.arange(n) == j, m).astype(float))
         limits.append(decode[j])
     best = -linprog(-gain.ravel(), np.array(rows), limits).fun
-    assert (gain * transport(gain, prefill, decode)).sum() == pytest.approx(best, rel=1e-9)
+    share = transport(gain, prefill, decode)
+    assert (share.sum(axis=1) <= prefill + 1e-9).all()
+    assert (share.sum(axis=0) <= decode + 1e-9).all()
+    assert share.sum() <= 1 + 1e-9
+    assert (gain * share).sum() == pytest.approx(best, rel=1e-9)
 
 
 def test_thunderserve_algorithm_2_the_parallel_configuration() -> None:
@@ -386,12 +308,3 @@ def test_thunderserve_algorithm_2_the_parallel_configuration() -> None:
             best = max(values, key=values.__getitem__)
             stages = found.stages
             assert (stages[0].gpus, len(stages)) == best, (machine, gpus, phase)
-    # Its communication path: the order of stages of least cost, out of all orders.
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        counts = rng.integers(1, 3, int(rng.integers(1, 4))).tolist()
-        hop = rng.uniform(1.0, 9.0, (len(counts),) * 2)
-        hop = np.minimum(hop, hop.T)
-        stages = [m for m, k in enumerate(counts) for _ in range(k)]
-        costs = [sum(hop[a, b] for a, b in pairwise(order)) for order in permutations(stages)]
-        assert shortest(counts, hop)[1] == pytest.approx(min(costs), rel=1e-12)

@@ -17,10 +17,9 @@ DECODE, MEAN_DECODE = 5.0, 1.0  # what the reduction may cost [%]
 
 
 @pytest.fixture
-def raw_tables():
-    for name in ("llmservingsim_profile", "llmservingsim_profile_v0"):
-        if not datasets.available(name):
-            pytest.skip(f"{name} is not here: set {datasets.MIRROR}")
+def raw_tables(need):
+    need("llmservingsim_profile")
+    need("llmservingsim_profile_v0")
     return {(p.gpu, p.llm, p.tensor_parallel): p for p in layer_profiles.layer_profiles()}
 
 

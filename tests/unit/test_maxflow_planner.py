@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -325,29 +324,22 @@ def test_swarm_refuses_stages_that_do_not_fit() -> None:
 # Command line -------------------------------------------------------------------------------
 
 
-def test_plan_layers_command(tmp_path: Path, run) -> None:
+def test_plan_layers_command(tmp_path: Path, said, told, refused) -> None:
     picture = tmp_path / "plan.png"
-    small = ("helix-10", "--model", "LLaMA-1-30B")
-    code, text, _ = run("plan", "layers", *small, "--json", "--figure", str(picture))
-    assert code == 0
-    found = json.loads(text)
+    small = ("plan", "layers", "helix-10", "--model", "LLaMA-1-30B")
+    found = told(*small, "--figure", picture)
     assert found["tokens_per_s"] == pytest.approx(286.587, abs=1e-2)
     assert sum(stop - start for start, stop in found["layers"].values()) == 60
     assert picture.stat().st_size > 10_000
-    code, text, _ = run("plan", "layers", *small)
-    assert code == 0
+    text = said(*small)
     assert "proven optimal" in text
     assert min(found["tokens_per_s_in_draws"]) < found["tokens_per_s"]
     assert "tokens/s in 90 % of 24 draws of step times; the bound is for these" in text
-    code, text, error = run("plan", "layers", "helix-10", "--model", "Llama-2-70B")
-    assert code == 1
-    assert "at most 52 of the 80 layers" in error
-    code, _, error = run("plan", "layers", *small, "--figure", str(picture))
-    assert code == 1
-    assert "exists already" in error
+    assert "at most 52 of the 80 layers" in refused(*small[:-1], "Llama-2-70B")
+    assert "exists already" in refused(*small, "--figure", picture)
 
 
-def test_own_cluster_of_three_regions(tmp_path: Path, run) -> None:
+def test_own_cluster_of_three_regions(tmp_path: Path, said) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(
         """
@@ -362,9 +354,7 @@ network:
 """,
         encoding="utf-8",
     )
-    code, text, _ = run("plan", "layers", str(file), "--model", "Llama-2-70B")
-    assert code == 0
-    assert "Bottleneck:" in text
+    assert "Bottleneck:" in said("plan", "layers", file, "--model", "Llama-2-70B")
 
 
 def test_a_plan_shows_itself_and_says_which_nodes_it_leaves_out() -> None:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 from collections import defaultdict
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,12 +30,6 @@ def test_capacity_is_equation_1(degree: int) -> None:
     assert Budget(LLAMA_8B, V100, tensor_parallel=degree).kv_capacity_bytes == per_gpu
     once = Budget(LLAMA_8B, V100, tensor_parallel=degree, overhead_per="instance")
     assert once.kv_capacity_bytes == per_instance
-
-
-def test_both_readings_of_the_overhead_are_14_gib_apart_at_eight_gpus() -> None:
-    each = Budget(LLAMA_8B, V100, tensor_parallel=8).kv_capacity_bytes
-    once = Budget(LLAMA_8B, V100, tensor_parallel=8, overhead_per="instance").kv_capacity_bytes
-    assert once - each == 14 * GIB
 
 
 def test_batch_of_identical_requests_is_equation_5() -> None:
@@ -247,23 +240,14 @@ def test_the_table_adds_up() -> None:
     assert "short" in str(Budget(llm("Llama-2-70B"), V100))
 
 
-def raw_data(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Raw file of a dataset: fetched, in the mirror, or in the folder beside the checkout."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    if datasets.MIRROR not in os.environ and beside.is_dir():
-        monkeypatch.setenv(datasets.MIRROR, str(beside))
-    if not datasets.available(name):
-        pytest.skip(f"{name} is not here: set {datasets.MIRROR} or run hetero data fetch {name}")
-    return datasets.path(name)
-
-
-def test_equation_1_explains_the_blocks_of_a_real_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equation_1_explains_the_blocks_of_a_real_engine(need: Callable[[str], None]) -> None:
     """KV blocks that vLLM allocated on Helix's nodes, for every number of layers on a node.
 
     With delta = what eq. 1 leaves unexplained, delta must not depend on the number of layers
     (the layers' bytes are right) and must be a few GiB per GPU.
     """
-    limits = raw_data("helix_machine_model_limits", monkeypatch)
+    need("helix_machine_model_limits")
+    limits = datasets.path("helix_machine_model_limits")
     cards = {"a100": "A100-40", "v100": "V100-16", "l4": "L4", "t4": "T4"}
     models = {"llama1_30b": llm("LLaMA-1-30B"), "llama2_70b": llm("Llama-2-70B")}
     overhead: dict[tuple[str, str], list[float]] = defaultdict(list)

@@ -14,11 +14,10 @@ from pipelines.studies import mixed_fleets, servers
 ROUND_ROBIN = factories()["round-robin"]
 
 
-def test_ratios_are_those_of_the_published_runs():
+def test_ratios_are_those_of_the_published_runs(need):
     kept = mixed_fleets.measured()
     assert kept["ratio"].between(0.9, 1.0).all()
-    if not servers.available():
-        pytest.skip("the published runs are not here")
+    need(servers.DATASET)
     pd.testing.assert_frame_equal(kept, mixed_fleets.derived())
     frame = servers.read("mlperf_v4.1_v5.1.csv")
     of = frame[(frame["submitter"] == "MangoBoost") & (frame["scenario"] == "Offline")]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from hetero.apps.cli import main
 from hetero.apps.profiling.observed import ServedLog, observe
 from hetero.apps.refitted import refitted
 from hetero.deployment import Deployment, Engine, Replica
@@ -115,15 +113,12 @@ def test_refitted_times_are_those_of_their_equations(pieces):
     assert same.seconds(70.0, 3, 200.0, 50.0) == pytest.approx(step.seconds(70.0, 3, 200.0, 50.0))
 
 
-def test_the_command_writes_steps_that_simulate_reads(tmp_path, capsys):
+def test_the_command_writes_steps_that_simulate_reads(tmp_path, told):
     log, steps, refit = (tmp_path / name for name in ("log.csv", "steps.json", "refit.json"))
     served(disturbed("decode"), requests(1)).to_csv(log, index=False)
     storage.save(STEP, steps)
-    call = ["observe", str(log), "--steps", str(steps), "--kv-tokens", "1024", "--chunk", "2048"]
-    with pytest.raises(SystemExit) as done:
-        main([*call, "--max-batch", "64", "-o", str(refit), "--json"])
-    assert done.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    call = ("observe", log, "--steps", steps, "--kv-tokens", "1024", "--chunk", "2048")
+    found = told(*call, "--max-batch", "64", "-o", refit)
     assert found["off"] == ["decode"]
     assert found["error_percent"]["refitted"][1] < found["error_percent"]["told"][1]
     slower = storage.load(refit).decode_seconds([80] * 4) / STEP.decode_seconds([80] * 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import hetero
 from hetero import catalog, workload
 from hetero.cluster import cluster
@@ -15,13 +13,13 @@ CHATS = workload.load("azure2023_conv").head(300)
 SERVED = hetero.replicated(FLEET, LLM, {"a5000-1": 1, "a5000-2": 1})
 
 
-def test_every_answer_says_what_it_stands_on(run) -> None:
+def test_every_answer_says_what_it_stands_on(told) -> None:
     slo = hetero.Slo(ttft_s=2.0)
     card = hetero.plan(FLEET, model=LLM, trace=CHATS, slo=slo, rate=1.0, effort="quick")
     compared = hetero.compare(SERVED, Predictive(), CHATS, seeds=1, resample=False, slo=slo)
     view = hetero.explore(SERVED, CHATS, 1.0, slo, requests=50)
-    _, out, _ = run("simulate", FLEET.name, "--requests", 50, "--router", "hetero", "--json")
-    for notes in (card.notes, [compared.note], view.notes, json.loads(out)["notes"]):
+    said = told("simulate", FLEET.name, "--requests", 50, "--router", "hetero")
+    for notes in (card.notes, [compared.note], view.notes, said["notes"]):
         assert any(one.startswith(f"Predictor {DEFAULT}; engine ") for one in notes)
     assert hetero.Question(FLEET, LLM, CHATS, 1.0).engine == hetero.EngineSpec()
     assert card.question.engine == hetero.EngineSpec().name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import hetero
 from hetero import catalog, workload
 from hetero.apps.cards.request import request
-from hetero.apps.cli import main
 from hetero.apps.explorer import explore
 from hetero.apps.serving.written import write
 from hetero.cluster import Cluster, Machine
@@ -38,7 +36,7 @@ CASES: list[tuple[str, int, str, dict[str, Any]]] = [
 ]
 
 
-def told(one: Replica) -> tuple[float, ...]:
+def does(one: Replica) -> tuple[float, ...]:
     """What a replica does and holds."""
     n, b = np.array([1.0, 40.0, 700.0, 5000.0]), np.array([1, 40, 60, 0])
     limits = (one.engine.max_batch, one.engine.max_step_tokens)
@@ -56,33 +54,32 @@ def options(own: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize(("gpu", "count", "model", "own"), CASES)
-def test_every_door_gives_one_replica_the_same(gpu, count, model, own, tmp_path, capsys) -> None:
+def test_every_door_gives_one_replica_the_same(gpu, count, model, own, tmp_path, told) -> None:
     fleet, llm = Cluster("one", (Machine("m", catalog.gpu(gpu), count),)), catalog.llm(model)
     question = request(fleet, model=llm, trace=CHATS, slo="ttft=2s", rate=1.0, **own).question
     planned = xiong.plan(question).deployment
     assert planned is not None
     here, degree = planned.replicas[0], count // len(planned.replicas)
     known = hetero.replicated(fleet, llm, {"m": degree}, question.engine, trace=question.trace)
-    assert told(known.replicas[0]) == pytest.approx(told(here), rel=1e-6)
+    assert does(known.replicas[0]) == pytest.approx(does(here), rel=1e-6)
     assert known.replicas[0].engine == here.engine
     served = write(known, tmp_path / "d.yaml", model="m", router=LeastTokens()).deployment()
-    assert told(served.replicas[0]) == pytest.approx(told(here), rel=1e-6)
+    assert does(served.replicas[0]) == pytest.approx(does(here), rel=1e-6)
     compared = hetero.compare(known, [LeastTokens()], CHATS.head(40), seeds=1, resample=False)
     run = hetero.simulate(known, CHATS.head(40), LeastTokens())
     assert compared.frame["ttft_mean_s"].iloc[0] == hetero.metrics(run).means["ttft_s"]
     if not own:
         explored = explore(fleet, question.trace, 1.0, Slo(), llm=llm).run.deployment
-        assert told(explored.replicas[0]) == pytest.approx(told(known.replicas[0]), rel=1e-6)
+        assert does(explored.replicas[0]) == pytest.approx(does(known.replicas[0]), rel=1e-6)
     (tmp_path / "f.yaml").write_text(f"machines: [{{name: m, gpu: {gpu}, count: {count}}}]\n")
-    words = [str(tmp_path / "f.yaml"), "--model", model, "--degree", str(degree), "--requests", "9"]
-    with pytest.raises(SystemExit):
-        main(["simulate", *words, "--router", "least-tokens", *options(own), "--json"])
-    notes = " ".join(json.loads(capsys.readouterr().out)["notes"])
+    words = [tmp_path / "f.yaml", "--model", model, "--degree", degree, "--requests", "9"]
+    said = told("simulate", *words, "--router", "least-tokens", *options(own))
+    notes = " ".join(said["notes"])
     kv, batch, tokens = (
         int(re.search(pattern, notes)[1].replace(",", ""))
         for pattern in (r": ([\d,]+) tokens", r"most ([\d,]+) req", r"and ([\d,]+) tokens a step")
     )
-    assert (batch, tokens) == (here.engine.max_batch, told(here)[-1])
+    assert (batch, tokens) == (here.engine.max_batch, does(here)[-1])
     # Windows take from the tokens that fit by the length of a mean request, here of 9 others.
     assert kv == pytest.approx(here.kv_tokens, rel=0 if llm.plain else 0.01)
 

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from hetero import paths
-from hetero.apps.cli import command, main
+from hetero.apps.cli import command
 from pipelines import commands
 from pipelines.docs import build, papers
 
@@ -65,11 +65,8 @@ def test_a_search_takes_beginnings_of_words_and_whole_numbers():
     assert papers.find() == papers.items()
 
 
-def test_the_command_searches_it_and_every_command_of_a_checkout_is_one(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["papers", "IWRR"])
-    assert end.value.code == 0
-    assert "hetero/routers/pipelines.py:by_weight" in capsys.readouterr().out
+def test_the_command_searches_it_and_every_command_of_a_checkout_is_one(said):
+    assert "hetero/routers/pipelines.py:by_weight" in said("papers", "IWRR")
     declared = distribution("hetero").entry_points.select(group="hetero.commands")
     assert declared.names <= set(command().commands)
 

@@ -168,44 +168,6 @@ def test_bits_codec_and_overlap(cloud):
 # Transportation problem -----------------------------------------------------------------------
 
 
-def brute_force(gain, prefill, decode, units):
-    """Best of all divisions of the requests into equal parts, each sent to one pair or none."""
-    best = 0.0
-    m, n = gain.shape
-
-    def place(left, value, a, b, start):
-        nonlocal best
-        best = max(best, value)
-        if left == 0:
-            return
-        for k in range(start, m * n):
-            i, j = divmod(k, n)
-            if a[i] >= 1 and b[j] >= 1:
-                a[i] -= 1
-                b[j] -= 1
-                place(left - 1, value + gain[i, j] / units, a, b, k)
-                a[i] += 1
-                b[j] += 1
-
-    place(units, 0.0, list(prefill), list(decode), 0)
-    return best
-
-
-@settings(max_examples=40)
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
-def test_transport_agrees_with_brute_force(m, n, seed):
-    """Capacities in sixths: the polytope then has vertices in sixths, so the parts are exact."""
-    rng = np.random.default_rng(seed)
-    units = 6
-    gain = rng.random((m, n)).round(2)
-    prefill, decode = rng.integers(0, units + 1, m), rng.integers(0, units + 1, n)
-    share = transport(gain, prefill / units, decode / units)
-    assert (share.sum(axis=1) <= prefill / units + 1e-9).all()
-    assert (share.sum(axis=0) <= decode / units + 1e-9).all()
-    assert share.sum() <= 1 + 1e-9
-    assert (gain * share).sum() == pytest.approx(brute_force(gain, prefill, decode, units))
-
-
 def test_transport_without_capacities_takes_the_best_pair():
     """The problem as printed in the paper."""
     gain = np.array([[0.3, 0.9], [0.8, 0.1]])

@@ -310,31 +310,26 @@ def replace_price(machine: Machine) -> Machine:
     return Machine(machine.name, replace(machine.gpu, usd_per_h=None), machine.count)
 
 
-def test_the_command_plans_and_simulates(run, tmp_path):
+def test_the_command_plans_and_simulates(said, refused, tmp_path):
     target = tmp_path / "plan.json"
     words = ["plan", "phases", PAIR, "--rate", "0.5", "--search", "exact", "--requests", "100"]
-    code, out, _ = run(*words, "-o", target)
-    assert code == 0
-    said = json.loads(target.read_text())
-    assert sum(row["share"] for row in said["shares"]) == pytest.approx(1.0, abs=1e-6)
-    gpus = sum(stage["gpus"] for row in said["replicas"] for stage in row["stages"])
+    out = said(*words, "-o", target)
+    found = json.loads(target.read_text())
+    assert sum(row["share"] for row in found["shares"]) == pytest.approx(1.0, abs=1e-6)
+    gpus = sum(stage["gpus"] for row in found["replicas"] for stage in row["stages"])
     assert gpus == 8
     assert "Simulated with 100 requests" in out
     same = answer(PAIR, rate=0.5, search="exact", requests=100)
-    assert json.loads(json.dumps(same.record)) == said
-    code, _, err = run("plan", "phases", PAIR, "--search", "exakt")
-    assert code == 1
-    assert "did you mean 'exact'" in err
+    assert json.loads(json.dumps(same.record)) == found
+    assert "did you mean 'exact'" in refused("plan", "phases", PAIR, "--search", "exakt")
 
 
-def test_a_plan_is_chosen_by_a_rule_over_the_error_of_step_times(run):
+def test_a_plan_is_chosen_by_a_rule_over_the_error_of_step_times(said, told):
     words = ["plan", "phases", PAIR, "--rate", "0.5", "--steps", "3", "--choose", "best worst case"]
-    code, out, _ = run(*words, "--json")
-    assert code == 0
-    said = json.loads(out)["chosen"]
-    assert said["rule"] == "best worst case"
-    assert {said["plan"], said["nominal"]} <= {"seed 0", "seed 1", "seed 2"}
-    assert "Chosen by best worst case of 40 draws" in run(*words)[1]
+    chosen = told(*words)["chosen"]
+    assert chosen["rule"] == "best worst case"
+    assert {chosen["plan"], chosen["nominal"]} <= {"seed 0", "seed 1", "seed 2"}
+    assert "Chosen by best worst case of 40 draws" in said(*words)
 
 
 def test_settings_that_make_no_sense_are_refused():

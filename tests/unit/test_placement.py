@@ -38,17 +38,13 @@ COMPOSITIONS = {
 MODELS = {"LLaMa30B": ("LLaMA-1-30B", 60), "LLaMa70B": ("Llama-2-70B", 80)}
 
 
-def needs(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not datasets.available(name), reason=f"{name} is not here")
-
-
 # Throughput ---------------------------------------------------------------------------------
 
 
-@needs("helix_node_throughput")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_throughput_is_that_of_the_published_model_manager(model: str, composition: str) -> None:
+def test_throughput_is_that_of_the_published_model_manager(model, composition, need) -> None:
+    need("helix_node_throughput")
     frame = pd.read_csv(datasets.path("helix_node_throughput"))
     rows = frame[(frame["model"] == model) & (frame["cluster"] == composition)]
     name, layers = MODELS[model]
@@ -215,12 +211,10 @@ def test_errors_name_the_node_or_the_link() -> None:
 # Tables of our own --------------------------------------------------------------------------
 
 
-@needs("helix_placements")
-@needs("helix_config")
-@needs("helix_machine_model_limits")
-@needs("helix_gurobi_traces")
 @pytest.mark.parametrize("name", list(tables.FILES))
-def test_committed_tables_are_what_comes_out(name: str) -> None:
+def test_committed_tables_are_what_comes_out(name: str, need) -> None:
+    for raw in ("placements", "config", "machine_model_limits", "gurobi_traces"):
+        need(f"helix_{raw}")
     committed.same(tables.FILES[name](), f"{name}.csv")
 
 

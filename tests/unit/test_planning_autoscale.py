@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +19,6 @@ from hetero.apps.capacity.autoscale import (
 from hetero.apps.capacity.curve import DayPlan, LoadCurve, day
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.states import Rental
-from hetero.apps.cli import main
 from hetero.errors import ParameterError
 from hetero.question import Load
 from hetero.simulator import Slo
@@ -113,17 +111,13 @@ def test_machines_at_spot_prices_are_lost(stepped: DayPlan) -> None:
         autoscaled(stepped, Policy(weights_gbs=0.004))
 
 
-def test_the_command_shows_the_day(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_the_day(tmp_path, told, refused) -> None:
     file = tmp_path / "day.csv"
     file.write_text("hour,rate_rps\n0,1\n1,4\n")
     common = ["size", "--gpu", "A40", "--slo", "ttft=2s,tpot=120ms", "--seeds", "1"]
     scaled = ["--autoscale", "0.8", "--weights-gbs", "1"]
-    with pytest.raises(SystemExit, match="0"):
-        main([*common, "--curve", str(file), *scaled, "--json"])
-    found = json.loads(capsys.readouterr().out)
+    found = told(*common, "--curve", file, *scaled)
     assert found["over_the_day"][0]["name"] == "autoscaler"
     assert found["autoscaler"]["start_s"] == pytest.approx(300 + 16.06, abs=0.01)
-    for wrong in ([*scaled, "--rate", "4"], ["--curve", str(file), "--on-spot"]):
-        with pytest.raises(SystemExit, match="1"):
-            main([*common, *wrong])
-        assert "Resolve: give --" in capsys.readouterr().err
+    for wrong in ([*scaled, "--rate", "4"], ["--curve", file, "--on-spot"]):
+        assert "Resolve: give --" in refused(*common, *wrong)

@@ -468,9 +468,8 @@ def test_power_is_the_share_of_the_limits_that_public_runs_draw(card):
         power.power(card, bare)
 
 
-def test_the_shares_of_the_power_limit_are_those_measured():
-    if not datasets.available("serving_runs"):
-        pytest.skip("the runs are not here")
+def test_the_shares_of_the_power_limit_are_those_measured(need):
+    need("serving_runs")
     runs = pd.read_csv(datasets.path("serving_runs", "argonne_power.csv"))
     limit_w = runs["Hardware"].map({"Nvidia A100 GPU": 400.0, "Nvidia H100 GPU": 700.0})
     shares = (runs["avg_power"] / 1e3 / limit_w)[limit_w.notna() & (runs["Batch Size"] > 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +12,6 @@ from hetero import catalog, workload
 from hetero.apps.capacity import prices
 from hetero.apps.capacity.curve import LoadCurve, day
 from hetero.apps.capacity.market import Market
-from hetero.apps.cli import main
 from hetero.errors import DataError, ParameterError
 from hetero.plots import days, figures
 from hetero.question import Load
@@ -105,14 +103,11 @@ def replace_rate(here: Market) -> Market:
     return Market(here.prices, here.llm, here.load.at(1.0))
 
 
-def test_the_command_writes_the_day(tmp_path, capsys) -> None:
+def test_the_command_writes_the_day(tmp_path, told) -> None:
     path, picture = tmp_path / "day.csv", tmp_path / "day.svg"
     path.write_text("hour,rate_rps\n0,2\n1,6\n2,2\n")
-    words = ["size", "--curve", str(path), "--gpu", "A40", "--seeds", "1", "--json"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--figure", str(picture)])
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    words = ("size", "--curve", path, "--gpu", "A40", "--seeds", "1")
+    found = told(*words, "--figure", picture)
     assert found["bound_usd"] <= found["usd"]
     assert [hour["rate_rps"] for hour in found["hours"]] == [2, 6, 2]
     assert picture.read_text().startswith("<?xml")

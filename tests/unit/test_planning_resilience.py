@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
@@ -172,13 +171,11 @@ def test_spares_are_for_whole_replicas() -> None:
         spare(plan, question, prices.from_catalog(["A40"]))
 
 
-def test_the_command_says_what_is_left(tmp_path, run) -> None:
+def test_the_command_says_what_is_left(tmp_path, run, told) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("machines:\n  - {name: a, gpu: A40, copies: 2}\n  - {name: c, gpu: L40S}\n")
     words = ["resilience", path, "--rate", "2"]
-    code, out, _ = run(*words, "--seeds", "1", "--json", "--spare", "--gpu", "L4")
-    assert code == 0
-    found = json.loads(out)
+    found = told(*words, "--seeds", "1", "--spare", "--gpu", "L4")
     assert found["whole"]["attainment"] > 0.9
     assert {name for one in found["losses"] for name in one["machines"]} == {"a-1", "a-2", "c"}
     assert found["spare"]["usd_per_h"] >= 0

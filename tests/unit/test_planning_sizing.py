@@ -349,11 +349,9 @@ def test_requests_beyond_the_context_window_are_left_out_and_counted() -> None:
         within_context(Trace([0.0], [9000], [10]), MODEL)
 
 
-def test_the_command_and_python_answer_alike(run) -> None:
+def test_the_command_and_python_answer_alike(told) -> None:
     words = ["--rate", "3", "--gpu", "L4", "--gpu", "A40", "--seeds", "1", "--max", "A40=2"]
-    code, out, _ = run("size", *words, "--json")
-    found = json.loads(out)
-    assert code == 0
+    found = told("size", *words)
     same = hetero.size(rate=3.0, gpu=["L4", "A40"], seeds=1, most={"A40": 2})
     assert json.loads(json.dumps(fleets.record(same))) == found
     assert found["bound_usd_per_h"] <= found["usd_per_h"]
@@ -379,7 +377,5 @@ def test_the_command_and_python_answer_alike(run) -> None:
         (["--rate", "3", "--spot", "0.9", "--gpu", "L4"], "spot price"),
     ],
 )
-def test_what_the_command_refuses(run, arguments: list[str], said: str) -> None:
-    code, _, err = run("size", *arguments)
-    assert code == 1
-    assert said in err
+def test_what_the_command_refuses(refused, arguments: list[str], said: str) -> None:
+    assert said in refused("size", *arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import product
 
@@ -15,7 +14,6 @@ from hetero.apps.capacity import prices
 from hetero.apps.capacity.market import Market
 from hetero.apps.capacity.spot import cheapest_mix, play_hours, spot_risk
 from hetero.apps.capacity.states import Rental, availability, cheapest_set, states
-from hetero.apps.cli import main
 from hetero.errors import ParameterError
 from hetero.question import Load
 from hetero.simulator import Slo
@@ -141,16 +139,12 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         spot_risk(here, {}, {here.fluid.columns[0]: 1})
 
 
-def test_the_command_mixes(tmp_path, capsys) -> None:
+def test_the_command_mixes(tmp_path, told) -> None:
     path = tmp_path / "prices.yaml"
     path.write_text(
         "machines:\n  - {gpu: A40, usd_per_h: 0.4, spot_usd_per_h: 0.2, losses_per_h: 0.2}\n"
     )
-    words = ["size", "--rate", "1", "--seeds", "1", "--prices", str(path), "--spot", "0.9"]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--json"])
-    assert ended.value.code == 0
-    found = json.loads(capsys.readouterr().out)
+    found = told("size", "--rate", "1", "--seeds", "1", "--prices", path, "--spot", "0.9")
     assert found["time_that_meets_the_goal"] >= 0.9
     assert 0 <= found["carries_in_draws"] <= 1
     assert found["usd_per_h"] <= found["on_demand_alone_usd_per_h"] + 1e-9

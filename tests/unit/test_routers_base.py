@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hetero.deployment import Engine
+from hetero.deployment import Deployment, Engine
 from hetero.errors import ParameterError
+from hetero.latency.models.affine import Affine
 from hetero.routers import (
     CacheAware,
     CapacityProportional,
@@ -146,6 +147,11 @@ def test_live_routers_are_routers_and_say_what_they_miss(router):
             router.live(fleet())
 
 
+def first(deployment, **changes):
+    """Its first replica alone, with changes."""
+    return Deployment("x", (dataclasses.replace(deployment.replicas[0], **changes),))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -160,6 +166,18 @@ def test_live_routers_are_routers_and_say_what_they_miss(router):
         (lambda d: Predictive(steepness=float("nan")), "0 or more"),
         (lambda d: Predictive(target_s=0.0), "target"),
         (lambda d: CacheAware(hit_weight=-1.0), "cached token is -1"),
+        (lambda d: Workload(theta=-1.0), "theta"),
+        (lambda d: Workload(theta=float("nan")), "theta"),
+        (lambda d: Workload(coefficients=[Affine(*range(1, 9))] * 2).memory(d), "2 sets of coeff"),
+        (lambda d: Workload().memory(first(d, kv_tokens=10)), "too small to profile"),
+        (lambda d: HeteroServe(bins_tokens=(512, 256)), "increasing edges"),
+        (lambda d: HeteroServe(bins_tokens=(0, 256)), "increasing edges"),
+        (lambda d: HeteroServe(queue_max=0), "queue_max"),
+        (lambda d: HeteroServe(epoch_s=0), "epoch"),
+        (lambda d: HeteroServe(dampening=-1), "dampening"),
+        (lambda d: LatencyAware([1.0]).memory(d), "1 speeds for 4"),
+        (lambda d: LatencyAware([1.0, 1.0, 1.0, 0.0]).memory(d), "speed above 0"),
+        (lambda d: CapacityProportional().memory(first(d, gpu=None)), "names no GPU"),
     ],
 )
 def test_errors_are_clear(make, words):

@@ -9,8 +9,6 @@ from collections import deque
 import numpy as np
 import pytest
 
-from hetero.deployment import Deployment
-from hetero.errors import ParameterError
 from hetero.routers import (
     CapacityProportional,
     HeteroServe,
@@ -185,26 +183,3 @@ def test_static_baselines_keep_their_shares():
         )
     nodes = simulate(deployment, served, LengthAware(500, exclusive=True)).requests["node"]
     assert set(nodes[long].tolist()) == {0}
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda d: HeteroServe(bins_tokens=(512, 256)), "increasing edges"),
-        (lambda d: HeteroServe(bins_tokens=(0, 256)), "increasing edges"),
-        (lambda d: HeteroServe(queue_max=0), "queue_max"),
-        (lambda d: HeteroServe(epoch_s=0), "epoch"),
-        (lambda d: HeteroServe(dampening=-1), "dampening"),
-        (lambda d: LatencyAware([1.0]).memory(d), "1 speeds for 4"),
-        (lambda d: LatencyAware([1.0, 1.0, 1.0, 0.0]).memory(d), "speed above 0"),
-        (
-            lambda d: CapacityProportional().memory(
-                Deployment("x", (dataclasses.replace(d.replicas[0], gpu=None),))
-            ),
-            "names no GPU",
-        ),
-    ],
-)
-def test_errors_are_clear(make, words):
-    with pytest.raises(ParameterError, match=words):
-        make(fleet())

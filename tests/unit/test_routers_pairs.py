@@ -5,26 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetero.deployment import Deployment, Engine, KvLink, Replica
+from hetero.deployment import KvLink
 from hetero.errors import ParameterError
-from hetero.latency.step import StepModel
 from hetero.routers import PairShares
 from hetero.simulator import Event, simulate
 from hetero.streams import stream
-from hetero.workload import Trace
-from tests.unit.router_states import trace
+from tests.unit.router_states import handed_over, phases
 
 ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode", "w": "both"}
-STEP = StepModel.affine(floor_s=0.01, per_token_s=3e-5, per_cached_token_s=2e-7)
 WEIGHTS = {("p", "d"): 4, ("p", "e"): 1, ("q", "d"): 2, ("w", "w"): 3}
 
 
-def split(kv_tokens=40_000, gbs=10.0):
-    replicas = tuple(
-        Replica(name, STEP, kv_tokens, 1e5, Engine(max_batch=64), role)
-        for name, role in ROLES.items()
-    )
-    return Deployment("split", replicas, (("p", "e", KvLink(gbs / 4)),), KvLink(gbs))
+def split(gbs=10.0):
+    return phases(ROLES, 40_000, (("p", "e", KvLink(gbs / 4)),), gbs)
 
 
 def pairs(run):
@@ -36,14 +29,8 @@ def pairs(run):
     ]
 
 
-def many(count=400):
-    """No reply of one token: those end with their prefill and have no decode replica."""
-    served = trace(count)
-    return Trace(served.arrival_s, served.input_tokens, np.maximum(served.output_tokens, 2))
-
-
 def test_every_window_has_its_shares():
-    found = pairs(simulate(split(), many(), PairShares(WEIGHTS)))
+    found = pairs(simulate(split(), handed_over(400), PairShares(WEIGHTS)))
     for start in range(0, 400, 10):
         window = found[start : start + 10]
         assert {pair: window.count(pair) for pair in WEIGHTS} == WEIGHTS
@@ -53,12 +40,12 @@ def test_a_matrix_says_the_same_as_names():
     matrix = np.zeros((5, 5))
     for (a, b), weight in WEIGHTS.items():
         matrix[list(ROLES).index(a), list(ROLES).index(b)] = weight
-    named = simulate(split(), many(), PairShares(WEIGHTS))
-    assert pairs(simulate(split(), many(), PairShares(matrix))) == pairs(named)
+    named = simulate(split(), handed_over(400), PairShares(WEIGHTS))
+    assert pairs(simulate(split(), handed_over(400), PairShares(matrix))) == pairs(named)
 
 
 def test_draws_have_the_shares_as_probabilities():
-    found = pairs(simulate(split(), many(4000), PairShares(WEIGHTS, drawn=True), seed=3))
+    found = pairs(simulate(split(), handed_over(4000), PairShares(WEIGHTS, drawn=True), seed=3))
     counts = np.array([found.count(pair) for pair in WEIGHTS])
     expected = 400 * np.array(list(WEIGHTS.values()))
     assert counts.sum() == 4000
@@ -67,7 +54,7 @@ def test_draws_have_the_shares_as_probabilities():
 
 
 def test_shares_change_at_their_time():
-    served = many()
+    served = handed_over(400)
     change_s = float(served.arrival_s[200])
     router = PairShares({("p", "d"): 1}, changes=[(change_s, {("q", "e"): 1, ("w", "w"): 1})])
     found = pairs(simulate(split(), served, router))
@@ -77,14 +64,16 @@ def test_shares_change_at_their_time():
 
 def test_choose_and_the_compiled_path_decide_alike():
     for router in (PairShares(WEIGHTS), PairShares(WEIGHTS, drawn=True)):
-        fast = simulate(split(), many(), router, seed=4)
-        slow = simulate(split(), many(), router.live(split(), stream(4, "router")), seed=4)
+        fast = simulate(split(), handed_over(400), router, seed=4)
+        slow = simulate(
+            split(), handed_over(400), router.live(split(), stream(4, "router")), seed=4
+        )
         assert pairs(fast) == pairs(slow)
         assert np.array_equal(fast.e2e_s, slow.e2e_s)
 
 
 def test_others_serve_while_a_pair_is_down():
-    served = many()
+    served = handed_over(400)
     down_s, up_s = (float(served.arrival_s[k]) for k in (100, 200))
     events = [Event(down_s, "d"), Event(up_s, "d", "recover")]
     run = simulate(split(), served, PairShares({("p", "d"): 1}), events=events)
@@ -96,7 +85,7 @@ def test_others_serve_while_a_pair_is_down():
 
 def test_each_pair_has_its_link_and_prefill_memory_waits_for_it():
     """A slow link fills the memory of the prefill replica, so that later prompts wait."""
-    served = many()
+    served = handed_over(400)
     run = simulate(split(gbs=0.05), served, PairShares({("p", "d"): 1, ("p", "e"): 1}))
     r = run.requests
     rate_gbs = np.where(r["decode_node"] == 2, 0.05, 0.05 / 4)
@@ -138,6 +127,6 @@ def test_a_python_router_may_name_a_pair_and_hears_of_a_wrong_one(chosen):
         def choose(self, request, fleet):
             return self.answer
 
-    assert set(pairs(simulate(split(), many(20), Own((0, 3))))) == {("p", "e")}
+    assert set(pairs(simulate(split(), handed_over(20), Own((0, 3))))) == {("p", "e")}
     with pytest.raises(ParameterError, match="Router 'own' chose"):
-        simulate(split(), many(20), Own(chosen))
+        simulate(split(), handed_over(20), Own(chosen))

@@ -21,7 +21,7 @@ from hetero.routers import (
     Workload,
 )
 from hetero.simulator import Event, Slo, metrics, simulate
-from tests.unit.router_states import check, fleet, near, trace
+from tests.unit.router_states import check, fleet, handed_over, near, trace
 
 
 class Equation:
@@ -225,9 +225,7 @@ class Handed:
 @pytest.mark.parametrize("shared", [False, True])
 def test_who_decodes_is_whoever_is_farthest_from_its_tightest_limit(tpot_s, shared):
     router, deployment = Predictive(target_s=100.0, tpot_s=tpot_s), split(shared)
-    handed, drawn = Handed(router, deployment), trace(400, 12.0)
-    # Replies of one token end with their prefill.
-    served = replace(drawn, output_tokens=np.maximum(drawn.output_tokens, 2))
+    handed, served = Handed(router, deployment), handed_over(400, 12.0)
     run = simulate(deployment, served, handed, predictor=Oracle())
     assert set(handed.chosen) == {2, 3, 4}
     assert run.finished.all()

@@ -7,37 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero.deployment import Deployment, Engine, KvLink, Replica
 from hetero.errors import ParameterError
-from hetero.latency.step import StepModel
 from hetero.routers.ranges import RangeShares
 from hetero.simulator import Event, simulate
 from hetero.workload import Trace
-from tests.unit.router_states import trace
+from tests.unit.router_states import handed_over, phases
 
-STEP = StepModel.affine(floor_s=0.01, per_token_s=3e-5, per_cached_token_s=2e-7)
 ROLES = {"p": "prefill", "q": "prefill", "d": "decode", "e": "decode", "f": "decode"}
 ENDS = (300, 1000, 3000)
 PREFILL = np.array([[1, 0, 0, 0, 0], [2, 3, 0, 0, 0], [0, 1, 0, 0, 0]], float)
 DECODE = np.array([[0, 0, 1, 1, 2], [0, 0, 0, 1, 0], [0, 0, 4, 0, 1]], float)
 
 
-def split(kv_tokens=60_000):
-    replicas = tuple(
-        Replica(name, STEP, kv_tokens, 1e5, Engine(max_batch=64), role)
-        for name, role in ROLES.items()
-    )
-    return Deployment("split", replicas, default_link=KvLink(10.0))
-
-
-def many(count=600):
-    """No reply of one token: those end with their prefill and have no decode replica."""
-    served = trace(count)
-    return Trace(served.arrival_s, served.input_tokens, np.maximum(served.output_tokens, 2))
+def split():
+    return phases(ROLES, 60_000)
 
 
 def test_every_range_keeps_its_shares():
-    served = many()
+    served = handed_over(600)
     run = simulate(split(), served, RangeShares(ENDS, PREFILL, DECODE))
     ranges = np.minimum(np.searchsorted(ENDS, served.input_tokens, side="right"), 2)
     assert np.bincount(ranges).min() > 50
@@ -70,7 +57,7 @@ def test_by_load_the_emptier_replica_serves():
 
 
 def test_without_a_replica_of_the_range_another_takes_over():
-    served = many(200)
+    served = handed_over(200)
     router = RangeShares(ENDS, PREFILL, DECODE)
     half_s = float(served.arrival_s[100])
     run = simulate(split(), served, router, events=[Event(half_s, "e"), Event(half_s, "q")])
@@ -91,8 +78,8 @@ def test_without_a_replica_of_the_range_another_takes_over():
 def test_choose_and_the_compiled_path_decide_alike():
     for among in ("shares", "load"):
         router = RangeShares(ENDS, PREFILL, DECODE, among=among)
-        fast = simulate(split(), many(), router, seed=4)
-        slow = simulate(split(), many(), router.live(split()), seed=4)
+        fast = simulate(split(), handed_over(600), router, seed=4)
+        slow = simulate(split(), handed_over(600), router.live(split()), seed=4)
         for column in ("node", "decode_node", "finish_s"):
             np.testing.assert_array_equal(fast.requests[column], slow.requests[column])
 
@@ -110,7 +97,7 @@ def test_choose_and_the_compiled_path_decide_alike():
 )
 def test_wrong_plans_say_what_is_wrong(ends, prefill, decode, sentence):
     with pytest.raises(ParameterError, match=sentence):
-        simulate(split(), many(10), RangeShares(ends, prefill, decode))
+        simulate(split(), handed_over(10), RangeShares(ends, prefill, decode))
     with pytest.raises(ParameterError, match="called 'luck'"):
         RangeShares(ENDS, PREFILL, DECODE, among="luck")
 
@@ -122,4 +109,6 @@ def test_replicas_of_both_phases_take_no_part():
     )
     wide = np.column_stack([PREFILL, np.ones(3)])
     with pytest.raises(ParameterError, match="Replica w, which serves both"):
-        simulate(both, many(10), RangeShares(ENDS, wide, np.column_stack([DECODE, np.zeros(3)])))
+        simulate(
+            both, handed_over(10), RangeShares(ENDS, wide, np.column_stack([DECODE, np.zeros(3)]))
+        )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 
-from hetero.deployment import Deployment
-from hetero.errors import ParameterError
 from hetero.latency.models.affine import Affine
 from hetero.routers import Normal, Workload
 from hetero.routers.xiong import HEADER, batch_share_s, profile
@@ -99,22 +96,3 @@ def test_profiler_recovers_an_affine_instance():
     assert float(fit.decode_step_s(16, 800)) == pytest.approx(
         float(replica.step.decode_seconds([800] * 16)), rel=0.05
     )
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda d: Workload(theta=-1.0), "theta"),
-        (lambda d: Workload(theta=math.nan), "theta"),
-        (lambda d: Workload(coefficients=FITS[:2]).memory(d), "2 sets of coefficients"),
-        (
-            lambda d: Workload().memory(
-                Deployment("x", (dataclasses.replace(d.replicas[0], kv_tokens=10),))
-            ),
-            "too small to profile",
-        ),
-    ],
-)
-def test_errors_are_clear(make, words):
-    with pytest.raises(ParameterError, match=words):
-        make(fleet())

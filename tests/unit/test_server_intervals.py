@@ -14,7 +14,6 @@ from hetero.latency.calibration import expected
 from hetero.latency.calibration.expected import error_of
 from hetero.latency.scaled import scaled
 from hetero.simulator.uncertainty import draw_factors
-from hetero.workload import datasets
 from pipelines.studies import server_intervals, servers
 
 
@@ -165,10 +164,9 @@ def test_the_parts_make_the_whole() -> None:
     assert np.corrcoef(logs.T)[0] == pytest.approx([1.0, error.correlation, 0.0], abs=0.02)
 
 
-def test_responses_are_those_of_simulations(frame) -> None:
+def test_responses_are_those_of_simulations(frame, need) -> None:
     """The draws of an error, simulated one by one, make the interval that the grid makes."""
-    if not servers.available():
-        pytest.skip(f"{servers.DATASET} is not here: set {datasets.MIRROR}")
+    need(servers.DATASET)
     name = "general, 8 req/s"
     run = next(one for one in servers.runs("blis") if one.load == name and one.tensor_parallel == 1)
     (row,) = frame[

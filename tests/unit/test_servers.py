@@ -31,9 +31,8 @@ BATCH = servers.ServerRun(
 
 
 @pytest.fixture
-def raw():
-    if not servers.available():
-        pytest.skip(f"{servers.DATASET} is not here: set {datasets.MIRROR}")
+def raw(need):
+    need(servers.DATASET)
 
 
 def test_a_batch_takes_its_steps() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="the serving extra is not installed")
 
-from hetero.apps import cli
 from hetero.apps.serving import load
 from hetero.apps.serving.dispatcher import Dispatcher, Prepared
 from hetero.apps.serving.events import Events
@@ -145,19 +144,13 @@ def test_what_a_file_gets_wrong_is_said(folder, old, new, says):
     assert "Resolve:" in str(failed.value)
 
 
-def test_what_check_accepts_is_what_starts(folder, monkeypatch, capsys):
+def test_what_check_accepts_is_what_starts(folder, monkeypatch, said, refused):
     file = folder / "d.yaml"
     file.write_text(TEXT)
-    with pytest.raises(SystemExit) as done:
-        cli.main(["serve", str(file), "--check"])
-    assert done.value.code == 0
-    assert "Router: workload" in capsys.readouterr().out
+    assert "Router: workload" in said("serve", file, "--check")
     file.write_text(TEXT + "api_keys_env: HETERO_TEST_KEYS\n")
     monkeypatch.delenv("HETERO_TEST_KEYS", raising=False)
-    with pytest.raises(SystemExit) as failed:
-        cli.main(["serve", str(file), "--check"])
-    assert failed.value.code == 1
-    assert "holds no key" in capsys.readouterr().err
+    assert "holds no key" in refused("serve", file, "--check")
 
 
 def test_prompts_are_learnt_from_what_engines_count():

@@ -190,17 +190,6 @@ def test_errors_say_what_to_do() -> None:
 # Routers --------------------------------------------------------------------------------------
 
 
-def test_the_flow_router_follows_the_flow() -> None:
-    problem = small_problem([(3, 1), (3, 3), (3, 1)], 6)
-    network = FlowNetwork(Placement(problem, ((0, 3), (0, 3), (3, 6))))
-    flow = network.max_flow().link_tokens_per_s
-    trace = Trace(np.arange(200) * 1.0, np.full(200, 64), np.full(200, 1))
-    run = simulate_pipelines(network, trace, FlowRouter())
-    counts = np.bincount(run.requests["node"], minlength=2)
-    share = flow[3, 0] / flow[3, :2].sum()
-    assert abs(counts[0] - 200 * share) <= 1
-
-
 def test_a_live_router_chooses_the_chain_that_the_simulator_takes() -> None:
     network = FlowNetwork(placement("single-24 70B helix"))
     trace = workload.load("azure2023_conv").filter(input_tokens=(4, 2048)).head(20)
@@ -317,10 +306,8 @@ def test_online_requests_come_at_the_rate_asked_for() -> None:
     assert len(helix.online_requests("twin", 1e-3, 3.0)) == 1
 
 
-@pytest.mark.skipif(
-    not datasets.available("azure2023_conv"), reason="needs the real trace of conversations"
-)
-def test_placements_of_swarm_and_petals_are_within_3_percent_of_the_artifact() -> None:
+def test_placements_of_swarm_and_petals_are_within_3_percent_of_the_artifact(need) -> None:
+    need("azure2023_conv")
     for method in ("swarm", "petals"):
         name = f"geo-24 70B {method}"
         network = artifact_network(name, raw=datasets.available("helix_layer_latency"))
@@ -330,11 +317,9 @@ def test_placements_of_swarm_and_petals_are_within_3_percent_of_the_artifact() -
         assert decoded == pytest.approx(theirs, rel=0.03), name
 
 
-@pytest.mark.skipif(
-    not (datasets.available("helix_layer_latency") and datasets.available("azure2023_conv")),
-    reason="needs the published times per layer and the real trace",
-)
-def test_the_pipeline_of_v100_and_t4_is_that_of_the_artifacts_cluster_file() -> None:
+def test_the_pipeline_of_v100_and_t4_is_that_of_the_artifacts_cluster_file(need) -> None:
+    need("helix_layer_latency")
+    need("azure2023_conv")
     # Eight of each; with the six and ten of the cluster P75 of decoding is 0.98 s.
     case = helix.cases()["hetero-42 70B sp_plus"]
     served = helix.run(case, "online", "real", raw=True).serving
@@ -346,11 +331,9 @@ def test_the_pipeline_of_v100_and_t4_is_that_of_the_artifacts_cluster_file() -> 
 EXPECTED = {"single-24": "single24", "geo-24": "geo24", "hetero-42": "hetero42"}
 
 
-@pytest.mark.skipif(
-    not (datasets.available("helix_expected") and datasets.available("azure2023_conv")),
-    reason="needs the published results and the real trace",
-)
-def test_decode_throughput_is_within_3_percent_of_the_artifact() -> None:
+def test_decode_throughput_is_within_3_percent_of_the_artifact(need) -> None:
+    need("helix_expected")
+    need("azure2023_conv")
     frame = pd.read_csv(datasets.path("helix_expected"))
     for name, case in helix.cases().items():
         for mode in ("offline", "online"):

@@ -228,16 +228,6 @@ def test_batches_at_one_moment_are_clustered() -> None:
 # Files -----------------------------------------------------------------------------------------
 
 
-def test_saved_twins_draw_the_same(tmp_path: Path) -> None:
-    twin = Twin.fit(workload.load("azure2023_code", seed=7))
-    twin.save(tmp_path / "t.json")
-    again = Twin.load(tmp_path / "t.json")
-    assert again.to_json() == twin.to_json()
-    assert same(twin.draw(3), again.draw(3))
-    with pytest.raises(ParameterError, match="exists already"):
-        twin.save(tmp_path / "t.json")
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
