@@ -11,7 +11,8 @@ and predicted outputs of unfinished requests over the KV cache (Xiong et al. eq.
 set to 1 it is their memory-based scheduler (MB). The instance is the one that leaves the largest
 workload smallest; a finished request takes its workload away again.
 
-Layout of ``RM``: [theta, memory based, tie rule, then 8 coefficients per replica].
+Layout of ``RM``: [theta, memory based, tie rule, then per replica p1 to p8 and the tokens that the
+scheduler counts in a cache that holds one].
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ Ties: TypeAlias = Literal["first", "least"]
 """
 
 HEADER, COEFFICIENTS = 3, 8  # p1 to p8 are the first fields of Affine, in order
+WIDTH = COEFFICIENTS + 1
 
 
 @compiled
@@ -50,7 +52,7 @@ def batch_share_s(RM, i, capacity, inputs, outputs):
     Source: Xiong et al., eq. 5: ideal batch of identical requests; b_r^s.
     Source: Xiong et al., eq. 6: processing time of a request in that batch; T_r^s.
     """
-    p = HEADER + COEFFICIENTS * i
+    p = HEADER + WIDTH * i
     b = max(capacity / max(inputs + outputs, 1.0), 1.0)
     prefill = RM[p] * b * inputs + RM[p + 1] * b + RM[p + 2] * inputs + RM[p + 3]
     lengths = inputs * outputs + outputs * (outputs + 1.0) / 2.0
@@ -82,7 +84,7 @@ def workload(R, E, S, RM, r):
     for i in range(len(E)):
         if not may_take(R, E, S, r, i):
             continue
-        capacity = float(E[i].kv_tokens)
+        capacity = E[i].kv_tokens * RM[HEADER + WIDTH * i + COEFFICIENTS]
         time = 1.0 if RM[1] != 0.0 else batch_share_s(RM, i, capacity, inputs, outputs)
         weight = time * math.exp(min(RM[0] * S[i].outstanding_tokens / capacity, 700.0))
         after = S[i].load + weight
@@ -144,6 +146,9 @@ class Workload(Builtin):
         See :data:`Ties`.
     coefficients
         p1 to p8 of each replica; by default each is profiled and fitted.
+    kv_bytes
+        KV cache of a token as eq. 5 and 8 count it, 2 l h values [bytes]; by default as the engine
+        stores it.
 
     Examples
     --------
@@ -155,6 +160,7 @@ class Workload(Builtin):
     memory_based: bool = False
     ties: Ties = "least"
     coefficients: Sequence[Affine] | None = None
+    kv_bytes: float | None = None
     name: str = ""
     code: ClassVar[int] = WORKLOAD
 
@@ -177,4 +183,7 @@ class Workload(Builtin):
         )
         flags = [self.theta, float(self.memory_based), float(self.ties == "least")]
         names = [field.name for field in fields(Affine)[:COEFFICIENTS]]
-        return np.array(flags + [getattr(fit, name) for fit in fits for name in names])
+        for fit, replica in zip(fits, deployment.replicas, strict=True):
+            share = replica.kv_bytes_per_token / self.kv_bytes if self.kv_bytes else 1.0
+            flags += [*(getattr(fit, name) for name in names), share]
+        return np.array(flags)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +13,7 @@ from typing import Literal, cast
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
+from pipelines.dependencies import hash_and_imports
 from pipelines.studies.coverage import Coverage, Covered, PublishedFigure, coverage
 from pipelines.studies.ledger import NO_TEST, QUOTED, Claim, Judgement, ledger
 from pipelines.studies.published import (
@@ -49,7 +52,12 @@ STATUSES: tuple[Status, ...] = (
     *("reproduced", "direction only", "undecided", "not reproduced"),
     *("not attempted", "not a test"),
 )
-AUDIT = ("claim", "class", "before", "why", "test")
+AUDIT = ("claim", "class", "before", "why", "test", "at", "rests", "state")
+#: Notebooks whose real files have no public address, with their data set.
+NO_ADDRESS = {
+    **dict.fromkeys(("03_tensor_parallel_search", "04_request_scheduling"), "helix_lengths"),
+    **dict.fromkeys(("08_layer_placement", "09_helix_serving"), "helix_layer_latency"),
+}
 #: What the audit found: seven kinds of unearned verdicts, four causes of failures.
 FINDINGS = {
     "V1": "quoted, or arithmetic on the paper's own numbers",
@@ -75,14 +83,39 @@ class Audited:
         Key of ``FINDINGS``.
     before
         The verdict that was audited.
+    why
+        Empty where no cause is known.
     test
         For an unearned verdict, the new test that alone can earn it; empty where none can.
+    at
+        Commit at which this was found.
+    rests
+        Files that it names, such as the planner or the calibration.
+    state
+        :func:`state_of` at that commit: a reason whose reading or files have changed since is void.
     """
 
     finding: str
     before: Status
     why: str
     test: str
+    at: str
+    rests: tuple[str, ...]
+    state: str
+
+    def cause(self, claim: Claim) -> str:
+        """Why the value fails, with the commit; empty for an unearned verdict or a void reason."""
+        void = self.finding.startswith("V") or state_of(claim, self.rests) != self.state
+        return "" if void or not self.why else f"{self.why} ({self.at})"
+
+
+def state_of(claim: Claim, rests: tuple[str, ...]) -> str:
+    """Hash of how a claim is read and judged, and of files: of modules, what runs."""
+    told = [claim.reading, claim.basis, claim.setting, claim.accepted, claim.direction]
+    for name in rests:
+        text = (paths.root() / name).read_text(encoding="utf-8")
+        told.append(hash_and_imports(text)[0] if name.endswith(".py") else text)
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
 @cache
@@ -105,8 +138,13 @@ def audit() -> dict[str, Audited]:
     for row in rows(paths.data("published", "claims_audit.csv"), AUDIT):
         before = cast("Status", row.one_of("before", STATUSES))
         claim = row.one_of("claim", (one.id for one in ledger()))
-        finding, why = row.one_of("class", FINDINGS), row.required("why")
-        found[claim] = Audited(finding, before, why, row["test"])
+        finding, rests = row.one_of("class", FINDINGS), tuple(row["rests"].split())
+        if not re.fullmatch("[0-9a-f]{8}", row.required("at")):
+            raise row.error("This is no commit.", "at", resolve="write its first eight digits.")
+        if gone := [name for name in rests if not (paths.root() / name).is_file()]:
+            raise row.error(f"There is no {gone[0]}.", "rests", resolve="name what it rests on.")
+        told = (row[column] for column in ("why", "test", "at"))
+        found[claim] = Audited(finding, before, *told, rests, row["state"])
     return found
 
 
@@ -178,6 +216,14 @@ class Verdict:
         return self.measured.note if self.measured else ""
 
     @property
+    def files(self) -> str:
+        """Where a reader finds what the deciding value was measured on."""
+        if self.real is None or (self.twin and self.twin.value == self.real.value):
+            return "here" if self.measured else ""
+        name = NO_ADDRESS.get(self.real.notebook, "")
+        return f"{name}, which has no public address" if name else "public"
+
+    @property
     def audited(self) -> Audited | None:
         """What the audit found on this row, None where it stands as it was."""
         return audit().get(self.claim.id)
@@ -192,6 +238,7 @@ _COLUMNS = (
     Column("twin", of="twin.value"),
     Column("real", of="real.value"),
     Column("unit", of="claim.unit"),
+    Column("files", of="files"),
     Column("draws", of="measured.draws"),
     Column("iterations", of="measured.iterations"),
     Column("what", of="claim.claim"),
@@ -202,7 +249,8 @@ _AUDITED = (
     Column("class", of="audited.finding"),
     Column("before", of="audited.before"),
     Column("now", of="status"),
-    Column("why", of="audited.why"),
+    Column("found at", of="audited.at"),
+    Column("why", of=lambda row: row.audited.why or "no cause is known"),
     Column("new test", of="audited.test"),
 )
 
@@ -244,9 +292,17 @@ class Verdicts(Rows[Verdict]):
     def summary(self) -> str:
         """The counts as one line; what is no test stands apart, by its kind."""
         *tests, apart = (f"{number} {status}" for status, number in self.counts.items())
-        kinds = Counter(row.claim.not_a_test.partition(":")[0] for row in self.rows)
+        no_test = (row.why for row in self.rows if row.status == STATUSES[-1])
+        kinds = Counter(why.partition(":")[0] for why in no_test)
         told = ", ".join(f"{kinds[kind]} {kind}" for kind in NO_TEST if kinds[kind])
-        return f"{len(self)} published values: {', '.join(tests)}; {apart} ({told or 'none'})."
+        hidden = [r for r in self.rows if r.status == "reproduced" and "no public" in r.files]
+        same = sum(row.twin is not None and row.twin.judgement == row.status for row in hidden)
+        more = (
+            f" Of the reproduced {len(hidden)} were measured on files without a public address; "
+            f"on twins, which every reader has, {same} of these reproduce as well."
+        )
+        told = f"{len(self)} published values: {', '.join(tests)}; {apart} ({told or 'none'})."
+        return f"{told}{more if hidden else ''}"
 
     def audit(self) -> Table:
         """Verdict before and now of every row that the audit names, and why."""
@@ -269,10 +325,10 @@ class Verdicts(Rows[Verdict]):
             {
                 **picked(row.claim, *of_claim, "direction", "reading", "basis", "not_a_test"),
                 **picked(row, "status", "why"),
-                "audit": picked(row.audited, "finding", "before", "why", "test") or None,
+                "audit": picked(row.audited, "finding", "before", "why", "test", "at") or None,
                 "twin": picked(row.twin, *measured) or None,
                 "real": picked(row.real, *measured) or None,
-                **picked(row, "figure", "note"),
+                **picked(row, "files", "figure", "note"),
             }
             for row in self.rows
         ]
@@ -330,10 +386,14 @@ def _verdict(claim: Claim, twin: Measurement | None, real: Measurement | None) -
     if decides is None or decides.judgement is None:
         return Verdict(claim, "not attempted", "not yet measured")
     status, why = decides.judgement, decides.doubt
+    if status == "reproduced" and claim.basis.startswith("numbers"):
+        # A reading that was chosen after the outcome earns nothing; where it fails it still fails.
+        return Verdict(claim, "not a test", "fitted: the outcome chose the reading", twin, real)
     if real and twin and not claim.requires and twin.judgement == "not reproduced" != status:
         status, why = "undecided", why or "fails on the twin: it hangs on the draw of requests"
-    if not why and status != "reproduced" and claim.id in audit():
-        why = audit()[claim.id].why
+    if not why and status != "reproduced":
+        found = audit().get(claim.id)
+        why = (found.cause(claim) if found else "") or "no cause is known"
     return Verdict(claim, status, why, twin, real)
 
 

@@ -488,7 +488,9 @@ def _text(value: Value) -> str:
 
 
 def _judged(name: str, value: Value, draws: int) -> str:
-    """Verdict that a value of a claim has by itself."""
+    """Verdict that a value of a claim has by itself, ``undecided`` where it is 0 over 0."""
+    if not isinstance(value, str) and not np.isfinite(value).all():
+        return "undecided"  # a share of a gain, where nobody meets the target
     claim, ends = claims()[name], interval(value) if isinstance(value, np.ndarray) else None
     return "not a test" if claim.not_a_test else claim.judge(mean(value), ends, draws)
 

@@ -32,9 +32,12 @@ REQUIRES = ("", "real trace", "model weights", "unpublished data")
 #: Needs that no run of this project meets: such a claim is quoted, never judged.
 QUOTED = ("model weights", "unpublished data")
 #: What makes a row no test of its paper, whatever was measured.
-NO_TEST = ("quoted", "arithmetic", "by construction", "circular", "cannot fail", "fitted")
-#: What decides on a reading, the first that does.
-BASES = ("text", "artifact", "numbers", "assumed")
+NO_TEST = (
+    *("quoted", "arithmetic", "by construction", "circular", "cannot fail", "fitted"),
+    *("duplicate", "loose"),
+)
+#: What decides on a reading, the first that does; a corrected text is quoted.
+BASES = ("text", "corrected", "artifact", "numbers", "assumed")
 #: Draws from which on an interval says something.
 ENOUGH = 5
 COLUMNS = (
@@ -402,11 +405,15 @@ def _claim(row: CsvRow, settings: dict[str, str]) -> Claim:
     row.one_of("requires", REQUIRES)
     for column, known in (("basis", BASES), ("not_a_test", ("", *NO_TEST))):
         kind, _, clause = row[column].partition(": ")
-        if kind not in known or bool(kind) != bool(clause):
+        if (
+            kind not in known
+            or bool(kind) != bool(clause)
+            or (kind == "corrected") > ('"' in clause)
+        ):
             raise row.error(
                 f"'{row[column]}' does not begin with one of {', '.join(filter(None, known))}.",
                 column,
-                resolve="write the kind, a colon and one clause that says why.",
+                resolve="write the kind, a colon and why in a clause, a corrected text quoted.",
             )
     quoted = row["requires"] in QUOTED
     if row["op"] == "none" and not quoted:

@@ -27,7 +27,7 @@ from hetero.intervals import interval, ranking
 from hetero.memory import KvFormula
 from hetero.plots.figures import CYCLE, shared_legend
 from hetero.progress import progress
-from hetero.routers import Builtin, Normal, Oracle, Predictor, Router
+from hetero.routers import Builtin, Normal, Oracle, Predictor, Router, Workload
 from hetero.simulator import Run, Slo, metrics
 from hetero.workload import Trace
 from pipelines.studies.tensor_parallel_search import (
@@ -47,9 +47,11 @@ RATES_6: Final = (8.0, 16.0, 24.0, 32.0, 48.0, 64.0, np.inf)
 RATE: Final = "rate [req/s]"
 CACHED: Final = "cached [% of prompts]"
 GAP: Final = "gap of completion [s]"
+#: The model on two machines (section 5.3).
+LARGER: Final = "DeepSeek-R1-Distill-Qwen-14B"
 _GAIN: Final = "OS over RR at 24 req/s [%]"
 _COLOURS: Final = dict.fromkeys(("RR", "SI", "MB", "WRR"), CYCLE[0]) | {
-    "OS": CYCLE[4], "OS, ties first": "#F0A884", "hetero": CYCLE[2]
+    "OS": CYCLE[4], "OS, ties least": "#F0A884", "hetero": CYCLE[2]
 }  # fmt: skip
 
 Routers = Mapping[str, Router | Builtin]
@@ -57,7 +59,7 @@ Values = NDArray[np.float64]
 
 
 def two_instances(
-    link: Link | None, engine: Engine, kv_formula: KvFormula = "full", **efficiency: float
+    link: Link | None, engine: Engine, kv_formula: KvFormula = "model", **efficiency: float
 ) -> Deployment:
     """Llama-3-8B on four V100 and on a single one; ``"full"`` counts its KV cache as 2 l h."""
     return replicated(
@@ -73,12 +75,12 @@ def two_instances(
     )
 
 
-def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "full") -> Deployment:
+def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "model") -> Deployment:
     """DeepSeek-R1-Distill-Qwen-14B four times on two V100 with this link, and once on an A800."""
     sources = {True: roofline_steps(link=link), False: roofline_steps()}
     return replicated(
         cluster("xiong-v100-a800"),
-        llm("DeepSeek-R1-Distill-Qwen-14B"),
+        llm(LARGER),
         {"v100": 2, "a800": 1},
         replace(
             PAPERS,
@@ -87,6 +89,12 @@ def two_machines(link: Link | None, engine: Engine, kv_formula: KvFormula = "ful
             kv_formula=kv_formula,
         ),
     )
+
+
+def printed(model: str = "Llama-3-8B", **options: Any) -> Workload:
+    """Algorithm 2 as printed: the first of several that tie; eq. 5 and 8 count 2 l h a token."""
+    options = {"theta": 2.0, "ties": "first"} | options
+    return Workload(kv_bytes=llm(model).kv_bytes_per_token("fp16", "full"), **options)
 
 
 def by_setting(

@@ -13,8 +13,8 @@ from pipelines.studies.request_scheduling import GAP, RATE, RATES, TPS
 
 ROUTERS = {
     "RR": RoundRobin(),
-    "MB": Workload(memory_based=True, theta=2.0),
-    "OS": Workload(theta=2.0),
+    "MB": study.printed(memory_based=True),
+    "OS": study.printed(),
 }
 
 
@@ -51,12 +51,13 @@ def test_deployments_of_the_paper():
     assert len(instances) == 6
     assert [r.gpus for r in instances["NVLink 2", "chunked"].replicas] == [4, 1]
     machines = study.by_setting(study.two_machines, ["chunked"])
-    assert list(machines) == [("NVLink 2", "chunked"), ("PCIe 3 (printed)", "chunked")]
+    assert list(machines) == [("PCIe 3 (printed)", "chunked"), ("NVLink 2", "chunked")]
     assert [r.gpus for r in machines["NVLink 2", "chunked"].replicas] == [2, 2, 2, 2, 1]
-    small = study.two_instances(None, Engine())
+    small = study.two_instances(None, Engine(), "full").replicas[0]
     # Llama-3-8B has 8 of 32 heads for keys and values: 2 l h counts four times as many.
-    grouped = study.two_instances(None, Engine(), "model").replicas[0].kv_tokens
-    assert grouped == pytest.approx(4 * small.replicas[0].kv_tokens, rel=0.01)
+    grouped = study.two_instances(None, Engine()).replicas[0].kv_tokens
+    assert grouped == pytest.approx(4 * small.kv_tokens, rel=0.01)
+    assert study.printed().kv_bytes == small.kv_bytes_per_token
 
 
 def test_a_trace_is_a_sample_at_a_rate(bench):
@@ -88,7 +89,7 @@ def test_every_setting_is_served_and_summarised(bench, served):
 def test_figures_have_a_panel_per_link_and_rate(bench, served):
     for figure in (study.throughput_figure(served, bench), study.completion_figure(served)):
         assert len(figure.axes) == 2 * len(RATES)
-        assert figure.axes[0].get_ylabel() == "NVLink 2"
+        assert figure.axes[0].get_ylabel() == "PCIe 3 (printed)"
         names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
         assert names == list(ROUTERS)
         plt.close(figure)
@@ -102,8 +103,8 @@ def test_theta_is_drawn_for_both_predictors(bench):
     ).rename(columns={"strategy": "theta"})
     figure = study.theta_figure(swept)
     assert [axis.get_title(loc="center") for axis in figure.axes] == [
-        "NVLink 2",
         "PCIe 3 (printed)",
+        "NVLink 2",
     ]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == [*map(study.rate_name, RATES), "normal (paper)", "oracle"]

@@ -8,7 +8,7 @@ import pytest
 
 from hetero.latency.models.affine import Affine
 from hetero.routers import Normal, Workload
-from hetero.routers.xiong import HEADER, batch_share_s, profile
+from hetero.routers.xiong import HEADER, WIDTH, batch_share_s, profile
 from tests.unit.router_states import check, fleet, near, trace
 
 FITS = [
@@ -70,11 +70,18 @@ class Algorithm2:
 
 
 @pytest.mark.parametrize("ties", ["least", "first"])
-@pytest.mark.parametrize(("theta", "memory_based"), [(2.0, False), (0.5, False), (2.0, True)])
-def test_every_decision_is_that_of_algorithm_2(theta, memory_based, ties):
+@pytest.mark.parametrize(
+    ("theta", "memory_based", "kv_bytes"),
+    [(2.0, False, None), (0.5, False, None), (2.0, True, None), (2.0, False, 4.0)],
+)
+def test_every_decision_is_that_of_algorithm_2(theta, memory_based, kv_bytes, ties):
     deployment = fleet()
-    router = Workload(theta, memory_based, ties, coefficients=FITS)
+    router = Workload(theta, memory_based, ties, FITS, kv_bytes)
     reference = Algorithm2(deployment, theta, memory_based, ties)
+    if kv_bytes:  # as many tokens fewer as each has more bytes
+        reference.capacity = [
+            r.kv_tokens * r.kv_bytes_per_token / kv_bytes for r in deployment.replicas
+        ]
     chosen = check(router, reference, deployment, trace(), predictor=Normal(), seed=3)
     assert len(set(chosen.tolist())) == 4
 
@@ -84,7 +91,7 @@ def test_time_of_a_request_in_a_batch_of_its_like():
     for i, inputs, outputs in [(0, 100, 50), (3, 1, 1), (2, 3000, 700)]:
         got = batch_share_s(memory, i, 9000.0, float(inputs), float(outputs))
         assert got == pytest.approx(share_s(FITS[i], 9000.0, inputs, outputs), rel=1e-12)
-    assert len(memory) == HEADER + 8 * 4
+    assert len(memory) == HEADER + WIDTH * 4
 
 
 def test_profiler_recovers_an_affine_instance():
