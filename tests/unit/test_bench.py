@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 from typing import Any
 
@@ -18,8 +19,10 @@ from pipelines.bench.commands import BENCHES
 from pipelines.bench.simulator import LOADS, FreestCache, SimulatorBench, Speed, fleet, requests
 
 
-def test_the_smallest_run_measures_everything(told: Any) -> None:
-    found = told("bench", "simulate", "largest=300", "many=9", "repeats=1")
+def test_the_smallest_run_measures_everything(run: Any) -> None:
+    code, out, _ = run("bench", "simulate", "largest=300", "many=9", "repeats=1", "--json")
+    assert code == 0
+    found = json.loads(out)
     speeds = found["speeds"]
     assert {one["replicas"] for one in speeds} == {8, 9}
     assert {one["load"] for one in speeds} == set(LOADS)
