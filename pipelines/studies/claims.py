@@ -143,8 +143,9 @@ def audit() -> dict[str, Audited]:
             raise row.error("This is no commit.", "at", resolve="write its first eight digits.")
         if gone := [name for name in rests if not (paths.root() / name).is_file()]:
             raise row.error(f"There is no {gone[0]}.", "rests", resolve="name what it rests on.")
-        told = (row[column] for column in ("why", "test", "at"))
-        found[claim] = Audited(finding, before, *told, rests, row["state"])
+        found[claim] = Audited(
+            finding, before, row["why"], row["test"], row["at"], rests, row["state"]
+        )
     return found
 
 
