@@ -44,7 +44,7 @@ class App:
             "/live": lambda _: (200, {"live": True}),
             "/ready": self._ready,
             "/plan": lambda _: (200, dispatcher.plan.record()),
-            "/metrics": lambda _: (200, dispatcher.meters.text()),
+            "/metrics": lambda _: (200, dispatcher.meters.text(dispatcher)),
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -65,7 +65,7 @@ class App:
 
     async def _relayed(self, request: web.BaseRequest, relay: Relay) -> web.StreamResponse:
         dispatcher, names = self._dispatcher, names_of(request.headers)
-        dispatcher.meters.received += 1
+        dispatcher.meters.received.inc()
         share, outcome = BodyShare(dispatcher.bodies), "cancelled"
         try:
             client = known(dispatcher.keys, _authorization(request))
@@ -83,7 +83,7 @@ class App:
         finally:
             share.leave()
             if outcome:
-                dispatcher.meters.ended(outcome)
+                dispatcher.meters.ended.labels(outcome).inc()
 
     async def _body(self, request: web.BaseRequest, share: BodyShare) -> bytearray:
         """The body of a request, within bounds."""

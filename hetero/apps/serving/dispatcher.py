@@ -79,7 +79,6 @@ def _learnt(
     pairs = zip(told.replicas, learners, strict=True)
     found = replace(told, replicas=tuple(replace(one, step=x.step) for one, x in pairs))
     router = settings.chosen()
-    _warm_up(found, router.live(found, np.random.default_rng(0)))
     return found, router.live(found, np.random.default_rng(settings.seed))
 
 
@@ -104,7 +103,7 @@ class Dispatcher:
 
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
-        self.meters = Meters(self)
+        self.meters = Meters()
         self.request_log: RequestLog | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
@@ -189,27 +188,23 @@ class Dispatcher:
 
     def mend(self) -> None:
         """Plan anew if engines have come or gone since; requests in flight stay."""
-        up = tuple(one.open for one in self.engines)
-        if up == self.plan.up:
-            return
-        changed = [
-            f"{seen.backend.name} is {'back' if now else 'out'}"
-            for seen, now, before in zip(self.engines, up, self.plan.up, strict=True)
-            if now != before
-        ]
-        self._plan(" and ".join(changed))
-        self.meters.mended("engines")
-        log.warning("plan mended, %s", self.plan.line())
+        names = zip(self.engines, self.plan.up, strict=True)
+        if changed := [
+            f"{seen.backend.name} is {'back' if seen.open else 'out'}"
+            for seen, before in names
+            if seen.open != before
+        ]:
+            self._plan(" and ".join(changed))
+            self.meters.mends.labels("engines").inc()
+            log.warning("plan mended, %s", self.plan.line())
 
     def follow_lengths(self) -> None:
         """Plan anew if requests have become much longer or shorter than those planned for."""
-        self.mend()  # first, so that what is said of engines is said of them
         planned = self.plan.input_tokens, self.plan.output_tokens
         now = self.lengths.mean
-        if all(1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
-            return
-        self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
-        self.meters.mended("lengths")
+        if any(not 1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
+            self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
+            self.meters.mends.labels("lengths").inc()
 
     async def learn(self) -> None:
         """Go over to the step times that answers tell, where these are expected better."""
@@ -217,13 +212,14 @@ class Dispatcher:
         for seen in list(self.engines):
             if seen.learner.due and seen.learner.refit(keep=self.settings.learn):
                 found.append(seen.backend.name)
+                self.meters.refits.labels(seen.backend.name).inc()
                 log.warning("%s: %s", seen.backend.name, seen.learner.line())
             await asyncio.sleep(0)  # each fit takes a millisecond
         if found:
             async with self._changing:
                 new = await asyncio.to_thread(self._prepared.learnt)
                 self._install(new, f"what was learnt of {', '.join(found)}")
-            self.meters.mended("steps")
+            self.meters.mends.labels("steps").inc()
             self.offer()
 
     async def start(self) -> None:
@@ -250,6 +246,7 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
+        self.mend()  # first, so that what is said of engines is said of them
         self.follow_lengths()
         await self.learn()
         self.offer()
@@ -288,10 +285,6 @@ class Dispatcher:
             ticket.input_tokens, ticket.predicted_tokens, ticket.arrival_s
         )
         self.tickets.add(ticket)
-
-    def _entered(self, ticket: Ticket) -> int:
-        tokens = ticket.input_tokens, ticket.predicted_tokens
-        return self.records.open(*tokens, ticket.arrival_s)
 
     def _crowded(self, what: str, count: int) -> Refusal:
         # A tenth of what is in flight has left by then, as planned.
@@ -366,7 +359,7 @@ class Dispatcher:
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.records.state, ticket.row, now_s)
-        self.meters.decision(time.perf_counter() - began)
+        self.meters.decision.observe(time.perf_counter() - began)
         if choice == DEFER:
             return None, True
         # Numpy's integers as well; a pair is for engines that are split by phase.
@@ -446,7 +439,7 @@ class Dispatcher:
         """
         seen = ticket.engine
         assert seen is not None
-        self.meters.attempt(seen.backend.name, "failed")
+        self.meters.attempts.labels(seen.backend.name, "failed").inc()
         self._back(ticket)
         if not again:
             ticket.avoid.add(seen.backend.name)
@@ -474,15 +467,16 @@ class Dispatcher:
         usage
             What its engine has counted, if it was finished.
         """
-        self.meters.ended(outcome)
+        self.meters.ended.labels(outcome).inc()
         seen, now_s = ticket.engine, self.now_s()
         outputs = 0
         if seen is not None and ticket.answered:
-            self.meters.attempt(seen.backend.name, "refused" if usage is None else "finished")
+            how = "refused" if usage is None else "finished"
+            self.meters.attempts.labels(seen.backend.name, how).inc()
             seen.well()
             outputs = 0 if usage is None else self._served(ticket, seen, usage, now_s)
         elif seen is not None and outcome == "failed":
-            self.meters.attempt(seen.backend.name, "broken")
+            self.meters.attempts.labels(seen.backend.name, "broken").inc()
         for guilty in ticket.guilty:  # failed it by their own fault
             last = not any(one.open for one in self.engines if one is not guilty)
             guilty.ill(now_s, hash(ticket.asked.rest), last=last)
@@ -528,15 +522,3 @@ class Dispatcher:
 def turn(ticket: Ticket) -> tuple[int, int]:
     """By what requests that are held stand in order."""
     return ticket.asked.priority, ticket.row
-
-
-def _warm_up(deployment: Deployment, live: Live) -> None:
-    """Decide once, so that the first request does not wait for the compiler."""
-    records = FleetRecords(deployment)
-    for k in range(2):
-        r = records.open(8, 8, 0.0)
-        records.look(r, 0.001 * k, [True] * len(deployment.replicas))
-        live.decide(records.state, r, 0.001 * k)
-        records.send(r, 0, 0.001 * k)
-        records.first_token(r, 0.001 * k)
-        records.close(r, 0.001 * k, 8, 8)
