@@ -8,6 +8,7 @@ import logging
 import operator
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from aiohttp import ClientSession
 
-from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.engines import Seen, client, probe
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
@@ -109,7 +109,7 @@ class Dispatcher:
         self.engines: list[Seen] = []
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
-        self.bodies = Held()
+        self.bodies: Counter[str] = Counter()  # of the large ones, by their share
         self.away = 0
         self.room: Callable[[], int] = lambda: sys.maxsize
         self._changing = asyncio.Lock()
@@ -167,19 +167,15 @@ class Dispatcher:
         async with self._changing:
             engines = list(self.engines)
             make = lambda: Prepared.of(read(), engines)  # noqa: E731
-            self.reload(await asyncio.to_thread(make))
-
-    def reload(self, new: Prepared) -> None:
-        """Go over to another deployment; requests in flight stay where they are."""
-        if new.settings.outputs != self.settings.outputs:
-            self.lengths = LengthEstimates(new.settings.outputs)
-        self._install(new)
-        log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
-        self.offer()
+            new = await asyncio.to_thread(make)
+            if new.settings.outputs != self.settings.outputs:
+                self.lengths = LengthEstimates(new.settings.outputs)
+            self._install(new)
+            log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
+            self.offer()
 
     def _plan(self, why: str) -> None:
         up = tuple(one.open for one in self.engines)
-        self._usable = {name: [one.serves(name) for one in self.engines] for name in self.models}
         self.plan = FleetPlan.of(self.records.deployment, *self.lengths.mean, up=up, why=why)
         if self.settings.follows_plan:
             rng = np.random.default_rng(self.settings.seed)
@@ -324,7 +320,7 @@ class Dispatcher:
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
-        if limits.down_s is not None and not self._has_engine(ticket):
+        if limits.down_s is not None and not any(self._serving(ticket.asked.model)):
             limit_s = min(limits.down_s, limit_s)
         try:
             async with asyncio.timeout(limit_s):
@@ -350,12 +346,12 @@ class Dispatcher:
         if self.away >= self.room():
             return None, False
         model = ticket.asked.model
-        usable = self._usable.get(model) or [x.serves(model) for x in self.engines]
+        usable = self._serving(model)
         if avoid := ticket.avoid:
             pairs = zip(usable, self.engines, strict=True)
             usable = [good and x.backend.name not in avoid for good, x in pairs]
         if not self.records.look(ticket.row, now_s, usable):
-            if avoid and not any(usable) and self._has_engine(ticket):
+            if avoid and not any(usable) and any(self._serving(model)):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.records.state, ticket.row, now_s)
@@ -377,9 +373,9 @@ class Dispatcher:
         self.away += 1
         return seen, False
 
-    def _has_engine(self, ticket: Ticket) -> bool:
-        """Whether an engine is up that serves the model of a request."""
-        return any(one.serves(ticket.asked.model) for one in self.engines)
+    def _serving(self, model: str) -> list[bool]:
+        """Whether each engine is up and serves a model."""
+        return [one.serves(model) for one in self.engines]
 
     def offer(self) -> None:
         """Offer held requests to the router until it defers one of each model."""

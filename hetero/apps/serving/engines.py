@@ -99,10 +99,8 @@ class Seen:
 
     def well(self) -> None:
         """A request was answered."""
-        self.failures = 0
-        self.cooldown_s = 0.0
-        if self.blamed:
-            self.blamed.clear()
+        self.failures, self.cooldown_s = 0, 0.0
+        self.blamed.clear()
 
     def ill(self, now_s: float, request: int, *, last: bool) -> None:
         """A request failed by this engine's fault.

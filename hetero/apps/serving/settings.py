@@ -52,28 +52,17 @@ class Backend(_Strict):
 
     Attributes
     ----------
-    url
-        Address of the engine; ``/v1`` is added to it.
     model
         Name under which the engine knows the model; by default that of the deployment.
     models
-        Instead, all that it serves, models and LoRA adapters: the name that clients ask for, and
-        the engine's own.
+        Instead, all that it serves: the name that clients ask for, and the engine's own.
     step
         Step model that ``hetero profile --fit`` wrote, relative to the deployment file; without, it
         is assumed (:meth:`DeploymentFile.deployment`), and learnt while it serves.
-    kv_tokens, max_batch, max_step_tokens, batching, block_tokens
-        What the engine was started with.
-    kv_bytes_per_token
-        Bytes of a cached token, where the router holds memory against caches (HeteroServe).
-    gpu, gpus
+    gpu
         Catalog name or figures of its GPUs, where the router reads capabilities.
-    api_key_env
-        Environment variable that holds the engine's key.
     usage
         Whether the engine understands ``stream_options: {include_usage: true}``.
-    drain
-        Send it no new requests.
     """
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
@@ -182,8 +171,6 @@ class DeploymentFile(_Strict):
 
     Attributes
     ----------
-    model
-        Name of the model that clients ask for.
     router
         Name of a router, or a mapping of its name and parameters. Where it takes ``weights``,
         ``planned`` stands for the shares of :mod:`hetero.apps.serving.plan`, which follow engines
@@ -192,8 +179,6 @@ class DeploymentFile(_Strict):
         Environment variable with the keys that clients may use, by commas; none admits everyone.
     learn
         Whether step models are refitted to what engines show; that they drift is told in any case.
-    request_log
-        File to which a line of JSON is added for every request, without its text.
     """
 
     model: Annotated[Line, Field(min_length=1)]
