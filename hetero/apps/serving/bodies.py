@@ -27,8 +27,6 @@ class Asked:
     ----------
     allowed
         Tokens that it wants at most, or None.
-    copies
-        Answers that it wants.
     endless
         Whether the answer has to go on to what is allowed.
     priority

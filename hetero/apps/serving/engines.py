@@ -45,14 +45,8 @@ class Seen:
     ----------
     position
         Its place among the replicas of the present deployment, -1 once it has left.
-    url, headers
-        Where it listens, and what every request to it carries.
     names
         Names that clients may ask it for, and its own.
-    load
-        What it has done.
-    learner
-        What its answers have told of its steps.
     blamed
         Requests that count against it, by hash.
     """

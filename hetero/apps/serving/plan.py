@@ -28,14 +28,10 @@ class FleetPlan:
 
     Attributes
     ----------
-    names, up
-        The engines, and whether requests may go there.
     capacities_rps
         What each carries [requests/s], up or not.
     input_tokens, output_tokens
         Mean lengths that this holds for.
-    why
-        What the plan was made for, in words.
     """
 
     names: tuple[str, ...]

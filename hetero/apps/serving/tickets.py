@@ -19,14 +19,8 @@ class Ticket:
 
     Attributes
     ----------
-    client
-        What logs call who asks.
     row
         Its row in the records; -1 until it is let in.
-    engine
-        Where it is now; None while it is held.
-    avoid
-        Names of the engines that failed it.
     failed, guilty
         How they did, and which of them are to blame, once it has ended.
     deadline_s
