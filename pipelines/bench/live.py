@@ -391,14 +391,11 @@ class _Work:
         self._go_over(fleet, router)
         self.count += 1
         endpoint = profiling.Endpoint(self.url, _MODEL, timeout_s=PATIENCE_S)
-        journal = self.folder / f"{self.count}.journal"
         engines = [psutil.Process(one.process.pid) for one in self.running.values()]
         hosts = [self.dispatcher, psutil.Process()]
         before = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)])
         # Words of their own in every run, or the engine finds prompts in its prefix cache.
-        found = replay(
-            endpoint, trace, journal, deployment=fleet, router=router.name, seed=self.count
-        )
+        found = replay(endpoint, trace, deployment=fleet, router=router.name, seed=self.count)
         spent = np.array([cpu_s(*engines), cpu_s(*hosts), _busy_s(self.cores)]) - before
         spent[2] = max(spent[2] - spent[0] - spent[1], 0.0)
         if not found.finished.all():

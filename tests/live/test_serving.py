@@ -71,11 +71,11 @@ def test_the_official_client_works_unchanged(fleet):
     assert tokens == 4 * 8
 
 
-def test_a_trace_is_replayed_and_a_stopped_replay_goes_on(fleet, tmp_path, capsys):
+def test_a_trace_is_replayed(fleet, tmp_path, capsys):
     served, urls, models = fleet
     rng = np.random.default_rng(0)
     gaps = rng.exponential(0.1, 20)
-    gaps[10] = 100.0  # half come at once; the others are due after the replay was stopped
+    gaps[10] = 100.0  # half come at once; the others may not be sent any more
     trace = Trace(np.cumsum(gaps), rng.integers(20, 200, 20), rng.integers(2, 20, 20))
     trace.to_csv(tmp_path / "trace.csv")
     table = tmp_path / "requests.csv"
@@ -89,15 +89,11 @@ def test_a_trace_is_replayed_and_a_stopped_replay_goes_on(fleet, tmp_path, capsy
 
     code, said = call("--max-seconds", "50")
     assert code == 0
-    assert "are due" in said
-    journal = tmp_path / "requests.csv.journal"
-    kept = journal.read_text()
-    assert len(kept.splitlines()) == 1 + 10
-    journal.write_text(kept + '[3, "half')  # what a crash may leave
-    code, said = call()
+    assert "10 rows written" in said
+    assert "10 requests were not sent" in said
+    code, said = call("--force")
     assert code == 0
     assert "20 rows written" in said
-    assert not journal.exists()
     rows = pd.read_csv(table, keep_default_na=False, na_values=[""])
     assert list(rows.status) == ["finished"] * 20
     assert set(rows.replica) <= {"small", "large"}

@@ -48,7 +48,7 @@ async def stopped(self):
     left = {name: records.replicas[name].astype(float).tolist() for name in names}
     left |= {name: getattr(records, name) for name in ("_cached", "_decoding", "_pending_tokens")}
     left["pending"] = [len(one) for one in records._pending]
-    left["flight"] = [len(self.tickets), len(self.held), self.away, self.bodies.count]
+    left["flight"] = [len(self.tickets), len(self.held), self.away, self.bodies["bytes"]]
     left["deferred"] = [int(records.integers[state.DEFERRED])]
     with open(sys.argv.pop(), "w") as out:
         json.dump(left, out)

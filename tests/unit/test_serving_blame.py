@@ -19,7 +19,7 @@ from aiohttp import (
 )
 
 from hetero.apps.serving.engines import Seen
-from hetero.apps.serving.faults import Blame, Failed, Fault
+from hetero.apps.serving.faults import Failed, Fault, guilty
 from hetero.apps.serving.relay import busy_or_broken
 from hetero.apps.serving.settings import Backend, DispatcherLimits
 
@@ -55,12 +55,9 @@ def test_each_error_of_a_connection_has_its_culprit(error, sent, fault):
 
 
 def test_what_several_engines_fail_alike_is_nobodys_fault():
-    case = Blame()
-    case.add("a", "engine_error")
-    case.add("b", "engine_error")
-    case.add("c", "engine_timeout")
-    assert case.guilty(answered=True) == ["c"]
-    assert case.guilty(answered=False) == []
+    failed = {"a": "engine_error", "b": "engine_error", "c": "engine_timeout"}
+    assert guilty(failed, answered=True) == ["c"]
+    assert guilty(failed, answered=False) == []
 
 
 def seen(**limits):

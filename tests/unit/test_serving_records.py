@@ -45,11 +45,11 @@ class Mirror:
             )
         r = self.rows[request.index]
         assert records.look(r, known.now_s, [True] * len(known.eligible))
-        assert np.array_equal(records.fleet.outstanding, known.outstanding)
-        assert np.array_equal(records.fleet.outstanding_tokens, known.outstanding_tokens)
-        assert np.array_equal(records.fleet.running, known.running)
+        assert np.array_equal(records.replicas["outstanding"], known.outstanding)
+        assert np.array_equal(records.replicas["outstanding_tokens"], known.outstanding_tokens)
+        assert np.array_equal(records.replicas["running"], known.running)
         chosen = self.true.choose(request, known)
-        guessed = self.seen.choose(records.request(r), records.fleet)
+        guessed = self.seen.decide(records.state, r, known.now_s)
         self.agreed.append(chosen == guessed)
         if chosen >= 0:
             # Where they differ, the credit of the records belongs to another engine.
@@ -103,7 +103,7 @@ def test_an_engine_that_is_late_is_not_run_ahead():
     live = Predictive().live(records.deployment)
     for now_s in (0.1, 1e3, 1e6):
         records.look(r, now_s, [True] * 4)
-        assert 0 <= live.choose(records.request(r), records.fleet) < 4
+        assert 0 <= live.decide(records.state, r, now_s) < 4
         assert records.requests["status"][first] == state.WAITING
         assert records.replicas["mode"][0] == state.IN_PREFILL
         assert records.replicas["outstanding"][0] == 1

@@ -10,7 +10,7 @@ from hetero.apps.serving import load
 from hetero.apps.serving.dispatcher import Dispatcher, Prepared
 from hetero.apps.serving.events import Events
 from hetero.apps.serving.lengths import LengthEstimates, size
-from hetero.apps.serving.settings import _GONE, Outputs
+from hetero.apps.serving.settings import Outputs
 from hetero.errors import DataError, ParameterError
 from hetero.latency import storage
 from hetero.latency.step import StepModel
@@ -48,38 +48,6 @@ def test_a_deployment_file_becomes_a_deployment(folder, monkeypatch):
     assert settings.keys() == {b"x": "key 1", b"y": "key 2"}
 
 
-def test_deployments_of_several_models_stand_behind_one_address(folder):
-    step = StepModel.affine(floor_s=0.02, per_token_s=1e-5, per_cached_token_s=1e-8)
-    (folder / "other").mkdir()
-    storage.save(step, folder / "other" / "s.json")
-    (folder / "d.yaml").write_text(TEXT)
-    other = (
-        TEXT.replace("tiny", "large").replace("name: a", "name: c").replace("name: b", "name: d")
-    )
-    (folder / "other" / "d.yaml").write_text(other)
-    file = folder / "all.yaml"
-    file.write_text("router: hetero\ninclude: [d.yaml, other/d.yaml]\n")
-    settings = load(file)
-    assert [*settings.models] == ["tiny", "large"]
-    assert settings.chosen().name == "hetero"
-    assert [one.served("")["tiny"] for one in settings.backends[:2]] == ["tiny", "tiny"]
-    alone = [one.step.seconds(1, 1, 0.0, 0.0) for one in settings.deployment().replicas]
-    assert alone == pytest.approx([0.01001, 0.01001, 0.02001, 0.02001])
-    (folder / "other" / "d.yaml").write_text(other.replace("name: d", "name: a"))
-    assert [one.name for one in load(file).backends] == ["a", "b", "c", "large/a"]
-    (folder / "other" / "d.yaml").write_text(other.replace("name: d", "name: c"))
-    with pytest.raises(DataError, match="'c'"):
-        load(file)
-    for text, says in (
-        ("include: d.yaml", "list of files"),
-        ("include: [gone.yaml]", "no file gone.yaml"),
-        ("include: [all.yaml]", "includes itself"),
-    ):
-        file.write_text(text)
-        with pytest.raises(DataError, match=says):
-            load(file)
-
-
 def test_a_reload_keeps_what_is_known_of_engines_that_stay(folder):
     file = folder / "d.yaml"
     file.write_text(TEXT)
@@ -95,7 +63,7 @@ def test_a_reload_keeps_what_is_known_of_engines_that_stay(folder):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        (TEXT[TEXT.index("backends") :], "", "backends: there is no engine"),
+        (TEXT[TEXT.index("backends") :], "", "backends: missing"),
         ("model: tiny", "model: [", "Not valid YAML"),
         ("kv_tokens: 500", "kv_tokens: 0", r"backends\.1\.kv_tokens"),
         ("name: b", "name: a", "stands twice"),
@@ -123,10 +91,7 @@ def test_a_reload_keeps_what_is_known_of_engines_that_stay(folder):
         ("model: tiny", f"model: [{'1, ' * 100_000}]", "characters"),
         ("model: tiny", 'model: "a\\nb"', "line break"),
         ("model: tiny", "model: tiny\nseed: -1", "seed"),
-        *(
-            ("model: tiny", f"model: tiny\n{name}: x", rf"{name}: there is no such field any more")
-            for name in _GONE
-        ),
+        ("model: tiny", "model: tiny\nworkers: 2", "workers: Extra inputs"),
         ("kv_tokens: 500", f"kv_tokens: {10**20}", r"backends\.1\.kv_tokens"),
         ("kv_tokens: 500", f"kv_tokens: {2**31}", r"backends\.1\.kv_tokens"),
         ("max_batch: 4", f"max_batch: {2**40}", r"backends\.1\.max_batch"),

@@ -34,9 +34,8 @@ def replay(
 ) -> None:
     """Send the requests of a trace to an OpenAI-compatible server when the trace or --clients say.
 
-    Writes the same table, and prints the same metrics, as a simulation. Each request is kept in
-    OUTPUT.journal as it ends, so a stopped replay goes on with the same command. A key for the
-    server is taken from the environment variable HETERO_API_KEY.
+    Writes the same table, and prints the same metrics, as a simulation; Ctrl-C ends it with what
+    has come by then. A key for the server is taken from the environment variable HETERO_API_KEY.
     """
     from hetero.apps.serving.replay import Bounds
     from hetero.apps.serving.replay import replay as run_replay
@@ -50,12 +49,10 @@ def replay(
     ask = Ask(**asked)
     requested, came = ask.came(ask.opened(), ask.seed)
     endpoint = options.endpoint(url, model, timeout)
-    journal = output.with_name(output.name + ".journal")
     with progress(len(requested), "replay") as advance:
         run = run_replay(
             endpoint,
             requested,
-            journal,
             bounds=Bounds(in_flight, max_seconds),
             deployment=None if settings is None else settings.deployment(),
             router="measured" if settings is None else settings.chosen().name,
@@ -64,13 +61,9 @@ def replay(
         )
     found = metrics(run, ask.targets)
     due = len(requested) - len(run.requests)
-    if due == 0:
-        with writing(output, force=force) as part:
-            run.frame().to_csv(part, index=False, lineterminator="\n")
-        journal.unlink()
-        note = f"{len(requested):,} rows written to {output}."
-    else:
-        note = f"{due:,} of {len(requested):,} requests are due; the same command goes on."
+    with writing(output, force=force) as part:
+        run.frame().to_csv(part, index=False, lineterminator="\n")
+    note = f"{len(run.requests):,} rows written to {output}; {due:,} requests were not sent."
     options.show(
         as_json,
         lambda: found.to_dict() | {"due": due, "arrivals": came},

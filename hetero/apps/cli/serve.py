@@ -39,7 +39,6 @@ def serve(
     from hetero.engine.compiled import interpret
 
     interpret()  # tens of engines are compared in microseconds; a compiler costs seconds and memory
-    from hetero.apps.serving.plan import FleetPlan
     from hetero.apps.serving.server import packages
     from hetero.apps.serving.server import serve as run
     from hetero.apps.serving.settings import load
@@ -48,9 +47,8 @@ def serve(
         settings = load(deployment)
         with packages():
             from hetero.apps.serving.dispatcher import Dispatcher, Prepared
-        Dispatcher(Prepared.of(settings))  # all that is served, but for an address
+        plan = Dispatcher(Prepared.of(settings)).plan  # all that is served, but for an address
         print(settings.deployment().table())
-        print(f"Router: {settings.chosen().name}.\n")
-        print(FleetPlan.of(settings.deployment(), *settings.outputs.typical).table())
+        print(f"Router: {settings.chosen().name}; {plan.line()}.")
         return
     run(deployment, host=host, port=port)

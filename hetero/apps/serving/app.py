@@ -44,7 +44,7 @@ class App:
             "/live": lambda _: (200, {"live": True}),
             "/ready": self._ready,
             "/plan": lambda _: (200, dispatcher.plan.record()),
-            "/metrics": lambda _: (200, dispatcher.meters.text()),
+            "/metrics": lambda _: (200, dispatcher.meters.text(dispatcher)),
         }
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -65,7 +65,7 @@ class App:
 
     async def _relayed(self, request: web.BaseRequest, relay: Relay) -> web.StreamResponse:
         dispatcher, names = self._dispatcher, names_of(request.headers)
-        dispatcher.meters.received += 1
+        dispatcher.meters.received.inc()
         share, outcome = BodyShare(dispatcher.bodies), "cancelled"
         try:
             client = known(dispatcher.keys, _authorization(request))
@@ -83,7 +83,7 @@ class App:
         finally:
             share.leave()
             if outcome:
-                dispatcher.meters.ended(outcome)
+                dispatcher.meters.ended.labels(outcome).inc()
 
     async def _body(self, request: web.BaseRequest, share: BodyShare) -> bytearray:
         """The body of a request, within bounds."""
@@ -104,7 +104,7 @@ class App:
             raise Refusal(400, "invalid_http", "The body is no HTTP, or broke off.") from None
         connection = request.protocol
         assert isinstance(connection, Connection)
-        connection.reading = False
+        connection.whole()
         return content
 
     def _page(self, request: web.BaseRequest) -> web.Response:
@@ -112,14 +112,12 @@ class App:
         path, authorization = request.path, _authorization(request)
         name = path.removeprefix(f"{_MODELS}/")
         page = self._pages.get(path if name == path else _MODELS)
-        allowed = "POST" if path in self._relays else "GET, HEAD" if page else ""
-        if allowed and (path in self._relays or request.method not in ("GET", "HEAD")):
-            refusal = Refusal(405, "method_not_allowed", "Method Not Allowed; see /v1/models.")
-            answer = refusal.answer()
-            answer.headers["allow"] = allowed
-            return answer
-        if page is None:
+        if page is None and path not in self._relays:
             raise Refusal(404, "not_found", "Not Found; see /v1/models.")
+        if page is None or request.method not in ("GET", "HEAD"):
+            answer = Refusal(405, "method_not_allowed", "Method Not Allowed.").answer()
+            answer.headers["allow"] = "GET, HEAD" if page else "POST"
+            return answer
         if path not in OPEN:
             known(self._dispatcher.keys, authorization)
         status, found = page(authorization)
@@ -140,12 +138,12 @@ class App:
 
     def _health(self, authorization: str) -> tuple[int, Any]:
         engines = {one.backend.name: one.open for one in self._dispatcher.engines}
-        good = any(engines.values())
-        said: dict[str, Any] = {"status": "ok" if good else "no engine is up"}
+        status, _ = self._ready("")
+        said: dict[str, Any] = {"status": "ok" if status == 200 else "no engine is up"}
         with suppress(Refusal):  # balancers need none of this
             known(self._dispatcher.keys, authorization)
             said |= {"router": self._dispatcher.router.name, "engines": engines}
-        return (200 if good else 503), said
+        return status, said
 
     def _ready(self, _: str) -> tuple[int, Any]:
         good = any(one.open for one in self._dispatcher.engines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -26,8 +27,6 @@ class Asked:
     ----------
     allowed
         Tokens that it wants at most, or None.
-    copies
-        Answers that it wants.
     endless
         Whether the answer has to go on to what is allowed.
     priority
@@ -129,20 +128,13 @@ def _options(value: Any) -> bytes:
     return f'"stream_options":{_WRITE(value)},'.encode()
 
 
-@dataclass(slots=True)
-class Held:
-    """Bytes of the large bodies that are in flight together."""
-
-    count: int = 0
-
-
 class BodyShare:
-    """The share of one request in them, from its first byte until it has left."""
+    """The bytes of one body among the large ones in flight, until its request has left."""
 
-    __slots__ = ("_held", "_size")
+    __slots__ = ("_all", "_size")
 
-    def __init__(self, held: Held) -> None:
-        self._held, self._size = held, 0
+    def __init__(self, together: Counter[str]) -> None:
+        self._all, self._size = together, 0
 
     def grow(self, size: int, limits: DispatcherLimits) -> None:
         """So many bytes have come.
@@ -154,7 +146,7 @@ class BodyShare:
         """
         if size > FREE_BYTES:
             self.check(size, limits)
-            self._held.count += size - self._size
+            self._all["bytes"] += size - self._size
             self._size = size
 
     def check(self, size: int, limits: DispatcherLimits) -> None:
@@ -164,14 +156,13 @@ class BodyShare:
             raise Refusal(413, "too_large", text)
         if size <= FREE_BYTES:
             return
-        if self._held.count - self._size + size > max(limits.bodies_bytes, limits.max_body_bytes):
+        if self._all["bytes"] - self._size + size > max(limits.bodies_bytes, limits.max_body_bytes):
             text = "The requests that are being answered are too large together."
             raise Refusal(503, "overloaded", text, retry_after_s=1.0)
 
     def leave(self) -> None:
         """The request has left."""
-        self._held.count -= self._size
-        self._size = 0
+        self._all["bytes"] -= self._size
 
 
 def parsed(content: bytes | bytearray) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 import operator
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from aiohttp import ClientSession
 
-from hetero.apps.serving.bodies import Held
 from hetero.apps.serving.engines import Seen, client, probe
 from hetero.apps.serving.events import Usage
 from hetero.apps.serving.faults import Fault, Refusal
@@ -79,7 +79,6 @@ def _learnt(
     pairs = zip(told.replicas, learners, strict=True)
     found = replace(told, replicas=tuple(replace(one, step=x.step) for one, x in pairs))
     router = settings.chosen()
-    _warm_up(found, router.live(found, np.random.default_rng(0)))
     return found, router.live(found, np.random.default_rng(settings.seed))
 
 
@@ -104,13 +103,13 @@ class Dispatcher:
 
     def __init__(self, first: Prepared) -> None:
         settings = self.settings = first.settings
-        self.meters = Meters(self)
+        self.meters = Meters()
         self.request_log: RequestLog | None = None
         self.lengths = LengthEstimates(settings.outputs)
         self.engines: list[Seen] = []
         self.tickets: set[Ticket] = set()
         self.held: list[Ticket] = []
-        self.bodies = Held()
+        self.bodies: Counter[str] = Counter()  # of the large ones, by their share
         self.away = 0
         self.room: Callable[[], int] = lambda: sys.maxsize
         self._changing = asyncio.Lock()
@@ -168,19 +167,15 @@ class Dispatcher:
         async with self._changing:
             engines = list(self.engines)
             make = lambda: Prepared.of(read(), engines)  # noqa: E731
-            self.reload(await asyncio.to_thread(make))
-
-    def reload(self, new: Prepared) -> None:
-        """Go over to another deployment; requests in flight stay where they are."""
-        if new.settings.outputs != self.settings.outputs:
-            self.lengths = LengthEstimates(new.settings.outputs)
-        self._install(new)
-        log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
-        self.offer()
+            new = await asyncio.to_thread(make)
+            if new.settings.outputs != self.settings.outputs:
+                self.lengths = LengthEstimates(new.settings.outputs)
+            self._install(new)
+            log.warning("serving with %d engines, %s", len(self.engines), self.router.name)
+            self.offer()
 
     def _plan(self, why: str) -> None:
         up = tuple(one.open for one in self.engines)
-        self._usable = {name: [one.serves(name) for one in self.engines] for name in self.models}
         self.plan = FleetPlan.of(self.records.deployment, *self.lengths.mean, up=up, why=why)
         if self.settings.follows_plan:
             rng = np.random.default_rng(self.settings.seed)
@@ -189,27 +184,23 @@ class Dispatcher:
 
     def mend(self) -> None:
         """Plan anew if engines have come or gone since; requests in flight stay."""
-        up = tuple(one.open for one in self.engines)
-        if up == self.plan.up:
-            return
-        changed = [
-            f"{seen.backend.name} is {'back' if now else 'out'}"
-            for seen, now, before in zip(self.engines, up, self.plan.up, strict=True)
-            if now != before
-        ]
-        self._plan(" and ".join(changed))
-        self.meters.mended("engines")
-        log.warning("plan mended, %s", self.plan.line())
+        names = zip(self.engines, self.plan.up, strict=True)
+        if changed := [
+            f"{seen.backend.name} is {'back' if seen.open else 'out'}"
+            for seen, before in names
+            if seen.open != before
+        ]:
+            self._plan(" and ".join(changed))
+            self.meters.mends.labels("engines").inc()
+            log.warning("plan mended, %s", self.plan.line())
 
     def follow_lengths(self) -> None:
         """Plan anew if requests have become much longer or shorter than those planned for."""
-        self.mend()  # first, so that what is said of engines is said of them
         planned = self.plan.input_tokens, self.plan.output_tokens
         now = self.lengths.mean
-        if all(1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
-            return
-        self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
-        self.meters.mended("lengths")
+        if any(not 1 / _DRIFT < new / old < _DRIFT for new, old in zip(now, planned, strict=True)):
+            self._plan(f"requests of {now[0]:.0f} + {now[1]:.0f} tokens")
+            self.meters.mends.labels("lengths").inc()
 
     async def learn(self) -> None:
         """Go over to the step times that answers tell, where these are expected better."""
@@ -217,13 +208,14 @@ class Dispatcher:
         for seen in list(self.engines):
             if seen.learner.due and seen.learner.refit(keep=self.settings.learn):
                 found.append(seen.backend.name)
+                self.meters.refits.labels(seen.backend.name).inc()
                 log.warning("%s: %s", seen.backend.name, seen.learner.line())
             await asyncio.sleep(0)  # each fit takes a millisecond
         if found:
             async with self._changing:
                 new = await asyncio.to_thread(self._prepared.learnt)
                 self._install(new, f"what was learnt of {', '.join(found)}")
-            self.meters.mended("steps")
+            self.meters.mends.labels("steps").inc()
             self.offer()
 
     async def start(self) -> None:
@@ -250,6 +242,7 @@ class Dispatcher:
 
     async def _check(self) -> None:
         await asyncio.gather(*(self._check_one(seen) for seen in list(self.engines)))
+        self.mend()  # first, so that what is said of engines is said of them
         self.follow_lengths()
         await self.learn()
         self.offer()
@@ -289,10 +282,6 @@ class Dispatcher:
         )
         self.tickets.add(ticket)
 
-    def _entered(self, ticket: Ticket) -> int:
-        tokens = ticket.input_tokens, ticket.predicted_tokens
-        return self.records.open(*tokens, ticket.arrival_s)
-
     def _crowded(self, what: str, count: int) -> Refusal:
         # A tenth of what is in flight has left by then, as planned.
         pace = self.plan.capacity_rps
@@ -331,7 +320,7 @@ class Dispatcher:
         ticket.waits = asyncio.get_running_loop().create_future()
         limits = self.settings.limits
         limit_s = limits.queue_s
-        if limits.down_s is not None and not self._has_engine(ticket):
+        if limits.down_s is not None and not any(self._serving(ticket.asked.model)):
             limit_s = min(limits.down_s, limit_s)
         try:
             async with asyncio.timeout(limit_s):
@@ -357,16 +346,16 @@ class Dispatcher:
         if self.away >= self.room():
             return None, False
         model = ticket.asked.model
-        usable = self._usable.get(model) or [x.serves(model) for x in self.engines]
+        usable = self._serving(model)
         if avoid := ticket.avoid:
             pairs = zip(usable, self.engines, strict=True)
             usable = [good and x.backend.name not in avoid for good, x in pairs]
         if not self.records.look(ticket.row, now_s, usable):
-            if avoid and not any(usable) and self._has_engine(ticket):
+            if avoid and not any(usable) and any(self._serving(model)):
                 raise Refusal(503, "all_failed", "Every engine that is up has failed this request.")
             return None, False
         choice = self.router.decide(self.records.state, ticket.row, now_s)
-        self.meters.decision(time.perf_counter() - began)
+        self.meters.decision.observe(time.perf_counter() - began)
         if choice == DEFER:
             return None, True
         # Numpy's integers as well; a pair is for engines that are split by phase.
@@ -384,9 +373,9 @@ class Dispatcher:
         self.away += 1
         return seen, False
 
-    def _has_engine(self, ticket: Ticket) -> bool:
-        """Whether an engine is up that serves the model of a request."""
-        return any(one.serves(ticket.asked.model) for one in self.engines)
+    def _serving(self, model: str) -> list[bool]:
+        """Whether each engine is up and serves a model."""
+        return [one.serves(model) for one in self.engines]
 
     def offer(self) -> None:
         """Offer held requests to the router until it defers one of each model."""
@@ -446,7 +435,7 @@ class Dispatcher:
         """
         seen = ticket.engine
         assert seen is not None
-        self.meters.attempt(seen.backend.name, "failed")
+        self.meters.attempts.labels(seen.backend.name, "failed").inc()
         self._back(ticket)
         if not again:
             ticket.avoid.add(seen.backend.name)
@@ -474,15 +463,16 @@ class Dispatcher:
         usage
             What its engine has counted, if it was finished.
         """
-        self.meters.ended(outcome)
+        self.meters.ended.labels(outcome).inc()
         seen, now_s = ticket.engine, self.now_s()
         outputs = 0
         if seen is not None and ticket.answered:
-            self.meters.attempt(seen.backend.name, "refused" if usage is None else "finished")
+            how = "refused" if usage is None else "finished"
+            self.meters.attempts.labels(seen.backend.name, how).inc()
             seen.well()
             outputs = 0 if usage is None else self._served(ticket, seen, usage, now_s)
         elif seen is not None and outcome == "failed":
-            self.meters.attempt(seen.backend.name, "broken")
+            self.meters.attempts.labels(seen.backend.name, "broken").inc()
         for guilty in ticket.guilty:  # failed it by their own fault
             last = not any(one.open for one in self.engines if one is not guilty)
             guilty.ill(now_s, hash(ticket.asked.rest), last=last)
@@ -528,15 +518,3 @@ class Dispatcher:
 def turn(ticket: Ticket) -> tuple[int, int]:
     """By what requests that are held stand in order."""
     return ticket.asked.priority, ticket.row
-
-
-def _warm_up(deployment: Deployment, live: Live) -> None:
-    """Decide once, so that the first request does not wait for the compiler."""
-    records = FleetRecords(deployment)
-    for k in range(2):
-        r = records.open(8, 8, 0.0)
-        records.look(r, 0.001 * k, [True] * len(deployment.replicas))
-        live.decide(records.state, r, 0.001 * k)
-        records.send(r, 0, 0.001 * k)
-        records.first_token(r, 0.001 * k)
-        records.close(r, 0.001 * k, 8, 8)

@@ -45,14 +45,8 @@ class Seen:
     ----------
     position
         Its place among the replicas of the present deployment, -1 once it has left.
-    url, headers
-        Where it listens, and what every request to it carries.
     names
         Names that clients may ask it for, and its own.
-    load
-        What it has done.
-    learner
-        What its answers have told of its steps.
     blamed
         Requests that count against it, by hash.
     """
@@ -99,10 +93,8 @@ class Seen:
 
     def well(self) -> None:
         """A request was answered."""
-        self.failures = 0
-        self.cooldown_s = 0.0
-        if self.blamed:
-            self.blamed.clear()
+        self.failures, self.cooldown_s = 0, 0.0
+        self.blamed.clear()
 
     def ill(self, now_s: float, request: int, *, last: bool) -> None:
         """A request failed by this engine's fault.

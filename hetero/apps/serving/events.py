@@ -184,9 +184,6 @@ class Events:
 
 
 def _has_text(choice: Any) -> bool:
-    if not isinstance(choice, dict):
-        return False
-    delta = choice.get("delta")
-    if isinstance(delta, dict):
-        return any(delta.get(key) for key in ("content", "reasoning_content", "tool_calls"))
-    return bool(choice.get("text"))
+    delta = choice.get("delta", choice) if isinstance(choice, dict) else None
+    names = ("content", "reasoning_content", "tool_calls", "text")
+    return isinstance(delta, dict) and any(delta.get(name) for name in names)

@@ -12,9 +12,9 @@ import errno
 import json
 import socket
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from aiohttp import (
     ClientConnectorError,
@@ -25,9 +25,7 @@ from aiohttp import (
     web,
 )
 
-if TYPE_CHECKING:
-    from hetero.apps.serving.engines import Seen
-
+_Engine = TypeVar("_Engine")
 _OWN = {
     errno.EMFILE,
     errno.ENFILE,
@@ -71,14 +69,8 @@ class Refusal(Exception):
         """The error in the form that OpenAI clients read."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "server_error" if self.status >= 500 else "")
-        return {
-            "error": {
-                "message": self.message,
-                "type": kind or "invalid_request_error",
-                "param": None,
-                "code": self.code,
-            }
-        }
+        said = {"message": self.message, "type": kind or "invalid_request_error"}
+        return {"error": said | {"param": None, "code": self.code}}
 
     def answer(self) -> web.Response:
         """An answer with this error."""
@@ -177,36 +169,21 @@ def unreached(error: Exception) -> Fault:
     return Fault.GONE if number in _GONE else Fault.ENGINE
 
 
-@dataclass(slots=True)
-class Blame:
-    """What engines have done to one request.
+def guilty(failed: Mapping[_Engine, str], *, answered: bool) -> list[_Engine]:
+    """The engines to blame for how they failed a request, once it has ended.
+
+    Parameters
+    ----------
+    answered
+        Whether any engine has answered it.
 
     Examples
     --------
-    >>> case = Blame()
-    >>> case.add("a", "engine_error"), case.guilty(answered=False)
-    (None, ['a'])
-    >>> case.guilty(answered=True)  # another engine answered it
+    >>> guilty({"a": "engine_error"}, answered=False)
     ['a']
-    >>> case.add("b", "engine_error"), case.guilty(answered=True)  # two engines fail it alike
-    (None, [])
+    >>> guilty({"a": "engine_error", "b": "engine_error"}, answered=True)  # they fail it alike
+    []
     """
-
-    failed: dict[Any, str] = field(default_factory=dict)
-
-    def add(self, seen: Seen | Any, code: str) -> None:
-        """An engine has failed the request in some way."""
-        self.failed[seen] = code
-
-    def guilty(self, *, answered: bool) -> list[Any]:
-        """The engines to blame, once the request has ended.
-
-        Parameters
-        ----------
-        answered
-            Whether any engine has answered it.
-        """
-        if not self.failed or (len(self.failed) > 1 and not answered):
-            return []
-        ways = Counter(self.failed.values())
-        return [seen for seen, code in self.failed.items() if ways[code] == 1]
+    ways = Counter(failed.values())
+    alone = len(failed) < 2 or answered
+    return [one for one, way in failed.items() if alone and ways[way] == 1]

@@ -161,10 +161,9 @@ class StepLearner:
         if later < LEAST or passed_s <= 0.0 or tpot_s <= 0.0:
             return
         self.answers += 1
-        decoding, cached = (end[1] - begin[1]) / passed_s, (end[2] - begin[2]) / passed_s
-        prompts, tokens, pairs = end[3] - begin[3], end[4] - begin[4], end[5] - begin[5]
-        one = Later(tpot_s, decoding, cached, prompts / later, tokens / later, pairs / later)
-        self.later.append(one)
+        by = (passed_s, passed_s, later, later, later)
+        sums = zip(begin[1:], end[1:], by, strict=True)
+        self.later.append(Later(tpot_s, *((new - old) / share for old, new, share in sums)))
 
     @property
     def due(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class LengthEstimates:
         self._mean: tuple[float, float] | None = None
         self._recent: deque[int] = deque(maxlen=outputs.sample)
         self._quantile = outputs.start
-        self._fresh = 0
+        self._sorted: list[int] = []
 
     def prompt(self, prompt: PromptSize) -> int:
         """Tokens of the prompt: counted where they are given as numbers, else estimated."""
@@ -78,21 +79,15 @@ class LengthEstimates:
             self._per_token += weight * (min(max(ratio, 0.25), 16.0) - self._per_token)
         told = float(input_tokens), float(max(output_tokens, 1))
         old = self._mean or told
-        self._mean = (
-            old[0] + weight * (told[0] - old[0]),
-            old[1] + weight * (told[1] - old[1]),
-        )
+        mine, theirs = (x + weight * (now - x) for x, now in zip(old, told, strict=True))
+        self._mean = mine, theirs
         if output_tokens > 0:
+            if len(self._recent) == self._settings.sample:
+                del self._sorted[bisect_left(self._sorted, self._recent[0])]
             self._recent.append(output_tokens)
-            self._fresh += 1
-            # Sorting 200 numbers at every finish would cost more than the decision.
-            if self._fresh >= 10 or len(self._recent) < 20:
-                self._fresh = 0
-                known = sorted(self._recent)
-                place = self._settings.quantile * (len(known) - 1)
-                low = known[int(place)]
-                more = (known[min(int(place) + 1, len(known) - 1)] - low) * (place % 1.0)
-                self._quantile = max(1, round(low + more))
+            insort(self._sorted, output_tokens)
+            place = self._settings.quantile * (len(self._sorted) - 1)
+            self._quantile = self._sorted[round(place)]
 
 
 def size(body: dict[str, Any]) -> PromptSize:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prometheus_client import generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
 )
-from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from hetero.apps.serving.dispatcher import Dispatcher
@@ -28,125 +25,63 @@ _DECISION = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2)
 OUTCOMES = ("finished", "failed", "cancelled", "refused")
 
 
-class _Times:
-    """A histogram; a lock and a label for each value would cost as much as a decision."""
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds, self._counts, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def into(self, family: HistogramMetricFamily, *labels: str) -> None:
-        names = [*map(str, self._bounds), "+Inf"]
-        family.add_metric(labels, [*zip(names, accumulate(self._counts), strict=True)], self._sum)
-
-
-class Meters(Collector):
+class Meters:
     """Counters and times of a dispatcher; what it holds is read when it is asked for."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self.received = 0
-        self._ended = dict.fromkeys(OUTCOMES, 0)
-        self._mends = dict.fromkeys(("engines", "lengths", "steps"), 0)
-        self._attempts: dict[tuple[str, str], int] = {}
-        self._tokens: dict[tuple[str, str], int] = {}
-        self._decision = _Times(_DECISION)
-        # By engine: to the first token, per later token, and to the end.
-        self._times: dict[str, tuple[_Times, _Times, _Times]] = {}
-
-    def mended(self, cause: str) -> None:
-        """The plan has followed engines that came or went, or requests of other lengths."""
-        self._mends[cause] += 1
-
-    def decision(self, seconds: float) -> None:
-        """A router has chosen."""
-        self._decision.add(seconds)
-
-    def attempt(self, engine: str, outcome: str) -> None:
-        """An engine has answered, or failed to."""
-        self._attempts[engine, outcome] = self._attempts.get((engine, outcome), 0) + 1
-
-    def ended(self, outcome: str) -> None:
-        """A request has ended."""
-        self._ended[outcome] += 1
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        counter = partial(Counter, registry=self._registry)
+        gauge = partial(Gauge, registry=self._registry)
+        times = partial(Histogram, registry=self._registry)
+        self.received = counter("hetero_requests_received", "Requests that came in")
+        self.ended = counter("hetero_requests", "Requests by how they ended", ["outcome"])
+        self.mends = counter("hetero_plan_mends", "Times that the plan followed", ["cause"])
+        self.attempts = counter("hetero_attempts", "Requests sent", ["engine", "outcome"])
+        self._tokens = counter("hetero_tokens", "Tokens served", ["engine", "kind"])
+        self.decision = times("hetero_decision_seconds", "Time of a decision", buckets=_DECISION)
+        times = partial(times, labelnames=["engine"])
+        self._ttft = times("hetero_ttft_seconds", "Arrival to first token", buckets=_SECONDS)
+        self._tpot = times("hetero_tpot_seconds", "Time per later token", buckets=_STEPS)
+        self._e2e = times("hetero_e2e_seconds", "Arrival to end", buckets=_SECONDS)
+        self._flight = gauge("hetero_in_flight", "Requests in flight")
+        self._held = gauge("hetero_held", "Requests held at the dispatcher")
+        self._capacity = gauge("hetero_plan_capacity_rps", "Requests per second planned")
+        self.refits = counter("hetero_engine_refits", "Refits of its step model", ["engine"])
+        self._engines = {
+            name: gauge(f"hetero_engine_{name}", what, ["engine"])
+            for name, what in (
+                ("up", "1 where requests may go"),
+                ("requests", "Requests there"),
+                ("share", "Planned share of the requests"),
+                ("step_ratio", "Times of answers over those expected"),
+                ("step_error", "Median share by which they differ"),
+            )
+        }
+        for outcome in OUTCOMES:
+            self.ended.labels(outcome)
 
     def served(self, ticket: Ticket, engine: str, now_s: float, inputs: int, outputs: int) -> None:
         """A request was answered in full."""
-        for kind, count in (("input", inputs), ("output", outputs)):
-            self._tokens[engine, kind] = self._tokens.get((engine, kind), 0) + count
-        times = self._times.get(engine)
-        if times is None:
-            times = self._times[engine] = _Times(_SECONDS), _Times(_STEPS), _Times(_SECONDS)
-        times[2].add(now_s - ticket.arrival_s)
+        self._tokens.labels(engine, "input").inc(inputs)
+        self._tokens.labels(engine, "output").inc(outputs)
+        self._e2e.labels(engine).observe(now_s - ticket.arrival_s)
         if ticket.asked.stream and ticket.first_s is not None:
-            times[0].add(ticket.first_s - ticket.arrival_s)
+            self._ttft.labels(engine).observe(ticket.first_s - ticket.arrival_s)
             if outputs > 1:
-                times[1].add((ticket.last_s - ticket.first_s) / (outputs - 1))
+                self._tpot.labels(engine).observe((ticket.last_s - ticket.first_s) / (outputs - 1))
 
-    def collect(self) -> Iterable[Metric]:
-        """What has been counted, and what the dispatcher holds now."""
-        dispatcher, plan = self._dispatcher, self._dispatcher.plan
-        yield _counter("hetero_requests_received", "Requests that came in", {(): self.received})
-        yield _counter("hetero_requests", "Requests by how they ended", self._ended, "outcome")
-        yield _counter("hetero_attempts", "Requests sent", self._attempts, "engine", "outcome")
-        yield _counter("hetero_tokens", "Tokens served", self._tokens, "engine", "kind")
-        yield _counter("hetero_plan_mends", "Times that the plan followed", self._mends, "cause")
-        for k, (name, what) in enumerate(
-            (
-                ("hetero_ttft_seconds", "Arrival to first token"),
-                ("hetero_tpot_seconds", "Time per later token"),
-                ("hetero_e2e_seconds", "Arrival to end"),
-            )
-        ):
-            family = HistogramMetricFamily(name, what, labels=["engine"])
-            for engine, times in self._times.items():
-                times[k].into(family, engine)
-            yield family
-        decisions = HistogramMetricFamily("hetero_decision_seconds", "Time of a decision")
-        self._decision.into(decisions)
-        yield decisions
-        flight, held = len(dispatcher.tickets), len(dispatcher.held)
-        yield _gauge("hetero_in_flight", "Requests in flight", {(): flight})
-        yield _gauge("hetero_held", "Requests held at the dispatcher", {(): held})
-        engines = {seen.backend.name: seen for seen in dispatcher.engines}
-        up = {name: float(one.open) for name, one in engines.items()}
-        yield _gauge("hetero_engine_up", "1 where requests may go", up, "engine")
-        busy = {name: len(one.tickets) for name, one in engines.items()}
-        yield _gauge("hetero_engine_requests", "Requests there", busy, "engine")
-        learners = {name: one.learner for name, one in engines.items()}
-        fitted = {name: one for name, one in learners.items() if one.ratio > 0.0}
-        ratios = {name: one.ratio for name, one in fitted.items()}
-        what = "Times of answers over those expected"
-        yield _gauge("hetero_engine_step_ratio", what, ratios, "engine")
-        errors = {name: one.error for name, one in fitted.items()}
-        yield _gauge(
-            "hetero_engine_step_error", "Median share by which they differ", errors, "engine"
-        )
-        refits = {name: one.refits for name, one in learners.items()}
-        what = "Times that its step model was refitted"
-        yield _counter("hetero_engine_refits", what, refits, "engine")
-        shares = dict(zip(plan.names, plan.shares, strict=True))
-        yield _gauge("hetero_engine_share", "Planned share of the requests", shares, "engine")
-        capacity = {(): plan.capacity_rps}
-        yield _gauge("hetero_plan_capacity_rps", "Requests per second planned", capacity)
-
-    def text(self) -> bytes:
+    def text(self, dispatcher: Dispatcher) -> bytes:
         """All of it in the format of Prometheus."""
-        return generate_latest(self)
-
-
-def _family(
-    kind: Callable[..., Any], name: str, what: str, values: Mapping[Any, float], *labels: str
-) -> Any:
-    """Values by their label, by several, or one without any."""
-    family = kind(name, what, labels=labels)
-    for key, value in values.items():
-        family.add_metric([key] if isinstance(key, str) else key, value)
-    return family
-
-
-_counter = partial(_family, CounterMetricFamily)
-_gauge = partial(_family, GaugeMetricFamily)
+        self._flight.set(len(dispatcher.tickets))
+        self._held.set(len(dispatcher.held))
+        self._capacity.set(dispatcher.plan.capacity_rps)
+        for family in self._engines.values():
+            family.clear()
+        for seen, share in zip(dispatcher.engines, dispatcher.plan.shares, strict=True):
+            name, learner = seen.backend.name, seen.learner
+            found = (seen.open, len(seen.tickets), share, learner.ratio, learner.error)
+            for family, value in zip(self._engines.values(), found, strict=True):
+                family.labels(name).set(value)
+            self.refits.labels(name)
+        return generate_latest(self._registry)

@@ -19,24 +19,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetero.deployment import Deployment
-from hetero.display import Column, Shown, Table
 from hetero.planners.baselines.capacity import Bucket, capacity_rps
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class FleetPlan(Shown):
+@dataclass(frozen=True, slots=True)
+class FleetPlan:
     """Shares of the engines of a deployment.
 
     Attributes
     ----------
-    names, up
-        The engines, and whether requests may go there.
     capacities_rps
         What each carries [requests/s], up or not.
     input_tokens, output_tokens
         Mean lengths that this holds for.
-    why
-        What the plan was made for, in words.
     """
 
     names: tuple[str, ...]
@@ -108,33 +103,17 @@ class FleetPlan(Shown):
     def record(self) -> dict[str, Any]:
         """The plan as plain values."""
         rows = zip(self.names, self.up, self.capacities_rps, self.shares, strict=True)
+        names = ("name", "up", "capacity_rps", "share")
         return {
             "why": self.why,
             "capacity_rps": round(self.capacity_rps, 4),
             "mean_input_tokens": round(self.input_tokens, 1),
             "mean_output_tokens": round(self.output_tokens, 1),
-            "engines": [
-                {"name": name, "up": up, "capacity_rps": round(c, 4), "share": round(share, 4)}
-                for name, up, c, share in rows
-            ],
+            "engines": [dict(zip(names, row, strict=True)) for row in rows],
         }
 
     def line(self) -> str:
         """The plan in one line, as logs have it."""
-        shares = ", ".join(
-            f"{name} {100 * share:.0f} %"
-            for name, share in zip(self.names, self.shares, strict=True)
-        )
+        pairs = zip(self.names, self.shares, strict=True)
+        shares = ", ".join(f"{name} {100 * share:.0f} %" for name, share in pairs)
         return f"{self.why}: {self.capacity_rps:.3g} requests/s planned, {shares}"
-
-    def table(self) -> Table:
-        """One row per engine."""
-        columns = (
-            Column("engine", of=lambda row: row[0]),
-            Column("up", of=lambda row: "yes" if row[1] else "no"),
-            Column("carries", "requests/s", 3, of=lambda row: row[2]),
-            Column("requests", "%", 3, of=lambda row: 100 * row[3]),
-        )
-        rows = zip(self.names, self.up, self.capacities_rps, self.shares, strict=True)
-        note = f"requests of {self.input_tokens:.0f} + {self.output_tokens:.0f} tokens on average"
-        return Table.of("Planned shares", columns, rows, note)

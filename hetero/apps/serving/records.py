@@ -13,7 +13,7 @@ serves, the records are objects of Python and the memories lists; else arrays.
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -21,13 +21,10 @@ from hetero.apps.serving.learning import EngineWork
 from hetero.apps.serving.objects import makers, objects
 from hetero.deployment import Deployment
 from hetero.engine import state
-from hetero.engine.candidates import candidates, may_take
+from hetero.engine.candidates import may_take
 from hetero.engine.compiled import interpreted
 from hetero.engine.limits import limits_of
 from hetero.engine.steps import step_s
-from hetero.routers.base import FleetState, Request
-
-_SEEN: Final = ("outstanding", "outstanding_tokens", "waiting", "running")
 
 
 class FleetRecords:
@@ -48,11 +45,11 @@ class FleetRecords:
     >>> records = FleetRecords(Deployment("one", (Replica("a", step, kv_tokens=1000),)))
     >>> r = records.open(100, 10, 0.0)
     >>> records.send(r, 0, 0.0)
-    >>> int(records.fleet.outstanding_tokens[0])
+    >>> int(records.replicas["outstanding_tokens"][0])
     110
     >>> records.first_token(r, 0.1)
     >>> records.close(r, 0.2, 98, 12)
-    >>> int(records.fleet.outstanding[0])
+    >>> int(records.replicas["outstanding"][0])
     0
     """
 
@@ -81,9 +78,7 @@ class FleetRecords:
         self.requests: Any = []
         self._r: Any = self.requests
         self._keep([], rows)
-        self.next, self.now_s = 0, 0.0
-        self._looked = 0  # the request of the last look
-        self._eligible: Any = [False] * count if self._plain else np.zeros(count, np.bool_)
+        self.next = 0
         # Requests without a first token, in the order they were sent, with their inputs.
         self._pending: list[dict[int, int]] = [{} for _ in range(count)]
         self._pending_tokens = [0] * count
@@ -109,20 +104,6 @@ class FleetRecords:
     def state(self) -> Any:
         """What the kernels of routers read."""
         return self.requests, self.engines, self.replicas, self.floats, self.integers
-
-    @property
-    def fleet(self) -> FleetState:
-        """The records at the time of the last look, as any router reads them."""
-        seen = {name: np.array([getattr(one, name) for one in self._s]) for name in _SEEN}
-        candidates(self.requests, self.engines, self.replicas, self._looked, self._eligible)
-        return FleetState(
-            now_s=self.now_s,
-            **seen,
-            kv_tokens=np.array([one.kv_tokens for one in self._e]),
-            eligible=np.array(self._eligible),
-            known_tokens=np.zeros(len(self._e), np.int64),
-            records=self.state,
-        )
 
     # Requests -------------------------------------------------------------------------------
 
@@ -290,14 +271,8 @@ class FleetRecords:
         for i, end_s in self._ends_s.items():
             # An engine that is late ends its step any moment, but has not yet.
             self.floats[i] = max(end_s, soon)
-        self.now_s, self._looked = now_s, r
         records = self.requests, self.engines, self.replicas, r
         return any(may_take(*records, i) for i in range(len(self._up)))
-
-    def request(self, r: int) -> Request:
-        """What a router is told of a request."""
-        row = self._r[r]
-        return Request(r, float(row.arrival_s), int(row.input_tokens), int(row.predicted_tokens))
 
     def _observe(self, i: int, up: bool) -> None:
         e, s = self._e[i], self._s[i]

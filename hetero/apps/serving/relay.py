@@ -8,6 +8,7 @@ import math
 import random
 import re
 from collections.abc import Mapping
+from io import BytesIO
 
 from aiohttp import ClientError, ClientResponse, ClientTimeout, web
 
@@ -15,7 +16,7 @@ from hetero.apps.serving.bodies import Asked, parsed
 from hetero.apps.serving.dispatcher import Dispatcher
 from hetero.apps.serving.engines import Seen
 from hetero.apps.serving.events import Events, Usage
-from hetero.apps.serving.faults import Failed, Fault, Refusal
+from hetero.apps.serving.faults import Failed, Fault, Refusal, guilty
 from hetero.apps.serving.tickets import WITHOUT_OUTPUT, Ticket
 
 # What of the headers of a request is passed on, and how it has to look.
@@ -123,7 +124,7 @@ class Relay:
                     again = failed.stale and not ticket.stale
                     ticket.stale = ticket.stale or failed.stale
                     if failed.fault is Fault.ENGINE and not again:
-                        ticket.case.add(seen, failed.refusal.code)
+                        ticket.failed[seen] = failed.refusal.code
                     if ticket.sent:
                         raise failed.refusal from None
                     await dispatcher.failed(ticket, failed.fault, again=again)
@@ -134,10 +135,10 @@ class Relay:
                     continue
                 ticket.answered = True
                 if usage is not None:  # of a bad request, failing it says nothing
-                    ticket.guilty = ticket.case.guilty(answered=True)
+                    ticket.guilty = guilty(ticket.failed, answered=True)
                 return usage
         except Refusal:
-            ticket.guilty = ticket.case.guilty(answered=False)
+            ticket.guilty = guilty(ticket.failed, answered=False)
             raise
 
     async def _rest(self, ticket: Ticket, failed: Failed) -> None:
@@ -209,7 +210,9 @@ class Relay:
         ticket.sent = True
         told = _Name(ticket.asked.model).put(bytes(content))
         headers = _headers(answer, seen, ticket.asked)
-        client.answer = web.Response(status=answer.status, body=told, headers=headers)
+        client.answer = web.Response(
+            status=answer.status, body=BytesIO(told), headers=headers
+        )  # in parts
         return usage if good else None
 
     async def _streamed(

@@ -9,13 +9,12 @@ metrics and figures.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from hetero.apps.profiling import Endpoint, Prompts, Reply
 from hetero.deployment import Deployment, Replica
 from hetero.engine import state
 from hetero.engine.gaps import count_gap
-from hetero.errors import DataError, EndpointError, require
+from hetero.errors import EndpointError, require
 from hetero.latency.step import StepModel
 from hetero.simulator.run import Run
 from hetero.streams import stream
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _PROBES = (8, 64)  # words of the prompts that show how many tokens a word has
-_FORMAT = "hetero replay 2"
 _LEAD_S = 0.2  # from the start to the first request
 
 
@@ -63,52 +61,16 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of one request; times on the clock of the trace [s].
-
-    Attributes
-    ----------
-    index
-        Its place in the trace.
-    arrival_s
-        When the trace says that it comes or, in a closed loop, when its client sent it.
-    engine
-        Who served it, where the server tells.
-    error
-        Why it was not answered in full, empty where it was.
-    chunk_s
-        When each streamed piece came.
-    """
+    """What became of one request: its place in the trace, when it came [s], and the answer."""
 
     index: int
     arrival_s: float
-    input_tokens: int
-    output_tokens: int
-    engine: str
-    error: str
-    chunk_s: tuple[float, ...]
-
-    @property
-    def last_s(self) -> float:
-        """When the last that is known of it happened."""
-        return max((self.arrival_s, *self.chunk_s))
-
-    def line(self) -> str:
-        """The request as one line of the journal."""
-        chunks = [round(x, 6) for x in self.chunk_s]
-        tokens = (self.input_tokens, self.output_tokens)
-        return json.dumps([self.index, self.arrival_s, *tokens, self.engine, self.error, chunks])
-
-    @classmethod
-    def read(cls, line: str) -> Sent:
-        """The request of a line."""
-        index, arrival_s, inputs, outputs, engine, error, chunks = json.loads(line)
-        return cls(index, arrival_s, inputs, outputs, engine, error, tuple(chunks))
+    reply: Reply | None
 
 
 def replay(
     endpoint: Endpoint,
     trace: Trace,
-    journal: Path | str,
     *,
     bounds: Bounds | None = None,
     deployment: Deployment | None = None,
@@ -118,10 +80,8 @@ def replay(
 ) -> Run:
     """Send the requests of a trace to an endpoint, and return what they saw.
 
-    Every request is kept in the journal as it ends. Where the journal of the same trace is there
-    already, only what it lacks is sent, the first of that at once; what was answered is never
-    asked again. In a closed loop every client sends the next request that nobody has sent when its
-    last has been answered, or has failed, and it has thought.
+    In a closed loop every client sends the next request that nobody has sent when its last has been
+    answered, or has failed, and it has thought. Ctrl-C ends it: what has ended by then is returned.
 
     Parameters
     ----------
@@ -139,23 +99,9 @@ def replay(
     ------
     EndpointError
         If the server cannot be asked at all.
-    DataError
-        If the journal is of another trace.
     """
-    bounds = bounds or Bounds()
-    path = Path(journal)
-    known = _open(path, trace, endpoint)
-    missing = [k for k in range(len(trace)) if k not in known]
-    if missing:
-        if progress:
-            progress(len(known))
-        with path.open("a", encoding="utf-8") as out:
-            work = _Work(endpoint, trace, bounds, seed, out, progress)
-            first_s = float(trace.arrival_s[missing[0]])
-            if trace.clients:
-                first_s = max((one.last_s for one in known.values()), default=0.0)
-            known |= asyncio.run(work.run(missing, first_s))
-    return to_run([known[k] for k in sorted(known)], trace, deployment, router, seed)
+    work = _Work(endpoint, trace, bounds or Bounds(), seed, progress)
+    return to_run(asyncio.run(work.run()), trace, deployment, router, seed)
 
 
 def to_run(
@@ -170,34 +116,35 @@ def to_run(
         "No request was sent.",
         resolve="allow more time, or replay more of the trace.",
     )
-    # In a closed loop a request that had failed may have been sent again after later ones.
     sent = sorted(sent, key=lambda one: one.arrival_s)
     part = trace.take(np.array([one.index for one in sent]))
     arrival_s = np.array([one.arrival_s for one in sent])
     part = replace(part, arrival_s=arrival_s, clients=0, think_s=0.0)
-    told = list(dict.fromkeys(one.engine or "server" for one in sent if not one.error))
     if deployment is None:
+        told = {one.reply.engine or "server" for one in sent if one.reply}
         deployment = Deployment("endpoint", tuple(map(_unknown, sorted(told) or ["server"])))
     names = {replica.name: k for k, replica in enumerate(deployment.replicas)}
     lone = 0 if len(names) == 1 else -1
-    outputs = np.array([one.output_tokens for one in sent], np.int32)
-    inputs = np.array([one.input_tokens for one in sent], np.int32)
-    rows = state.requests(part.arrival_s, inputs, outputs, outputs)
+    outputs = np.maximum(part.output_tokens, 1)
+    rows = state.requests(part.arrival_s, part.input_tokens, outputs, outputs)
     gaps = np.zeros(state.GAP_BINS, np.int64)
     replicas = np.zeros(len(names), state.REPLICA)
     replicas["busy_s"] = np.nan
     for row, one in zip(rows, sent, strict=True):
-        row["node"] = names.get(one.engine, lone)
-        row["status"] = state.REJECTED if one.error else state.FINISHED
-        row["reason"] = state.NOT_ANSWERED if one.error else state.NO_REASON
-        if one.error:
+        reply = one.reply
+        row["node"] = lone if reply is None else names.get(reply.engine, lone)
+        row["status"] = state.REJECTED if reply is None else state.FINISHED
+        row["reason"] = state.NOT_ANSWERED if reply is None else state.NO_REASON
+        if reply is None:
             continue
-        row["first_token_s"], row["finish_s"] = one.chunk_s[0], one.chunk_s[-1]
-        for earlier, later in zip(one.chunk_s, one.chunk_s[1:], strict=False):
+        row["input_tokens"] = reply.input_tokens
+        row["output_tokens"] = row["predicted_tokens"] = reply.output_tokens
+        row["first_token_s"], row["finish_s"] = reply.chunk_s[0], reply.chunk_s[-1]
+        for earlier, later in pairwise(reply.chunk_s):
             count_gap(gaps, max(later - earlier, 1e-9), 1)
         if row["node"] >= 0:
-            replicas["prefill_tokens"][row["node"]] += one.input_tokens
-            replicas["decode_tokens"][row["node"]] += one.output_tokens
+            replicas["prefill_tokens"][row["node"]] += reply.input_tokens
+            replicas["decode_tokens"][row["node"]] += reply.output_tokens
     for records in (rows, replicas, gaps):
         records.setflags(write=False)
     return Run(deployment, part, router, rows, replicas, gaps, seed)
@@ -221,61 +168,60 @@ class _Work:
     trace: Trace
     bounds: Bounds
     seed: int
-    out: Any
     progress: Callable[[int], None] | None
     prompts: Prompts = field(default_factory=Prompts)
     ignore_eos: bool = True
-    found: dict[int, Sent] = field(default_factory=dict)
+    found: list[Sent] = field(default_factory=list)
 
-    async def run(self, missing: list[int], first_s: float) -> dict[int, Sent]:
-        """Send requests; the clock of the trace reads ``first_s`` when it begins to."""
+    async def run(self) -> list[Sent]:
+        """Send requests; what came of them, on the clock of the trace."""
         async with self.endpoint.client() as client:
             await self._learn(client)
+            first_s = 0.0 if self.trace.clients else float(self.trace.arrival_s[0])
             self.zero_s = time.perf_counter() + _LEAD_S - first_s
             self.last_s = first_s + self.bounds.seconds
-            await (self._closed if self.trace.clients else self._open)(client, missing)
+            with suppress(asyncio.CancelledError):  # by Ctrl-C
+                await (self._closed if self.trace.clients else self._open)(client)
         return self.found
 
     @property
     def now_s(self) -> float:
         return time.perf_counter() - self.zero_s
 
-    async def _open(self, client: AsyncOpenAI, missing: list[int]) -> None:
+    async def _open(self, client: AsyncOpenAI) -> None:
         room = asyncio.Semaphore(self.bounds.in_flight)
         async with asyncio.TaskGroup() as group:
-            for k in missing:
-                due_s = float(self.trace.arrival_s[k])
+            for k, due_s in enumerate(map(float, self.trace.arrival_s)):
                 if due_s > self.last_s:
                     break
                 prompt = self._prompt(k)  # made ahead, not while it is due
                 await asyncio.sleep(due_s - self.now_s)
                 await room.acquire()
                 if self.now_s > self.last_s:
-                    room.release()
                     break
                 task = group.create_task(self._one(client, k, prompt, due_s))
                 task.add_done_callback(lambda _: room.release())
 
-    async def _closed(self, client: AsyncOpenAI, missing: list[int]) -> None:
-        count = min(self.trace.clients, len(missing))
-        ready: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue(count)
+    async def _closed(self, client: AsyncOpenAI) -> None:
+        ready: asyncio.Queue[tuple[int, str]] = asyncio.Queue(self.trace.clients)
+        left = len(self.trace)
 
         async def write() -> None:
-            for k in missing:  # made ahead, not while a client waits for it
+            for k in range(len(self.trace)):  # made ahead, not while a client waits for it
                 await ready.put((k, self._prompt(k)))
-            for _ in range(count):
-                await ready.put(None)
 
         async def ask() -> None:
-            while (item := await ready.get()) is not None and self.now_s <= self.last_s:
-                await self._one(client, *item, self.now_s)
+            nonlocal left
+            while left > 0 and self.now_s <= self.last_s:
+                left -= 1
+                await self._one(client, *(await ready.get()), self.now_s)
                 await asyncio.sleep(self.trace.think_s)
 
         writer = asyncio.create_task(write())
         await asyncio.sleep(_LEAD_S)
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(count):
+                for _ in range(self.trace.clients):
                     group.create_task(ask())
         finally:
             writer.cancel()
@@ -305,65 +251,11 @@ class _Work:
         outputs = max(int(self.trace.output_tokens[k]), 1)
         try:
             reply = await self._ask(client, prompt, outputs)
-        except EndpointError as error:
-            inputs = int(self.trace.input_tokens[k])
-            found = Sent(k, arrival_s, inputs, outputs, "", error.what, ())
+        except EndpointError:
+            found = Sent(k, arrival_s, None)
         else:
             times = tuple(at - self.zero_s for at in reply.chunk_s)
-            tokens = (reply.input_tokens, reply.output_tokens)
-            found = Sent(k, arrival_s, *tokens, reply.engine, "", times)
-        self.found[k] = found
-        self.out.write(found.line() + "\n")
-        self.out.flush()
+            found = Sent(k, arrival_s, replace(reply, chunk_s=times))
+        self.found.append(found)
         if self.progress:
             self.progress(1)
-
-
-def _open(path: Path, trace: Trace, endpoint: Endpoint) -> dict[int, Sent]:
-    """What a journal holds already; a new one gets its first line.
-
-    Requests that failed are asked again.
-    """
-    about = {
-        "format": _FORMAT,
-        "model": endpoint.model,
-        "requests": len(trace),
-        "last_s": round(float(trace.arrival_s[-1]), 6),
-        "clients": trace.clients,
-        "think_s": trace.think_s,
-        "tokens": int(trace.input_tokens.sum()) + int(trace.output_tokens.sum()),
-    }
-    if not path.parent.is_dir():
-        raise DataError("The folder does not exist.", path=path, resolve="create it first.")
-    if not path.exists():
-        path.write_text(json.dumps(about) + "\n", encoding="utf-8")
-        return {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    try:
-        same = json.loads(lines[0]) == about
-    except (ValueError, IndexError):
-        same = False
-    if not same:
-        raise DataError(
-            "This is no journal of the same replay.",
-            path=path,
-            line=1,
-            resolve="choose another output, or delete the journal to begin anew.",
-        )
-    known: dict[int, Sent] = {}
-    for number, line in enumerate(lines[1:], 2):
-        if not line.endswith("\n"):  # a crash amid a line
-            os.truncate(path, sum(len(one.encode()) for one in lines[: number - 1]))
-            break
-        try:
-            one = Sent.read(line)
-        except ValueError:
-            raise DataError(
-                "This is no request of a replay.",
-                path=path,
-                line=number,
-                resolve="delete the line.",
-            ) from None
-        if not one.error:
-            known[one.index] = one
-    return known

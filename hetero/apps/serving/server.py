@@ -6,8 +6,8 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
                 f"The address {at[0]}:{at[1]} cannot be bound ({error.strerror}).",
                 resolve="choose another with --port, or stop what listens there.",
             ) from None
-        tasks = [loop.create_task(work) for work in (reload(), connections.watch())]
+        reloading = loop.create_task(reload())
         names = ", ".join(backend.name for backend in settings.backends)
         print(
             f"http://{at[0]}:{at[1]}/v1 serves "
@@ -79,11 +79,13 @@ def serve(path: Path | str, *, host: str | None = None, port: int | None = None)
         await ending.wait()
         listening.close()
         await connections.drain(dispatcher.settings.limits.drain_s, hurry)
-        for task in tasks:
-            task.cancel()
+        reloading.cancel()
         await dispatcher.stop()
 
-    with asyncio.Runner(loop_factory=_fastest_loop()) as runner:
+    factory: Any = None
+    with suppress(ModuleNotFoundError):
+        from uvloop import new_event_loop as factory
+    with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run())
 
 
@@ -97,12 +99,3 @@ def packages() -> Iterator[None]:
             f"Serving needs the package {error.name}, which is not installed.",
             resolve="install it with `pip install 'hetero[serving]'`.",
         ) from error
-
-
-def _fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """The fastest event loop that is installed."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop

@@ -32,21 +32,6 @@ _TYPICAL = StepModel.affine(
 )
 _HOST = re.compile("[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+")
 _RESOLVE = "see the example in `hetero serve --help`."
-_NAMES = "leave it out; write each engine under backends, and send SIGHUP when they change."
-_TLS = "leave it out; HTTPS is the business of a proxy in front."
-#: Fields that there were once, and what to do instead.
-_GONE = {
-    "admin_key_env": "leave it out; to add, drain or remove engines edit backends and send SIGHUP.",
-    "clients": "leave it out, and give their keys in the variable that api_keys_env names; rates "
-    "and shares by key are the business of a gateway in front.",
-    "discover": _NAMES,
-    "discover_s": _NAMES,
-    "tls_cert": _TLS,
-    "tls_key": _TLS,
-    "spans": "leave it out, and name a request_log: its lines carry the trace ids of requests.",
-    "workers": "leave it out; where one process is too few, run several `hetero serve` on ports of "
-    "their own behind a balancer.",
-}
 
 
 class _Strict(BaseModel):
@@ -67,28 +52,17 @@ class Backend(_Strict):
 
     Attributes
     ----------
-    url
-        Address of the engine; ``/v1`` is added to it.
     model
         Name under which the engine knows the model; by default that of the deployment.
     models
-        Instead, all that it serves, models and LoRA adapters: the name that clients ask for, and
-        the engine's own.
+        Instead, all that it serves: the name that clients ask for, and the engine's own.
     step
         Step model that ``hetero profile --fit`` wrote, relative to the deployment file; without, it
         is assumed (:meth:`DeploymentFile.deployment`), and learnt while it serves.
-    kv_tokens, max_batch, max_step_tokens, batching, block_tokens
-        What the engine was started with.
-    kv_bytes_per_token
-        Bytes of a cached token, where the router holds memory against caches (HeteroServe).
-    gpu, gpus
+    gpu
         Catalog name or figures of its GPUs, where the router reads capabilities.
-    api_key_env
-        Environment variable that holds the engine's key.
     usage
         Whether the engine understands ``stream_options: {include_usage: true}``.
-    drain
-        Send it no new requests.
     """
 
     # It goes into a header of every answer, so printable ASCII without spaces at its ends.
@@ -137,44 +111,14 @@ class Backend(_Strict):
 
 
 class DispatcherLimits(_Strict):
-    """Bounds of the dispatcher.
+    """Bounds of the dispatcher: times [s], sizes [bytes] and numbers, as the page on serving says.
 
     Attributes
     ----------
-    max_requests
-        Requests in flight at once; more are answered with 429.
-    max_queue
-        Of these, requests held at the dispatcher.
-    max_body_bytes, body_s
-        Size of a request, and the time that it may take to come [s].
     bodies_bytes
         Size of all requests in flight together, 64 KiB of each not counted.
-    head_bytes, head_s
-        Size of the head of a request (address and headers), and the time that it may take [s].
-    queue_s
-        Longest stay at the dispatcher [s].
     down_s
-        The same while no engine is up; 0 answers 503 at once, by default it is ``queue_s``.
-    token_s
-        Longest wait for the next piece of an answer [s].
-    request_s
-        Longest answer, all attempts together [s].
-    event_bytes
-        Size of one event of a streamed answer.
-    send_s
-        For how long a client may leave off reading what is sent to it [s].
-    connect_s
-        Longest wait for a connection to an engine [s].
-    retries
-        Further attempts at other engines, while nothing has been sent to the client.
-    health_s, health_timeout_s
-        Interval of the health checks, and what counts as no answer [s].
-    failures
-        Failed requests or health checks in a row that take an engine out.
-    cooldown_s
-        For how long it stays out at least; doubled with each further time up to 16-fold [s].
-    drain_s
-        How long requests may run on when the server is stopped [s].
+        ``queue_s`` while no engine is up; 0 answers 503 at once.
     """
 
     max_requests: Count = 4096
@@ -227,11 +171,6 @@ class DeploymentFile(_Strict):
 
     Attributes
     ----------
-    model
-        Name of the model that clients ask for.
-    include
-        Other deployment files, whose engines serve their own models behind this address; the rest
-        of them does not count.
     router
         Name of a router, or a mapping of its name and parameters. Where it takes ``weights``,
         ``planned`` stands for the shares of :mod:`hetero.apps.serving.plan`, which follow engines
@@ -240,12 +179,10 @@ class DeploymentFile(_Strict):
         Environment variable with the keys that clients may use, by commas; none admits everyone.
     learn
         Whether step models are refitted to what engines show; that they drift is told in any case.
-    request_log
-        File to which a line of JSON is added for every request, without its text.
     """
 
     model: Annotated[Line, Field(min_length=1)]
-    backends: tuple[Backend, ...] = Field(default=(), max_length=4096)
+    backends: tuple[Backend, ...] = Field(min_length=1, max_length=4096)
     router: str | dict[str, Any] = "hetero"
     host: Line = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
@@ -372,10 +309,7 @@ def _gpu(value: str | GpuFigures | None) -> Gpu | None:
     if value is None or isinstance(value, str):
         return None if value is None else catalog.gpu(value)
     return Gpu(
-        name=value.name,
-        mem_gib=value.mem_gib,
-        mem_bw_gbs=value.mem_bw_gbs,
-        fp16_tflops=value.fp16_tflops,
+        **value.model_dump(),
         link_type="none",
         link_gbs=1.0,
         pcie_gbs=1.0,
@@ -383,8 +317,8 @@ def _gpu(value: str | GpuFigures | None) -> Gpu | None:
     )
 
 
-def load(path: Path | str, including: tuple[Path, ...] = ()) -> DeploymentFile:
-    """Read a deployment file; ``including`` are those that include it.
+def load(path: Path | str) -> DeploymentFile:
+    """Read a deployment file.
 
     Raises
     ------
@@ -400,52 +334,8 @@ def load(path: Path | str, including: tuple[Path, ...] = ()) -> DeploymentFile:
         raise DataError(f"cannot be read ({why}).", path=path, resolve="check the path.") from None
     if not isinstance(raw, dict):
         raise DataError("this is no mapping.", path=path, resolve=_RESOLVE)
-    return _checked(_included(raw, path, including) | {"folder": path.parent}, path)
-
-
-def _included(raw: dict[str, Any], path: Path, including: tuple[Path, ...]) -> dict[str, Any]:
-    """Values with the engines of the deployment files that ``include`` names."""
-    others = raw.pop("include", [])
-    if path.resolve() in including:
-        raise DataError("include: the file includes itself.", path=path, resolve="leave it out.")
-    if not (isinstance(others, list) and all(isinstance(one, str) for one in others)):
-        raise DataError("include: write a list of files.", path=path, resolve=_RESOLVE)
-    own, within = raw.get("backends", []), (*including, path.resolve())
-    for name in others:
-        if not (path.parent / name).is_file():
-            raise DataError(f"include: there is no file {name}.", path=path, resolve=_RESOLVE)
-        raw.setdefault("model", (other := load(path.parent / name, within)).model)
-        if isinstance(own, list):
-            taken = {one.get("name") for one in own if isinstance(one, dict)}
-            theirs = _theirs(other)
-            # Exports number the engines of a machine each on their own.
-            for one in theirs:
-                if one["name"] in taken:
-                    one["name"] = f"{other.model}/{one['name']}"
-            own = [*own, *theirs]
-    return raw | {"backends": own} if others else raw
-
-
-def _theirs(other: DeploymentFile) -> list[dict[str, Any]]:
-    """Engines that another file states, with the names of its model and its step models."""
-    return [
-        one.model_dump(exclude={"model"})
-        | {"models": one.served(other.model)}
-        | {"step": one.step and (other.folder / one.step).resolve()}
-        for one in other.backends
-    ]
-
-
-def _where(place: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, place)) or "the file as a whole"
-
-
-def _checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
-    """A deployment of plain values, tried out."""
-    if (name := next((one for one in _GONE if one in raw), None)) is not None:
-        raise DataError(f"{name}: there is no such field any more.", path=path, resolve=_GONE[name])
     try:
-        settings = DeploymentFile.model_validate(raw)
+        settings = DeploymentFile.model_validate(raw | {"folder": path.parent})
     except ValidationError as error:
         found = error.errors()
         missing = [_where(one["loc"]) for one in found if one["type"] == "missing"]
@@ -454,8 +344,6 @@ def _checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
         if other is not None:
             said.append(f"{_where(other['loc'])}: {other['msg'].removeprefix('Value error, ')}")
         raise DataError(f"{'; '.join(said)}.", path=path, resolve=_RESOLVE) from None
-    if not settings.backends:
-        raise DataError("backends: there is no engine.", path=path, resolve=_RESOLVE)
     try:
         settings.chosen().memory(settings.deployment())
     except DataError:
@@ -463,3 +351,7 @@ def _checked(raw: dict[str, Any], path: Path) -> DeploymentFile:
     except HeteroError as error:
         raise DataError(error.what, path=path, resolve=error.resolve) from None
     return settings
+
+
+def _where(place: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, place)) or "the file as a whole"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from hetero.apps.serving.bodies import Asked
 from hetero.apps.serving.engines import Seen
-from hetero.apps.serving.faults import Blame
 from hetero.apps.serving.learning import Mark
 
 #: Paths that engines answer without generating anything.
@@ -20,18 +19,10 @@ class Ticket:
 
     Attributes
     ----------
-    client
-        What logs call who asks.
-    path
-        What of an engine it asks for.
     row
         Its row in the records; -1 until it is let in.
-    engine
-        Where it is now; None while it is held.
-    avoid
-        Names of the engines that failed it.
-    case, guilty
-        What they did to it, and which of them are to blame, once it has ended.
+    failed, guilty
+        How they did, and which of them are to blame, once it has ended.
     deadline_s
         When its answer has to be whole, by the clock of the event loop; 0 before it was sent.
     stale
@@ -55,7 +46,7 @@ class Ticket:
     row: int = -1
     engine: Seen | None = None
     avoid: set[str] = field(default_factory=set)
-    case: Blame = field(default_factory=Blame)
+    failed: dict[Seen, str] = field(default_factory=dict)
     guilty: list[Seen] = field(default_factory=list)
     attempts: int = 0
     deadline_s: float = 0.0

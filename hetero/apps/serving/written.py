@@ -68,7 +68,12 @@ def write(
         )
     steps = _step_files(deployment, f"{path.stem}-steps")
     backends = [
-        _backend(one, steps[one.name], (urls or {}).get(one.name, _local(k)), models or {})
+        _backend(
+            one,
+            steps[one.name],
+            (urls or {}).get(one.name, f"http://127.0.0.1:{_FIRST_PORT + k}"),
+            models or {},
+        )
         | ({"api_key_env": keys[one.name]} if keys and one.name in keys else {})
         for k, one in enumerate(deployment.replicas)
     ]
@@ -129,10 +134,6 @@ def _step_files(deployment: Deployment, folder: str) -> dict[str, str]:
             stem += "-"
         found[one.name] = f"{folder}/{stem}.json"
     return found
-
-
-def _local(k: int) -> str:
-    return f"http://127.0.0.1:{_FIRST_PORT + k}"
 
 
 def _backend(replica: Replica, step: str, url: str, models: Mapping[str, str]) -> dict[str, Any]:
