@@ -11,7 +11,6 @@ from typing import Literal, cast
 from hetero import paths
 from hetero.display import Column, Table
 from hetero.errors import DataError, HeteroError
-from pipelines.studies.coverage import Coverage, Covered, PublishedFigure, coverage
 from pipelines.studies.ledger import NO_TEST, QUOTED, Claim, Judgement, ledger
 from pipelines.studies.published import (
     PAPERS,
@@ -24,24 +23,6 @@ from pipelines.studies.published import (
     picked,
     rows,
 )
-
-__all__ = [
-    "STATUSES",
-    "Audited",
-    "Claim",
-    "Coverage",
-    "Covered",
-    "Judgement",
-    "Measurement",
-    "PublishedFigure",
-    "Status",
-    "Verdict",
-    "Verdicts",
-    "audit",
-    "coverage",
-    "ledger",
-    "verdicts",
-]
 
 Status = Judgement | Literal["not attempted", "not a test"]
 #: A row that is no test is counted apart, so it comes last.

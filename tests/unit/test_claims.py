@@ -13,10 +13,10 @@ import pytest
 from hetero import paths
 from hetero.errors import DataError, ParameterError
 from pipelines import schema
-from pipelines.studies.claims import STATUSES, audit, coverage, ledger, verdicts
-from pipelines.studies.coverage import figures
+from pipelines.studies.claims import STATUSES, audit, verdicts
+from pipelines.studies.coverage import coverage, figures
 from pipelines.studies.coverage import read as read_figures
-from pipelines.studies.ledger import QUOTED, Claim, Order, read
+from pipelines.studies.ledger import QUOTED, Claim, Order, ledger, read
 from pipelines.studies.published import PAPERS
 from pipelines.studies.results import ResultFolder
 
